@@ -1,0 +1,26 @@
+"""The mathematics: pure functions, tensors in, tensors out."""
+
+from attnreg.functional.attention import (
+    attention_weights,
+    masked_scores,
+    scores_dropout,
+    uniform_attention,
+    weights_dropout,
+)
+from attnreg.functional.bernoulli import bernoulli_log_prob, drop_rate, sample_keep
+from attnreg.functional.bits import pack_bits, unpack_bits
+from attnreg.functional.validity import units
+
+__all__ = [
+    "attention_weights",
+    "bernoulli_log_prob",
+    "drop_rate",
+    "masked_scores",
+    "pack_bits",
+    "sample_keep",
+    "scores_dropout",
+    "uniform_attention",
+    "units",
+    "unpack_bits",
+    "weights_dropout",
+]

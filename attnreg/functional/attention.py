@@ -1,0 +1,209 @@
+r"""Attention under a mask: scores dropout, weights dropout, and what is left when everything is dropped.
+
+With :math:`S = QK^\top/\sqrt D + \text{bias}`:
+
+* *scores dropout* (AttendOut Eq. 3, AD-DROP Eq. 1): :math:`A = \mathrm{softmax}(S \text{ where valid} \wedge
+  \text{keep, else} -\infty)`;
+* *all dropped* (AttendOut Eq. 4): a row that has valid keys, all of them dropped, attends uniformly to its valid
+  keys, and no gradient reaches its query and keys;
+* *weights dropout* (AttendOut Eq. 2): :math:`A = \mathrm{softmax}(S \text{ where valid}) \odot M`;
+* a row without any valid key gives zeros, as torch's own attention does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def scores_dropout(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor,
+    valid: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    *,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+) -> Tensor:
+    r"""Attention with some scores set to :math:`-\infty` before the softmax.
+
+    Runs in torch's fused attention. A row of which everything is dropped has its query (and bias) zeroed: all its
+    scores are equal then, so it attends uniformly, and its gradients vanish by themselves.
+
+    Args:
+        query: ``(B, H, Q, D)``.
+        key: ``(B, H, K, D)``.
+        value: ``(B, H, K, D)``.
+        keep: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = kept.
+        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
+        bias: float, broadcastable to ``(B, H, Q, K)``, added to the scores.
+        scale: factor on :math:`QK^\top`; by default :math:`1/\sqrt D`.
+        dropout_p: probability of the model's own dropout on the attention weights.
+        enable_gqa: let several query heads share one key head.
+
+    Returns:
+        ``(B, H, Q, D)``.
+
+    Example:
+        >>> q = k = v = torch.eye(2).view(1, 1, 2, 2)
+        >>> keep = torch.tensor([[True, False], [False, False]])
+        >>> scores_dropout(q, k, v, keep)[0, 0]
+        tensor([[1.0000, 0.0000],
+                [0.5000, 0.5000]])
+    """
+    keep = torch.atleast_2d(keep)
+    allowed = keep if valid is None else keep & valid
+    dead = ~allowed.any(-1, keepdim=True)
+    attended = allowed | dead if valid is None else allowed | (dead & valid)
+    attended = attended.expand(*attended.shape[:-2], query.shape[-2], key.shape[-2])
+    attn_mask = attended if bias is None else bias.masked_fill(dead, 0.0).masked_fill(~attended, -math.inf)
+    return F.scaled_dot_product_attention(
+        query.masked_fill(dead, 0.0), key, value, attn_mask, dropout_p, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def weights_dropout(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor,
+    valid: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    *,
+    rescale: bool = False,
+    p: float | None = None,
+) -> Tensor:
+    r"""Attention with some weights set to zero after the softmax.
+
+    Args:
+        query: ``(B, H, Q, D)``.
+        key: ``(B, H, K, D)``.
+        value: ``(B, H, K, D)``.
+        keep: broadcastable to ``(B, H, Q, K)``: bool, ``True`` = kept, or a float factor.
+        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
+        bias: float, broadcastable to ``(B, H, Q, K)``, added to the scores.
+        scale: factor on :math:`QK^\top`; by default :math:`1/\sqrt D`.
+        rescale: divide kept weights by :math:`1 - p`, as :class:`torch.nn.Dropout` does.
+        p: the drop probability that ``rescale`` undoes.
+
+    Returns:
+        ``(B, H, Q, D)``.
+
+    Raises:
+        ValueError: if ``rescale`` is set and ``p`` is not in ``[0, 1)``.
+
+    Example:
+        >>> q = k = torch.zeros(1, 1, 2, 2)
+        >>> v = torch.eye(2).view(1, 1, 2, 2)
+        >>> weights_dropout(q, k, v, torch.tensor([[True, False]]), rescale=True, p=0.5)[0, 0]
+        tensor([[1., 0.],
+                [1., 0.]])
+    """
+    weights = attention_weights(query, key, valid, bias, scale)
+    if rescale:
+        if p is None or not 0 <= p < 1:
+            raise ValueError(f"Expected `p` in [0, 1) with rescale=True, got {p}.")
+        weights = weights / (1 - p)
+    return (weights * keep) @ value
+
+
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    valid: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    keep: Tensor | None = None,
+) -> Tensor:
+    r"""The attention weights A themselves, optionally under scores dropout.
+
+    Args:
+        query: ``(B, H, Q, D)``.
+        key: ``(B, H, K, D)``.
+        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
+        bias: float, broadcastable to ``(B, H, Q, K)``, added to the scores.
+        scale: factor on :math:`QK^\top`; by default :math:`1/\sqrt D`.
+        keep: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = kept.
+
+    Returns:
+        ``(B, H, Q, K)``; rows sum to 1, rows without a valid key to 0.
+
+    Example:
+        >>> q = k = torch.zeros(1, 1, 2, 2)
+        >>> attention_weights(q, k, valid=torch.tensor([[True, False], [False, False]]))[0, 0]
+        tensor([[1., 0.],
+                [0., 0.]])
+    """
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if bias is not None:
+        scores = scores + bias
+    orphan = None
+    if valid is not None:
+        orphan = ~valid.any(-1, keepdim=True)
+        scores = scores.masked_fill(~(valid | orphan), -math.inf)
+    if keep is not None:
+        scores = masked_scores(scores, keep, valid)
+    weights = scores.softmax(-1)
+    return weights if orphan is None else weights.masked_fill(orphan, 0.0)
+
+
+def masked_scores(scores: Tensor, keep: Tensor, valid: Tensor | None = None) -> Tensor:
+    r"""Set dropped scores to :math:`-\infty`; make rows of which everything is dropped uniform over their valid keys.
+
+    Args:
+        scores: ``(B, H, Q, K)``, with the model's own mask already in them.
+        keep: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = kept.
+        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
+
+    Returns:
+        ``(B, H, Q, K)``; rows without a valid key are returned as they came.
+
+    Example:
+        >>> masked_scores(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, False], [False, False]]))
+        tensor([[1., -inf],
+                [0., 0.]])
+    """
+    if valid is None:
+        valid = torch.ones((), dtype=torch.bool, device=scores.device)
+    keep, valid = torch.atleast_2d(keep), torch.atleast_2d(valid)
+    allowed = keep & valid
+    dead = ~allowed.any(-1, keepdim=True)
+    orphan = ~valid.any(-1, keepdim=True)
+    uniform = scores.new_zeros(()).masked_fill(~(dead & valid), -math.inf)
+    return torch.where(allowed | orphan, scores, uniform)
+
+
+def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int]) -> Tensor:
+    r"""Attend equally to all valid keys: what is left of a layer whose every score is dropped (AttendOut Eq. 4).
+
+    Args:
+        value: ``(B, H, K, D)``, or ``(B, H_kv, K, D)`` with H a multiple of H_kv.
+        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
+        shape: ``(B, H, Q, K)``.
+
+    Returns:
+        ``(B, H, Q, D)``: the mean of ``value`` over the valid keys of each row, zeros where there is none.
+
+    Example:
+        >>> value = torch.tensor([[1.0], [3.0], [100.0]]).view(1, 1, 3, 1)
+        >>> uniform_attention(value, torch.tensor([True, True, False]), (1, 1, 2, 3)).flatten()
+        tensor([2., 2.])
+    """
+    heads, queries = shape[-3], shape[-2]
+    if value.shape[-3] != heads:
+        value = value.repeat_interleave(heads // value.shape[-3], dim=-3)
+    if valid is None:
+        out = value.mean(-2, keepdim=True)
+    else:
+        valid = torch.atleast_2d(valid)
+        share = valid.expand(*valid.shape[:-1], value.shape[-2]).to(value.dtype)
+        out = (share / share.sum(-1, keepdim=True).clamp(min=1)) @ value
+    return out.expand(*out.shape[:-2], queries, out.shape[-1])

@@ -1,0 +1,103 @@
+"""Attaching providers to models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from torch import nn
+
+from attnreg.injection.discovery import FoundSite, discover
+from attnreg.injection.handle import AttachHandle
+from attnreg.injection.module import MARK
+from attnreg.masks import Stack
+from attnreg.provider import MaskProvider
+
+
+def attach(
+    model: nn.Module,
+    provider: MaskProvider,
+    *,
+    layers: Sequence[int] | None = None,
+    stacks: Sequence[Stack] | None = None,
+    example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+) -> AttachHandle:
+    """Let a provider mask the attention of a model while both are in training mode.
+
+    Everything is checked before the model is touched. While attached, the model keeps its class, parameters and
+    ``state_dict`` keys; in eval mode it is bitwise the plain model.
+
+    Args:
+        model: any model whose attention runs through softmax, torch's fused attention or ``nn.MultiheadAttention``.
+        provider: the provider, or a composition (``a & b``).
+        layers: layer indices within each stack, negative ones from its end; all by default.
+        stacks: of ``"encoder"``, ``"decoder"``, ``"cross"``; by default every self-attention, no cross-attention.
+        example_inputs: arguments for one forward pass, if the model is neither a transformers model with token ids
+            or images nor one of torch's own Transformer modules.
+
+    Returns:
+        a handle; also a context manager.
+
+    Raises:
+        NoAttentionError: if no attention is seen in the model.
+        ValueError: if a layer or stack is not there, or the provider cannot serve the sites.
+        RuntimeError: if a provider is attached already.
+
+    Example:
+        >>> import torch, attnreg
+        >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), 2).train()
+        >>> with attnreg.attach(model, attnreg.AttentionDropout(0.5, placement="scores"), layers=[1]) as handle:
+        ...     y = model(torch.randn(4, 3, 8))
+        >>> [site.label for site in handle.sites]
+        ['encoder.1']
+        >>> attnreg.is_attached(model)
+        False
+    """
+    if not isinstance(provider, MaskProvider):
+        raise TypeError(f"Expected `provider` to be a MaskProvider, got {type(provider).__name__}.")
+    if is_attached(model):
+        raise RuntimeError(
+            "Expected a model without a provider, got one that has one: compose providers with `a & b`, or call "
+            "`attnreg.detach(model)` first."
+        )
+    found = discover(model, example_inputs)
+    chosen = _choose(found, layers, stacks)
+    provider.check([site.info for site in chosen])
+    return AttachHandle(model, provider, found, {site.info.name for site in chosen})
+
+
+def detach(model: nn.Module) -> None:
+    """Take away whatever provider is attached to a model (or to a part or the whole of it). Twice is fine."""
+    for handle in _handles(model):
+        handle.detach()
+
+
+def is_attached(model: nn.Module) -> bool:
+    """Whether a provider is attached to a model, or to any part of it."""
+    return bool(_handles(model))
+
+
+def _handles(model: nn.Module) -> list[AttachHandle]:
+    marks = (module.__dict__.get(MARK) for module in model.modules())
+    return list({id(mark.handle): mark.handle for mark in marks if mark is not None}.values())
+
+
+def _choose(
+    found: Sequence[FoundSite], layers: Sequence[int] | None, stacks: Sequence[Stack] | None
+) -> list[FoundSite]:
+    present = sorted({site.info.stack for site in found})
+    if stacks is None:
+        stacks = [stack for stack in get_args(Stack) if stack in present and stack != "cross"]
+    if missing := [stack for stack in stacks if stack not in present]:
+        raise ValueError(f"Expected `stacks` among {present}, which the model has, got {missing}.")
+    sites = [site for site in found if site.info.stack in stacks]
+    if layers is None:
+        return sites
+    chosen = [s for s in sites if s.info.layer in layers or s.info.layer - s.info.num_layers in layers]
+    reached = {index for s in chosen for index in (s.info.layer, s.info.layer - s.info.num_layers)}
+    if missing_layers := sorted(set(layers) - reached):
+        raise ValueError(
+            f"Expected `layers` among {sorted({s.info.layer for s in sites})}, which the model has, "
+            f"got {missing_layers}."
+        )
+    return chosen

@@ -1,0 +1,138 @@
+"""What a mask provider is told about an attention site, and what it answers.
+
+Shapes, here and everywhere in the project: B batch, H heads, Q queries, K keys, D head size, L layers.
+Polarity: in a boolean mask ``True`` means *kept* (or, for ``valid``, *allowed by the model*), as in
+:func:`torch.nn.functional.scaled_dot_product_attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attnreg import functional
+
+Stack = Literal["encoder", "decoder", "cross"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteInfo:
+    """Where an attention computation stands in its model.
+
+    Args:
+        name: qualified name of the attention module, as in ``model.named_modules()``; ``#2`` is appended for the
+            second call of a module that several layers share.
+        layer: index of the layer within its stack, from 0.
+        num_layers: number of layers in that stack.
+        stack: ``"encoder"`` (bidirectional), ``"decoder"`` (causal) or ``"cross"`` (queries and keys of different
+            sequences).
+
+    Example:
+        >>> SiteInfo(name="bert.encoder.layer.3.attention.self", layer=3, num_layers=12).label
+        'encoder.3'
+    """
+
+    name: str = "attention"
+    layer: int = 0
+    num_layers: int = 1
+    stack: Stack = "encoder"
+
+    @property
+    def label(self) -> str:
+        """Short unique name, ``"<stack>.<layer>"``."""
+        return f"{self.stack}.{self.layer}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionSite(SiteInfo):
+    """One attention computation that is about to happen.
+
+    Args:
+        shape: ``(B, H, Q, K)``, the shape of the attention scores.
+        valid: bool, broadcastable to ``shape``: what the model itself allows (padding, causality).
+            ``None`` where it allows everything.
+        query: ``(B, H, Q, D)``, or ``None`` where only the scores can be seen.
+        key: ``(B, H_kv, K, D)`` (fewer heads under grouped-query attention), or ``None``.
+        device: where a mask is wanted.
+        dtype: dtype of the attention scores.
+
+    Example:
+        >>> valid = torch.tensor([True, True, False]).view(1, 1, 1, 3)
+        >>> site = AttentionSite(shape=(1, 2, 3, 3), valid=valid)
+        >>> site.units.int()[0, 0]
+        tensor([[1, 1, 0],
+                [1, 1, 0],
+                [0, 0, 0]], dtype=torch.int32)
+    """
+
+    shape: tuple[int, int, int, int]
+    valid: Tensor | None = field(default=None, repr=False)
+    query: Tensor | None = field(default=None, repr=False)
+    key: Tensor | None = field(default=None, repr=False)
+    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def units(self) -> Tensor | None:
+        """Valid positions of real query rows, bool, broadcastable to ``shape``; ``None`` means every position."""
+        if self.valid is None:
+            return None
+        return functional.units(self.valid, self.shape, self_attention=self.stack != "cross")
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    r"""What a provider does to one attention site. Fields left ``None`` change nothing.
+
+    Args:
+        scores: bool, ``True`` = kept, broadcastable to ``(B, H, Q, K)``: a dropped score becomes :math:`-\infty` before
+            the softmax. A 0-d ``False`` drops the whole layer (uniform attention) and spares :math:`QK^\top`.
+        weights: bool or float, broadcastable to ``(B, H, Q, K)``: multiplies the attention weights after the softmax.
+
+    Raises:
+        TypeError: if ``scores`` is not boolean.
+
+    Example:
+        >>> a = Mask(scores=torch.tensor([[True, False]]))
+        >>> b = Mask(scores=torch.tensor([[True, True]]), weights=torch.tensor(0.5))
+        >>> (a & b).scores, (a & b).weights
+        (tensor([[ True, False]]), tensor(0.5000))
+    """
+
+    scores: Tensor | None = None
+    weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.scores is not None and self.scores.dtype != torch.bool:
+            raise TypeError(
+                f"Expected `scores` to be a bool tensor (True = kept), got {self.scores.dtype}; "
+                "a factor on the attention weights goes into `weights`."
+            )
+
+    @property
+    def drops_layer(self) -> bool:
+        """Whether the whole layer is dropped by a 0-d ``False`` alone, so that its scores need not be computed.
+
+        Never while torch compiles: the decision would be burnt into the compiled code.
+        """
+        return (
+            self.weights is None
+            and self.scores is not None
+            and self.scores.dim() == 0
+            and not torch.compiler.is_compiling()
+            and not bool(self.scores)
+        )
+
+    def __and__(self, other: Mask) -> Mask:
+        """Both masks apply: what either drops is dropped, factors multiply."""
+        return Mask(_both(self.scores, other.scores, torch.logical_and), _both(self.weights, other.weights, torch.mul))
+
+
+def _both(a: Tensor | None, b: Tensor | None, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return combine(a, b)

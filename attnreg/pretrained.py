@@ -1,0 +1,100 @@
+"""Saving and loading providers: a JSON description and safetensors, nothing that can run code."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import attnreg.providers  # noqa: F401  (defines the classes that files name)
+from attnreg._files import replaced_folder
+from attnreg.provider import MaskProvider
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def describe(provider: MaskProvider) -> dict[str, Any]:
+    """A provider as plain data: its class name and its constructor's arguments, nested providers included.
+
+    Example:
+        >>> from attnreg import AttentionLayerDrop
+        >>> describe(AttentionLayerDrop(p=0.2))
+        {'provider': 'AttentionLayerDrop', 'config': {'p': 0.2}}
+    """
+    return {"provider": type(provider).__name__, "config": {k: _plain(v) for k, v in provider.config.items()}}
+
+
+def build(description: dict[str, Any]) -> MaskProvider:
+    """Undo :func:`describe`.
+
+    Raises:
+        ValueError: if the description names no known provider or does not fit its constructor.
+    """
+    known = {cls.__name__: cls for cls in _subclasses(MaskProvider) if not inspect.isabstract(cls)}
+    name, config = description.get("provider"), description.get("config")
+    if name not in known or not isinstance(config, dict):
+        raise ValueError(
+            f"Expected `provider` to be one of {', '.join(sorted(known))}, with a `config`, got {name!r}; "
+            "a provider of your own must be imported before it is loaded."
+        )
+    values = {key: _restored(value) for key, value in config.items()}
+    signature = inspect.signature(known[name])
+    try:
+        positional = [
+            item
+            for key, parameter in signature.parameters.items()
+            if parameter.kind is parameter.VAR_POSITIONAL
+            for item in values.pop(key)
+        ]
+        return known[name](*positional, **values)
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"Expected the arguments of {name}{signature}, got {config}: {error}.") from error
+
+
+def save_provider(provider: MaskProvider, folder: str | os.PathLike[str]) -> None:
+    """Write ``config.json`` and ``model.safetensors`` into ``folder``, whole or not at all."""
+    text = json.dumps(describe(provider), indent=2) + "\n"
+    with replaced_folder(folder) as new:
+        (new / CONFIG).write_text(text, encoding="utf-8")
+        save_file({k: v.detach().cpu().contiguous() for k, v in provider.state_dict().items()}, new / WEIGHTS)
+
+
+def load_provider(folder: str | os.PathLike[str]) -> MaskProvider:
+    """Read what :func:`save_provider` wrote, on the CPU.
+
+    Raises:
+        ValueError: if the folder does not hold a provider, or a damaged one.
+    """
+    folder = Path(folder)
+    try:
+        provider = build(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+        provider.load_state_dict(load_file(folder / WEIGHTS))
+    except (OSError, ValueError, AttributeError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"Expected a provider ({CONFIG} and {WEIGHTS}) in {folder}: {reason}") from error
+    return provider
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, MaskProvider):
+        return describe(value)
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple, nn.ModuleList)) else value
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, dict) and "provider" in value:
+        return build(value)
+    return [_restored(item) for item in value] if isinstance(value, list) else value
+
+
+def _subclasses(cls: type[MaskProvider]) -> Iterator[type[MaskProvider]]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)

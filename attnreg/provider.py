@@ -1,0 +1,168 @@
+"""The one base class of all attention regularizers, and how they compose."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch import nn
+
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+
+Self = TypeVar("Self", bound="MaskProvider")
+
+
+class MaskProvider(nn.Module, ABC):
+    """An attention regularizer: answers, for each attention site, which positions to drop.
+
+    Subclasses write :meth:`forward` and nothing else, unless they need the other methods. A provider acts while both
+    it and the attention module are in training mode. Randomness comes from torch's global generator, which gradient
+    checkpointing replays. Constructor arguments are kept as attributes of the same name (scikit-learn's convention);
+    :meth:`save_pretrained` writes them down.
+
+    Example:
+        >>> import torch
+        >>> class DropFirstKey(MaskProvider):
+        ...     def forward(self, site):
+        ...         return Mask(scores=torch.arange(site.shape[-1], device=site.device) > 0)
+        >>> DropFirstKey()(AttentionSite(shape=(1, 1, 2, 3))).scores
+        tensor([False,  True,  True])
+    """
+
+    @abstractmethod
+    def forward(self, site: AttentionSite) -> Mask | None:
+        """The mask for one site; ``None`` keeps everything."""
+
+    def check(self, sites: Sequence[SiteInfo]) -> None:
+        """Called by :func:`attnreg.attach` before it touches the model: raise if these sites cannot be served."""
+        for provider in self._inner():
+            provider.check(sites)
+
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        """Called once at the start of each forward pass in training mode, with the model's inputs by name."""
+        for provider in self._inner():
+            provider.prepare(inputs)
+
+    def step(self) -> None:
+        """Called after each optimizer step; schedules advance here."""
+        for provider in self._inner():
+            provider.step()
+
+    def on_epoch(self, epoch: int) -> None:
+        """Called at the start of each epoch, counted from 0."""
+        for provider in self._inner():
+            provider.on_epoch(epoch)
+
+    def _inner(self) -> Iterator[MaskProvider]:
+        """The providers that this one is made of: by default, what happens to it happens to them."""
+        for child in self.children():
+            for module in child if isinstance(child, nn.ModuleList) else (child,):
+                if isinstance(module, MaskProvider):
+                    yield module
+
+    def __and__(self, other: MaskProvider) -> Compose:
+        """Both masks apply."""
+        return Compose(self, other)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, by name."""
+        parameters = inspect.signature(type(self).__init__).parameters
+        return {name: getattr(self, name) for name in list(parameters)[1:]}
+
+    def extra_repr(self) -> str:  # noqa: D102
+        values = ((k, v) for k, v in self.config.items() if not isinstance(v, nn.Module))
+        return ", ".join(f"{name}={value!r}" for name, value in values)
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``config.json`` and ``model.safetensors`` into ``folder``, whole or not at all."""
+        from attnreg.pretrained import save_provider
+
+        save_provider(self, folder)
+
+    @classmethod
+    def from_pretrained(cls: type[Self], folder: str | os.PathLike[str]) -> Self:
+        """Read what :meth:`save_pretrained` wrote.
+
+        Args:
+            folder: the folder it wrote.
+
+        Raises:
+            ValueError: if the folder does not hold a provider of this class.
+        """
+        from attnreg.pretrained import load_provider
+
+        provider = load_provider(folder)
+        if not isinstance(provider, cls):
+            raise ValueError(f"Expected a {cls.__name__} in {folder}, got a {type(provider).__name__}.")
+        return provider
+
+
+def ask(provider: MaskProvider, site: AttentionSite) -> Mask | None:
+    """The provider's mask for a site; ``None`` while the provider is in eval mode."""
+    return provider(site) if provider.training else None
+
+
+class Compose(MaskProvider):
+    """Several providers at once; written ``a & b``. What any of them drops is dropped, factors multiply.
+
+    Args:
+        providers: asked in this order.
+
+    Example:
+        >>> from attnreg import AttentionDropout, AttentionLayerDrop
+        >>> len((AttentionDropout(0.1) & AttentionLayerDrop(0.2) & AttentionDropout(0.3)).providers)
+        3
+    """
+
+    def __init__(self, *providers: MaskProvider) -> None:
+        super().__init__()
+        self.providers = nn.ModuleList(q for p in providers for q in (p.providers if isinstance(p, Compose) else (p,)))
+
+    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        masks = [mask for provider in self._inner() if (mask := ask(provider, site)) is not None]
+        return functools.reduce(operator.and_, masks) if masks else None
+
+
+class OnLayers(MaskProvider):
+    """Let a provider act on some layers only (of every stack that it is attached to).
+
+    Args:
+        provider: the provider to restrict.
+        layers: layer indices; negative ones count from the last layer.
+
+    Raises:
+        ValueError: when attached, if a layer is not there.
+
+    Example:
+        >>> from attnreg import AttentionLayerDrop
+        >>> first = OnLayers(AttentionLayerDrop(p=1.0), [0])
+        >>> [first(AttentionSite(shape=(1, 1, 2, 2), layer=i, num_layers=2)) for i in range(2)]
+        [Mask(scores=tensor(False), weights=None), None]
+    """
+
+    def __init__(self, provider: MaskProvider, layers: Sequence[int]) -> None:
+        super().__init__()
+        self.provider = provider
+        self.layers = list(layers)
+
+    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        return ask(self.provider, site) if self._covers(site) else None
+
+    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+        covered = [site for site in sites if self._covers(site)]
+        found = {index for site in covered for index in (site.layer, site.layer - site.num_layers)}
+        if missing := sorted(set(self.layers) - found):
+            raise ValueError(
+                f"Expected layers among {sorted({site.layer for site in sites})} in OnLayers, got {missing}: the model "
+                "has no such layers, or `attach` was told to leave them out."
+            )
+        self.provider.check(covered)
+
+    def _covers(self, site: SiteInfo) -> bool:
+        return site.layer in self.layers or site.layer - site.num_layers in self.layers

@@ -1,0 +1,57 @@
+"""Vanilla attention dropout, on the weights or on the scores."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+
+from attnreg.masks import AttentionSite, Mask
+from attnreg.provider import MaskProvider
+from attnreg.providers._arguments import probability
+
+Placement = Literal["weights", "scores"]
+
+
+class AttentionDropout(MaskProvider):
+    r"""Drop each unit independently with a constant probability: the baselines that both papers start from.
+
+    .. math::
+        \text{weights: } A = \mathrm{softmax}(S) \odot M / (1 - p), \qquad
+        \text{scores: } A = \mathrm{softmax}(S \text{ where } M \text{ else} -\infty), \qquad
+        M_{bhqk} \sim \mathrm{Bernoulli}(1 - p)
+
+    Args:
+        p: drop probability.
+        placement: ``"weights"`` (after the softmax, what ``nn.Dropout`` does to attention in most models) or
+            ``"scores"`` (before it).
+        rescale: divide kept weights by :math:`1 - p`; has no meaning for scores.
+
+    Raises:
+        ValueError: if ``p`` is outside ``[0, 1]`` or ``placement`` is neither of the two.
+
+    Reference:
+        AttendOut (arXiv 2104.04692), Eq. 2 and 3.
+
+    Example:
+        >>> AttentionDropout(0.1, placement="everywhere")
+        Traceback (most recent call last):
+            ...
+        ValueError: Expected `placement` to be one of ('weights', 'scores'), got 'everywhere'.
+    """
+
+    def __init__(self, p: float, placement: Placement = "weights", rescale: bool = True) -> None:
+        super().__init__()
+        if placement not in get_args(Placement):
+            raise ValueError(f"Expected `placement` to be one of {get_args(Placement)}, got {placement!r}.")
+        self.p = probability("p", p)
+        self.placement = placement
+        self.rescale = rescale
+
+    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        keep = torch.rand(site.shape, device=site.device) >= self.p
+        if self.placement == "scores":
+            return Mask(scores=keep)
+        if self.rescale and self.p < 1:
+            return Mask(weights=keep.to(site.dtype) / (1 - self.p))
+        return Mask(weights=keep)

@@ -1,0 +1,99 @@
+"""Scheduled Bernoulli dropout of attention scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.provider import MaskProvider
+from attnreg.providers._arguments import probability
+
+Knots = Sequence[tuple[float, float]]
+
+
+class BernoulliScheduleProvider(MaskProvider):
+    r"""Drop each attention score independently, at a rate that follows a schedule over training, per layer.
+
+    .. math:: \tilde S_{bhqk} = -\infty \text{ if } M_{bhqk} = 0, \quad M_{bhqk} \sim \mathrm{Bernoulli}(1 - p_l(t / T))
+
+    :math:`p_l` is piecewise linear in training progress :math:`t / T`, which :meth:`step` advances, and constant before
+    the first and after the last knot.
+
+    Args:
+        schedule: knots ``(progress, p)`` with progress ascending in ``[0, 1]``, for all layers; or one such list per
+            layer.
+        total_steps: T, the number of optimizer steps from progress 0 to 1.
+
+    Raises:
+        ValueError: if a knot is out of range or order, or (when attached) if the number of schedules is neither 1 nor
+            the number of layers.
+
+    Reference:
+        AttendOut (arXiv 2104.04692), Section 7.2.
+
+    Example:
+        >>> provider = BernoulliScheduleProvider([(0, 0.6), (1, 0.2)], total_steps=4)
+        >>> provider.step()
+        >>> provider.step()
+        >>> provider.rates
+        tensor([0.4000])
+    """
+
+    steps: Tensor
+    rates: Tensor
+
+    def __init__(self, schedule: Knots | Sequence[Knots], total_steps: int) -> None:
+        super().__init__()
+        if total_steps < 1:
+            raise ValueError(f"Expected `total_steps` to be at least 1, got {total_steps}.")
+        self.schedule = schedule
+        self.total_steps = total_steps
+        self._lines = [_line(knots) for knots in _per_layer(schedule)]
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("rates", torch.zeros(len(self._lines)))
+        self._update()
+
+    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        rate = self.rates[site.layer if len(self.rates) > 1 else 0].to(site.device)
+        return Mask(scores=torch.rand(site.shape, device=site.device) >= rate)
+
+    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+        layers = max(site.num_layers for site in sites)
+        if len(self._lines) not in (1, layers):
+            raise ValueError(
+                f"Expected one schedule, or one for each of the model's {layers} layers, got {len(self._lines)}."
+            )
+
+    def step(self) -> None:  # noqa: D102
+        self.steps += 1
+        self._update()
+
+    def _update(self) -> None:
+        progress = min(int(self.steps) / self.total_steps, 1.0)
+        self.rates.copy_(torch.tensor([np.interp(progress, *line) for line in self._lines]))
+
+
+def _per_layer(schedule: Knots | Sequence[Knots]) -> list[Knots]:
+    try:
+        single = isinstance(schedule[0][0], (int, float))
+    except (TypeError, IndexError, KeyError):
+        raise ValueError(f"Expected `schedule` to be a list of (progress, p) knots, got {schedule!r}.") from None
+    return [schedule] if single else list(schedule)  # type: ignore[list-item, arg-type]
+
+
+def _line(knots: Knots) -> tuple[list[float], list[float]]:
+    try:
+        progress, rates = zip(*knots, strict=True)
+    except (TypeError, ValueError):
+        raise ValueError(f"Expected a list of (progress, p) knots, got {knots!r}.") from None
+    for x in progress:
+        probability("progress of a knot", x)
+    for p in rates:
+        probability("p of a knot", p)
+    if list(progress) != sorted(set(progress)):
+        raise ValueError(f"Expected the progress of the knots to ascend, got {list(progress)}.")
+    return list(progress), list(rates)

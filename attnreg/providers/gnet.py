@@ -1,0 +1,248 @@
+"""G-Net, AttendOut's Generator of attention-dropout masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnreg import functional
+from attnreg.injection.discovery import discover
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.provider import MaskProvider
+
+
+class GNetProvider(MaskProvider):
+    r"""A small attention network whose scores are the logits of keeping the main model's attention scores.
+
+    Own token and position embeddings, then L times the *same* single-head attention, residual and LayerNorm; no
+    feed-forward, no output head:
+
+    .. math::
+        s_l = \frac{Q_l K_l^\top}{\sqrt d}, \quad
+        x_{l+1} = \mathrm{LN}(x_l + W_O\, \mathrm{softmax}(s_l) V_l), \quad
+        P(\text{keep}) = \sigma(s_l + b_l)
+
+    One mask per layer and sample, shared by the heads of the main model, drawn once at the start of each forward pass.
+    :math:`b_l` starts at the logit of ``initial_keep`` and is learned; ``initial_keep=0.5`` is the paper's G-Net.
+
+    Args:
+        vocab_size: number of tokens.
+        hidden_size: d.
+        num_layers: L, the number of layers of the main model.
+        max_length: longest input.
+        initial_keep: probability of keeping before any training, in ``(0, 1)``.
+        causal: mask a causal (decoder) stack instead of an encoder.
+        position_offset: index of the first position's embedding.
+        pad_token_id: tells padding where the model is not given an ``attention_mask``.
+
+    Shape:
+        masks are ``(B, 1, N, N)`` for inputs ``(B, N)``; ``(B, C, N)`` for multiple choice counts as ``(B * C, N)``.
+
+    Raises:
+        ValueError: if a size is not positive or ``initial_keep`` is outside ``(0, 1)``; when attached, if the model
+            has another number of layers; in a forward pass without token ids or with inputs that are too long.
+
+    Reference:
+        AttendOut (arXiv 2104.04692), Section 4.1.
+
+    Example:
+        >>> generator = GNetProvider(vocab_size=10, hidden_size=4, num_layers=2)
+        >>> generator.prepare({"input_ids": torch.tensor([[1, 2, 3]])})
+        >>> generator.keep.shape
+        torch.Size([1, 2, 3, 3])
+        >>> generator(AttentionSite(shape=(1, 8, 3, 3), layer=1, num_layers=2)).scores.shape
+        torch.Size([1, 1, 3, 3])
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        num_layers: int,
+        max_length: int = 512,
+        *,
+        initial_keep: float = 0.9,
+        causal: bool = False,
+        position_offset: int = 0,
+        pad_token_id: int | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = {
+            "vocab_size": vocab_size,
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+            "max_length": max_length,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"Expected `{name}` to be at least 1, got {size}.")
+        if not 0 < initial_keep < 1:
+            raise ValueError(f"Expected `initial_keep` to be a probability in (0, 1), got {initial_keep}.")
+        self.vocab_size, self.hidden_size, self.num_layers, self.max_length = sizes.values()
+        self.initial_keep = initial_keep
+        self.causal = causal
+        self.position_offset = position_offset
+        self.pad_token_id = pad_token_id
+        self.tokens = nn.Embedding(vocab_size, hidden_size)
+        self.positions = nn.Embedding(max_length + position_offset, hidden_size)
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.out = nn.Linear(hidden_size, hidden_size)
+        self.norm = nn.LayerNorm(hidden_size)
+        self.bias = nn.Parameter(torch.full((num_layers,), math.log(initial_keep / (1 - initial_keep))))
+        self.keep: Tensor | None = None
+
+    @classmethod
+    def for_model(cls, model: nn.Module, *, initial_keep: float = 0.9, example_inputs: Any = None) -> GNetProvider:
+        """A G-Net of the model's depth, with copies of its token and position embeddings, on its device.
+
+        Args:
+            model: a model that takes token ids. Where it has no table of absolute positions (or where that cannot be
+                told from the name), positions are learned from scratch.
+            initial_keep: probability of keeping before any training.
+            example_inputs: as in :func:`attnreg.attach`.
+
+        Raises:
+            ValueError: if the model has no token embeddings.
+            NoAttentionError: if no attention is seen in the model.
+
+        Example:
+            >>> from transformers import BertConfig, BertModel
+            >>> config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=3, num_attention_heads=2)
+            >>> generator = GNetProvider.for_model(BertModel(config))
+            >>> generator.num_layers, generator.hidden_size, generator.max_length
+            (3, 8, 512)
+        """
+        tables = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+        tokens = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+        if tokens is None:
+            tokens = next((table for name, table in tables.items() if not _is_position(name)), None)
+        if not isinstance(tokens, nn.Embedding):
+            raise ValueError(
+                f"Expected a model with token embeddings for a G-Net, got {type(model).__name__}: it takes no token ids."
+            )
+        positions = next(
+            (t for n, t in tables.items() if _is_position(n) and t.embedding_dim == tokens.embedding_dim), None
+        )
+        offset = 0
+        if positions is not None:
+            first = -1 if positions.padding_idx is None else positions.padding_idx
+            offset = getattr(positions, "offset", first + 1)
+        stacks = [site.info.stack for site in discover(model, example_inputs)]
+        config = getattr(model, "config", None)
+        generator = cls(
+            tokens.num_embeddings,
+            tokens.embedding_dim,
+            stacks.count("encoder") or stacks.count("decoder"),
+            512 if positions is None else positions.num_embeddings - offset,
+            initial_keep=initial_keep,
+            causal="encoder" not in stacks,
+            position_offset=offset,
+            pad_token_id=getattr(config, "pad_token_id", None),
+        )
+        with torch.no_grad():
+            generator.tokens.weight.copy_(tokens.weight)
+            if positions is not None:
+                generator.positions.weight.copy_(positions.weight)
+        return generator.to(tokens.weight.device)
+
+    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        if site.stack != self._stack:
+            return None
+        if self.keep is None:
+            raise RuntimeError("Expected `prepare` before `forward`: call the attached model itself, not a part of it.")
+        batch, _, queries, keys = site.shape
+        if (batch, queries, keys) != (self.keep.shape[0], *self.keep.shape[2:]):
+            raise ValueError(
+                f"Expected attention over {self.keep.shape[0]} inputs of {self.keep.shape[2]} tokens, got (B, H, Q, K) "
+                f"= {tuple(site.shape)} at {site.name}: a G-Net masks plain self-attention over the model's tokens."
+            )
+        return Mask(scores=self.keep[:, site.layer].unsqueeze(1))
+
+    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+        depths = {site.num_layers for site in sites if site.stack == self._stack}
+        if depths != {self.num_layers}:
+            raise ValueError(
+                f"Expected {self.num_layers} {self._stack} layers, for which this G-Net was made, got "
+                f"{depths.pop() if depths else 'none'}: use `GNetProvider.for_model(model)`."
+            )
+
+    @torch.no_grad()
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        """Draw the masks of all layers for one forward pass of the main model; they stay in :attr:`keep`."""
+        self.keep = functional.sample_keep(self.logits(inputs))
+
+    def logits(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Logits of keeping each unit.
+
+        Args:
+            inputs: the main model's inputs; ``input_ids`` ``(B, N)`` (or the only integer tensor) and, if there,
+                ``attention_mask`` ``(B, N)``.
+
+        Returns:
+            ``(B, L, N, N)``.
+        """
+        ids = _token_ids(inputs)
+        if ids.shape[-1] > self.max_length:
+            raise ValueError(f"Expected at most {self.max_length} tokens, got {ids.shape[-1]}.")
+        allowed = self._allowed(inputs)
+        steps = torch.arange(ids.shape[-1], device=ids.device) + self.position_offset
+        x = self.tokens(ids) + self.positions(steps)
+        logits = []
+        for layer in range(self.num_layers):
+            query, key, value = self.qkv(x).chunk(3, dim=-1)
+            scores = query @ key.transpose(1, 2) / math.sqrt(self.hidden_size)
+            logits.append(scores + self.bias[layer])
+            if layer < self.num_layers - 1:
+                weights = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1)
+                x = self.norm(x + self.out(weights @ value))
+        return torch.stack(logits, dim=1)
+
+    def units(self, inputs: Mapping[str, Any]) -> Tensor:
+        """The units that rates and log-probabilities count, ``(B, N, N)``, bool: real keys of real query rows."""
+        allowed = self._allowed(inputs)
+        return functional.units(allowed, allowed.shape)
+
+    def log_prob(self, inputs: Mapping[str, Any], keep: Tensor) -> Tensor:
+        r"""Mean log-probability of masks that were drawn, differentiable with respect to G-Net.
+
+        Args:
+            inputs: the main model's inputs at the time.
+            keep: bool, ``(B, L, N, N)``, as :attr:`keep` was.
+
+        Returns:
+            ``(B,)``: :math:`(1/n) \sum \log P(d_{lij})` over layers and units.
+        """
+        return functional.bernoulli_log_prob(self.logits(inputs), keep, self.units(inputs).unsqueeze(1))
+
+    @property
+    def _stack(self) -> str:
+        return "decoder" if self.causal else "encoder"
+
+    def _allowed(self, inputs: Mapping[str, Any]) -> Tensor:
+        ids, mask = _token_ids(inputs), inputs.get("attention_mask")
+        if mask is None:
+            mask = torch.ones_like(ids) if self.pad_token_id is None else ids != self.pad_token_id
+        length = ids.shape[-1]
+        allowed = mask.reshape(-1, 1, length).bool().expand(-1, length, length)
+        return allowed.tril() if self.causal else allowed
+
+
+def _is_position(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return "position" in last or last == "wpe"
+
+
+def _token_ids(inputs: Mapping[str, Any]) -> Tensor:
+    ids = inputs.get("input_ids")
+    if ids is None:
+        integer = (v for v in inputs.values() if isinstance(v, Tensor) and v.dtype == torch.long and v.dim() > 1)
+        ids = next(integer, None)
+    if ids is None:
+        raise ValueError(f"Expected token ids (`input_ids`) among the model's inputs, got {sorted(inputs)}.")
+    return ids.reshape(-1, ids.shape[-1])
