@@ -1,0 +1,1 @@
+"""Recipes: each one file that reads from top to bottom; ``attnreg copy NAME FILE`` gives you one to edit."""

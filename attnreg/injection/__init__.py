@@ -1,6 +1,6 @@
 """The injection layer: puts the masks of any provider into any model."""
 
-from attnreg.injection.attach import attach, detach, is_attached
+from attnreg.injection.attachment import attach, detach, is_attached
 from attnreg.injection.discovery import FoundSite, discover
 from attnreg.injection.errors import NoAttentionError
 from attnreg.injection.handle import AttachHandle

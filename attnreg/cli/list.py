@@ -1,0 +1,40 @@
+"""``attnreg list recipes|tasks|providers``."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import click
+
+from attnreg.cli.recipes import recipe_files, summary
+from attnreg.tasks.task import TASKS
+
+
+@click.command("list", epilog="Example: attnreg list tasks")
+@click.argument("what", type=click.Choice(["recipes", "tasks", "providers"]))
+def list_(what: str) -> None:
+    """List what there is: recipes, tasks or providers."""
+    rows = {"recipes": _recipes, "tasks": _tasks, "providers": _providers}[what]()
+    width = max(len(name) for name in rows)
+    for name, text in rows.items():
+        click.echo(f"{name:<{width}}  {text}")
+
+
+def _recipes() -> dict[str, str]:
+    return {name: summary(path) for name, path in recipe_files().items()}
+
+
+def _tasks() -> dict[str, str]:
+    return {name: task.summary for name, task in TASKS.items()}
+
+
+def _providers() -> dict[str, str]:
+    """Read off the source, so that the list is there at once, without torch."""
+    folder = Path(__file__).parent.parent / "providers"
+    rows = {}
+    for path in sorted(folder.glob("[a-z]*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                rows[node.name] = (ast.get_docstring(node) or "").partition("\n")[0]
+    return rows

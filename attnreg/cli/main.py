@@ -1,0 +1,36 @@
+"""``attnreg``, the group of all commands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from attnreg import __version__
+from attnreg.cli.copy import copy
+from attnreg.cli.list import list_
+from attnreg.cli.recipe import recipe
+from attnreg.errors import InputError, UsageError
+
+
+class _Commands(click.Group):
+    """Prints our own errors as one sentence: exit code 2 for usage, 1 otherwise."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            raise click.UsageError(str(error)) from error
+        except InputError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Commands, epilog="Examples: attnreg recipe attendout; attnreg list tasks")
+@click.version_option(__version__, prog_name="attnreg")
+def main() -> None:
+    """Attention regularizers for fine-tuning Transformers."""
+
+
+main.add_command(recipe)
+main.add_command(list_)
+main.add_command(copy)

@@ -1,0 +1,84 @@
+"""Models and tokenizers for tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attnreg.errors import InputError
+from attnreg.tasks import agreement
+from attnreg.tasks.hub import offline_if_unreachable
+from attnreg.tasks.task import Task
+
+
+def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
+    """A model with a new head for a task, and its tokenizer. The head is drawn from torch's global generator.
+
+    Args:
+        task: the task.
+        name: a folder or a hub name; by default the task's own model.
+
+    Returns:
+        the model and the tokenizer.
+
+    Raises:
+        InputError: if the model is neither a folder nor on the hub, or has no sequence classification head.
+
+    Example:
+        >>> from attnreg.tasks import get_task
+        >>> model, tokenizer = load_model(get_task("agreement"))
+        >>> model(**tokenizer("the boys sleep", return_tensors="pt")).logits.shape
+        torch.Size([1, 2])
+    """
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # a new head is what is asked for, not a cause for a warning
+    logging.disable_progress_bar()
+    name = name or task.model
+    if name is None:
+        return _tiny_bert(task)
+    if not Path(name).is_dir():
+        if Path(name).is_absolute() or name.startswith((".", "~")):
+            raise InputError(f"Expected --model to be a folder with a model or a hub name, got {name}: no such folder.")
+        offline_if_unreachable()
+    id2label = dict(enumerate(task.labels))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            name, id2label=id2label, label2id={label: i for i, label in id2label.items()}
+        )
+    except (OSError, ValueError, ConnectionError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"Expected --model to be a folder with a model and its tokenizer, or a name that the hub or its local cache "
+            f"has, got {name!r}: {reason}"
+        ) from error
+    return model, tokenizer
+
+
+def _tiny_bert(task: Task) -> tuple[Any, Any]:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *agreement.vocabulary()]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        intermediate_size=192,
+        initializer_range=0.04,  # BERT's 0.02 is for 768 dimensions
+        max_position_embeddings=64,
+        type_vocab_size=2,
+        id2label=dict(enumerate(task.labels)),
+        label2id={label: i for i, label in enumerate(task.labels)},
+    )
+    return BertForSequenceClassification(config), tokenizer

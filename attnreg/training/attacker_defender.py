@@ -1,0 +1,285 @@
+"""AttendOut: the game of an Attacker that trains under a Generator's masks with a Defender that does not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, get_args
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from attnreg.provider import MaskProvider
+from attnreg.training.fine_tuning import FineTuning
+from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater
+from attnreg.training.rewards import REWARDS, SCORES, WINNERS, Reward, Score, Winner, reinforce_loss
+from attnreg.training.round import Move
+
+Returned = Literal["attacker", "defender"]
+
+
+class Generator(Protocol):
+    """A provider that draws masks and can say how probable they were, such as :class:`attnreg.GNetProvider`."""
+
+    keep: Tensor | None
+
+    def log_prob(self, inputs: Batch, keep: Tensor) -> Tensor:
+        """``(B,)``, differentiable."""
+
+
+class AttackerDefender(TrainingMethod):
+    r"""Algorithm 1 of AttendOut, with its under-specified choices as options.
+
+    Defender and Attacker start equal. Each step both train on the same batch; the Attacker's attention also gets the
+    Generator's masks. Every ``steps_per_round`` (T) steps, both are scored on reward data; the Generator is updated by
+    REINFORCE; the winner is drawn, and its weights and optimizer state are copied to the other.
+
+    Args:
+        model: becomes the Defender; a copy of it becomes the Attacker.
+        generator: draws the masks; attached to the Attacker.
+        optimizer_factory: makes the optimizer of a network; called for each of the two.
+        reward_batches: labelled batches on which the networks are scored, away from the training data. ``None`` scores
+            them on the round's own training batches, and each of those samples is rewarded with its own gap.
+        batches_per_round: how many of the reward batches each round uses, in turn; all by default.
+        steps_per_round: T.
+        warmup_steps: for so many steps at the start, only the Defender trains; then the Attacker is a copy of it.
+        score: what a network gets for a sample: ``"loss"`` (log-likelihood), ``"accuracy"``, or a function of model and
+            batch that gives ``(B,)``, higher being better.
+        reward: what a round is worth: ``"gap"`` (mean score of the Attacker minus the Defender's), ``"sign"`` of it, or
+            ``"standardized"`` (in units of its standard error), or a function of the gaps ``(n,)``.
+        winner: how the winner is drawn: ``"evidence"`` (with the probability, given the scores, that it is the better
+            one), ``"greedy"``, ``"proportional"`` to the scores, or a function of the Attacker's and the Defender's
+            scores that gives the Attacker's probability.
+        baseline_momentum: of the moving average of rewards, b, that starts at 0.
+        generator_optimizer_factory: makes the Generator's optimizer; by default Adam with learning rate 1e-3.
+        scheduler_factory: makes the learning-rate schedule of an optimizer; called for each of the two networks.
+        returns: which network :attr:`model` is.
+        max_grad_norm: gradients of each network are scaled down to this norm; ``None`` leaves them.
+        accelerator: takes care of devices and processes.
+
+    Raises:
+        ValueError: if an option is unknown or out of range.
+
+    Reference:
+        AttendOut (arXiv 2104.04692), Algorithm 1 and Eq. 5.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> from attnreg import GNetProvider
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = BertForSequenceClassification(config)
+        >>> game = AttackerDefender(
+        ...     model,
+        ...     GNetProvider.for_model(model),
+        ...     lambda network: torch.optim.AdamW(network.parameters(), lr=1e-3),
+        ...     steps_per_round=2,
+        ... )
+        >>> batch = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}
+        >>> [sorted(game.step(batch).events) for _ in range(2)]
+        [[], ['winner']]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        generator: MaskProvider,
+        optimizer_factory: Callable[[nn.Module], Optimizer],
+        *,
+        reward_batches: Sequence[Batch] | None = None,
+        batches_per_round: int | None = None,
+        steps_per_round: int = 8,
+        warmup_steps: int = 0,
+        score: str | Score = "loss",
+        reward: str | Reward = "standardized",
+        winner: str | Winner = "evidence",
+        baseline_momentum: float = 0.9,
+        generator_optimizer_factory: Callable[[nn.Module], Optimizer] | None = None,
+        scheduler_factory: Callable[[Optimizer], LRScheduler] | None = None,
+        returns: Returned = "attacker",
+        max_grad_norm: float | None = 1.0,
+        accelerator: Accelerator | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("steps_per_round", steps_per_round, 1),
+            ("warmup_steps", warmup_steps, 0),
+            ("batches_per_round", batches_per_round or 1, 1),
+        ):
+            if value < least:
+                raise ValueError(f"Expected `{name}` to be at least {least}, got {value}.")
+        if not 0 <= baseline_momentum < 1:
+            raise ValueError(f"Expected `baseline_momentum` in [0, 1), got {baseline_momentum}.")
+        if returns not in get_args(Returned):
+            raise ValueError(f"Expected `returns` to be one of {get_args(Returned)}, got {returns!r}.")
+        if reward_batches is not None and not len(reward_batches):
+            raise ValueError("Expected at least one batch in `reward_batches`, got none.")
+        self._score: Score = _resolve("score", score, SCORES)
+        self._reward: Reward = _resolve("reward", reward, REWARDS)
+        self._winner: Winner = _resolve("winner", winner, WINNERS)
+        self.reward_batches = reward_batches
+        self.batches_per_round = batches_per_round
+        self.steps_per_round = steps_per_round
+        self.warmup_steps = warmup_steps
+        self.baseline_momentum = baseline_momentum
+        self.returns = returns
+
+        def learner(network: nn.Module, provider: MaskProvider | None) -> FineTuning:
+            optimizer = optimizer_factory(network)
+            scheduler = None if scheduler_factory is None else scheduler_factory(optimizer)
+            return FineTuning(
+                network,
+                optimizer,
+                provider,
+                scheduler=scheduler,
+                max_grad_norm=max_grad_norm,
+                accelerator=accelerator,
+            )
+
+        self.attacker = learner(copy.deepcopy(model), generator)
+        self.defender = learner(model, None)
+        self._policy: Any = generator
+        self._updater = Updater(max_grad_norm, accelerator)
+        make = generator_optimizer_factory or (lambda network: torch.optim.Adam(network.parameters(), lr=1e-3))
+        self.generator, self._generator_optimizer = self._updater.prepare(generator, make(generator))
+        self._moves: list[Move] = []
+        self.steps = 0
+        self.rounds = 0
+        self.baseline = 0.0
+
+    @property
+    def model(self) -> nn.Module:  # noqa: D102
+        return self.networks[self.returns]
+
+    @property
+    def networks(self) -> dict[str, nn.Module]:  # noqa: D102
+        return {"defender": self.defender.model, "attacker": self.attacker.model}
+
+    @property
+    def provider(self) -> MaskProvider | None:  # noqa: D102
+        return self.attacker.provider
+
+    @property
+    def round_nbytes(self) -> int:
+        """Memory that the running round holds: masks at one bit per unit, and token ids."""
+        return sum(move.nbytes for move in self._moves)
+
+    def on_epoch(self, epoch: int) -> None:  # noqa: D102
+        self.attacker.on_epoch(epoch)
+
+    def drop_rates(self) -> dict[str, Tensor]:  # noqa: D102
+        return self.attacker.drop_rates()
+
+    def step(self, batch: Batch) -> StepResult:  # noqa: D102
+        self.steps += 1
+        defender = self.defender.step(batch)
+        if self.steps <= self.warmup_steps:
+            if self.steps == self.warmup_steps:
+                _copy_learner(self.defender, self.attacker)
+            return StepResult(defender.loss, {"defender_loss": defender.loss})
+        attacker = self.attacker.step(batch)
+        self._moves.append(Move.of(batch, self._policy.keep, with_labels=self.reward_batches is None))
+        logs: dict[str, Tensor | float] = {"defender_loss": defender.loss, "attacker_loss": attacker.loss}
+        events: dict[str, str] = {}
+        if len(self._moves) == self.steps_per_round:
+            events["winner"] = self._finish_round(logs)
+        return StepResult(attacker.loss if self.returns == "attacker" else defender.loss, logs, events)
+
+    def _finish_round(self, logs: dict[str, Tensor | float]) -> str:
+        per_move = [self._score_both(batch) for batch in self._scored_batches()]
+        attacker, defender = (torch.cat(scores) for scores in zip(*per_move, strict=True))
+        reward = self._reward(attacker - defender)
+        if self.reward_batches is None:
+            self._update_generator([a - d for a, d in per_move])
+        else:
+            self._update_generator([reward] * len(self._moves))
+        self.baseline += (1 - self.baseline_momentum) * (float(reward) - self.baseline)
+        chance = float(self._winner(attacker, defender))
+        attacker_wins = float(torch.rand(())) < chance
+        if attacker_wins:
+            _copy_learner(self.attacker, self.defender)
+        else:
+            _copy_learner(self.defender, self.attacker)
+        self._moves.clear()
+        self.rounds += 1
+        logs.update(
+            attacker_score=float(attacker.mean()),
+            defender_score=float(defender.mean()),
+            reward=float(reward),
+            baseline=self.baseline,
+            attacker_chance=chance,
+        )
+        return "attacker" if attacker_wins else "defender"
+
+    def _scored_batches(self) -> list[Batch]:
+        if self.reward_batches is None:
+            return [move.inputs for move in self._moves]
+        total = len(self.reward_batches)
+        size = min(self.batches_per_round or total, total)
+        return [self.reward_batches[(self.rounds * size + i) % total] for i in range(size)]
+
+    @torch.no_grad()
+    def _score_both(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        scores = []
+        for network in (self.attacker.model, self.defender.model):
+            network.eval()
+            scores.append(self._score(network, batch).float())
+            network.train()
+        return scores[0], scores[1]
+
+    def _update_generator(self, rewards: Sequence[Tensor]) -> None:
+        for move, reward in zip(self._moves, rewards, strict=True):
+            # One step at a time: the memory of one backward pass, whatever T is.
+            log_prob = self._policy.log_prob(move.inputs, move.keep)
+            self._updater.backward(reinforce_loss(log_prob, reward, self.baseline) / len(self._moves))
+        self._updater.step(self.generator, self._generator_optimizer)
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return {
+            "defender": self.defender.state_dict(),
+            "attacker": self.attacker.state_dict(),  # the Generator is its provider
+            "generator_optimizer": self._generator_optimizer.state_dict(),
+            "moves": [move.state_dict() for move in self._moves],
+            "steps": self.steps,
+            "rounds": self.rounds,
+            "baseline": self.baseline,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        self.defender.load_state_dict(state["defender"])
+        self.attacker.load_state_dict(state["attacker"])
+        self._generator_optimizer.load_state_dict(state["generator_optimizer"])
+        device = next(self.generator.parameters()).device
+        self._moves = [Move.from_state_dict(move, device) for move in state["moves"]]
+        self.steps, self.rounds, self.baseline = state["steps"], state["rounds"], state["baseline"]
+
+
+def _resolve(name: str, value: Any, known: Mapping[str, Any]) -> Any:
+    if callable(value):
+        return value
+    if value not in known:
+        raise ValueError(f"Expected `{name}` to be a function or one of {', '.join(known)}, got {value!r}.")
+    return known[value]
+
+
+def _copy_learner(source: FineTuning, target: FineTuning) -> None:
+    """Weights, optimizer state and schedule; in place, so that nothing is shared and nothing is allocated twice."""
+    with torch.no_grad():
+        for theirs, ours in zip(source.model.state_dict().values(), target.model.state_dict().values(), strict=True):
+            ours.copy_(theirs)
+        for theirs, ours in zip(_parameters(source), _parameters(target), strict=True):
+            for name, value in source.optimizer.state[theirs].items():
+                held = target.optimizer.state[ours].get(name)
+                if isinstance(value, Tensor) and isinstance(held, Tensor):
+                    held.copy_(value)
+                else:
+                    target.optimizer.state[ours][name] = copy.deepcopy(value)
+    for their_group, our_group in zip(source.optimizer.param_groups, target.optimizer.param_groups, strict=True):
+        our_group.update({name: value for name, value in their_group.items() if name != "params"})
+    if source.scheduler is not None and target.scheduler is not None:
+        target.scheduler.load_state_dict(source.scheduler.state_dict())
+
+
+def _parameters(learner: FineTuning) -> list[Tensor]:
+    return [parameter for group in learner.optimizer.param_groups for parameter in group["params"]]

@@ -1,0 +1,78 @@
+"""From a recipe, a function of a run, to a command with the options that all recipes share."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attnreg.tasks.task import TASKS, get_task
+from attnreg.training.settings import Settings
+
+_POSITIVE = click.IntRange(min=1)
+_SHARED = (
+    click.option("--task", default="agreement", show_default=True, help=f"One of {', '.join(TASKS)}."),
+    click.option("--model", help="Folder or hub name; by default the task's."),
+    click.option(
+        "--data-dir", help="Folder with train and validation as .jsonl[.gz], .csv, .tsv or .parquet; no network needed."
+    ),
+    click.option("--epochs", type=_POSITIVE, help="By default the task's."),
+    click.option("--batch-size", type=_POSITIVE, help="By default the task's."),
+    click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), help="By default the task's."),
+    click.option("--max-length", type=click.IntRange(min=4), help="In tokens; by default the task's."),
+    click.option("--train-size", type=_POSITIVE, help="Train on so many rows, drawn by the seed."),
+    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
+    click.option("--output-dir", type=click.Path(path_type=Path), help="By default runs/RECIPE-TASK-seedN."),
+    click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output-dir."),
+    click.option("--device", type=click.Choice(["cpu", "cuda", "mps"]), help="By default the best there is."),
+    click.option("--save-steps", type=_POSITIVE, help="Write a checkpoint every so many steps, not only each epoch."),
+)
+
+
+def recipe(name: str, *own: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a command of a recipe.
+
+    Args:
+        name: the recipe's name.
+        own: its own options, as :func:`click.option` gives them. What the options are called, the function's
+            parameters are called.
+
+    Returns:
+        a decorator for a function that takes a :class:`attnreg.training.Run` and its own options; its docstring is
+        the command's help.
+
+    Example:
+        >>> @recipe("nothing", click.option("--times", default=1))
+        ... def nothing(run, times):
+        ...     '''Do nothing, several times.'''
+        >>> nothing.name
+        'nothing'
+    """
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        @functools.wraps(function)
+        def callback(**options: Any) -> None:
+            shared = {f.name: options.pop(f.name) for f in dataclasses.fields(Settings) if f.name in options}
+            settings = _settings(name, shared, options)
+            from attnreg.training.run import Run
+
+            function(Run(settings), **options)
+
+        for option in reversed((*own, *_SHARED)):
+            callback = option(callback)
+        return click.command(name)(callback)
+
+    return decorate
+
+
+def _settings(name: str, shared: dict[str, Any], own: dict[str, Any]) -> Settings:
+    task = get_task(shared["task"])
+    for option in ("epochs", "batch_size", "learning_rate", "max_length"):
+        if shared[option] is None:
+            shared[option] = getattr(task, option)
+    shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{name}-{task.name}-seed{shared['seed']}"
+    return Settings(recipe=name, own=own, **shared)

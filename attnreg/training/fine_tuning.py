@@ -1,0 +1,102 @@
+"""Fine-tuning, plain or under any provider."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from attnreg.injection import AttachHandle, attach
+from attnreg.provider import MaskProvider
+from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater
+
+
+class FineTuning(TrainingMethod):
+    """One network, one optimizer, and a provider if there is one.
+
+    Args:
+        model: a model whose output has a ``loss`` when it is given ``labels``.
+        optimizer: over the model's parameters (and the provider's, if it learns by the same loss).
+        provider: attached to every self-attention of the model; to choose layers, attach it yourself and pass the
+            handle instead.
+        scheduler: advanced after each optimizer step.
+        max_grad_norm: gradients are scaled down to this norm; ``None`` leaves them.
+        accelerator: takes care of devices and processes.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> from attnreg import AttentionDropout
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = BertForSequenceClassification(config)
+        >>> method = FineTuning(model, torch.optim.SGD(model.parameters(), lr=0.1), AttentionDropout(0.1))
+        >>> result = method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])})
+        >>> list(method.drop_rates())
+        ['encoder.0']
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        provider: MaskProvider | AttachHandle | None = None,
+        *,
+        scheduler: LRScheduler | None = None,
+        max_grad_norm: float | None = 1.0,
+        accelerator: Accelerator | None = None,
+    ) -> None:
+        self.handle = attach(model, provider) if isinstance(provider, MaskProvider) else provider
+        self.updater = Updater(max_grad_norm, accelerator)
+        self._network, self.optimizer = self.updater.prepare(model, optimizer)
+        self.scheduler = scheduler
+        if self.handle is not None and accelerator is not None:
+            self.handle.provider.to(accelerator.device)
+
+    @property
+    def model(self) -> nn.Module:  # noqa: D102
+        return self.updater.unwrap(self._network)
+
+    @property
+    def provider(self) -> MaskProvider | None:  # noqa: D102
+        return None if self.handle is None else self.handle.provider
+
+    def step(self, batch: Batch) -> StepResult:  # noqa: D102
+        self._network.train()
+        loss = self._network(**batch).loss
+        self.updater.backward(loss)
+        self.updater.step(self._network, self.optimizer, self.scheduler)
+        if self.handle is not None:
+            self.handle.step()
+        return StepResult(loss.detach())
+
+    def on_epoch(self, epoch: int) -> None:  # noqa: D102
+        if self.handle is not None:
+            self.handle.provider.on_epoch(epoch)
+
+    def drop_rates(self) -> dict[str, Tensor]:  # noqa: D102
+        return {} if self.handle is None else self.handle.drop_rate_tensors()
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": {} if self.scheduler is None else scheduler_state(self.scheduler),
+            "provider": {} if self.handle is None else self.handle.provider.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self.handle is not None:
+            self.handle.provider.load_state_dict(state["provider"])
+
+
+def scheduler_state(scheduler: LRScheduler) -> dict[str, Any]:
+    """A scheduler's state without the functions that it keeps."""
+    return {name: value for name, value in scheduler.state_dict().items() if name != "lr_lambdas"}

@@ -1,0 +1,81 @@
+"""A run's folder: ``config.json``, ``metrics.jsonl``, ``telemetry.jsonl``, ``model/``, ``provider/``, ``checkpoints/``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnreg import __version__
+from attnreg._files import replaced_folder
+from attnreg.errors import InputError
+from attnreg.training.settings import Settings
+
+
+class RunFolder:
+    """Where a run writes.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+
+    def check(self, settings: Settings) -> None:
+        """Raise if the folder cannot take this run, before anything is written.
+
+        Raises:
+            InputError: if it holds a run that is not to be resumed, or resuming was asked for and it holds none, no
+                checkpoint, or a run with other options.
+        """
+        config = self.path / "config.json"
+        if not settings.resume:
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                raise InputError(
+                    f"Expected --output-dir to be new or empty, got {self.path}, which is not: choose another folder"
+                    + (", or pass --resume to go on with the run in it." if config.is_file() else ".")
+                )
+            return
+        if not config.is_file():
+            raise InputError(f"Expected a run to resume in {self.path}, found none: start it without --resume.")
+        try:
+            saved = json.loads(config.read_text(encoding="utf-8"))
+            differences = settings.differences(saved)
+        except (ValueError, AttributeError) as error:
+            raise InputError(f"Expected the options of a run in {config}, got: {error}.") from error
+        if differences:
+            raise InputError(
+                f"Expected the options that the run in {self.path} was started with, got others: "
+                f"resume with {', '.join(differences)}."
+            )
+
+    def create(self, settings: Settings) -> None:
+        """Make the folder and write the configuration down."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        config = {"attnreg": __version__, **settings.to_dict()}
+        (self.path / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    def append(self, name: str, record: Mapping[str, Any]) -> None:
+        """Add a line to ``name.jsonl``."""
+        with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of steps that are about to be run again."""
+        for name in ("metrics", "telemetry"):
+            file = self.path / f"{name}.jsonl"
+            if file.is_file():
+                lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+                kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+                file.write_text("".join(kept), encoding="utf-8")
+
+    def save_model(self, model: Any, tokenizer: Any, provider: Any) -> None:
+        """Write ``model/`` and ``provider/``, each whole or not at all."""
+        with replaced_folder(self.path / "model") as new:
+            model.save_pretrained(new)
+            tokenizer.save_pretrained(new)
+        if provider is not None:
+            provider.save_pretrained(self.path / "provider")

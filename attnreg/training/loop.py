@@ -1,0 +1,116 @@
+"""The library's loop around a training method."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from accelerate.utils import set_seed
+
+from attnreg.training.checkpoint import load_checkpoint, rng_state, save_checkpoint, set_rng_state
+from attnreg.training.evaluation import evaluate
+from attnreg.training.method import TrainingMethod
+from attnreg.training.progress import Progress
+from attnreg.training.run import Run
+from attnreg.training.telemetry import Telemetry
+
+
+@dataclass
+class History:
+    """What a run has done so far.
+
+    Args:
+        epoch: the epoch that is running, from 0; the number of epochs when all are done.
+        batch: how many of its batches are done.
+        step: optimizer steps done.
+        seconds: time spent in training steps and evaluations.
+        evaluations: one record per network and epoch.
+        drop_rates: drop rate per attention site, mean over all steps.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    drop_rates: dict[str, float] = field(default_factory=dict)
+
+    def of(self, network: str) -> list[dict[str, Any]]:
+        """The evaluations of one network, in order."""
+        return [record for record in self.evaluations if record["network"] == network]
+
+
+def fit(method: TrainingMethod, run: Run) -> History:
+    """Train, evaluate after each epoch, keep the best model, write checkpoints; go on from the last one if resuming.
+
+    Args:
+        method: the method; its :attr:`model` is the one that is kept, best epoch first by the task's metric.
+        run: where data comes from and results go.
+
+    Returns:
+        the history of the whole run, earlier parts included.
+    """
+    history, telemetry = History(), Telemetry(run.folder)
+    set_seed(run.settings.seed)
+    if run.settings.resume:
+        history = _restore(method, run, telemetry)
+    with Progress(run, history) as progress:
+        while history.epoch < run.epochs:
+            _epoch(method, run, history, telemetry, progress)
+    return history
+
+
+def _epoch(method: TrainingMethod, run: Run, history: History, telemetry: Telemetry, progress: Progress) -> None:
+    begin = time.perf_counter() - history.seconds
+    if not history.batch:
+        method.on_epoch(history.epoch)
+    for batch in run.train_batches.epoch(history.epoch, skip=history.batch):
+        result = method.step(batch)
+        history.step += 1
+        history.batch += 1
+        history.seconds = time.perf_counter() - begin
+        telemetry.note(history.step, result, method.drop_rates())
+        progress.step(history, telemetry)
+        if run.settings.save_steps and history.step % run.settings.save_steps == 0:
+            _save(method, run, history, telemetry)
+    telemetry.flush(history.step)
+    history.drop_rates = telemetry.mean_drop_rates()
+    best = max((r[run.task.metric] for r in history.of(_kept(method))), default=-math.inf)
+    for name, network in method.networks.items():
+        metrics = evaluate(network, run.dev_batches, {run.task.metric, "accuracy"})
+        record = {"network": name, "epoch": history.epoch + 1, "step": history.step, **metrics}
+        history.evaluations.append(record)
+        run.folder.append("metrics", record)
+        progress.evaluated(record)
+    history.epoch, history.batch = history.epoch + 1, 0
+    history.seconds = time.perf_counter() - begin
+    if history.of(_kept(method))[-1][run.task.metric] > best:
+        run.folder.save_model(method.model, run.tokenizer, method.provider)
+    _save(method, run, history, telemetry)
+
+
+def _kept(method: TrainingMethod) -> str:
+    return next(name for name, network in method.networks.items() if network is method.model)
+
+
+def _save(method: TrainingMethod, run: Run, history: History, telemetry: Telemetry) -> None:
+    state: Mapping[str, Any] = {
+        "method": method.state_dict(),
+        "history": vars(history),
+        "telemetry": telemetry.state_dict(),
+        "rng": rng_state(),
+    }
+    save_checkpoint(run.folder.checkpoints, history.step, state)
+
+
+def _restore(method: TrainingMethod, run: Run, telemetry: Telemetry) -> History:
+    state = load_checkpoint(run.folder.checkpoints)
+    method.load_state_dict(state["method"])
+    history = History(**state["history"])
+    telemetry.load_state_dict(state["telemetry"])
+    run.folder.forget_after(history.step)
+    set_rng_state(state["rng"])
+    return history

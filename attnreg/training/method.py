@@ -1,0 +1,121 @@
+"""The contract of training methods, and the update that they share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from attnreg.provider import MaskProvider
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one training step did.
+
+    Args:
+        loss: 0-d, detached: the training loss of the network that the method returns.
+        logs: further numbers to show and write down, by name; 0-d tensors or floats.
+        events: further facts to show and write down, by name, such as who won a round.
+    """
+
+    loss: Tensor
+    logs: Mapping[str, Tensor | float] = field(default_factory=dict)
+    events: Mapping[str, str] = field(default_factory=dict)
+
+
+class TrainingMethod(ABC):
+    """A way of training a model: something that is given batches, and has a model to show for it.
+
+    Methods run in the library's own loop and in any other::
+
+        for epoch in range(epochs):
+            method.on_epoch(epoch)
+            for batch in batches:
+                method.step(batch)
+    """
+
+    @property
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """The network to evaluate and keep."""
+
+    @property
+    def networks(self) -> dict[str, nn.Module]:
+        """All networks in training that are worth evaluating, by name."""
+        return {"model": self.model}
+
+    @abstractmethod
+    def step(self, batch: Batch) -> StepResult:
+        """One optimizer step (of each network) on a batch: keyword arguments of the model, ``labels`` among them."""
+
+    def on_epoch(self, epoch: int) -> None:
+        """An epoch begins; counted from 0."""
+
+    @property
+    def provider(self) -> MaskProvider | None:
+        """The provider in use, to be saved beside the model; ``None`` where there is none."""
+        return None
+
+    @abstractmethod
+    def drop_rates(self) -> dict[str, Tensor]:
+        """Drop rate per attention site in the latest step, 0-d tensors; empty where nothing is attached."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that resuming needs, as nested dicts and lists of tensors and plain values."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+
+
+class Updater:
+    """How a loss becomes an update: backward, clip, step, schedule.
+
+    Args:
+        max_grad_norm: gradients are scaled down to this norm; ``None`` leaves them.
+        accelerator: takes care of devices and processes; ``None`` in a loop that does so itself.
+    """
+
+    def __init__(self, max_grad_norm: float | None = 1.0, accelerator: Accelerator | None = None) -> None:
+        self.max_grad_norm = max_grad_norm
+        self.accelerator = accelerator
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """Place a model and its optimizer as the accelerator wants them."""
+        if self.accelerator is None:
+            return model, optimizer
+        return self.accelerator.prepare(model, optimizer)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The model itself, without what the accelerator has put around it."""
+        return model if self.accelerator is None else self.accelerator.unwrap_model(model)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss."""
+        if self.accelerator is None:
+            loss.backward()
+        else:
+            self.accelerator.backward(loss)
+
+    def step(self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None = None) -> None:
+        """Use the gradients and clear them."""
+        if self.max_grad_norm is not None:
+            if self.accelerator is None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
+            else:
+                self.accelerator.clip_grad_norm_(model.parameters(), self.max_grad_norm)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,74 @@
+"""What a person sees while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+if TYPE_CHECKING:
+    from attnreg.training.loop import History
+    from attnreg.training.run import Run
+    from attnreg.training.telemetry import Telemetry
+
+
+class Progress:
+    """A live line (on a terminal) with loss, drop rate, metric and who is winning; a lasting line per evaluation.
+
+    Args:
+        run: the run.
+        history: how far it is.
+    """
+
+    def __init__(self, run: Run, history: History) -> None:
+        self._run = run
+        self._console = Console()
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[state]}"),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task(run.settings.recipe, total=run.total_steps, completed=history.step, state="")
+        self._metrics: dict[str, float] = {}
+
+    def step(self, history: History, telemetry: Telemetry) -> None:
+        """A training step is done."""
+        shown = []
+        if "loss" in telemetry.latest:
+            shown.append(f"loss {telemetry.latest['loss']:.3f}")
+        shown += [f"dev {name} {value:.3f}" for name, value in self._metrics.items()]
+        rates = [value for name, value in telemetry.latest.items() if name.startswith("drop/")]
+        if rates:
+            shown.append(f"drop {sum(rates) / len(rates):.2f}")
+        if telemetry.events:
+            wins = {key.split(": ")[1]: count for key, count in telemetry.event_counts.items()}
+            shown.append("wins " + " ".join(f"{name} {count}" for name, count in sorted(wins.items())))
+        description = f"{self._run.settings.recipe} epoch {history.epoch + 1}/{self._run.epochs}"
+        self._bar.update(self._task, completed=history.step, description=description, state="  ".join(shown))
+
+    def evaluated(self, record: Mapping[str, Any]) -> None:
+        """A network was evaluated."""
+        metric = self._run.task.metric
+        self._metrics[record["network"]] = record[metric]
+        self._console.print(
+            f"epoch {record['epoch']}/{self._run.epochs}  {record['network']:<9} dev loss {record['loss']:.4f}  "
+            f"{metric} {record[metric]:.4f}",
+            highlight=False,
+        )
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()

@@ -1,0 +1,71 @@
+"""The end of a run: a table and the drop rates, on the screen and in ``report.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from attnreg.training.loop import History
+from attnreg.training.run import Run
+
+
+def report(run: Run, history: History, plain: tuple[Run, History] | None = None, notes: Sequence[str] = ()) -> None:
+    """Print how the networks of a run came out and what was dropped, and write it to ``report.md``.
+
+    Args:
+        run: the run that the report is about.
+        history: its history.
+        plain: plain fine-tuning to compare with.
+        notes: sentences below the tables.
+    """
+    metric = run.task.metric
+    header = ["network", f"{metric}, last epoch", "best epoch", "dev loss, last epoch", "training rows", "time (s)"]
+    networks = dict.fromkeys(record["network"] for record in history.evaluations)
+    entries = [(name if len(networks) > 1 else run.settings.recipe, run, history, name) for name in networks]
+    if plain is not None:
+        entries.append(("plain fine-tuning", *plain, "model"))
+    rows = []
+    for name, its_run, its_history, network in entries:
+        records = its_history.of(network)
+        best = max(records, key=lambda record: record[metric])
+        rows.append(
+            [
+                name,
+                f"{records[-1][metric]:.4f}",
+                f"{best[metric]:.4f} (epoch {best['epoch']})",
+                f"{records[-1]['loss']:.4f}",
+                str(len(its_run.train_rows)),
+                f"{its_history.seconds:.0f}",
+            ]
+        )
+    rates = [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]
+    settings = run.settings
+    title = f"{settings.recipe} on {settings.task} (dev, seed {settings.seed})"
+    console = Console()
+    _show(console, title, header, rows)
+    if rates:
+        _show(console, "drop rate per layer, mean over training", ["layer", "drop rate"], rates)
+    for note in notes:
+        console.print(note, highlight=False)
+    console.print(f"Everything is in {run.folder.path}/", highlight=False, soft_wrap=True)
+    text = [f"# {title}", "", *_markdown(header, rows), ""]
+    if rates:
+        text += ["Drop rate per layer, mean over training:", "", *_markdown(["layer", "drop rate"], rates), ""]
+    text += [f"{note}\n" for note in notes]
+    (run.folder.path / "report.md").write_text("\n".join(text), encoding="utf-8")
+
+
+def _show(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(header):
+        table.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]

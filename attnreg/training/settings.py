@@ -1,0 +1,48 @@
+"""The options that all recipes share, resolved."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# What may differ between a run and its continuation.
+_NOT_COMPARED = {"output_dir", "resume", "device", "save_steps"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run's options; ``own`` are those of its recipe. Numbers left ``None`` take the task's defaults."""
+
+    recipe: str
+    task: str
+    model: str | None = None
+    data_dir: str | None = None
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    max_length: int
+    train_size: int | None = None
+    seed: int = 0
+    output_dir: Path
+    resume: bool = False
+    device: str | None = None
+    save_steps: int | None = None
+    own: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``config.json`` holds."""
+        values = dataclasses.asdict(self)
+        return {name: values[name] for name in values if name not in _NOT_COMPARED}
+
+    def differences(self, config: dict[str, Any]) -> list[str]:
+        """The options, as typed on the command line, in which a saved configuration differs."""
+        mine = self.to_dict()
+        flat = {**{k: v for k, v in mine.items() if k != "own"}, **mine["own"]}
+        theirs = {**{k: v for k, v in config.items() if k != "own"}, **config.get("own", {})}
+        return [
+            f"--{name.replace('_', '-')} {theirs.get(name)} (not {flat.get(name)})"
+            for name in sorted(flat.keys() | theirs.keys() - {"attnreg"})
+            if name != "attnreg" and flat.get(name) != theirs.get(name)
+        ]

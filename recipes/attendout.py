@@ -1,0 +1,83 @@
+"""AttendOut: a Generator learns attention-dropout masks from the game of an Attacker with a Defender."""
+
+import click
+
+import attnreg
+from attnreg.training import recipe
+
+
+@recipe(
+    "attendout",
+    click.option("--round-steps", type=click.IntRange(min=1), default=8, show_default=True, help="T, steps in a round."),
+    click.option("--initial-keep", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.9,
+                 show_default=True, help="The Generator's rate of keeping before it has learned."),
+    click.option("--warmup", type=click.FloatRange(0, 1), default=0.1, show_default=True,
+                 help="Share of training before the game begins."),
+    click.option("--generator-lr", type=click.FloatRange(min=0), default=1e-3, show_default=True),
+    click.option("--score", type=click.Choice(["loss", "accuracy"]), default="loss", show_default=True),
+    click.option("--reward", type=click.Choice(["gap", "sign", "standardized"]), default="standardized",
+                 show_default=True),
+    click.option("--winner", type=click.Choice(["evidence", "greedy", "proportional"]), default="evidence",
+                 show_default=True, help="How the winner of a round is drawn."),
+    click.option("--reward-data", type=click.Choice(["held-out", "dev", "train"]), default="held-out",
+                 show_default=True, help="What the networks are scored on after each round."),
+    click.option("--reward-rows", type=click.IntRange(min=1), default=256, show_default=True,
+                 help="Rows held out from train for the reward, at most a tenth of it."),
+    click.option("--returns", type=click.Choice(["attacker", "defender"]), default="attacker", show_default=True),
+    click.option("--baseline/--no-baseline", default=True, show_default=True, help="Also run plain fine-tuning."),
+)  # fmt: skip
+def attendout(
+    run: "attnreg.training.Run",
+    round_steps: int,
+    initial_keep: float,
+    warmup: float,
+    generator_lr: float,
+    score: str,
+    reward: str,
+    winner: str,
+    reward_data: str,
+    reward_rows: int,
+    returns: str,
+    baseline: bool,
+) -> None:
+    """AttendOut: a Generator learns attention-dropout masks from the game of an Attacker with a Defender.
+
+    Example: attnreg recipe attendout --task cola --epochs 3
+    """
+    import torch
+
+    reward_batches, notes = None, []
+    if reward_data == "held-out":
+        reward_batches = run.hold_out(min(reward_rows, max(1, len(run.train_rows) // 10)))
+    elif reward_data == "dev":
+        reward_batches = run.dev_as_batches()
+        notes.append("Warning: rewards came from the dev set (--reward-data dev), so the dev scores are not held out.")
+        click.echo(notes[0], err=True)
+
+    generator = attnreg.GNetProvider.for_model(run.model, initial_keep=initial_keep)
+    game = attnreg.training.AttackerDefender(
+        run.model,
+        generator,
+        run.optimizer,
+        scheduler_factory=run.schedule,
+        generator_optimizer_factory=lambda network: torch.optim.Adam(network.parameters(), lr=generator_lr),
+        reward_batches=reward_batches,
+        steps_per_round=round_steps,
+        warmup_steps=int(warmup * run.total_steps),
+        score=score,
+        reward=reward,
+        winner=winner,
+        returns=returns,
+        accelerator=run.accelerator,
+    )
+    history = attnreg.training.fit(game, run)
+
+    plain = None
+    if baseline:
+        plain_run = run.plain()
+        optimizer = plain_run.optimizer(plain_run.model)
+        method = attnreg.training.FineTuning(
+            plain_run.model, optimizer, scheduler=plain_run.schedule(optimizer), accelerator=plain_run.accelerator
+        )
+        plain = plain_run, attnreg.training.fit(method, plain_run)
+    attnreg.training.report(run, history, plain, notes)
