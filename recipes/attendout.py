@@ -13,7 +13,7 @@ from attnreg.training import recipe
                  show_default=True, help="The Generator's rate of keeping before it has learned."),
     click.option("--warmup", type=click.FloatRange(0, 1), default=0.1, show_default=True,
                  help="Share of training before the game begins."),
-    click.option("--generator-lr", type=click.FloatRange(min=0), default=1e-3, show_default=True),
+    click.option("--generator-lr", type=click.FloatRange(min=0), default=5e-5, show_default=True),
     click.option("--score", type=click.Choice(["loss", "accuracy"]), default="loss", show_default=True),
     click.option("--reward", type=click.Choice(["gap", "sign", "standardized"]), default="standardized",
                  show_default=True),

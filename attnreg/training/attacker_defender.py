@@ -54,7 +54,7 @@ class AttackerDefender(TrainingMethod):
             one), ``"greedy"``, ``"proportional"`` to the scores, or a function of the Attacker's and the Defender's
             scores that gives the Attacker's probability.
         baseline_momentum: of the moving average of rewards, b, that starts at 0.
-        generator_optimizer_factory: makes the Generator's optimizer; by default Adam with learning rate 1e-3.
+        generator_optimizer_factory: makes the Generator's optimizer; by default Adam with learning rate 5e-5.
         scheduler_factory: makes the learning-rate schedule of an optimizer; called for each of the two networks.
         returns: which network :attr:`model` is.
         max_grad_norm: gradients of each network are scaled down to this norm; ``None`` leaves them.
@@ -141,7 +141,7 @@ class AttackerDefender(TrainingMethod):
         self.defender = learner(model, None)
         self._policy: Any = generator
         self._updater = Updater(max_grad_norm, accelerator)
-        make = generator_optimizer_factory or (lambda network: torch.optim.Adam(network.parameters(), lr=1e-3))
+        make = generator_optimizer_factory or (lambda network: torch.optim.Adam(network.parameters(), lr=5e-5))
         self.generator, self._generator_optimizer = self._updater.prepare(generator, make(generator))
         self._moves: list[Move] = []
         self.steps = 0

@@ -61,8 +61,9 @@ def _attend(
 ) -> Tensor:
     keep = mask.scores
     if mask.drops_layer:
-        # Empty sums: Q and K stay in the graph, with zero gradients, and cannot spoil the value.
-        return functional.uniform_attention(value, valid, shape) + (query[:0].sum() + key[:0].sum())
+        # Empty sums: Q, K and a learned bias stay in the graph, with zero gradients, and cannot spoil the value.
+        unused = (x[:0].sum() for x in (query, key, bias) if x is not None)
+        return functional.uniform_attention(value, valid, shape) + sum(unused)
     if bias is not None and valid is not None:
         # A row without a valid key stays as the model's finite biases make it.
         orphan = ~valid.any(-1, keepdim=True)

@@ -1,0 +1,218 @@
+"""The rows of the test matrix: a row per tiny model, a row per provider."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import nn
+
+import attnreg
+
+TEXT = {"vocab_size": 40, "pad_token_id": 0}
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    name: str
+    make: Callable[[], nn.Module]
+    blocks: Callable[[nn.Module], list[nn.Module]]  # what gradient checkpointing wraps
+    stacks: dict[str, int] = field(default_factory=lambda: {"encoder": 2})
+    inputs: str = "ids"  # "ids", "pair" (source and target), "image", "vectors"
+    eager: bool = True  # whether the same model can also run its attention written out, and show its weights
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def takes_token_ids(self) -> bool:
+        return self.inputs in ("ids", "pair")
+
+    def build(self) -> nn.Module:
+        torch.manual_seed(0)
+        model = self.make().train()
+        for module in model.modules():
+            if isinstance(module, hf.PreTrainedModel):
+                module.config.use_cache = False  # a cache would grow when gradient checkpointing recomputes
+        return model
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        if self.inputs == "image":
+            return {"pixel_values": torch.randn(3, 3, 8, 8, generator=generator)}
+        if self.inputs == "vectors":
+            return {"src": torch.randn(3, 6, 16, generator=generator)}
+        ids = torch.randint(2, 40, (3, 6), generator=generator)
+        mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [1] * 5 + [0]])
+        batch = {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+        if self.inputs == "pair":
+            batch["decoder_input_ids"] = torch.randint(2, 40, (3, 5), generator=generator)
+        return batch
+
+
+def output(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The model's main output."""
+    result = model(**batch)
+    return result if isinstance(result, torch.Tensor) else (result.logits if "logits" in result else result[0])
+
+
+def _classifier(config: Any, **options: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        made = config(**{**TEXT, **SMALL, **options})
+        return hf.AutoModelForSequenceClassification.from_config(made)
+
+    return make
+
+
+def _bert_blocks(model: nn.Module) -> list[nn.Module]:
+    return list(model.base_model.encoder.layer)
+
+
+def _seq2seq_blocks(model: nn.Module) -> list[nn.Module]:
+    return [*model.model.encoder.layers, *model.model.decoder.layers]
+
+
+SEQ2SEQ = {
+    "vocab_size": 40,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+    "decoder_start_token_id": 0,
+    "forced_eos_token_id": 1,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 32,
+}
+PAIR_STACKS = {"encoder": 2, "decoder": 2, "cross": 2}
+
+MODELS = [
+    ModelCase("bert", _classifier(hf.BertConfig), _bert_blocks),
+    ModelCase("roberta", _classifier(hf.RobertaConfig, max_position_embeddings=32), _bert_blocks),
+    ModelCase("electra", _classifier(hf.ElectraConfig, embedding_size=8), _bert_blocks),
+    ModelCase(
+        "albert",
+        _classifier(hf.AlbertConfig, embedding_size=8),
+        lambda m: list(m.albert.encoder.albert_layer_groups),
+    ),
+    ModelCase(
+        "distilbert",
+        lambda: hf.DistilBertForSequenceClassification(
+            hf.DistilBertConfig(**TEXT, dim=16, n_layers=2, n_heads=4, hidden_dim=24)
+        ),
+        lambda m: list(m.distilbert.transformer.layer),
+    ),
+    ModelCase(
+        "deberta-v2",
+        _classifier(
+            hf.DebertaV2Config,
+            relative_attention=True,
+            pos_att_type=["p2c", "c2p"],
+            position_biased_input=False,
+            max_position_embeddings=32,
+        ),
+        _bert_blocks,
+        eager=False,
+    ),
+    ModelCase(
+        "modernbert",
+        _classifier(
+            hf.ModernBertConfig,
+            cls_token_id=2,
+            sep_token_id=3,
+            bos_token_id=2,
+            eos_token_id=3,
+            local_attention=4,
+            global_attn_every_n_layers=2,
+        ),
+        lambda m: list(m.model.layers),
+    ),
+    ModelCase(
+        "marian",
+        lambda: hf.MarianMTModel(hf.MarianConfig(**SEQ2SEQ)),
+        _seq2seq_blocks,
+        stacks=PAIR_STACKS,
+        inputs="pair",
+    ),
+    ModelCase(
+        "bart",
+        lambda: hf.BartForConditionalGeneration(hf.BartConfig(**SEQ2SEQ)),
+        _seq2seq_blocks,
+        stacks=PAIR_STACKS,
+        inputs="pair",
+    ),
+    ModelCase(
+        "t5",
+        lambda: hf.T5ForConditionalGeneration(
+            hf.T5Config(
+                vocab_size=40, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4, decoder_start_token_id=0
+            )
+        ),
+        lambda m: [*m.encoder.block, *m.decoder.block],
+        stacks=PAIR_STACKS,
+        inputs="pair",
+    ),
+    ModelCase(
+        "gpt2",
+        lambda: hf.GPT2LMHeadModel(
+            hf.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=4, bos_token_id=2, eos_token_id=3)
+        ),
+        lambda m: list(m.transformer.h),
+        stacks={"decoder": 2},
+    ),
+    ModelCase(
+        "llama",
+        lambda: hf.LlamaForCausalLM(
+            hf.LlamaConfig(**TEXT, **SMALL, num_key_value_heads=2, bos_token_id=2, eos_token_id=3)
+        ),
+        lambda m: list(m.model.layers),
+        stacks={"decoder": 2},
+    ),
+    ModelCase(
+        "vit",
+        lambda: hf.ViTForImageClassification(hf.ViTConfig(**SMALL, image_size=8, patch_size=4)),
+        lambda m: list(m.vit.layers if hasattr(m.vit, "layers") else m.vit.encoder.layer),
+        inputs="image",
+    ),
+    ModelCase(
+        "torch-encoder",
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 4, 24, batch_first=True), 2, enable_nested_tensor=False
+        ),
+        lambda m: list(m.layers),
+        inputs="vectors",
+        eager=False,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ProviderCase:
+    name: str
+    make: Callable[[nn.Module], attnreg.MaskProvider]
+    needs_token_ids: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+PROVIDERS = [
+    ProviderCase("weights-dropout", lambda m: attnreg.AttentionDropout(0.4)),
+    ProviderCase("scores-dropout", lambda m: attnreg.AttentionDropout(0.4, placement="scores")),
+    ProviderCase("layerdrop", lambda m: attnreg.AttentionLayerDrop(1.0)),
+    ProviderCase("bernoulli-schedule", lambda m: attnreg.BernoulliScheduleProvider([(0, 0.6), (1, 0.2)], 10)),
+    ProviderCase("g-net", lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5), needs_token_ids=True),
+    ProviderCase("on-layers", lambda m: attnreg.OnLayers(attnreg.AttentionDropout(0.4, "scores"), [-1])),
+    ProviderCase("composition", lambda m: attnreg.AttentionDropout(0.2) & attnreg.AttentionDropout(0.2, "scores")),
+]
+
+SUPPORTED = [(m, p) for m in MODELS for p in PROVIDERS if m.takes_token_ids or not p.needs_token_ids]
+REFUSED = [(m, p) for m in MODELS for p in PROVIDERS if not (m.takes_token_ids or not p.needs_token_ids)]

@@ -1,0 +1,339 @@
+"""Every provider on every model: what attaching promises."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint
+
+import attnreg
+from tests.cases import MODELS, REFUSED, SUPPORTED, output
+
+rows = pytest.mark.parametrize(("case", "provider_case"), SUPPORTED, ids=lambda x: str(x))
+models = pytest.mark.parametrize("case", MODELS, ids=str)
+
+
+def count_calls(module, args, out):
+    module.__dict__["seen"] = module.__dict__.get("seen", 0) + 1
+
+
+def without_dropout(model):
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, float) and (isinstance(module, nn.Dropout) or "drop" in name):
+                setattr(module, name, 0.0)
+
+
+def pop_counts(model):
+    return [module.__dict__.pop("seen", 0) for module in model.modules()]
+
+
+class Traces:
+    """What a model looks like from outside, to be compared before and after."""
+
+    def __init__(self, model):
+        self.keys = list(model.state_dict())
+        self.parameters = [(name, id(p)) for name, p in model.named_parameters()]
+        self.classes = [(name, type(m)) for name, m in model.named_modules()]
+        self.modes = [m.training for m in model.modules()]
+        self.attributes = [sorted(vars(m)) for m in model.modules()]
+        self.hooks = [
+            [list(getattr(m, kind)) for kind in vars(m) if "hooks" in kind and getattr(m, kind) is not None]
+            for m in model.modules()
+        ]
+
+
+def run(model, batch, seed=3):
+    """Output and gradients under a seed."""
+    model.zero_grad()
+    torch.manual_seed(seed)
+    out = output(model, batch)
+    torch.manual_seed(seed)
+    (out * torch.randn_like(out)).sum().backward()
+    return out, [p.grad for p in model.parameters()]
+
+
+def same(a, b):
+    return torch.equal(a[0], b[0]) and all(
+        x is y is None or torch.equal(x, y) for x, y in zip(a[1], b[1], strict=True)
+    )
+
+
+@rows
+def test_attach_and_detach_leave_no_trace(case, provider_case):
+    model, batch = case.build(), case.batch()
+    provider = provider_case.make(model)
+    for module in model.modules():
+        module.register_forward_hook(count_calls)
+    plain = run(model, batch)
+    before, calls = Traces(model), pop_counts(model)
+    random = torch.get_rng_state()
+    handle = attnreg.attach(model, provider)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert list(model.state_dict()) == before.keys
+    assert [(name, type(m)) for name, m in model.named_modules()] == before.classes
+    assert [m.training for m in model.modules()] == before.modes
+    assert [(name, id(p)) for name, p in model.named_parameters()] == before.parameters
+    assert attnreg.is_attached(model)
+    run(model, batch)
+    handle.detach()
+    handle.detach()
+    assert not attnreg.is_attached(model)
+    pop_counts(model)
+    assert same(run(model, batch), plain)
+    assert vars(Traces(model)) == vars(before)
+    assert pop_counts(model) == calls
+
+
+@rows
+def test_attached_trains_otherwise_than_plain_and_stays_finite(case, provider_case):
+    model, batch = case.build(), case.batch()
+    without_dropout(model)
+    plain = run(model, batch)
+    with attnreg.attach(model, provider_case.make(model)) as handle:
+        attached = run(model, batch)
+        rates = handle.drop_rates()
+    assert not torch.equal(attached[0], plain[0])
+    assert attached[0].isfinite().all()
+    assert all(grad.isfinite().all() for grad in attached[1] if grad is not None)
+    # Distributed data parallel waits for every parameter that has had a gradient before.
+    assert [grad is None for grad in attached[1]] == [grad is None for grad in plain[1]]
+    assert set(rates) == {site.label for site in handle.sites}
+    assert any(0 < rate <= 1 for rate in rates.values())
+
+
+@rows
+def test_eval_is_bitwise_the_plain_model(case, provider_case):
+    model, batch = case.build().eval(), case.batch()
+    with torch.no_grad():
+        plain = output(model, batch)
+        random = torch.get_rng_state()
+        with attnreg.attach(model, provider_case.make(model)):
+            assert torch.equal(output(model, batch), plain)
+    with_grad = output(model, batch)
+    with attnreg.attach(model, provider_case.make(model)):
+        random = torch.get_rng_state()
+        assert torch.equal(output(model, batch), with_grad)
+        assert torch.equal(torch.get_rng_state(), random)
+
+
+@rows
+def test_disabled_is_bitwise_the_plain_model(case, provider_case):
+    model, batch = case.build(), case.batch()
+    plain = run(model, batch)
+    provider = provider_case.make(model)
+    with attnreg.attach(model, provider) as handle:
+        with handle.disabled():
+            assert same(run(model, batch), plain)
+        provider.eval()
+        assert same(run(model, batch), plain)
+
+
+@rows
+def test_deepcopy_is_attached_to_a_copy_of_the_provider(case, provider_case):
+    model, batch = case.build(), case.batch()
+    provider = provider_case.make(model)
+    with attnreg.attach(model, provider) as handle:
+        clone = copy.deepcopy(model)
+        original = run(model, batch)
+        assert same(run(clone, batch), original)
+        attnreg.detach(clone)
+        assert not attnreg.is_attached(clone)
+        assert handle.attached
+        assert same(run(model, batch), original)
+        assert not same(run(clone, batch), original)
+
+
+@rows
+def test_pickle(case, provider_case):
+    model, batch = case.build(), case.batch()
+    with attnreg.attach(model, provider_case.make(model)):
+        clone = pickle.loads(pickle.dumps(model))
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        expected = run(model, batch)
+        for other in (clone, loaded):
+            assert same(run(other, batch), expected)
+            attnreg.detach(other)
+            assert not attnreg.is_attached(other)
+
+
+@rows
+def test_gradient_checkpointing_sees_the_same_masks(case, provider_case):
+    model, batch = case.build(), case.batch()
+    for block in case.blocks(model):
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    with attnreg.attach(model, provider_case.make(model)):
+        checkpointed = run(model, batch)
+        for block in case.blocks(model):
+            block.forward = block.forward.args[0]
+        expected = run(model, batch)
+    assert torch.equal(checkpointed[0], expected[0])
+    for ours, theirs in zip(checkpointed[1], expected[1], strict=True):
+        assert ours is theirs is None or torch.equal(ours, theirs)
+
+
+@rows
+def test_autocast_to_bfloat16(case, provider_case):
+    model, batch = case.build(), case.batch()
+    with (
+        attnreg.attach(model, provider_case.make(model)),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        out, grads = run(model, batch)
+    assert out.isfinite().all()
+    assert all(grad.isfinite().all() for grad in grads if grad is not None)
+
+
+@rows
+def test_provider_comes_back_from_its_folder(case, provider_case, tmp_path):
+    model, batch = case.build(), case.batch()
+    provider = provider_case.make(model)
+    with attnreg.attach(model, provider):
+        expected = run(model, batch)
+    provider.save_pretrained(tmp_path / "provider")
+    assert sorted(p.name for p in (tmp_path / "provider").iterdir()) == ["config.json", "model.safetensors"]
+    with attnreg.attach(model, type(provider).from_pretrained(tmp_path / "provider")):
+        assert same(run(model, batch), expected)
+
+
+@pytest.mark.parametrize(("case", "provider_case"), REFUSED, ids=lambda x: str(x))
+def test_unsupported_pairs_are_refused_before_anything_changes(case, provider_case):
+    model = case.build()
+    before = Traces(model)
+    with pytest.raises(ValueError, match="takes no token ids"):
+        attnreg.attach(model, provider_case.make(model))
+    assert vars(Traces(model)) == vars(before)
+
+
+class Raising(attnreg.MaskProvider):
+    def forward(self, site):
+        raise ZeroDivisionError
+
+
+class Interrupting(attnreg.MaskProvider):
+    def forward(self, site):
+        raise KeyboardInterrupt
+
+
+@models
+@pytest.mark.parametrize(("provider", "error"), [(Raising, ZeroDivisionError), (Interrupting, KeyboardInterrupt)])
+def test_an_exception_in_the_middle_leaves_no_trace(case, provider, error):
+    model, batch = case.build(), case.batch()
+    before, plain = Traces(model), run(model, batch)
+    handle = attnreg.attach(model, provider())
+    with pytest.raises(error):
+        output(model, batch)
+    assert not _get_current_function_mode_stack()
+    handle.detach()
+    assert vars(Traces(model)) == vars(before)
+    assert same(run(model, batch), plain)
+
+
+class Recorder(attnreg.MaskProvider):
+    def __init__(self):
+        super().__init__()
+        self.sites = []
+        self.prepared = []
+
+    def forward(self, site):
+        self.sites.append(site)
+
+    def prepare(self, inputs):
+        self.prepared.append(dict(inputs))
+
+
+@models
+def test_a_provider_that_keeps_everything_changes_nothing_and_is_asked_once_a_site(case):
+    model, batch = case.build(), case.batch()
+    plain, recorder = run(model, batch), Recorder()
+    with attnreg.attach(model, recorder, stacks=list(case.stacks)) as handle:
+        assert same(run(model, batch), plain)
+    assert [site.label for site in recorder.sites] == [site.label for site in handle.sites]
+    assert [site.name for site in recorder.sites] == [site.name for site in handle.sites]
+    assert sorted({(s.stack, s.num_layers) for s in handle.sites}) == sorted(case.stacks.items())
+    assert sorted(s.label for s in handle.sites) == sorted(f"{k}.{i}" for k, n in case.stacks.items() for i in range(n))
+    assert recorder.prepared == [batch] or all(torch.equal(recorder.prepared[0][k], v) for k, v in batch.items())
+    assert len(recorder.prepared) == 1
+    for site in recorder.sites:
+        assert site.shape[0] == 3
+        assert site.shape[1] == 4
+        assert site.units is None or site.units.any()
+
+
+@models
+def test_masks_reach_exactly_the_layers_asked_for(case):
+    model, recorder = case.build(), Recorder()
+    stack = next(iter(case.stacks))
+    with attnreg.attach(model, recorder, layers=[-1], stacks=[stack]) as handle:
+        output(model, case.batch())
+    assert [site.label for site in recorder.sites] == [f"{stack}.1"] == [site.label for site in handle.sites]
+
+
+@models
+def test_validity_is_what_the_model_was_given(case):
+    model, recorder, batch = case.build(), Recorder(), case.batch()
+    with attnreg.attach(model, recorder, stacks=list(case.stacks)):
+        output(model, batch)
+    real = batch.get("attention_mask", torch.ones(3, 1)).bool()
+    for site in recorder.sites:
+        queries, keys = site.shape[2:]
+        expected = torch.ones(3, queries, keys, dtype=torch.bool)
+        if site.stack != "decoder" or case.inputs == "ids":
+            expected &= real[:, None, :]
+        if site.stack == "decoder":
+            expected &= torch.ones(queries, keys, dtype=torch.bool).tril()
+        got = torch.ones(()).bool() if site.valid is None else site.valid
+        got = got.expand(site.shape)[:, 0]
+        if site.name == "model.layers.1.attn" and case.name == "modernbert":
+            expected &= (torch.arange(6)[:, None] - torch.arange(6)).abs() <= 2  # its local window
+        # What happens in the rows of padding is the model's own affair; DeBERTa allows them nothing.
+        rows = real if site.stack == "encoder" or case.inputs == "ids" else torch.ones(3, queries).bool()
+        assert torch.equal(got[rows.expand(3, queries)], expected[rows.expand(3, queries)]), site.label
+
+
+class DropFirstKey(attnreg.MaskProvider):
+    """Deterministic: drops key 0 everywhere, and in row 1 every key."""
+
+    def forward(self, site):
+        keep = torch.ones(site.shape[-2:], dtype=torch.bool)
+        keep[:, 0] = False
+        keep[1] = False
+        return attnreg.Mask(scores=keep)
+
+
+@pytest.mark.parametrize("case", [c for c in MODELS if c.eager], ids=str)
+def test_fused_and_written_out_attention_agree_and_show_the_mask(case):
+    model, batch = case.build().double(), case.batch()
+    batch = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+    without_dropout(model)
+    model.config._attn_implementation = "sdpa"
+    stacks = list(case.stacks)
+    layer = {"layers": [1], "stacks": stacks}
+    plain = output(model, batch)
+    with attnreg.attach(model, DropFirstKey(), **layer):
+        fused = output(model, batch)
+    model.set_attn_implementation("eager")
+    with attnreg.attach(model, DropFirstKey(), **layer):
+        # Models that upcast their softmax to float32 are exact to 1e-7 only when written out.
+        assert (output(model, batch) - fused).abs().max() < 1e-6
+        result = model(**batch, output_attentions=True)
+    assert (plain - fused).abs().max() > 1e-8
+    names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+    for stack in stacks:
+        attentions = result[names[stack]] if len(stacks) > 1 else result["attentions"]
+        assert attentions[0][:, :, 2:, 0].gt(0).any()
+        masked = attentions[1]
+        assert masked[:, :, 2:, 0].abs().max() == 0
+        allowed = masked[:, :, 1] > 0  # the row of which everything was dropped is uniform over valid keys
+        uniform = allowed / allowed.sum(-1, keepdim=True)
+        assert (masked[:, :, 1] - uniform).abs().max() < 1e-6

@@ -1,0 +1,119 @@
+"""Scores and weights dropout against loops, in float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnreg import functional
+from tests.reference import assert_same, attention, gradients
+
+B, H, Q, K, D = 2, 3, 4, 4, 5
+
+
+def tensors(seed=0, queries=Q, keys=K):
+    generator = torch.Generator().manual_seed(seed)
+    make = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()  # noqa: E731
+    return make(B, H, queries, D), make(B, H, keys, D), make(B, H, keys, D)
+
+
+def random_bool(seed, p, *shape):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < p
+
+
+PADDED = torch.tensor([[True] * 4, [True, True, False, False]]).view(B, 1, 1, K)
+CAUSAL = torch.ones(Q, K, dtype=torch.bool).tril()
+ORPHANS = PADDED & torch.tensor([True, True, False, True]).view(1, 1, Q, 1)  # row 2 has no valid key
+VALID = {"none": None, "padded": PADDED, "causal": CAUSAL, "padded causal": PADDED & CAUSAL, "orphan rows": ORPHANS}
+KEEP = {
+    "half": random_bool(1, 0.5, B, H, Q, K),
+    "few": random_bool(2, 0.15, B, H, Q, K),  # many rows of which everything is dropped
+    "shared by heads": random_bool(3, 0.4, B, 1, Q, K),
+    "whole heads": random_bool(4, 0.5, B, H, 1, 1),
+    "whole keys": random_bool(5, 0.5, B, 1, 1, K),
+    "nothing": torch.tensor(False),
+    "everything": torch.tensor(True),
+}
+BIAS = {"no bias": None, "bias": torch.randn(1, H, Q, K, dtype=torch.float64), "one row": torch.randn(1, 1, 1, K).double()}
+combinations = [
+    pytest.mark.parametrize("valid", VALID.values(), ids=VALID),
+    pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP),
+    pytest.mark.parametrize("bias", BIAS.values(), ids=BIAS),
+]
+
+
+def every_combination(test):
+    for mark in combinations:
+        test = mark(test)
+    return test
+
+
+@every_combination
+def test_scores_dropout(valid, keep, bias):
+    q, k, v = tensors()
+    fast = functional.scores_dropout(q, k, v, keep, valid, bias)
+    assert_same(fast, attention(q, k, v, keep=keep, valid=valid, bias=bias), q, k, v)
+
+
+@every_combination
+def test_masked_scores_are_the_same_attention(valid, keep, bias):
+    q, k, v = tensors()
+    fast = functional.attention_weights(q, k, valid, bias, keep=keep) @ v
+    assert_same(fast, attention(q, k, v, keep=keep, valid=valid, bias=bias), q, k, v)
+
+
+@every_combination
+def test_weights_dropout(valid, keep, bias):
+    q, k, v = tensors()
+    fast = functional.weights_dropout(q, k, v, keep, valid, bias, rescale=True, p=0.25)
+    slow = attention(q, k, v, valid=valid, bias=bias, factor=keep.double() / 0.75)
+    assert_same(fast, slow, q, k, v)
+
+
+@pytest.mark.parametrize("valid", VALID.values(), ids=VALID)
+def test_uniform_attention_is_scores_dropout_of_everything(valid):
+    q, k, v = tensors()
+    fast = functional.uniform_attention(v, valid, (B, H, Q, K))
+    assert_same(fast, attention(q, k, v, keep=torch.tensor(False), valid=valid), v)
+
+
+def test_uniform_attention_shares_value_heads():
+    _, _, v = tensors()
+    out = functional.uniform_attention(v[:, :1], PADDED, (B, H, Q, K))
+    assert torch.equal(out, functional.uniform_attention(v[:, :1].expand(B, H, K, D), PADDED, (B, H, Q, K)))
+
+
+@pytest.mark.parametrize("bias", BIAS.values(), ids=BIAS)
+def test_dropped_rows_send_no_gradient_to_query_and_key(bias):
+    q, k, v = tensors()
+    keep = torch.ones(B, H, Q, K, dtype=torch.bool)
+    keep[:, :, 1] = False
+    out = functional.scores_dropout(q, k, v, keep, PADDED, bias)
+    grad_q, grad_k, _ = gradients(out[:, :, 1], q, k, v)
+    assert not grad_q.any()
+    assert not grad_k.any()
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    queries=st.integers(1, 6),
+    keys=st.integers(1, 6),
+    kept=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]),
+    allowed=st.sampled_from([0.2, 0.7, 1.0]),
+    scale=st.sampled_from([None, 1.0, 0.3]),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_shape_and_mask(seed, queries, keys, kept, allowed, scale):
+    q, k, v = tensors(seed, queries, keys)
+    keep = random_bool(seed + 1, kept, B, H, queries, keys)
+    valid = random_bool(seed + 2, allowed, B, 1, queries, keys)
+    bias = torch.randn(B, H, queries, keys, dtype=torch.float64)
+    fast = functional.scores_dropout(q, k, v, keep, valid, bias, scale)
+    assert_same(fast, attention(q, k, v, keep=keep, valid=valid, bias=bias, scale=scale), q, k, v)
+
+
+@pytest.mark.parametrize("p", [None, 1.0, -0.1])
+def test_rescaling_needs_its_probability(p):
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match=r"Expected `p` in \[0, 1\)"):
+        functional.weights_dropout(q, k, v, torch.tensor(True), rescale=True, p=p)

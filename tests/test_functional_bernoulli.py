@@ -1,0 +1,90 @@
+"""Bernoulli decisions, units that count, bits."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnreg import functional
+
+
+def test_log_prob_is_the_mean_over_units_of_log_sigmoid():
+    torch.manual_seed(0)
+    logits = torch.randn(3, 2, 4, 4, dtype=torch.float64)
+    keep = torch.rand(3, 2, 4, 4) < 0.5
+    valid = torch.rand(3, 1, 4, 4) < 0.6
+    valid[2] = False
+    got = functional.bernoulli_log_prob(logits, keep, valid)
+    for b in range(3):
+        total, n = 0.0, 0
+        for layer in range(2):
+            for i in range(4):
+                for j in range(4):
+                    if valid[b, 0, i, j]:
+                        p = 1 / (1 + math.exp(-float(logits[b, layer, i, j])))
+                        total += math.log(p if keep[b, layer, i, j] else 1 - p)
+                        n += 1
+        assert float(got[b]) == pytest.approx(total / n if n else 0.0, abs=1e-12)
+
+
+def test_log_prob_gradient():
+    logits = torch.randn(2, 3, 3, dtype=torch.float64, requires_grad=True)
+    keep = torch.rand(2, 3, 3) < 0.5
+    assert torch.autograd.gradcheck(lambda s: functional.bernoulli_log_prob(s, keep, torch.tensor(True)), logits)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.93])
+def test_samples_have_the_probability_of_their_logits(p):
+    n = 200_000
+    generator = torch.Generator().manual_seed(1)
+    keep = functional.sample_keep(torch.full((n,), math.log(p / (1 - p))), generator=generator)
+    assert abs(keep.float().mean() - p) < 5 * math.sqrt(p * (1 - p) / n)
+
+
+def units_by_loop(valid, queries, keys):
+    out = torch.zeros(queries, keys, dtype=torch.bool)
+    for i in range(queries):
+        real = any(bool(valid[q, i]) for q in range(queries))  # somebody may attend to position i
+        for j in range(keys):
+            out[i, j] = bool(valid[i, j]) and real
+    return out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("real", [4, 2, 1])
+def test_units_are_valid_positions_of_real_rows(causal, real):
+    valid = (torch.arange(4) < real).expand(4, 4)
+    valid = valid.tril() if causal else valid
+    got = functional.units(valid.view(1, 1, 4, 4), (1, 2, 4, 4)).expand(1, 1, 4, 4)[0, 0]
+    assert torch.equal(got, units_by_loop(valid, 4, 4))
+    if not causal:
+        assert got.sum() == real * real
+
+
+def test_units_of_cross_attention_are_its_valid_positions():
+    valid = torch.tensor([True, False, True]).view(1, 1, 1, 3)
+    assert torch.equal(functional.units(valid, (1, 1, 3, 3), self_attention=False), valid)
+
+
+def test_drop_rate_counts_units_only():
+    keep = torch.tensor([[True, False], [False, False]]).view(1, 1, 2, 2)
+    units = torch.tensor([True, True, False, False]).view(1, 1, 2, 2)
+    assert functional.drop_rate(keep, units) == 0.5
+    assert functional.drop_rate(keep) == 0.75
+    assert functional.drop_rate(keep.float() * 2, units) == 0.5
+    assert functional.drop_rate(keep, torch.zeros_like(units)) == 0
+
+
+@given(st.lists(st.booleans(), min_size=0, max_size=70))
+def test_bits_come_back(values):
+    mask = torch.tensor(values, dtype=torch.bool)
+    packed = functional.pack_bits(mask)
+    assert packed.nbytes == math.ceil(len(values) / 8)
+    assert torch.equal(functional.unpack_bits(packed, mask.shape), mask)
+
+
+def test_bits_keep_their_shape():
+    mask = torch.rand(3, 5, 7) < 0.5
+    assert torch.equal(functional.unpack_bits(functional.pack_bits(mask), mask.shape), mask)
