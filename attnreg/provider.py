@@ -72,12 +72,20 @@ class MaskProvider(nn.Module, ABC):
     @property
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, by name."""
-        parameters = inspect.signature(type(self).__init__).parameters
-        return {name: getattr(self, name) for name in list(parameters)[1:]}
+        names = self._argument_names()
+        if missing := [name for name in names if not hasattr(self, name)]:
+            raise TypeError(
+                f"Expected {type(self).__name__} to keep the arguments of its constructor as attributes of the same "
+                f"name, missing {', '.join(missing)}."
+            )
+        return {name: getattr(self, name) for name in names}
 
     def extra_repr(self) -> str:  # noqa: D102
-        values = ((k, v) for k, v in self.config.items() if not isinstance(v, nn.Module))
-        return ", ".join(f"{name}={value!r}" for name, value in values)
+        values = ((name, getattr(self, name)) for name in self._argument_names() if hasattr(self, name))
+        return ", ".join(f"{name}={value!r}" for name, value in values if not isinstance(value, nn.Module))
+
+    def _argument_names(self) -> list[str]:
+        return list(inspect.signature(type(self).__init__).parameters)[1:]
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write ``config.json`` and ``model.safetensors`` into ``folder``, whole or not at all."""

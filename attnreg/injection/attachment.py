@@ -45,7 +45,7 @@ def attach(
 
     Example:
         >>> import torch, attnreg
-        >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), 2).train()
+        >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
         >>> with attnreg.attach(model, attnreg.AttentionDropout(0.5, placement="scores"), layers=[1]) as handle:
         ...     y = model(torch.randn(4, 3, 8))
         >>> [site.label for site in handle.sites]
@@ -91,6 +91,8 @@ def _choose(
     if missing := [stack for stack in stacks if stack not in present]:
         raise ValueError(f"Expected `stacks` among {present}, which the model has, got {missing}.")
     sites = [site for site in found if site.info.stack in stacks]
+    if not sites:
+        raise ValueError(f"Expected self-attention in the model, got {present} alone: pass `stacks={present}`.")
     if layers is None:
         return sites
     chosen = [s for s in sites if s.info.layer in layers or s.info.layer - s.info.num_layers in layers]

@@ -20,22 +20,19 @@ def example_inputs(model: nn.Module) -> dict[str, Any]:
         >>> example_inputs(nn.TransformerEncoderLayer(8, 2))["src"].shape
         torch.Size([1, 7, 8])
     """
-    if hasattr(model, "config") and hasattr(model, "main_input_name"):
-        inputs = _transformers_inputs(model.config, str(model.main_input_name))
-    else:
-        inputs = _torch_inputs(model)
-    parameter = next(model.parameters(), torch.empty(0))
-    return {
-        name: value.to(parameter.device, parameter.dtype if value.is_floating_point() else None)
-        for name, value in inputs.items()
-    }
+    # Made in place, not moved: self-attention is told from cross-attention by its query being its key.
+    like = next(model.parameters(), torch.empty(0))
+    with torch.device(like.device):
+        if hasattr(model, "config") and hasattr(model, "main_input_name"):
+            return _transformers_inputs(model.config, str(model.main_input_name), like.dtype)
+        return _torch_inputs(model, like.dtype)
 
 
-def _transformers_inputs(config: Any, main_input: str) -> dict[str, Tensor]:
+def _transformers_inputs(config: Any, main_input: str, dtype: torch.dtype) -> dict[str, Tensor]:
     if main_input == "pixel_values":
         size = config.image_size
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        return {"pixel_values": torch.zeros(1, config.num_channels, height, width)}
+        return {"pixel_values": torch.zeros(1, config.num_channels, height, width, dtype=dtype)}
     if main_input != "input_ids":
         return {}
     # Token 0 is padding in many vocabularies, and position ids may be counted from tokens that are not padding.
@@ -46,11 +43,11 @@ def _transformers_inputs(config: Any, main_input: str) -> dict[str, Tensor]:
     return inputs
 
 
-def _torch_inputs(model: nn.Module) -> dict[str, Tensor]:
+def _torch_inputs(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     attention = next((m for m in model.modules() if isinstance(m, nn.MultiheadAttention)), None)
     if attention is None:
         return {}
-    x = torch.zeros(1, LENGTH, attention.embed_dim)
+    x = torch.zeros(1, LENGTH, attention.embed_dim, dtype=dtype)
     if isinstance(model, (nn.TransformerEncoder, nn.TransformerEncoderLayer)):
         return {"src": x}
     if isinstance(model, (nn.TransformerDecoder, nn.TransformerDecoderLayer)):

@@ -1,0 +1,216 @@
+"""What each provider draws."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import attnreg
+from attnreg.pretrained import build, describe
+from tests.cases import PROVIDERS
+
+SITE = attnreg.AttentionSite(shape=(4, 8, 30, 30), num_layers=3)
+
+
+def close(rate, p, n):
+    return abs(float(rate) - p) <= 5 * math.sqrt(p * (1 - p) / n)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.7, 1.0])
+@pytest.mark.parametrize("placement", ["weights", "scores"])
+def test_attention_dropout_drops_at_its_rate(p, placement):
+    torch.manual_seed(0)
+    mask = attnreg.AttentionDropout(p, placement=placement)(SITE)
+    units = mask.scores if placement == "scores" else mask.weights
+    assert units.shape == SITE.shape
+    assert close((units == 0).float().mean(), p, units.numel())
+    kept = units[units != 0]
+    assert placement == "scores" or not len(kept) or (kept.unique() == torch.tensor(1 / (1 - p))).all()
+
+
+def test_attention_dropout_without_rescaling():
+    mask = attnreg.AttentionDropout(0.5, rescale=False)(SITE)
+    assert mask.weights.dtype == torch.bool
+
+
+def test_layerdrop_drops_whole_layers_at_its_rate():
+    torch.manual_seed(0)
+    provider = attnreg.AttentionLayerDrop(0.3)
+    drops = [provider(SITE).drops_layer for _ in range(3000)]
+    assert close(np.mean(drops), 0.3, 3000)
+
+
+class Operations(TorchDispatchMode):
+    """Names of all operations that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_a_dropped_layer_computes_no_scores(p):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    with attnreg.attach(layer, attnreg.AttentionLayerDrop(p)), Operations() as operations:
+        layer(torch.randn(2, 3, 8)).sum().backward()
+    scores = {name for name in operations.names if "softmax" in name or "scaled_dot_product" in name or "bmm" in name}
+    assert bool(scores) == (p == 0)
+
+
+def test_schedule_follows_its_lines_layer_by_layer():
+    knots = [[(0, 0.6), (1, 0.2)], [(0, 0.0), (0.5, 0.4), (1, 0.1)], [(0.25, 1.0), (0.75, 0.0)]]
+    provider = attnreg.BernoulliScheduleProvider(knots, total_steps=20)
+    for step in range(25):
+        expected = [np.interp(min(step / 20, 1), *zip(*line, strict=True)) for line in knots]
+        assert np.allclose(provider.rates.numpy(), expected, atol=1e-6)
+        for layer, rate in enumerate(expected):
+            torch.manual_seed(step)
+            site = attnreg.AttentionSite(shape=SITE.shape, layer=layer, num_layers=3)
+            keep = provider(site).scores
+            assert close((~keep).float().mean(), rate, keep.numel())
+        provider.step()
+
+
+def test_schedule_goes_on_where_it_was(tmp_path):
+    provider = attnreg.BernoulliScheduleProvider([(0, 0.0), (1, 1.0)], total_steps=4)
+    provider.step()
+    provider.save_pretrained(tmp_path / "p")
+    again = attnreg.BernoulliScheduleProvider.from_pretrained(tmp_path / "p")
+    again.step()
+    assert again.rates.tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: attnreg.AttentionDropout(1.5), r"Expected `p` to be a probability in \[0, 1\], got 1.5"),
+        (lambda: attnreg.AttentionDropout(float("nan")), "got nan"),
+        (lambda: attnreg.AttentionDropout("0.1"), "got '0.1'"),
+        (lambda: attnreg.AttentionDropout(0.1, placement="logits"), "Expected `placement` to be one of"),
+        (lambda: attnreg.AttentionLayerDrop(-0.1), "Expected `p`"),
+        (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1), (1, 1.2)], 10), "Expected `p of a knot`"),
+        (lambda: attnreg.BernoulliScheduleProvider([(1, 0.1), (0, 0.2)], 10), "to ascend"),
+        (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1, 3)], 10), "Expected a list of"),
+        (lambda: attnreg.BernoulliScheduleProvider([], 10), "Expected `schedule`"),
+        (lambda: attnreg.BernoulliScheduleProvider(0.1, 10), "Expected `schedule`"),
+        (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1)], 0), "Expected `total_steps`"),
+        (lambda: attnreg.GNetProvider(10, 4, 0), "Expected `num_layers` to be at least 1"),
+        (lambda: attnreg.GNetProvider(10, 4, 2, initial_keep=1.0), "Expected `initial_keep`"),
+    ],
+)
+def test_arguments_out_of_range(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()
+
+
+def test_a_schedule_for_another_number_of_layers_is_refused():
+    with pytest.raises(ValueError, match="each of the model's 3 layers, got 2"):
+        attnreg.BernoulliScheduleProvider([[(0, 0.1)], [(0, 0.2)]], 10).check([SITE])
+
+
+class Fixed(attnreg.MaskProvider):
+    def __init__(self, scores=None, weights=None):
+        super().__init__()
+        self.scores, self.weights = scores, weights
+
+    def forward(self, site):
+        return None if self.scores is None and self.weights is None else attnreg.Mask(self.scores, self.weights)
+
+
+def test_composition_is_and_of_scores_and_product_of_weights():
+    a, b = torch.tensor([True, True, False]), torch.tensor([True, False, False])
+    mask = (Fixed(scores=a) & Fixed(scores=b, weights=torch.tensor(2.0)) & Fixed(weights=torch.tensor(3.0)))(SITE)
+    assert torch.equal(mask.scores, a & b)
+    assert mask.weights == 6
+    assert (Fixed() & Fixed())(SITE) is None
+
+
+def test_composition_leaves_out_who_is_in_eval_mode():
+    quiet = Fixed(scores=torch.tensor(False)).eval()
+    both = Fixed(weights=torch.tensor(2.0)) & quiet
+    quiet.eval()
+    assert both(SITE).scores is None
+
+
+def test_what_happens_to_a_composition_happens_to_its_parts():
+    schedule = attnreg.BernoulliScheduleProvider([(0, 0.0), (1, 1.0)], total_steps=2)
+    outer = attnreg.OnLayers(schedule, [0]) & attnreg.AttentionLayerDrop(0.1)
+    outer.step()
+    assert schedule.rates.tolist() == [0.5]
+
+
+@pytest.mark.parametrize("case", [c for c in PROVIDERS if not c.needs_token_ids], ids=str)
+def test_description_builds_the_same_provider(case):
+    provider = case.make(nn.Identity())
+    text = json.dumps(describe(provider))
+    again = build(json.loads(text))
+    assert json.dumps(describe(again)) == text
+
+
+def write(folder, config, tensors=None):
+    folder.mkdir()
+    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    save_file(tensors or {}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "sentence"),
+    [
+        ("{", None, "Expected a provider"),
+        ("[1]", None, "Expected a provider"),
+        ({"provider": "os.system", "config": {}}, None, "Expected `provider` to be one of .*AttentionLayerDrop"),
+        ({"provider": "MaskProvider", "config": {}}, None, "Expected `provider` to be one of"),
+        ({"provider": "AttentionLayerDrop", "config": {"q": 1}}, None, "Expected the arguments of AttentionLayerDrop"),
+        ({"provider": "AttentionLayerDrop", "config": {"p": 7}}, None, "Expected `p`"),
+        ({"provider": "AttentionLayerDrop", "config": {"p": 0.1}}, {"x": torch.ones(1)}, "Unexpected key"),
+        ({"provider": "Compose", "config": {}}, None, "Expected the arguments of Compose"),
+    ],
+)
+def test_foreign_and_damaged_files_are_refused(config, tensors, sentence, tmp_path):
+    write(tmp_path / "p", config, tensors)
+    with pytest.raises(ValueError, match=sentence):
+        attnreg.MaskProvider.from_pretrained(tmp_path / "p")
+
+
+def test_missing_and_truncated_files_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="Expected a provider"):
+        attnreg.MaskProvider.from_pretrained(tmp_path)
+    attnreg.GNetProvider(10, 4, 2).save_pretrained(tmp_path / "p")
+    weights = tmp_path / "p" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ValueError, match="Expected a provider"):
+        attnreg.GNetProvider.from_pretrained(tmp_path / "p")
+
+
+def test_loading_asks_for_the_class_that_calls(tmp_path):
+    attnreg.AttentionLayerDrop(0.1).save_pretrained(tmp_path / "p")
+    with pytest.raises(ValueError, match="Expected a GNetProvider in .*, got a AttentionLayerDrop"):
+        attnreg.GNetProvider.from_pretrained(tmp_path / "p")
+
+
+def test_saving_again_replaces_the_folder(tmp_path):
+    for p in (0.1, 0.2):
+        attnreg.AttentionLayerDrop(p).save_pretrained(tmp_path / "p")
+    assert attnreg.MaskProvider.from_pretrained(tmp_path / "p").p == 0.2
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+
+
+def test_a_provider_that_forgets_its_arguments_says_so_when_saved(tmp_path):
+    class Forgetful(attnreg.MaskProvider):
+        def __init__(self, rate):
+            super().__init__()
+
+        def forward(self, site): ...
+
+    with pytest.raises(TypeError, match="missing rate"):
+        Forgetful(0.1).save_pretrained(tmp_path / "p")
+    assert list(tmp_path.iterdir()) == []
