@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 
 Self = TypeVar("Self", bound="MaskProvider")
@@ -166,7 +167,7 @@ class OnLayers(MaskProvider):
         covered = [site for site in sites if self._covers(site)]
         found = {index for site in covered for index in (site.layer, site.layer - site.num_layers)}
         if missing := sorted(set(self.layers) - found):
-            raise ValueError(
+            raise InputError(
                 f"Expected layers among {sorted({site.layer for site in sites})} in OnLayers, got {missing}: the model "
                 "has no such layers, or `attach` was told to leave them out."
             )

@@ -70,7 +70,7 @@ def test_log_prob_is_differentiable_and_counts_real_units_only():
     keep[:, 0, 0, 0] ^= True
     p = torch.sigmoid(logits)
     expected = torch.where(keep[..., :2, :2], p, 1 - p).log().sum() / (3 * 4)
-    assert float(value) == pytest.approx(float(expected), abs=1e-12)
+    assert value.item() == pytest.approx(expected.item(), abs=1e-12)
 
 
 def test_padding_is_told_by_the_pad_token_where_there_is_no_attention_mask():

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from torch import nn
 
+from attnreg.errors import InputError
 from attnreg.injection.discovery import FoundSite, discover
 from attnreg.injection.handle import AttachHandle
 from attnreg.injection.module import MARK
@@ -89,16 +90,16 @@ def _choose(
     if stacks is None:
         stacks = [stack for stack in get_args(Stack) if stack in present and stack != "cross"]
     if missing := [stack for stack in stacks if stack not in present]:
-        raise ValueError(f"Expected `stacks` among {present}, which the model has, got {missing}.")
+        raise InputError(f"Expected `stacks` among {present}, which the model has, got {missing}.")
     sites = [site for site in found if site.info.stack in stacks]
     if not sites:
-        raise ValueError(f"Expected self-attention in the model, got {present} alone: pass `stacks={present}`.")
+        raise InputError(f"Expected self-attention in the model, got {present} alone: pass `stacks={present}`.")
     if layers is None:
         return sites
     chosen = [s for s in sites if s.info.layer in layers or s.info.layer - s.info.num_layers in layers]
     reached = {index for s in chosen for index in (s.info.layer, s.info.layer - s.info.num_layers)}
     if missing_layers := sorted(set(layers) - reached):
-        raise ValueError(
+        raise InputError(
             f"Expected `layers` among {sorted({s.info.layer for s in sites})}, which the model has, "
             f"got {missing_layers}."
         )

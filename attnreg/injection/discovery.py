@@ -54,7 +54,7 @@ def discover(
     finder = _Finder(model)
     _run_once(model, finder, example_inputs)
     if not finder.found:
-        raise NoAttentionError(f"Expected attention in {type(model).__name__}, saw none. {HIDDEN_KERNELS}")
+        raise NoAttentionError(f"Expected attention in {type(model).__name__}, saw none: {HIDDEN_KERNELS}")
     depth = Counter(found.info.stack for found in finder.found)
     return tuple(
         replace(found, info=replace(found.info, num_layers=depth[found.info.stack])) for found in finder.found
@@ -70,8 +70,8 @@ def _run_once(model: nn.Module, finder: _Finder, inputs: Mapping[str, Any] | Seq
         inputs = make_example_inputs(runnable)
         if not inputs:
             raise NoAttentionError(
-                f"Expected `example_inputs` for {type(model).__name__}, got none: what it takes is not known. "
-                "Pass the keyword arguments of one forward pass: `attach(model, provider, example_inputs={...})`."
+                f"Expected `example_inputs` for {type(model).__name__}, got none: what it takes is not "
+                "known, so pass the keyword arguments of one forward pass, `attach(..., example_inputs={...})`."
             )
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (tuple(inputs), {})
     try:
@@ -79,8 +79,8 @@ def _run_once(model: nn.Module, finder: _Finder, inputs: Mapping[str, Any] | Seq
             runnable(*args, **kwargs)
     except Exception as error:
         raise NoAttentionError(
-            f"Expected {type(model).__name__} to run on example inputs, got {type(error).__name__}: {error} "
-            "Pass inputs that fit: `attach(model, provider, example_inputs={...})`."
+            f"Expected {type(model).__name__} to run on example inputs, got {type(error).__name__} "
+            f"({' '.join(str(error).split())}): pass inputs that fit, `attach(..., example_inputs={{...}})`."
         ) from error
 
 

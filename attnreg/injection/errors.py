@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from attnreg.errors import InputError
 
-class NoAttentionError(ValueError):
+
+class NoAttentionError(InputError):
     """No attention computation could be seen where one was expected."""
 
 
 HIDDEN_KERNELS = (
-    "Attention is seen where it runs softmax over the last dimension, F.scaled_dot_product_attention or "
-    "nn.MultiheadAttention; flash, flex and custom kernels hide it "
-    '(for a transformers model: `model.set_attn_implementation("sdpa")`).'
+    "it is seen in softmax over the last dimension, F.scaled_dot_product_attention and nn.MultiheadAttention, while "
+    'flash, flex and custom kernels hide it (for a transformers model: `model.set_attn_implementation("sdpa")`).'
 )

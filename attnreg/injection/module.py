@@ -64,7 +64,7 @@ class AttachedModule:
         with AttentionMode(self.handle, info) as mode:
             output = self._plain(*args, **kwargs)
         if not mode.hits:
-            raise NoAttentionError(f"Expected attention in {info.name}, saw none in this forward. {HIDDEN_KERNELS}")
+            raise NoAttentionError(f"Expected attention in {info.name}, saw none in this forward: {HIDDEN_KERNELS}")
         return output
 
     def _plain(self, *args: Any, **kwargs: Any) -> Any:

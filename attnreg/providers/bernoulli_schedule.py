@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import MaskProvider
 from attnreg.providers._arguments import probability
@@ -64,7 +65,7 @@ class BernoulliScheduleProvider(MaskProvider):
     def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
         layers = max(site.num_layers for site in sites)
         if len(self._lines) not in (1, layers):
-            raise ValueError(
+            raise InputError(
                 f"Expected one schedule, or one for each of the model's {layers} layers, got {len(self._lines)}."
             )
 

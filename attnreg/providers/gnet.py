@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attnreg import functional
+from attnreg.errors import InputError
 from attnreg.injection.discovery import discover
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import MaskProvider
@@ -123,7 +124,7 @@ class GNetProvider(MaskProvider):
         if tokens is None:
             tokens = next((table for name, table in tables.items() if not _is_position(name)), None)
         if not isinstance(tokens, nn.Embedding):
-            raise ValueError(
+            raise InputError(
                 f"Expected a model with token embeddings for a G-Net, got {type(model).__name__}: it takes no token ids."
             )
         positions = next(
@@ -158,7 +159,7 @@ class GNetProvider(MaskProvider):
             raise RuntimeError("Expected `prepare` before `forward`: call the attached model itself, not a part of it.")
         batch, _, queries, keys = site.shape
         if (batch, queries, keys) != (self.keep.shape[0], *self.keep.shape[2:]):
-            raise ValueError(
+            raise InputError(
                 f"Expected attention over {self.keep.shape[0]} inputs of {self.keep.shape[2]} tokens, got (B, H, Q, K) "
                 f"= {tuple(site.shape)} at {site.name}: a G-Net masks plain self-attention over the model's tokens."
             )
@@ -167,7 +168,7 @@ class GNetProvider(MaskProvider):
     def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
         depths = {site.num_layers for site in sites if site.stack == self._stack}
         if depths != {self.num_layers}:
-            raise ValueError(
+            raise InputError(
                 f"Expected {self.num_layers} {self._stack} layers, for which this G-Net was made, got "
                 f"{depths.pop() if depths else 'none'}: use `GNetProvider.for_model(model)`."
             )
@@ -189,7 +190,7 @@ class GNetProvider(MaskProvider):
         """
         ids = _token_ids(inputs)
         if ids.shape[-1] > self.max_length:
-            raise ValueError(f"Expected at most {self.max_length} tokens, got {ids.shape[-1]}.")
+            raise InputError(f"Expected at most {self.max_length} tokens, got {ids.shape[-1]}.")
         allowed = self._allowed(inputs)
         steps = torch.arange(ids.shape[-1], device=ids.device) + self.position_offset
         x = self.tokens(ids) + self.positions(steps)
@@ -244,5 +245,5 @@ def _token_ids(inputs: Mapping[str, Any]) -> Tensor:
         integer = (v for v in inputs.values() if isinstance(v, Tensor) and v.dtype == torch.long and v.dim() > 1)
         ids = next(integer, None)
     if ids is None:
-        raise ValueError(f"Expected token ids (`input_ids`) among the model's inputs, got {sorted(inputs)}.")
+        raise InputError(f"Expected token ids (`input_ids`) among the model's inputs, got {sorted(inputs)}.")
     return ids.reshape(-1, ids.shape[-1])

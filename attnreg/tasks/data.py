@@ -65,7 +65,7 @@ def _from_hub(task: Task) -> dict[str, datasets.Dataset]:
         if not online:
             raise InputError(
                 f"Expected a network or --data-dir for task {task.name!r}, got neither: the hub cannot be reached and "
-                f"{repository} ({configuration}) is not in the local cache. Pass --data-dir DIR with train and "
+                f"{repository} ({configuration}) is not in the local cache; --data-dir takes a folder with train and "
                 f"validation as .jsonl, .csv, .tsv or .parquet."
             ) from error
         raise InputError(f"Expected {repository} ({configuration}) on the hub, got: {_one_line(error)}") from error
@@ -110,6 +110,8 @@ def _complaint(file: Path, error: BaseException) -> str:
                         return f"Expected one JSON object a line, got {line.strip()[:60]!r} at {file}, line {number}."
         except (ValueError, OSError, EOFError) as reason:
             return f"Expected one JSON object a line, got a broken one at {file}, line {number}: {_one_line(reason)}."
+    if "corresponds to no data" in str(error):
+        return f"Expected rows in {file}, got none."
     cause = error.__cause__ or error
     return f"Expected a readable {file.suffix} file, got {file}: {_one_line(cause)}"
 

@@ -30,6 +30,7 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
         >>> model(**tokenizer("the boys sleep", return_tensors="pt")).logits.shape
         torch.Size([1, 2])
     """
+    from huggingface_hub import try_to_load_from_cache
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     from transformers.utils import logging
 
@@ -41,7 +42,11 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
     if not Path(name).is_dir():
         if Path(name).is_absolute() or name.startswith((".", "~")):
             raise InputError(f"Expected --model to be a folder with a model or a hub name, got {name}: no such folder.")
-        offline_if_unreachable()
+        if not offline_if_unreachable() and not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            raise InputError(
+                f"Expected a network or --model FOLDER, got neither: the hub cannot be reached and the model {name} is "
+                "not in the local cache."
+            )
     id2label = dict(enumerate(task.labels))
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnreg.errors import InputError
+from attnreg.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,8 @@ def get_task(name: str) -> Task:
     """The task of that name.
 
     Raises:
-        InputError: if there is none.
+        UsageError: if there is none.
     """
     if name not in TASKS:
-        raise InputError(f"Expected a task among {', '.join(TASKS)}, got {name!r}; see `attnreg list tasks`.")
+        raise UsageError(f"Expected a task among {', '.join(TASKS)}, got {name!r}; see `attnreg list tasks`.")
     return TASKS[name]

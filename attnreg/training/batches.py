@@ -42,7 +42,10 @@ class TrainBatches:
         self._seed = seed
         lengths = [len(ids) for ids in rows["input_ids"]]
         sampler = LengthGroupedSampler(batch_size, lengths=lengths, generator=self._generator)
-        loader = DataLoader(rows, batch_size, sampler=sampler, collate_fn=DataCollatorWithPadding(tokenizer))
+        # With a generator of its own, a loader that starts again in the middle of an epoch draws nothing from torch's.
+        loader = DataLoader(
+            rows, batch_size, sampler=sampler, collate_fn=DataCollatorWithPadding(tokenizer), generator=self._generator
+        )
         self._loader = accelerator.prepare(loader)
 
     def __len__(self) -> int:

@@ -84,7 +84,7 @@ class FineTuning(TrainingMethod):
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "scheduler": {} if self.scheduler is None else scheduler_state(self.scheduler),
+            "scheduler": {} if self.scheduler is None else self.scheduler.state_dict(),
             "provider": {} if self.handle is None else self.handle.provider.state_dict(),
         }
 
@@ -95,8 +95,3 @@ class FineTuning(TrainingMethod):
             self.scheduler.load_state_dict(state["scheduler"])
         if self.handle is not None:
             self.handle.provider.load_state_dict(state["provider"])
-
-
-def scheduler_state(scheduler: LRScheduler) -> dict[str, Any]:
-    """A scheduler's state without the functions that it keeps."""
-    return {name: value for name, value in scheduler.state_dict().items() if name != "lr_lambdas"}

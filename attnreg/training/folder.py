@@ -54,9 +54,12 @@ class RunFolder:
 
     def create(self, settings: Settings) -> None:
         """Make the folder and write the configuration down."""
-        self.path.mkdir(parents=True, exist_ok=True)
         config = {"attnreg": __version__, **settings.to_dict()}
-        (self.path / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"Expected --output-dir to be a folder that can be written to, got: {error}.") from error
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Add a line to ``name.jsonl``."""

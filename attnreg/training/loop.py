@@ -80,7 +80,7 @@ def _epoch(method: TrainingMethod, run: Run, history: History, telemetry: Teleme
     history.drop_rates = telemetry.mean_drop_rates()
     best = max((r[run.task.metric] for r in history.of(_kept(method))), default=-math.inf)
     for name, network in method.networks.items():
-        metrics = evaluate(network, run.dev_batches, {run.task.metric, "accuracy"})
+        metrics = evaluate(network, run.dev_batches, dict.fromkeys([run.task.metric, "accuracy"]))
         record = {"network": name, "epoch": history.epoch + 1, "step": history.step, **metrics}
         history.evaluations.append(record)
         run.folder.append("metrics", record)

@@ -6,6 +6,7 @@ import functools
 from dataclasses import replace
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import nn
@@ -42,6 +43,8 @@ class Run:
         self.folder = RunFolder(settings.output_dir)
         self.folder.check(settings)
         splits = load_splits(self.task, settings.data_dir)
+        if settings.device not in (None, "cpu") and not getattr(torch, settings.device).is_available():
+            raise InputError(f"Expected --device to be a device of this machine, got {settings.device}: none is there.")
         self.accelerator = Accelerator(cpu=settings.device == "cpu")
         set_seed(settings.seed)
         self.model, self.tokenizer = load_model(self.task, settings.model)

@@ -1,0 +1,47 @@
+"""Fixtures: the command line in this process and in one of its own; real data where it is."""
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+# Nothing listens there: no test may reach a network, and finding that out must be quick.
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+os.environ.pop("HF_HUB_OFFLINE", None)
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch):
+    """Run a command in an empty working folder; gives click's result, with the exception where there was a traceback."""
+    from attnreg.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    return lambda *args: CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+@pytest.fixture
+def spawn(tmp_path):
+    """Start a command in a process of its own."""
+
+    with ExitStack() as stack:
+
+        def start(*args):
+            command = [sys.executable, "-m", "attnreg", *map(str, args)]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            return stack.enter_context(subprocess.Popen(command, cwd=tmp_path, **pipes))
+
+        yield start
+
+
+@pytest.fixture
+def real_data():
+    """The folder of real data sets that stands beside a developer's checkout."""
+    folder = Path(__file__).parent.parent.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"needs the real data sets in {folder}")
+    return folder

@@ -1,0 +1,274 @@
+"""AttendOut's game."""
+
+import copy
+import math
+
+import pytest
+import torch
+import transformers as hf
+
+import attnreg
+from attnreg.training import AttackerDefender, FineTuning
+from attnreg.training.rewards import reinforce_loss
+from attnreg.training.round import Move
+
+
+def make_model(**options):
+    torch.manual_seed(0)
+    config = hf.BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, **options
+    )
+    return hf.BertForSequenceClassification(config)
+
+
+def make_batches(count, rows=4, length=6, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {
+            "input_ids": torch.randint(1, 20, (rows, length), generator=generator),
+            "attention_mask": torch.ones(rows, length, dtype=torch.long),
+            "labels": torch.randint(0, 2, (rows,), generator=generator),
+        }
+        for _ in range(count)
+    ]
+
+
+def adamw(network):
+    return torch.optim.AdamW(network.parameters(), lr=1e-2)
+
+
+def make_game(model=None, **options):
+    model = model or make_model()
+    generator = attnreg.GNetProvider.for_model(model, initial_keep=0.5)
+    options.setdefault("reward_batches", make_batches(2, seed=9))
+    return AttackerDefender(model, generator, adamw, **options)
+
+
+def weights(network):
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+def moments(learner):
+    return torch.cat([learner.optimizer.state[p]["exp_avg"].flatten() for p in learner.model.parameters()])
+
+
+def test_both_start_equal_and_train_on_the_same_batch_but_only_the_attacker_under_masks():
+    game = make_game(steps_per_round=100)
+    assert torch.equal(weights(game.networks["defender"]), weights(game.networks["attacker"]))
+    assert not attnreg.is_attached(game.networks["defender"])
+    assert attnreg.is_attached(game.networks["attacker"])
+    torch.manual_seed(5)
+    alone = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    game = make_game(copy.deepcopy(alone), steps_per_round=100)
+    plain = FineTuning(alone, adamw(alone))
+    for batch in make_batches(3):
+        game.step(batch)
+        plain.step(batch)
+    assert torch.equal(weights(game.networks["defender"]), weights(plain.model))
+    assert not torch.equal(weights(game.networks["attacker"]), weights(plain.model))
+    assert all(0.2 < float(rate) < 0.8 for rate in game.drop_rates().values())
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.0])
+def test_the_winner_is_copied_to_the_other_with_its_optimizer(chance):
+    game = make_game(steps_per_round=3, winner=lambda a, d: torch.tensor(chance))
+    first = make_batches(2)
+    for batch in first:
+        game.step(batch)
+    before = {name: (weights(n), moments(getattr(game, name))) for name, n in game.networks.items()}
+    assert not torch.equal(before["defender"][0], before["attacker"][0])
+    torch.manual_seed(1)
+    unbroken = copy.deepcopy(game)
+    unbroken.steps_per_round = 100
+    torch.manual_seed(1)
+    unbroken.step(first[0])
+    torch.manual_seed(1)
+    result = game.step(first[0])
+    name = "attacker" if chance else "defender"
+    assert result.events == {"winner": name}
+    for learner in (game.attacker, game.defender):
+        assert torch.equal(weights(learner.model), weights(unbroken.networks[name]))
+        assert torch.equal(moments(learner), moments(getattr(unbroken, name)))
+    game.step(first[1])  # nothing is shared: they part again
+    assert not torch.equal(weights(game.networks["defender"]), weights(game.networks["attacker"]))
+
+
+def test_the_winner_is_drawn_with_its_chance():
+    torch.manual_seed(0)
+    game = make_game(steps_per_round=1, winner=lambda a, d: torch.tensor(0.8))
+    wins = [game.step(batch).events["winner"] == "attacker" for batch in make_batches(200, rows=1, length=2)]
+    assert abs(sum(wins) / 200 - 0.8) < 5 * math.sqrt(0.8 * 0.2 / 200)
+
+
+def test_the_generators_update_is_reinforce_over_the_rounds_moves():
+    torch.manual_seed(0)
+    model = make_model()
+    generator = attnreg.GNetProvider.for_model(model, initial_keep=0.5)
+    twin = copy.deepcopy(generator)
+    reward = 1.7
+    game = AttackerDefender(
+        model,
+        generator,
+        adamw,
+        reward_batches=make_batches(1),
+        steps_per_round=2,
+        reward=lambda gaps: torch.tensor(reward),
+        generator_optimizer_factory=lambda g: torch.optim.SGD(g.parameters(), lr=1.0),
+        max_grad_norm=None,
+    )
+    game.baseline = 0.5
+    keeps, batches = [], make_batches(2)
+    for batch in batches:
+        result = game.step(batch)
+        keeps.append(generator.keep)
+    log_probs = [twin.log_prob(batch, keep) for batch, keep in zip(batches, keeps, strict=True)]
+    loss = sum(reinforce_loss(log_prob, torch.tensor(reward), 0.5) for log_prob in log_probs) / 2
+    loss.backward()
+    for ours, theirs in zip(generator.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(ours, theirs - theirs.grad, atol=1e-6)
+    assert result.logs["baseline"] == pytest.approx(0.9 * 0.5 + 0.1 * reward)
+    assert game.rounds == 1
+
+
+def test_scores_are_taken_in_eval_mode_on_the_reward_batches_in_turn():
+    seen = []
+
+    def score(network, batch):
+        seen.append((network.training, id(batch)))
+        return torch.zeros(len(batch["labels"]))
+
+    rewards = make_batches(3, seed=9)
+    game = make_game(steps_per_round=1, reward_batches=rewards, batches_per_round=2, score=score)
+    for batch in make_batches(3):
+        game.step(batch)
+    assert not any(training for training, _ in seen)
+    order = [0, 1, 2, 0, 1, 2]
+    assert [i for _, i in seen] == [id(rewards[i]) for i in order for _ in range(2)]
+    assert all(network.training for network in game.networks.values())
+
+
+def test_without_reward_batches_each_training_sample_gets_its_own_gap():
+    rewarded = []
+
+    def reward(gaps):
+        rewarded.append(gaps)
+        return gaps.mean()
+
+    game = make_game(steps_per_round=3, reward_batches=None, reward=reward)
+    for batch in make_batches(3):
+        game.step(batch)
+    assert rewarded[0].shape == (12,)
+
+
+def test_warmup_trains_the_defender_alone():
+    game = make_game(steps_per_round=100, warmup_steps=2)
+    plain = make_model()
+    method = FineTuning(plain, adamw(plain))
+    for number, batch in enumerate(make_batches(3)):
+        torch.manual_seed(number)
+        result = game.step(batch)
+        if number < 2:
+            assert set(result.logs) == {"defender_loss"}
+            torch.manual_seed(number)
+            method.step(batch)
+        if number == 1:
+            for network in game.networks.values():
+                assert torch.equal(weights(network), weights(plain))
+            assert torch.equal(moments(game.attacker), moments(game.defender))
+    assert set(result.logs) == {"defender_loss", "attacker_loss"}
+
+
+@pytest.mark.parametrize("steps", [1, 8, 64])
+def test_memory_of_a_round_is_bits_and_token_ids(steps):
+    game = make_game(steps_per_round=steps + 1)
+    for batch in make_batches(steps, rows=4, length=6):
+        game.step(batch)
+    bits = 4 * 2 * 6 * 6 / 8  # samples, layers, units
+    ids = 2 * 4 * 6 * 4  # input_ids and attention_mask, four bytes each
+    assert game.round_nbytes == steps * (bits + ids)
+
+
+def test_the_peak_of_an_update_does_not_grow_with_the_round():
+    """What autograd holds at any time is one move's graph, whatever T is."""
+    peaks = []
+    for steps in (2, 16):
+        game = make_game(steps_per_round=steps)
+        held, most = [0], [0]
+
+        def pack(tensor, held=held, most=most):
+            held[0] += tensor.nbytes
+            most[0] = max(most[0], held[0])
+            return tensor
+
+        def unpack(tensor, held=held):
+            held[0] -= tensor.nbytes
+            return tensor
+
+        for batch in make_batches(steps - 1):
+            game.step(batch)
+        game._moves.append(game._moves[-1])
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            game._update_generator([torch.tensor(1.0)] * steps)
+        peaks.append(most[0])
+    assert peaks[0] == peaks[1] > 0
+
+
+def test_moves_come_back_as_they_were():
+    batch = make_batches(1)[0]
+    keep = torch.rand(4, 2, 6, 6) < 0.5
+    move = Move.of(batch, keep, with_labels=False)
+    assert torch.equal(move.keep, keep)
+    assert sorted(move.inputs) == ["attention_mask", "input_ids"]
+    assert torch.equal(move.inputs["input_ids"], batch["input_ids"])
+    assert move.inputs["input_ids"].dtype == torch.long
+
+
+def test_state_goes_on_in_the_middle_of_a_round():
+    batches = make_batches(10)
+    make = lambda: make_game(steps_per_round=4, warmup_steps=1)  # noqa: E731
+    torch.manual_seed(0)
+    unbroken = make()
+    torch.manual_seed(1)
+    for batch in batches[:7]:
+        unbroken.step(batch)
+    state, random = copy.deepcopy(unbroken.state_dict()), torch.get_rng_state()
+    for batch in batches[7:]:
+        unbroken.step(batch)
+    torch.manual_seed(99)
+    resumed = make()
+    resumed.load_state_dict(state)
+    torch.set_rng_state(random)
+    for batch in batches[7:]:
+        resumed.step(batch)
+    for name, network in unbroken.networks.items():
+        assert torch.equal(weights(network), weights(resumed.networks[name]))
+    assert torch.equal(weights(unbroken.generator), weights(resumed.generator))
+    assert (resumed.rounds, resumed.baseline) == (unbroken.rounds, unbroken.baseline)
+    assert unbroken.rounds == 2
+
+
+@pytest.mark.parametrize("returns", ["attacker", "defender"])
+def test_which_network_is_returned(returns):
+    game = make_game(returns=returns)
+    assert game.model is game.networks[returns]
+    result = game.step(make_batches(1)[0])
+    assert result.loss == result.logs[f"{returns}_loss"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"steps_per_round": 0}, "Expected `steps_per_round` to be at least 1, got 0"),
+        ({"warmup_steps": -1}, "Expected `warmup_steps` to be at least 0"),
+        ({"batches_per_round": -1}, "Expected `batches_per_round` to be at least 1"),
+        ({"score": "f1"}, "Expected `score` to be a function or one of loss, accuracy, got 'f1'"),
+        ({"reward": "x"}, "Expected `reward` to be a function or one of gap, sign, standardized"),
+        ({"winner": "x"}, "Expected `winner` to be a function or one of evidence, greedy, proportional"),
+        ({"returns": "generator"}, "Expected `returns` to be one of"),
+        ({"baseline_momentum": 1.0}, r"Expected `baseline_momentum` in \[0, 1\)"),
+        ({"reward_batches": []}, "Expected at least one batch in `reward_batches`"),
+    ],
+)
+def test_options_that_do_not_fit(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make_game(**options)

@@ -1,0 +1,242 @@
+"""The command line: help, lists, copies, and a sentence for each kind of bad input."""
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+QUICK = ["--epochs", 1, "--train-size", 64, "--device", "cpu"]
+
+
+def rows(count=8, **changes):
+    return [{"sentence": f"word {i}", "label": i % 2, "idx": i, **changes} for i in range(count)]
+
+
+def write_split(folder, split, data, suffix=".jsonl"):
+    folder.mkdir(exist_ok=True)
+    text = "".join(json.dumps(row) + "\n" if isinstance(row, dict) else row + "\n" for row in data)
+    path = folder / f"{split}{suffix}"
+    path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
+    return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder of tiny data in CoLA's columns."""
+    for split in ("train", "validation"):
+        write_split(tmp_path / "data", split, rows())
+    return tmp_path / "data"
+
+
+@pytest.fixture(scope="session")
+def without_attention(tmp_path_factory):
+    """A saved model that has no attention: FNet mixes tokens by a Fourier transform."""
+    folder = tmp_path_factory.mktemp("fnet")
+    config = hf.FNetConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1, intermediate_size=8, max_position_embeddings=64,
+                           pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
+    hf.FNetForSequenceClassification(config).save_pretrained(folder)
+    backend = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "word": 2}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    hf.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("args", [["--help"], ["list", "recipes"], ["recipe", "attendout", "--help"], ["recipe", "--help"]])
+def test_help_and_lists_do_not_wait_for_torch(args):
+    code = (
+        "import sys; from attnreg.cli.main import main\n"
+        f"main({args!r}, standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    assert time.perf_counter() - begin < 1
+
+
+def test_importing_the_package_does_not_import_torch():
+    subprocess.run([sys.executable, "-c", "import attnreg, sys; assert 'torch' not in sys.modules"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("recipes", ["attendout", "attention-layerdrop", "finetune", "scheduled-bernoulli"]),
+        ("tasks", ["agreement", "cola"]),
+        ("providers", ["AttentionDropout", "AttentionLayerDrop", "BernoulliScheduleProvider", "GNetProvider"]),
+    ],
+)
+def test_lists(cli, what, names):
+    lines = cli("list", what).output.splitlines()
+    assert [line.split()[0] for line in lines] == names
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_every_command_ends_with_an_example(cli):
+    for args in ([], ["recipe"], ["list"], ["copy"], *(["recipe", line.split()[0]] for line in cli("list", "recipes").output.splitlines())):  # fmt: skip
+        assert "Example" in cli(*args, "--help").output, args
+
+
+def test_a_copied_recipe_runs(cli, tmp_path):
+    assert cli("copy", "finetune", "mine.py").exit_code == 0
+    text = (tmp_path / "mine.py").read_text().replace('@recipe("finetune")', '@recipe("mine")')
+    (tmp_path / "mine.py").write_text(text)
+    result = cli("recipe", "mine.py", *QUICK)
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "runs/mine-agreement-seed0/config.json").read_text())["recipe"] == "mine"
+
+
+def bad(*args, code=1, says=""):
+    return pytest.param(args, code, says, id=" ".join(map(str, args))[:60] or "nothing")
+
+
+BAD = [
+    bad("recipe", "attendin", code=2, says="Expected a recipe among attendout, .* `attnreg list recipes`"),
+    bad("recipe", "nothing.py", code=2, says="Expected a recipe file"),
+    bad("list", "datasets", code=2, says="'datasets' is not one of 'recipes', 'tasks', 'providers'"),
+    bad("copy", "attendin", "x.py", code=2, says="Expected a recipe among"),
+    bad("copy", "finetune", "x.txt", code=2, says="Expected FILE to end in .py"),
+    bad("copy", "finetune", "no/x.py", says="no folder no"),
+    bad("recipe", "finetune", "--task", "colas", code=2, says="Expected a task among agreement, cola, got 'colas'"),
+    bad("recipe", "finetune", "--epochs", 0, code=2, says="--epochs.*0 is not in the range"),
+    bad("recipe", "finetune", "--learning-rate", -1, code=2, says="--learning-rate"),
+    bad("recipe", "finetune", "--device", "tpu", code=2, says="--device"),
+    bad("recipe", "finetune", "--nonsense", code=2, says="No such option"),
+    bad("recipe", "attention-layerdrop", "--drop-rate", 1.5, code=2, says="1.5 is not in the range 0<=x<=1"),
+    bad("recipe", "scheduled-bernoulli", "--end", -0.1, code=2, says="not in the range 0<=x<=1"),
+    bad("recipe", "attendout", "--initial-keep", 1, code=2, says="not in the range 0<x<1"),
+    bad("recipe", "attendout", "--winner", "me", code=2, says="'me' is not one of"),
+    bad("recipe", "attendout", "--reward-rows", 0, code=2, says="--reward-rows"),
+    bad("recipe", "finetune", "--model", "./nowhere", says="Expected --model to be a folder .* no such folder"),
+    bad("recipe", "finetune", "--model", "nobody/nothing", says="the hub cannot be reached and the model nobody/nothing"),
+    bad("recipe", "finetune", "--task", "cola", says="Expected a network or --data-dir for task 'cola', got neither"),
+    bad("recipe", "finetune", "--data-dir", "nowhere", says="no such folder"),
+    bad("recipe", "finetune", "--train-size", 10**6, says="Expected --train-size of at most 2000"),
+    bad("recipe", "finetune", "--max-length", 65, says="Expected --max-length of at most 64"),
+    bad("recipe", "finetune", "--resume", says="Expected a run to resume in .*, found none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("args", "code", "says"), BAD)
+def test_bad_input_is_one_sentence_and_leaves_nothing(cli, tmp_path, args, code, says):
+    result = cli(*args)
+    assert_sentence(result, code, says)
+    assert list(tmp_path.iterdir()) == []
+
+
+def assert_sentence(result, code, says):
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert "Traceback" not in result.output
+    error = result.output[result.output.index("Error: ") :].strip()
+    assert "\n" not in error
+    import re
+
+    assert re.search(says, error), error
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda d: write_split(d, "train", [{"text": "a", "label": 0}]), "Expected columns sentence, label .* got text, label: sentence missing in split train"),
+        (lambda d: write_split(d, "train", [{"sentence": "a", "labels": 0}]), "label missing in split train"),
+        (lambda d: write_split(d, "train", rows(label=2)), r"Expected labels 0 \(unacceptable\), 1 \(acceptable\), got 2 in row 1 of split train"),
+        (lambda d: write_split(d, "validation", rows(label="yes")), "got 'yes' in row 1 of split validation"),
+        (lambda d: write_split(d, "train", rows(sentence=3)), "Expected text in column sentence, got 3 in row 1"),
+        (lambda d: write_split(d, "train", rows(sentence=None)), "Expected text in column sentence, got None in row 1"),
+        (lambda d: write_split(d, "train", []), "Expected rows in .*train.jsonl, got an empty file"),
+        (lambda d: write_split(d, "train", [*rows(3), '{"sentence": "a", "label'], ), r"got a broken one at .*train.jsonl, line 4"),
+        (lambda d: write_split(d, "train", [*rows(3), "[1, 2]"]), r"Expected one JSON object a line, got '\[1, 2\]' at .*train.jsonl, line 4"),
+        (lambda d: (d / "train.jsonl").unlink(), "Expected one of train.jsonl, .* found none"),
+        (lambda d: write_split(d, "train", rows(), ".jsonl.gz"), "Expected one file for split train .* found 2"),
+        (lambda d: (d / "train.jsonl").rename(d / "train.jsonl.gz"), "train.jsonl.gz"),
+        (lambda d: (d / "train.jsonl").rename(d / "train.parquet"), "Expected a readable .parquet file"),
+        (lambda d: [(d / "train.jsonl").unlink(), (d / "train.csv").write_text("sentence,label\n")], "Expected rows"),
+    ],
+)  # fmt: skip
+def test_bad_data_names_the_file_and_the_place(cli, tmp_path, data, damage, says):
+    damage(data)
+    assert_sentence(cli("recipe", "finetune", "--data-dir", data, *QUICK), 1, says)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".tsv", ".parquet"])
+def test_data_formats(cli, tmp_path, suffix):
+    import datasets
+
+    (tmp_path / "data").mkdir()
+    for split in ("train", "validation"):
+        path = tmp_path / "data" / f"{split}{suffix}"
+        table = datasets.Dataset.from_list(rows())
+        if suffix == ".parquet":
+            table.to_parquet(path)
+        elif "json" in suffix:
+            write_split(tmp_path / "data", split, rows(), suffix)
+        else:
+            table.to_csv(path, sep="\t" if suffix == ".tsv" else ",", index=False)
+    result = cli("recipe", "finetune", "--data-dir", "data", "--epochs", 1, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("recipe", ["attention-layerdrop", "attendout"])
+def test_a_model_without_attention(cli, data, without_attention, recipe):
+    result = cli("recipe", recipe, "--data-dir", data, "--model", without_attention, "--max-length", 16, "--epochs", 1)
+    assert_sentence(result, 1, "Expected attention in FNetForSequenceClassification, saw none: ")
+
+
+def test_a_model_folder_that_holds_none(cli, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert_sentence(cli("recipe", "finetune", "--model", "./empty"), 1, "Expected --model to be a folder with a model")
+
+
+def test_an_output_folder_that_holds_something_is_left_alone(cli, tmp_path):
+    first = ["recipe", "finetune", *QUICK, "--output-dir", "out"]
+    assert cli(*first).exit_code == 0
+    before = {path: path.read_bytes() for path in sorted((tmp_path / "out").rglob("*")) if path.is_file()}
+    assert_sentence(cli(*first), 1, "Expected --output-dir to be new or empty, got out, .* pass --resume")
+    (tmp_path / "file").write_text("x")
+    assert_sentence(cli(*first[:-1], "file"), 1, "Expected --output-dir to be new or empty")
+    assert_sentence(cli(*first, "--resume", "--seed", 1), 1, r"resume with --seed 0 \(not 1\)")
+    assert_sentence(cli(*first[:3], 2, *first[4:], "--resume"), 1, r"resume with --epochs 1 \(not 2\)")
+    other = ["recipe", "attention-layerdrop", *QUICK, "--output-dir", "out", "--resume"]
+    assert_sentence(cli(*other), 1, "--recipe finetune")
+    shutil.rmtree(tmp_path / "out" / "checkpoints")
+    del before[tmp_path / "out" / "checkpoints" / "step-0000001" / "state.json"]
+    del before[tmp_path / "out" / "checkpoints" / "step-0000001" / "tensors.safetensors"]
+    assert_sentence(cli(*first, "--resume"), 1, "Expected a checkpoint in out/checkpoints, found none")
+    assert before == {path: path.read_bytes() for path in sorted((tmp_path / "out").rglob("*")) if path.is_file()}
+
+
+def test_a_damaged_checkpoint(cli, tmp_path):
+    first = ["recipe", "finetune", *QUICK, "--output-dir", "out"]
+    assert cli(*first).exit_code == 0
+    tensors = next((tmp_path / "out" / "checkpoints").glob("*/tensors.safetensors"))
+    tensors.write_bytes(tensors.read_bytes()[:1000])
+    assert_sentence(cli(*first, "--resume"), 1, "Expected a whole checkpoint in .*, got a damaged one")
+
+
+def test_a_recipe_file_that_cannot_be_imported(cli, tmp_path):
+    (tmp_path / "mine.py").write_text("import nothing_of_that_name")
+    assert_sentence(cli("recipe", "mine.py"), 1, "Expected a recipe in mine.py, got ModuleNotFoundError")
+    (tmp_path / "mine.py").write_text("x = 1")
+    assert_sentence(cli("recipe", "mine.py"), 1, "Expected one function under `@attnreg.training.recipe")
+
+
+def test_without_a_network_the_answer_comes_within_five_seconds(spawn):
+    begin = time.perf_counter()
+    process = spawn("recipe", "attendout", "--task", "cola")
+    output, _ = process.communicate(timeout=60)
+    assert time.perf_counter() - begin < 5
+    assert process.returncode == 1
+    assert "Expected a network or --data-dir" in output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device asked for is there")
+def test_a_device_that_is_not_there(cli):
+    assert_sentence(cli("recipe", "finetune", "--device", "cuda"), 1, "Expected --device to be a device of this machine")

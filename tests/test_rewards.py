@@ -1,0 +1,140 @@
+"""REINFORCE on a case small enough to enumerate; scores, rewards and winners."""
+
+import itertools
+import math
+
+import pytest
+import scipy.stats
+import torch
+import transformers as hf
+
+import attnreg
+from attnreg.training.rewards import (
+    by_evidence,
+    correctness,
+    greedy,
+    mean_gap,
+    negative_loss,
+    proportional,
+    reinforce_loss,
+    sign_of_gap,
+    standardized_gap,
+)
+
+INPUTS = {"input_ids": torch.tensor([[1, 2]])}
+ACTIONS = [torch.tensor(bits).view(1, 1, 2, 2) for bits in itertools.product([False, True], repeat=4)]
+REWARDS = dict(enumerate(torch.randn(16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).tolist()))
+BASELINE = 0.3
+
+
+def index_of(keep):
+    return int((keep.flatten().long() * torch.tensor([8, 4, 2, 1])).sum())
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return attnreg.GNetProvider(4, 3, 1, 2, initial_keep=0.6).double()
+
+
+def parameters(net):
+    return [p for p in (net.tokens.weight, net.positions.weight, net.qkv.weight, net.qkv.bias, net.bias)]
+
+
+def expected_reward(net):
+    """By enumeration: sum over all actions of probability times reward."""
+    p = torch.sigmoid(net.logits(INPUTS))
+    return sum(torch.where(a, p, 1 - p).prod() * REWARDS[index_of(a)] for a in ACTIONS)
+
+
+def policy_gradient(net, action):
+    loss = reinforce_loss(net.log_prob(INPUTS, action), torch.tensor(REWARDS[index_of(action)], dtype=torch.float64), BASELINE)
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters(net))])
+
+
+def exact_gradient(net):
+    """Of minus the expected reward; log P(a) is a mean over the 4 units, so everything is a quarter of it."""
+    return torch.cat([-g.flatten() / 4 for g in torch.autograd.grad(expected_reward(net), parameters(net))])
+
+
+def test_exact_expectation_of_the_estimate_is_the_gradient_of_the_expected_reward(net):
+    with torch.no_grad():
+        p = torch.sigmoid(net.logits(INPUTS))
+        chances = [float(torch.where(a, p, 1 - p).prod()) for a in ACTIONS]
+    assert sum(chances) == pytest.approx(1.0, abs=1e-12)
+    expectation = sum(c * policy_gradient(net, a) for c, a in zip(chances, ACTIONS, strict=True))
+    assert (expectation - exact_gradient(net)).abs().max() < 1e-12
+
+
+def test_it_agrees_with_finite_differences(net):
+    exact, h = exact_gradient(net), 1e-6
+    numeric = []
+    with torch.no_grad():
+        for parameter in parameters(net):
+            flat = parameter.view(-1)
+            for i in range(len(flat)):
+                flat[i] += h
+                up = float(expected_reward(net))
+                flat[i] -= 2 * h
+                down = float(expected_reward(net))
+                flat[i] += h
+                numeric.append(-(up - down) / (2 * h) / 4)
+    assert (torch.tensor(numeric) - exact).abs().max() < 1e-8
+
+
+def test_the_mean_of_many_samples_is_within_five_standard_errors(net):
+    torch.manual_seed(1)
+    by_action = torch.stack([policy_gradient(net, a) for a in ACTIONS])
+    many = {"input_ids": INPUTS["input_ids"].expand(40_000, 2)}
+    net.prepare(many)
+    drawn = by_action[(net.keep.flatten(1).long() * torch.tensor([8, 4, 2, 1])).sum(1)]
+    error = drawn.std(0) / math.sqrt(len(drawn))
+    assert ((drawn.mean(0) - exact_gradient(net)).abs() <= 5 * error + 1e-12).all()
+    assert (error > 0).any()
+
+
+def test_one_reward_per_sample():
+    log_prob, rewards = torch.tensor([-1.0, -2.0]), torch.tensor([3.0, 1.0])
+    assert reinforce_loss(log_prob, rewards, 1.0) == pytest.approx((1 * 2 + 2 * 0) / 2)
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([0, 1, 1]), torch.tensor([0.5, 1.0, -2.0])])
+def test_scores_are_per_sample(labels):
+    config = hf.BertConfig(
+        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        num_labels=1 if labels.is_floating_point() else 2,
+    )  # fmt: skip
+    model = hf.BertForSequenceClassification(config).eval()
+    batch = {"input_ids": torch.tensor([[1, 2], [3, 4], [5, 6]]), "labels": labels}
+    with torch.no_grad():
+        score = negative_loss(model, batch)
+        assert score.shape == (3,)
+        assert score.mean().item() == pytest.approx(-model(**batch).loss.item(), abs=1e-6)
+        if not labels.is_floating_point():
+            right = model(**batch).logits.argmax(1) == labels
+            assert torch.equal(correctness(model, batch), right.float())
+
+
+def test_token_scores_leave_out_ignored_labels():
+    config = hf.BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_labels=3)
+    model = hf.BertForTokenClassification(config).eval()
+    batch = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[0, -100, 2]])}
+    with torch.no_grad():
+        assert negative_loss(model, batch).item() == pytest.approx(-model(**batch).loss.item(), abs=1e-6)
+
+
+def test_rewards_and_winners():
+    a, d = torch.tensor([0.4, 0.1, 0.7, 0.2]), torch.tensor([0.1, 0.2, 0.3, 0.2])
+    gaps = a - d
+    t = gaps.mean() / (gaps.std() / 2)
+    assert mean_gap(gaps) == pytest.approx(0.15)
+    assert sign_of_gap(gaps) == 1
+    assert standardized_gap(gaps) == pytest.approx(float(t))
+    assert standardized_gap(gaps * 1e-5) == pytest.approx(float(t), abs=1e-4)
+    assert float(by_evidence(a, d)) == pytest.approx(scipy.stats.norm.cdf(float(t)), abs=1e-5)
+    assert greedy(a, d) == 1
+    assert greedy(d, a) == 0
+    assert proportional(a, d) == pytest.approx(1.4 / 2.2)
+    for winner in (by_evidence, greedy, proportional):
+        assert winner(d, d) == 0.5
+    assert standardized_gap(torch.tensor([2.0])) == 1

@@ -1,0 +1,199 @@
+"""Whole runs through the command line: the folder, the report, determinism, stopping and going on."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file
+
+import attnreg
+
+SMALL = ["--epochs", 2, "--train-size", 256, "--batch-size", 32, "--device", "cpu"]
+RECIPES = {
+    "finetune": [],
+    "attention-layerdrop": ["--drop-rate", 0.5],
+    "scheduled-bernoulli": ["--start", 0.3, "--end", 0.1],
+    "attendout": ["--round-steps", 2, "--no-baseline"],
+}
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def without_times(records):
+    return [{k: v for k, v in record.items() if "seconds" not in k} for record in records]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One finished run of each recipe."""
+    from click.testing import CliRunner
+
+    from attnreg.cli.main import main
+
+    folder = tmp_path_factory.mktemp("runs")
+    outputs = {}
+    for name, options in RECIPES.items():
+        args = ["recipe", name, *SMALL, *options, "--output-dir", folder / name]
+        result = CliRunner().invoke(main, [str(arg) for arg in args])
+        assert result.exit_code == 0, result.output
+        outputs[name] = result.output
+    return folder, outputs
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_run_folder(finished, recipe):
+    folder, outputs = finished
+    run = folder / recipe
+    config = json.loads((run / "config.json").read_text())
+    assert config["recipe"] == recipe
+    assert config["attnreg"] == attnreg.__version__
+    assert (config["task"], config["epochs"], config["train_size"], config["seed"]) == ("agreement", 2, 256, 0)
+    metrics = read(run / "metrics.jsonl")
+    networks = ["defender", "attacker"] if recipe == "attendout" else ["model"]
+    assert [record["network"] for record in metrics] == networks * 2
+    assert {"epoch", "step", "loss", "matthews_correlation", "accuracy"} <= metrics[0].keys()
+    telemetry = read(run / "telemetry.jsonl")
+    assert [record["step"] for record in telemetry] == [8, 10, 16]
+    layers = [] if recipe == "finetune" else [f"encoder.{i}" for i in range(3)]
+    assert list(telemetry[-1]["drop_rate"]) == layers
+    assert (run / "provider").is_dir() == (recipe != "finetune")
+    report = (run / "report.md").read_text()
+    assert f"{metrics[-1]['matthews_correlation']:.4f}" in report
+    assert all(layer in report for layer in layers)
+    assert len(list((run / "checkpoints").iterdir())) == 1
+    assert str(run) in outputs[recipe]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_kept_model_is_the_best_epochs_and_loads_plainly(finished, recipe):
+    from attnreg.tasks import get_task, load_splits
+    from attnreg.training.evaluation import evaluate
+
+    run = finished[0] / recipe
+    model = hf.AutoModelForSequenceClassification.from_pretrained(run / "model")
+    tokenizer = hf.AutoTokenizer.from_pretrained(run / "model")
+    rows = load_splits(get_task("agreement"))["validation"]
+    batch = dict(tokenizer(rows["sentence"][:], return_tensors="pt", padding=True))
+    batch["labels"] = torch.tensor(rows["label"][:])
+    network = "attacker" if recipe == "attendout" else "model"
+    best = max(r["matthews_correlation"] for r in read(run / "metrics.jsonl") if r["network"] == network)
+    got = evaluate(model, [batch], ["matthews_correlation"])["matthews_correlation"]
+    assert got == pytest.approx(best, abs=2e-3)  # padding to another length moves the last bits
+    if recipe != "finetune":
+        attnreg.MaskProvider.from_pretrained(run / "provider")
+
+
+def test_drop_rates_are_those_asked_for(finished):
+    rates = read(finished[0] / "scheduled-bernoulli" / "telemetry.jsonl")
+    mean = [sum(record["drop_rate"].values()) / 3 for record in rates]
+    assert mean[0] > mean[-1]
+    assert mean[0] == pytest.approx(0.3 - 0.2 * 4 / 16, abs=0.02)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_same_seed_same_numbers_and_another_seed_others(finished, recipe, cli, tmp_path):
+    run = finished[0] / recipe
+    for seed in (0, 1):
+        args = ["recipe", recipe, *SMALL, *RECIPES[recipe], "--seed", seed, "--output-dir", f"again{seed}"]
+        assert cli(*args).exit_code == 0
+    assert read(run / "metrics.jsonl") == read(tmp_path / "again0" / "metrics.jsonl")
+    assert read(run / "telemetry.jsonl") == read(tmp_path / "again0" / "telemetry.jsonl")
+    assert read(run / "metrics.jsonl") != read(tmp_path / "again1" / "metrics.jsonl")
+
+
+def checkpoint_of(run):
+    path = next((run / "checkpoints").iterdir())
+    state = json.loads((path / "state.json").read_text())
+    for name, value in state["items"]:
+        if name == "history":
+            value["items"] = [item for item in value["items"] if item[0] != "seconds"]
+    return path.name, state, load_file(path / "tensors.safetensors")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_end(finished, recipe, spawn, tmp_path):
+    args = ["recipe", recipe, *SMALL, *RECIPES[recipe], "--output-dir", "out", "--save-steps", 3]
+    process = spawn(*args)
+    checkpoints = tmp_path / "out" / "checkpoints"
+    while process.poll() is None and not (checkpoints / "step-0000009").is_dir():
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert sorted(checkpoints.glob("step-*")), "killed before its first checkpoint"
+    resumed = spawn(*args, "--resume")
+    output, _ = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, output
+    for name in ("metrics.jsonl", "telemetry.jsonl"):
+        assert read(tmp_path / "out" / name) == read(finished[0] / recipe / name)
+    name, state, tensors = checkpoint_of(tmp_path / "out")
+    expected_name, expected_state, expected = checkpoint_of(finished[0] / recipe)
+    assert (name, state) == (expected_name, expected_state)
+    assert all(torch.equal(tensors[key], expected[key]) for key in expected)
+
+
+def test_resuming_a_finished_run_shows_its_report_again(finished, cli):
+    run = finished[0] / "finetune"
+    before = (run / "report.md").read_text()
+    result = cli("recipe", "finetune", *SMALL, "--output-dir", run, "--resume")
+    assert result.exit_code == 0, result.output
+    assert (run / "report.md").read_text() == before
+
+
+def test_attendout_compares_with_plain_fine_tuning_on_the_same_data_and_seed(finished, cli, tmp_path):
+    result = cli("recipe", "attendout", *SMALL, "--round-steps", 2, "--output-dir", "out")
+    assert result.exit_code == 0, result.output
+    for name in ("defender", "attacker", "plain fine-tuning", "drop rate per layer"):
+        assert name in result.output
+    plain = read(tmp_path / "out" / "baseline" / "metrics.jsonl")
+    assert plain == read(finished[0] / "finetune" / "metrics.jsonl")
+    game = read(tmp_path / "out" / "metrics.jsonl")
+    assert game == read(finished[0] / "attendout" / "metrics.jsonl")
+    again = cli("recipe", "attendout", *SMALL, "--round-steps", 2, "--output-dir", "out", "--resume")
+    assert again.exit_code == 0, again.output
+    assert read(tmp_path / "out" / "baseline" / "metrics.jsonl") == plain
+
+
+def test_rewards_from_the_dev_set_are_warned_of(cli, tmp_path):
+    options = ["--reward-data", "dev", "--no-baseline", "--output-dir", "out", "--round-steps", 2]
+    result = cli("recipe", "attendout", "--epochs", 1, "--train-size", 64, *options)
+    assert result.exit_code == 0, result.output
+    assert "Warning: rewards came from the dev set" in result.stderr
+    assert "Warning: rewards came from the dev set" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_rewards_from_the_training_batches(cli):
+    options = ["--reward-data", "train", "--no-baseline", "--round-steps", 1]
+    result = cli("recipe", "attendout", "--epochs", 1, "--train-size", 64, *options)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_real_cola(real_data, cli, tmp_path, recipe):
+    options = ["--task", "cola", "--data-dir", real_data / "cola", "--model", tmp_path / "model", "--epochs", 1]
+    small_bert(real_data / "cola", tmp_path / "model")
+    result = cli("recipe", recipe, *options, *RECIPES[recipe], "--train-size", 200, "--output-dir", "out")
+    assert result.exit_code == 0, result.output
+    assert read(tmp_path / "out" / "metrics.jsonl")[-1]["step"] > 0
+
+
+def small_bert(data, folder):
+    """A tiny random BERT with a word vocabulary of the data."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    from attnreg.tasks import get_task, load_splits
+
+    backend = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(vocab_size=500, special_tokens=["[PAD]", "[UNK]"], show_progress=False)
+    backend.train_from_iterator(load_splits(get_task("cola"), data)["train"]["sentence"][:500], trainer)
+    hf.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
+    config = hf.BertConfig(
+        vocab_size=500, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+    )
+    hf.BertForSequenceClassification(config).save_pretrained(folder)
