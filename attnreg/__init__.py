@@ -24,15 +24,23 @@ _NAMES = {
     "tasks": "attnreg.tasks",
     "training": "attnreg.training",
 }
-__all__ = list(_NAMES)  # noqa: PLE0604
+__all__ = list(_NAMES)
 __getattr__, __dir__ = lazy_names(__name__, _NAMES)
 
 if TYPE_CHECKING:
-    from attnreg import functional, tasks, training
-    from attnreg.injection import attach, detach, is_attached
-    from attnreg.masks import AttentionSite, Mask, SiteInfo
-    from attnreg.provider import Compose, MaskProvider, OnLayers
-    from attnreg.providers.attention_dropout import AttentionDropout
-    from attnreg.providers.attention_layerdrop import AttentionLayerDrop
-    from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider
-    from attnreg.providers.gnet import GNetProvider
+    from attnreg import functional as functional
+    from attnreg import tasks as tasks
+    from attnreg import training as training
+    from attnreg.injection import attach as attach
+    from attnreg.injection import detach as detach
+    from attnreg.injection import is_attached as is_attached
+    from attnreg.masks import AttentionSite as AttentionSite
+    from attnreg.masks import Mask as Mask
+    from attnreg.masks import SiteInfo as SiteInfo
+    from attnreg.provider import Compose as Compose
+    from attnreg.provider import MaskProvider as MaskProvider
+    from attnreg.provider import OnLayers as OnLayers
+    from attnreg.providers.attention_dropout import AttentionDropout as AttentionDropout
+    from attnreg.providers.attention_layerdrop import AttentionLayerDrop as AttentionLayerDrop
+    from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider as BernoulliScheduleProvider
+    from attnreg.providers.gnet import GNetProvider as GNetProvider

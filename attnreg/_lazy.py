@@ -17,7 +17,7 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
         the two functions to assign at the package's module level.
     """
 
-    def __getattr__(name: str) -> object:
+    def __getattr__(name: str) -> object:  # noqa: N807 (it becomes the module's)
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(modules[name])

@@ -73,7 +73,7 @@ class AttentionSite(SiteInfo):
     valid: Tensor | None = field(default=None, repr=False)
     query: Tensor | None = field(default=None, repr=False)
     key: Tensor | None = field(default=None, repr=False)
-    device: torch.device = torch.device("cpu")
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     dtype: torch.dtype = torch.float32
 
     @property

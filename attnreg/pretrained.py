@@ -37,7 +37,7 @@ def build(description: dict[str, Any]) -> MaskProvider:
     Raises:
         ValueError: if the description names no known provider or does not fit its constructor.
     """
-    known = {cls.__name__: cls for cls in _subclasses(MaskProvider) if not inspect.isabstract(cls)}
+    known = {cls.__name__: cls for cls in _concrete_providers()}
     name, config = description.get("provider"), description.get("config")
     if name not in known or not isinstance(config, dict):
         raise ValueError(
@@ -94,7 +94,9 @@ def _restored(value: Any) -> Any:
     return [_restored(item) for item in value] if isinstance(value, list) else value
 
 
-def _subclasses(cls: type[MaskProvider]) -> Iterator[type[MaskProvider]]:
-    for child in cls.__subclasses__():
-        yield child
-        yield from _subclasses(child)
+def _concrete_providers() -> Iterator[type[MaskProvider]]:
+    found: list[type] = [MaskProvider]
+    for cls in found:  # grows while it is read
+        found += cls.__subclasses__()
+        if not inspect.isabstract(cls):
+            yield cls

@@ -131,7 +131,9 @@ class Compose(MaskProvider):
 
     def __init__(self, *providers: MaskProvider) -> None:
         super().__init__()
-        self.providers = nn.ModuleList(q for p in providers for q in (p.providers if isinstance(p, Compose) else (p,)))
+        self.providers: nn.ModuleList = nn.ModuleList(
+            q for p in providers for q in (p.providers if isinstance(p, Compose) else (p,))
+        )
 
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
         masks = [mask for provider in self._inner() if (mask := ask(provider, site)) is not None]

@@ -1,5 +1,7 @@
 """AttendOut: a Generator learns attention-dropout masks from the game of an Attacker with a Defender."""
 
+from typing import Literal
+
 import click
 
 import attnreg
@@ -8,7 +10,7 @@ from attnreg.training import recipe
 
 @recipe(
     "attendout",
-    click.option("--round-steps", type=click.IntRange(min=1), default=8, show_default=True, help="T, steps in a round."),
+    click.option("--round-steps", type=click.IntRange(min=1), default=8, show_default=True, help="T."),
     click.option("--initial-keep", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.9,
                  show_default=True, help="The Generator's rate of keeping before it has learned."),
     click.option("--warmup", type=click.FloatRange(0, 1), default=0.1, show_default=True,
@@ -37,7 +39,7 @@ def attendout(
     winner: str,
     reward_data: str,
     reward_rows: int,
-    returns: str,
+    returns: Literal["attacker", "defender"],
     baseline: bool,
 ) -> None:
     """AttendOut: a Generator learns attention-dropout masks from the game of an Attacker with a Defender.

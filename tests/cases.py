@@ -152,9 +152,7 @@ MODELS = [
     ModelCase(
         "t5",
         lambda: hf.T5ForConditionalGeneration(
-            hf.T5Config(
-                vocab_size=40, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4, decoder_start_token_id=0
-            )
+            hf.T5Config(vocab_size=40, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4, decoder_start_token_id=0)
         ),
         lambda m: [*m.encoder.block, *m.decoder.block],
         stacks=PAIR_STACKS,

@@ -45,7 +45,9 @@ def gradients(output, *inputs):
     if not output.requires_grad:
         return [torch.zeros_like(x) for x in inputs]
     torch.manual_seed(7)
-    grads = torch.autograd.grad((output * torch.randn(output.shape, dtype=output.dtype)).sum(), inputs, allow_unused=True)
+    grads = torch.autograd.grad(
+        (output * torch.randn(output.shape, dtype=output.dtype)).sum(), inputs, allow_unused=True
+    )
     return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, inputs, strict=True)]
 
 

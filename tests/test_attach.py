@@ -136,7 +136,9 @@ def test_a_mask_of_the_wrong_shape_names_the_provider_and_the_place(field):
     wrong = attnreg.Mask(**{field: torch.ones(3, 4, 6, 7, dtype=torch.bool)})
     with (
         attnreg.attach(model, Answering(wrong)),
-        pytest.raises(ValueError, match=rf"Expected the {field} mask of Answering .* \(3, 4, 6, 6\), got \(3, 4, 6, 7\)"),
+        pytest.raises(
+            ValueError, match=rf"Expected the {field} mask of Answering .* \(3, 4, 6, 6\), got \(3, 4, 6, 7\)"
+        ),
     ):
         model(**batch)
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -48,7 +49,9 @@ def without_attention(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("args", [["--help"], ["list", "recipes"], ["recipe", "attendout", "--help"], ["recipe", "--help"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["list", "recipes"], ["recipe", "attendout", "--help"], ["recipe", "--help"]]
+)
 def test_help_and_lists_do_not_wait_for_torch(args):
     code = (
         "import sys; from attnreg.cli.main import main\n"
@@ -136,8 +139,6 @@ def assert_sentence(result, code, says):
     assert "Traceback" not in result.output
     error = result.output[result.output.index("Error: ") :].strip()
     assert "\n" not in error
-    import re
-
     assert re.search(says, error), error
 
 
@@ -239,4 +240,6 @@ def test_without_a_network_the_answer_comes_within_five_seconds(spawn):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device asked for is there")
 def test_a_device_that_is_not_there(cli):
-    assert_sentence(cli("recipe", "finetune", "--device", "cuda"), 1, "Expected --device to be a device of this machine")
+    assert_sentence(
+        cli("recipe", "finetune", "--device", "cuda"), 1, "Expected --device to be a device of this machine"
+    )

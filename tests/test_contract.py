@@ -61,9 +61,7 @@ def run(model, batch, seed=3):
 
 
 def same(a, b):
-    return torch.equal(a[0], b[0]) and all(
-        x is y is None or torch.equal(x, y) for x, y in zip(a[1], b[1], strict=True)
-    )
+    return torch.equal(a[0], b[0]) and all(x is y is None or torch.equal(x, y) for x, y in zip(a[1], b[1], strict=True))
 
 
 @rows

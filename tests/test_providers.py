@@ -193,7 +193,7 @@ def test_missing_and_truncated_files_are_refused(tmp_path):
 
 def test_loading_asks_for_the_class_that_calls(tmp_path):
     attnreg.AttentionLayerDrop(0.1).save_pretrained(tmp_path / "p")
-    with pytest.raises(ValueError, match="Expected a GNetProvider in .*, got a AttentionLayerDrop"):
+    with pytest.raises(ValueError, match=r"Expected a GNetProvider in .*, got a AttentionLayerDrop"):
         attnreg.GNetProvider.from_pretrained(tmp_path / "p")
 
 

@@ -38,7 +38,7 @@ def net():
 
 
 def parameters(net):
-    return [p for p in (net.tokens.weight, net.positions.weight, net.qkv.weight, net.qkv.bias, net.bias)]
+    return [net.tokens.weight, net.positions.weight, net.qkv.weight, net.qkv.bias, net.bias]
 
 
 def expected_reward(net):
@@ -48,7 +48,9 @@ def expected_reward(net):
 
 
 def policy_gradient(net, action):
-    loss = reinforce_loss(net.log_prob(INPUTS, action), torch.tensor(REWARDS[index_of(action)], dtype=torch.float64), BASELINE)
+    loss = reinforce_loss(
+        net.log_prob(INPUTS, action), torch.tensor(REWARDS[index_of(action)], dtype=torch.float64), BASELINE
+    )
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters(net))])
 
 

@@ -56,9 +56,7 @@ def discover(
     if not finder.found:
         raise NoAttentionError(f"Expected attention in {type(model).__name__}, saw none: {HIDDEN_KERNELS}")
     depth = Counter(found.info.stack for found in finder.found)
-    return tuple(
-        replace(found, info=replace(found.info, num_layers=depth[found.info.stack])) for found in finder.found
-    )
+    return tuple(replace(found, info=replace(found.info, num_layers=depth[found.info.stack])) for found in finder.found)
 
 
 def _run_once(model: nn.Module, finder: _Finder, inputs: Mapping[str, Any] | Sequence[Any] | None) -> None:

@@ -33,7 +33,7 @@ class AttentionMode(TorchFunctionMode):
         self.batch_size = handle.batch_size
         self.hits = 0
 
-    def __torch_function__(  # noqa: D105
+    def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         backend = _BACKENDS.get(func)

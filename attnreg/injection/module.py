@@ -43,7 +43,7 @@ class AttachedModule:
     def install(self) -> None:
         """Shadow the module's forward."""
         setattr(self.module, MARK, self)
-        self.module.forward = functools.partial(_forward, self)  # type: ignore[method-assign]
+        self.module.forward = functools.partial(_forward, self)
 
     def remove(self) -> None:
         """Take the shadow away."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from attnreg.masks import AttentionSite, Mask
-from attnreg.providers._arguments import probability
 from attnreg.provider import MaskProvider
+from attnreg.providers._arguments import probability
 
 
 class AttentionLayerDrop(MaskProvider):

@@ -120,12 +120,12 @@ class GNetProvider(MaskProvider):
             (3, 8, 512)
         """
         tables = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-        tokens = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+        tokens: Any = getattr(model, "get_input_embeddings", lambda: None)()
         if tokens is None:
             tokens = next((table for name, table in tables.items() if not _is_position(name)), None)
         if not isinstance(tokens, nn.Embedding):
             raise InputError(
-                f"Expected a model with token embeddings for a G-Net, got {type(model).__name__}: it takes no token ids."
+                f"Expected a model with token embeddings, got {type(model).__name__}, which takes no token ids."
             )
         positions = next(
             (t for n, t in tables.items() if _is_position(n) and t.embedding_dim == tokens.embedding_dim), None

@@ -12,11 +12,13 @@ _NAMES = {
     "load_splits": "attnreg.tasks.data",
     "load_model": "attnreg.tasks.model",
 }
-__all__ = list(_NAMES)  # noqa: PLE0604
+__all__ = list(_NAMES)
 __getattr__, __dir__ = lazy_names(__name__, _NAMES)
 
 if TYPE_CHECKING:
-    from attnreg.tasks.data import load_splits
-    from attnreg.tasks.metrics import METRICS
-    from attnreg.tasks.model import load_model
-    from attnreg.tasks.task import TASKS, Task, get_task
+    from attnreg.tasks.data import load_splits as load_splits
+    from attnreg.tasks.metrics import METRICS as METRICS
+    from attnreg.tasks.model import load_model as load_model
+    from attnreg.tasks.task import TASKS as TASKS
+    from attnreg.tasks.task import Task as Task
+    from attnreg.tasks.task import get_task as get_task

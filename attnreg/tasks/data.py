@@ -103,8 +103,7 @@ def _complaint(file: Path, error: BaseException) -> str:
     if ".jsonl" in file.name:
         number = 0
         try:
-            opened = gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
-            with opened as lines:
+            with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
                 for number, line in enumerate(lines, 1):
                     if line.strip() and not isinstance(json.loads(line), dict):
                         return f"Expected one JSON object a line, got {line.strip()[:60]!r} at {file}, line {number}."

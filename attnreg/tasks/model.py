@@ -56,8 +56,8 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
     except (OSError, ValueError, ConnectionError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"Expected --model to be a folder with a model and its tokenizer, or a name that the hub or its local cache "
-            f"has, got {name!r}: {reason}"
+            f"Expected --model to be a folder with a model and its tokenizer, or a name that the hub or its cache has, "
+            f"got {name!r}: {reason}"
         ) from error
     return model, tokenizer
 

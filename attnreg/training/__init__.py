@@ -16,16 +16,17 @@ _NAMES = {
     "recipe": "attnreg.training.command",
     "report": "attnreg.training.reporting",
 }
-__all__ = list(_NAMES)  # noqa: PLE0604
+__all__ = list(_NAMES)
 __getattr__, __dir__ = lazy_names(__name__, _NAMES)
 
 if TYPE_CHECKING:
-    from attnreg.training.attacker_defender import AttackerDefender
-    from attnreg.training.evaluation import evaluate
-    from attnreg.training.fine_tuning import FineTuning
-    from attnreg.training.loop import fit
-    from attnreg.training.method import StepResult, TrainingMethod
-    from attnreg.training.optim import adamw
-    from attnreg.training.command import recipe
-    from attnreg.training.reporting import report
-    from attnreg.training.run import Run
+    from attnreg.training.attacker_defender import AttackerDefender as AttackerDefender
+    from attnreg.training.command import recipe as recipe
+    from attnreg.training.evaluation import evaluate as evaluate
+    from attnreg.training.fine_tuning import FineTuning as FineTuning
+    from attnreg.training.loop import fit as fit
+    from attnreg.training.method import StepResult as StepResult
+    from attnreg.training.method import TrainingMethod as TrainingMethod
+    from attnreg.training.optim import adamw as adamw
+    from attnreg.training.reporting import report as report
+    from attnreg.training.run import Run as Run

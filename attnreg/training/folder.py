@@ -1,4 +1,4 @@
-"""A run's folder: ``config.json``, ``metrics.jsonl``, ``telemetry.jsonl``, ``model/``, ``provider/``, ``checkpoints/``."""
+"""A run's folder: ``config.json``, ``metrics.jsonl``, ``telemetry.jsonl``, ``model/``, ``provider/``, checkpoints."""
 
 from __future__ import annotations
 

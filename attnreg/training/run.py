@@ -56,9 +56,7 @@ class Run:
             if settings.train_size > len(train):
                 raise InputError(f"Expected --train-size of at most {len(train)}, got {settings.train_size}.")
             train = train.select(range(settings.train_size))
-        self._encode = functools.partial(
-            encode, self.task, tokenizer=self.tokenizer, max_length=settings.max_length
-        )
+        self._encode = functools.partial(encode, self.task, tokenizer=self.tokenizer, max_length=settings.max_length)
         self.train_rows = self._encode(rows=train)
         self.dev_rows = self._encode(rows=splits["validation"])
         if not settings.resume:
