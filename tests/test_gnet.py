@@ -170,6 +170,11 @@ def test_a_model_of_ones_own():
     [
         ({"inputs_embeds": torch.zeros(1, 3, 16)}, ValueError, "Expected token ids"),
         ({"input_ids": torch.ones(1, 600, dtype=torch.long)}, ValueError, "Expected at most 512 tokens, got 600"),
+        (
+            {"input_ids": torch.ones(1, 3, dtype=torch.long), "attention_mask": torch.ones(1, 1, 3, 3)},
+            ValueError,
+            r"Expected `attention_mask` in the shape of the token ids, got \(1, 1, 3, 3\)",
+        ),
     ],
 )
 def test_inputs_that_do_not_fit(batch, error, sentence):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -154,6 +155,7 @@ def test_attendout_compares_with_plain_fine_tuning_on_the_same_data_and_seed(fin
     assert plain == read(finished[0] / "finetune" / "metrics.jsonl")
     game = read(tmp_path / "out" / "metrics.jsonl")
     assert game == read(finished[0] / "attendout" / "metrics.jsonl")
+    shutil.rmtree(tmp_path / "out" / "baseline" / "checkpoints")  # as if stopped before its first checkpoint
     again = cli("recipe", "attendout", *SMALL, "--round-steps", 2, "--output-dir", "out", "--resume")
     assert again.exit_code == 0, again.output
     assert read(tmp_path / "out" / "baseline" / "metrics.jsonl") == plain

@@ -230,6 +230,8 @@ class GNetProvider(MaskProvider):
         if mask is None:
             mask = torch.ones_like(ids) if self.pad_token_id is None else ids != self.pad_token_id
         length = ids.shape[-1]
+        if mask.numel() != ids.numel():
+            raise InputError(f"Expected `attention_mask` in the shape of the token ids, got {tuple(mask.shape)}.")
         allowed = mask.reshape(-1, 1, length).bool().expand(-1, length, length)
         return allowed.tril() if self.causal else allowed
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 if TYPE_CHECKING:
     from attnreg.training.loop import History
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """A live line (on a terminal) with loss, drop rate, metric and who is winning; a lasting line per evaluation.
+    """On a terminal a bar and, below it, loss, metric, drop rate and who is winning; a lasting line per evaluation.
 
     Args:
         run: the run.
@@ -32,11 +34,10 @@ class Progress:
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[state]}"),
-            console=self._console,
-            transient=True,
         )
-        self._task = self._bar.add_task(run.settings.recipe, total=run.total_steps, completed=history.step, state="")
+        self._state = Text(no_wrap=True, overflow="ellipsis")
+        self._live = Live(Group(self._bar, self._state), console=self._console, transient=True)
+        self._task = self._bar.add_task(run.settings.recipe, total=run.total_steps, completed=history.step)
         self._metrics: dict[str, float] = {}
 
     def step(self, history: History, telemetry: Telemetry) -> None:
@@ -44,15 +45,17 @@ class Progress:
         shown = []
         if "loss" in telemetry.latest:
             shown.append(f"loss {telemetry.latest['loss']:.3f}")
-        shown += [f"dev {name} {value:.3f}" for name, value in self._metrics.items()]
         rates = [value for name, value in telemetry.latest.items() if name.startswith("drop/")]
         if rates:
             shown.append(f"drop {sum(rates) / len(rates):.2f}")
         if telemetry.events:
             wins = {key.split(": ")[1]: count for key, count in telemetry.event_counts.items()}
             shown.append("wins " + " ".join(f"{name} {count}" for name, count in sorted(wins.items())))
+        if self._metrics:
+            shown.append("dev " + " ".join(f"{name} {value:.3f}" for name, value in self._metrics.items()))
         description = f"{self._run.settings.recipe} epoch {history.epoch + 1}/{self._run.epochs}"
-        self._bar.update(self._task, completed=history.step, description=description, state="  ".join(shown))
+        self._bar.update(self._task, completed=history.step, description=description)
+        self._state.plain = "  ".join(shown)
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
         """A network was evaluated."""
@@ -65,10 +68,10 @@ class Progress:
         )
 
     def __enter__(self) -> Progress:
-        self._bar.start()
+        self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        self._live.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -117,4 +118,6 @@ class Run:
         """The same run as plain fine-tuning, in the folder ``baseline`` within this one's."""
         folder = self.folder.path / "baseline"
         resume = self.settings.resume and (folder / "checkpoints").is_dir()
+        if self.settings.resume and not resume:
+            shutil.rmtree(folder, ignore_errors=True)  # stopped before its first checkpoint: nothing to go on from
         return Run(replace(self.settings, recipe="finetune", own={}, output_dir=folder, resume=resume))
