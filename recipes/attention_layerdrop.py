@@ -8,7 +8,7 @@ from attnreg.training import recipe
 
 @recipe(
     "attention-layerdrop",
-    click.option("--drop-rate", "p", type=click.FloatRange(0, 1), default=0.2, show_default=True),
+    click.option("--drop-rate", "p", type=click.FloatRange(0, 1), default=0.05, show_default=True),
 )
 def attention_layerdrop(run: "attnreg.training.Run", p: float) -> None:
     """Attention LayerDrop: whole layers lose their attention scores at random and attend uniformly.

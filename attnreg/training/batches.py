@@ -10,7 +10,6 @@ from accelerate import Accelerator
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding
-from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from attnreg.tasks.task import Task
 from attnreg.training.method import Batch
@@ -38,6 +37,9 @@ class TrainBatches:
     """
 
     def __init__(self, rows: Dataset, batch_size: int, tokenizer: Any, seed: int, accelerator: Accelerator) -> None:
+        # Imported late: transformers' trainer modules import peft too, for two seconds, before anything can be said.
+        from transformers.trainer_pt_utils import LengthGroupedSampler
+
         self._generator = torch.Generator()
         self._seed = seed
         lengths = [len(ids) for ids in rows["input_ids"]]

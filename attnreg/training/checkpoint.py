@@ -48,7 +48,10 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
     """
     paths = sorted(folder.glob("step-*"))
     if not paths:
-        raise InputError(f"Expected a checkpoint in {folder}, found none: the run stopped before its first one, so start it in a new folder.")
+        raise InputError(
+            f"Expected a checkpoint in {folder}, found none: the run stopped before its first one, "
+            "so start it in a new folder."
+        )
     try:
         tensors = load_file(paths[-1] / TENSORS)
         return _join(json.loads((paths[-1] / STATE).read_text(encoding="utf-8")), tensors)

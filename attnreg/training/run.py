@@ -13,7 +13,6 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import get_linear_schedule_with_warmup
 
 from attnreg.errors import InputError
 from attnreg.tasks.data import load_splits
@@ -112,6 +111,8 @@ class Run:
 
     def schedule(self, optimizer: Optimizer) -> LRScheduler:
         """Linear warm-up over a tenth of the steps, then linear decay to zero."""
+        from transformers import get_linear_schedule_with_warmup  # late: it is slow to import
+
         return get_linear_schedule_with_warmup(optimizer, int(WARMUP_SHARE * self.total_steps), self.total_steps)
 
     def plain(self) -> Run:
