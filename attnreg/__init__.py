@@ -10,8 +10,10 @@ _NAMES = {
     "AttentionDropout": "attnreg.providers.attention_dropout",
     "AttentionLayerDrop": "attnreg.providers.attention_layerdrop",
     "AttentionSite": "attnreg.masks",
+    "AttributionProvider": "attnreg.providers.attribution",
     "BernoulliScheduleProvider": "attnreg.providers.bernoulli_schedule",
     "Compose": "attnreg.provider",
+    "CrossTuning": "attnreg.providers.cross_tuning",
     "GNetProvider": "attnreg.providers.gnet",
     "Mask": "attnreg.masks",
     "MaskProvider": "attnreg.provider",
@@ -42,5 +44,7 @@ if TYPE_CHECKING:
     from attnreg.provider import OnLayers as OnLayers
     from attnreg.providers.attention_dropout import AttentionDropout as AttentionDropout
     from attnreg.providers.attention_layerdrop import AttentionLayerDrop as AttentionLayerDrop
+    from attnreg.providers.attribution import AttributionProvider as AttributionProvider
     from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider as BernoulliScheduleProvider
+    from attnreg.providers.cross_tuning import CrossTuning as CrossTuning
     from attnreg.providers.gnet import GNetProvider as GNetProvider

@@ -7,14 +7,15 @@ Polarity: in a boolean mask ``True`` means *kept* (or, for ``valid``, *allowed b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from attnreg import functional
+from attnreg.errors import InputError
 
 Stack = Literal["encoder", "decoder", "cross"]
 
@@ -45,6 +46,39 @@ class SiteInfo:
     def label(self) -> str:
         """Short unique name, ``"<stack>.<layer>"``."""
         return f"{self.stack}.{self.layer}"
+
+    def is_among(self, layers: Collection[int]) -> bool:
+        """Whether its layer is one of these; negative ones count from the last layer of the stack."""
+        return self.layer in layers or self.layer - self.num_layers in layers
+
+
+S = TypeVar("S", bound=SiteInfo)
+
+
+def on_layers(sites: Sequence[S], layers: Collection[int], where: str) -> list[S]:
+    """The sites on some layers.
+
+    Args:
+        sites: what there is.
+        layers: layer indices; negative ones count from the last layer.
+        where: who asks, for the message.
+
+    Raises:
+        InputError: if no site is on one of the layers.
+
+    Example:
+        >>> sites = [SiteInfo(layer=i, num_layers=3) for i in range(3)]
+        >>> [site.label for site in on_layers(sites, [0, -1], "`layers`")]
+        ['encoder.0', 'encoder.2']
+    """
+    chosen = [site for site in sites if site.is_among(layers)]
+    reached = {index for site in chosen for index in (site.layer, site.layer - site.num_layers)}
+    if missing := sorted(set(layers) - reached):
+        raise InputError(
+            f"Expected layers among {sorted({site.layer for site in sites})} in {where}, got {missing}: the model has "
+            "no such layers, or `attach` was told to leave them out."
+        )
+    return chosen
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

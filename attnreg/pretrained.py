@@ -15,6 +15,7 @@ from torch import nn
 
 import attnreg.providers  # noqa: F401  (defines the classes that files name)
 from attnreg._files import replaced_folder
+from attnreg.errors import InputError
 from attnreg.provider import MaskProvider
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -59,8 +60,17 @@ def build(description: dict[str, Any]) -> MaskProvider:
 
 
 def save_provider(provider: MaskProvider, folder: str | os.PathLike[str]) -> None:
-    """Write ``config.json`` and ``model.safetensors`` into ``folder``, whole or not at all."""
-    text = json.dumps(describe(provider), indent=2) + "\n"
+    """Write ``config.json`` and ``model.safetensors`` into ``folder``, whole or not at all.
+
+    Raises:
+        InputError: if an argument of the provider's constructor cannot be written down, as a function cannot.
+    """
+    try:
+        text = json.dumps(describe(provider), indent=2) + "\n"
+    except TypeError as error:
+        raise InputError(
+            f"Expected the arguments of {type(provider).__name__} to be what JSON can hold, to save them, got: {error}."
+        ) from error
     with replaced_folder(folder) as new:
         (new / CONFIG).write_text(text, encoding="utf-8")
         save_file({k: v.detach().cpu().contiguous() for k, v in provider.state_dict().items()}, new / WEIGHTS)

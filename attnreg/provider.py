@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from attnreg.errors import InputError
-from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.masks import AttentionSite, Mask, SiteInfo, on_layers
 
 Self = TypeVar("Self", bound="MaskProvider")
 
@@ -43,6 +42,22 @@ class MaskProvider(nn.Module, ABC):
         """Called by :func:`attnreg.attach` before it touches the model: raise if these sites cannot be served."""
         for provider in self._inner():
             provider.check(sites)
+
+    @property
+    def active(self) -> bool:
+        """Whether it acts at present; an attached model runs as the plain one while its provider does not."""
+        return True
+
+    def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
+        """Called before each training step of a two-pass method: look at the batch that is about to be trained on.
+
+        Args:
+            model: the model to which the provider is attached.
+            batch: its keyword arguments, ``labels`` among them.
+        """
+        for provider in self._inner():
+            if provider.training and provider.active:
+                provider.attribute(model, batch)
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Called once at the start of each forward pass in training mode, with the model's inputs by name."""
@@ -113,8 +128,8 @@ class MaskProvider(nn.Module, ABC):
 
 
 def ask(provider: MaskProvider, site: AttentionSite) -> Mask | None:
-    """The provider's mask for a site; ``None`` while the provider is in eval mode."""
-    return provider(site) if provider.training else None
+    """The provider's mask for a site; ``None`` while the provider is in eval mode or not active."""
+    return provider(site) if provider.training and provider.active else None
 
 
 class Compose(MaskProvider):
@@ -134,6 +149,10 @@ class Compose(MaskProvider):
         self.providers: nn.ModuleList = nn.ModuleList(
             q for p in providers for q in (p.providers if isinstance(p, Compose) else (p,))
         )
+
+    @property
+    def active(self) -> bool:  # noqa: D102
+        return any(provider.active for provider in self._inner())
 
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
         masks = [mask for provider in self._inner() if (mask := ask(provider, site)) is not None]
@@ -162,18 +181,12 @@ class OnLayers(MaskProvider):
         self.provider = provider
         self.layers = list(layers)
 
+    @property
+    def active(self) -> bool:  # noqa: D102
+        return self.provider.active
+
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
-        return ask(self.provider, site) if self._covers(site) else None
+        return ask(self.provider, site) if site.is_among(self.layers) else None
 
     def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
-        covered = [site for site in sites if self._covers(site)]
-        found = {index for site in covered for index in (site.layer, site.layer - site.num_layers)}
-        if missing := sorted(set(self.layers) - found):
-            raise InputError(
-                f"Expected layers among {sorted({site.layer for site in sites})} in OnLayers, got {missing}: the model "
-                "has no such layers, or `attach` was told to leave them out."
-            )
-        self.provider.check(covered)
-
-    def _covers(self, site: SiteInfo) -> bool:
-        return site.layer in self.layers or site.layer - site.num_layers in self.layers
+        self.provider.check(on_layers(sites, self.layers, "OnLayers"))

@@ -209,6 +209,7 @@ PROVIDERS = [
     ProviderCase("bernoulli-schedule", lambda m: attnreg.BernoulliScheduleProvider([(0, 0.6), (1, 0.2)], 10)),
     ProviderCase("g-net", lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5), needs_token_ids=True),
     ProviderCase("on-layers", lambda m: attnreg.OnLayers(attnreg.AttentionDropout(0.4, "scores"), [-1])),
+    ProviderCase("ad-drop", lambda m: attnreg.AttributionProvider(0.6, 0.6)),
     ProviderCase("composition", lambda m: attnreg.AttentionDropout(0.2) & attnreg.AttentionDropout(0.2, "scores")),
 ]
 

@@ -16,6 +16,7 @@ LAYERS = [
     {"masks", "functional"},
     {"provider"},
     {"injection"},
+    {"attribution"},
     {"providers"},
     {"pretrained"},
     {"tasks"},

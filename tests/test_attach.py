@@ -82,7 +82,7 @@ def test_attention_that_hides_after_attaching_is_an_error_not_silence():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"layers": [0, 2]}, r"Expected `layers` among \[0, 1\], which the model has, got \[2\]"),
+        ({"layers": [0, 2]}, r"Expected layers among \[0, 1\] in `attach\(layers=\.\.\.\)`, got \[2\]"),
         ({"layers": [-3]}, r"got \[-3\]"),
         ({"stacks": ["decoder"]}, r"Expected `stacks` among \['encoder'\], which the model has, got \['decoder'\]"),
     ],

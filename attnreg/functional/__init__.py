@@ -9,11 +9,13 @@ from attnreg.functional.attention import (
 )
 from attnreg.functional.bernoulli import bernoulli_log_prob, drop_rate, sample_keep
 from attnreg.functional.bits import pack_bits, unpack_bits
+from attnreg.functional.region import candidate_region
 from attnreg.functional.validity import units
 
 __all__ = [
     "attention_weights",
     "bernoulli_log_prob",
+    "candidate_region",
     "drop_rate",
     "masked_scores",
     "pack_bits",

@@ -11,7 +11,7 @@ from attnreg.errors import InputError
 from attnreg.injection.discovery import FoundSite, discover
 from attnreg.injection.handle import AttachHandle
 from attnreg.injection.module import MARK
-from attnreg.masks import Stack
+from attnreg.masks import Stack, on_layers
 from attnreg.provider import MaskProvider
 
 
@@ -78,6 +78,21 @@ def is_attached(model: nn.Module) -> bool:
     return bool(_handles(model))
 
 
+def handle_of(model: nn.Module, provider: MaskProvider) -> AttachHandle:
+    """The handle by which a provider, alone or within a composition, is attached to a model.
+
+    Raises:
+        RuntimeError: if it is not.
+    """
+    for handle in _handles(model):
+        if any(module is provider for module in handle.provider.modules()):
+            return handle
+    raise RuntimeError(
+        f"Expected this {type(provider).__name__} to be attached to the model, found it is not: call "
+        "`attnreg.attach(model, provider)` first."
+    )
+
+
 def _handles(model: nn.Module) -> list[AttachHandle]:
     marks = (module.__dict__.get(MARK) for module in model.modules())
     return list({id(mark.handle): mark.handle for mark in marks if mark is not None}.values())
@@ -96,11 +111,5 @@ def _choose(
         raise InputError(f"Expected self-attention in the model, got {present} alone: pass `stacks={present}`.")
     if layers is None:
         return sites
-    chosen = [s for s in sites if s.info.layer in layers or s.info.layer - s.info.num_layers in layers]
-    reached = {index for s in chosen for index in (s.info.layer, s.info.layer - s.info.num_layers)}
-    if missing_layers := sorted(set(layers) - reached):
-        raise InputError(
-            f"Expected `layers` among {sorted({s.info.layer for s in sites})}, which the model has, "
-            f"got {missing_layers}."
-        )
-    return chosen
+    names = {info.name for info in on_layers([site.info for site in sites], layers, "`attach(layers=...)`")}
+    return [site for site in sites if site.info.name in names]

@@ -16,6 +16,7 @@ from attnreg.injection.backends import multihead, sdpa, softmax
 from attnreg.injection.errors import HIDDEN_KERNELS, NoAttentionError
 from attnreg.injection.example_inputs import example_inputs as make_example_inputs
 from attnreg.injection.layout import split_attention_mask
+from attnreg.injection.undisturbed import undisturbed
 from attnreg.masks import SiteInfo, Stack
 
 
@@ -73,27 +74,13 @@ def _run_once(model: nn.Module, finder: _Finder, inputs: Mapping[str, Any] | Seq
             )
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (tuple(inputs), {})
     try:
-        with _undisturbed(model), finder.watching(), torch.no_grad():
+        with undisturbed(model), finder.watching(), torch.no_grad():
             runnable(*args, **kwargs)
     except Exception as error:
         raise NoAttentionError(
             f"Expected {type(model).__name__} to run on example inputs, got {type(error).__name__} "
             f"({' '.join(str(error).split())}): pass inputs that fit, `attach(..., example_inputs={{...}})`."
         ) from error
-
-
-@contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run in eval mode; give every module its mode back, and torch its random state."""
-    modes = [(module, module.training) for module in model.modules()]
-    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    model.eval()
-    try:
-        with torch.random.fork_rng(devices=sorted(devices)):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 class _Finder(TorchFunctionMode):

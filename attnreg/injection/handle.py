@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from attnreg import functional
 from attnreg.injection.discovery import FoundSite
 from attnreg.injection.module import AttachedModule
+from attnreg.injection.tap import Tap
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import MaskProvider
 
@@ -32,6 +33,7 @@ class AttachHandle:
         self.provider = provider
         self.batch_size: int | None = None
         self.in_forward = False
+        self.taps: dict[str, Tap] = {}
         self.input_names = list(inspect.signature(type(model).forward).parameters)[1:]
         self._enabled = True
         self._model = model
@@ -62,8 +64,8 @@ class AttachHandle:
 
     @property
     def active(self) -> bool:
-        """Whether the provider may act, as far as the handle and the provider's own mode are concerned."""
-        return self._enabled and self.provider.training
+        """Whether the provider may act, as far as the handle and the provider itself are concerned."""
+        return self._enabled and self.provider.training and self.provider.active
 
     def step(self) -> None:
         """Tell the provider that an optimizer step is done."""
@@ -72,13 +74,14 @@ class AttachHandle:
     def drop_rates(self) -> dict[str, float]:
         """Share of dropped units per site in the latest forward pass in training mode, by ``"<stack>.<layer>"``.
 
-        Counts valid positions of real query rows, never padding. Empty before the first such pass.
+        Counts valid positions of real query rows, never padding. Empty before the first such pass, and while the
+        provider is not active.
         """
-        return {label: float(rate) for label, rate in self._rates.items()}
+        return {label: float(rate) for label, rate in self.drop_rate_tensors().items()}
 
     def drop_rate_tensors(self) -> dict[str, Tensor]:
         """The same as 0-d tensors, without waiting for the device."""
-        return dict(self._rates)
+        return dict(self._rates) if self.provider.active else {}
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -88,6 +91,25 @@ class AttachHandle:
             yield
         finally:
             self._enabled = before
+
+    @contextmanager
+    def tapped(self, taps: Mapping[str, Tap]) -> Iterator[None]:
+        """Within the block the model is the plain model, in either mode, and attention weights flow through taps.
+
+        The tapped sites write their attention out, so that there are weights to flow.
+
+        Args:
+            taps: by the :attr:`SiteInfo.label` of their site.
+        """
+        fast_path = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # nn.TransformerEncoderLayer's, which computes no weights
+        self.taps = dict(taps)
+        try:
+            with self.disabled():
+                yield
+        finally:
+            self.taps = {}
+            torch.backends.mha.set_fastpath_enabled(fast_path)
 
     def detach(self) -> None:
         """Give the model back as it was. Twice is fine."""

@@ -16,6 +16,7 @@ from attnreg.provider import ask
 
 if TYPE_CHECKING:
     from attnreg.injection.handle import AttachHandle
+    from attnreg.injection.tap import Tap
 
 _BACKENDS = {function: backend for backend in (sdpa, softmax, multihead) for function in backend.FUNCTIONS}
 
@@ -24,12 +25,18 @@ class AttentionMode(TorchFunctionMode):
     """Intercepts the attention of one module call and puts the provider's mask into it.
 
     Torch switches a mode off while it answers for a function, so providers and backends call torch as usual.
+
+    Args:
+        handle: knows the provider.
+        info: the site of this call.
+        tap: where the attention weights flow through; the provider is not asked then.
     """
 
-    def __init__(self, handle: AttachHandle, info: SiteInfo) -> None:
+    def __init__(self, handle: AttachHandle, info: SiteInfo, tap: Tap | None = None) -> None:
         super().__init__()
         self.handle = handle
         self.info = info
+        self.tap = tap
         self.batch_size = handle.batch_size
         self.hits = 0
 
@@ -61,6 +68,8 @@ class AttentionMode(TorchFunctionMode):
     ) -> Mask | None:
         """The provider's mask for this site, checked and on the right device; ``None`` where it keeps everything."""
         self.hits += 1
+        if self.tap is not None:
+            return None
         site = AttentionSite(
             name=self.info.name,
             layer=self.info.layer,

@@ -59,9 +59,10 @@ class AttachedModule:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, under the provider's masks if they apply to this call."""
         info = self._next_site()
-        if info is None or not (self.module.training and self.handle.active):
+        tap = None if info is None else self.handle.taps.get(info.label)
+        if info is None or (tap is None and not (self.module.training and self.handle.active)):
             return self._plain(*args, **kwargs)
-        with AttentionMode(self.handle, info) as mode:
+        with AttentionMode(self.handle, info, tap) as mode:
             output = self._plain(*args, **kwargs)
         if not mode.hits:
             raise NoAttentionError(f"Expected attention in {info.name}, saw none in this forward: {HIDDEN_KERNELS}")

@@ -3,14 +3,18 @@
 from attnreg.provider import Compose, OnLayers
 from attnreg.providers.attention_dropout import AttentionDropout
 from attnreg.providers.attention_layerdrop import AttentionLayerDrop
+from attnreg.providers.attribution import AttributionProvider
 from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider
+from attnreg.providers.cross_tuning import CrossTuning
 from attnreg.providers.gnet import GNetProvider
 
 __all__ = [
     "AttentionDropout",
     "AttentionLayerDrop",
+    "AttributionProvider",
     "BernoulliScheduleProvider",
     "Compose",
+    "CrossTuning",
     "GNetProvider",
     "OnLayers",
 ]

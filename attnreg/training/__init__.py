@@ -10,6 +10,7 @@ _NAMES = {
     "Run": "attnreg.training.run",
     "StepResult": "attnreg.training.method",
     "TrainingMethod": "attnreg.training.method",
+    "TwoPass": "attnreg.training.two_pass",
     "adamw": "attnreg.training.optim",
     "evaluate": "attnreg.training.evaluation",
     "fit": "attnreg.training.loop",
@@ -30,3 +31,4 @@ if TYPE_CHECKING:
     from attnreg.training.optim import adamw as adamw
     from attnreg.training.reporting import report as report
     from attnreg.training.run import Run as Run
+    from attnreg.training.two_pass import TwoPass as TwoPass

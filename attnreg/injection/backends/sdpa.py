@@ -13,6 +13,7 @@ from attnreg.masks import Mask
 
 if TYPE_CHECKING:
     from attnreg.injection.mode import AttentionMode
+    from attnreg.injection.tap import Tap
 
 FUNCTIONS = (F.scaled_dot_product_attention,)
 
@@ -40,14 +41,15 @@ def intercept(
     shape = (*query.shape[:-1], key.shape[-2])
     valid, bias = split_attention_mask(attn_mask, is_causal, query, key)
     mask = mode.ask(shape, valid, like=query, query=query, key=key)
-    if mask is None:
+    if mask is None and mode.tap is None:
         return func(*raw, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    out = _attend(mask, shape, query, key, value, valid, bias, dropout_p, scale, enable_gqa)
+    out = _attend(mask or Mask(), mode.tap, shape, query, key, value, valid, bias, dropout_p, scale, enable_gqa)
     return out.reshape(*lead, *out.shape[-2:])
 
 
 def _attend(
     mask: Mask,
+    tap: Tap | None,
     shape: tuple[int, ...],
     query: Tensor,
     key: Tensor,
@@ -77,4 +79,6 @@ def _attend(
     weights = functional.attention_weights(query, key, valid, bias, scale, keep)
     if mask.weights is not None:
         weights = weights * mask.weights
+    if tap is not None:
+        weights = tap(weights)
     return F.dropout(weights, dropout_p) @ value if dropout_p else weights @ value

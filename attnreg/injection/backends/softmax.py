@@ -49,7 +49,8 @@ def intercept(mode: AttentionMode, func: Any, *args: Any, **kwargs: Any) -> Tens
     valid = allowed(scores).reshape(shape)
     mask = mode.ask(shape, valid, like=scores)
     if mask is None:
-        return func(*args, **kwargs)
+        weights = func(*args, **kwargs)
+        return weights if mode.tap is None else mode.tap(weights.reshape(shape)).reshape(weights.shape)
     if mask.scores is not None:
         scores = functional.masked_scores(scores.reshape(shape), mask.scores, valid).reshape(scores.shape)
     rest = {name: value for name, value in kwargs.items() if name != "input"}

@@ -1,0 +1,6 @@
+"""Attribution of a model's predictions to its attention weights: what is explained, and how."""
+
+from attnreg.attribution.explain import METHODS, explain
+from attnreg.attribution.target import Target
+
+__all__ = ["METHODS", "Target", "explain"]

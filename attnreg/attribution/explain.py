@@ -1,0 +1,169 @@
+"""How a score is explained by attention weights. The gradients are captum's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+from torch import Tensor, nn
+
+from attnreg.attribution.target import Target
+from attnreg.injection.handle import AttachHandle
+from attnreg.injection.tap import Tap
+from attnreg.injection.undisturbed import undisturbed
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """The first of the two passes."""
+
+    model: nn.Module
+    batch: Mapping[str, Any]
+    handle: AttachHandle
+    labels: Sequence[str]
+    target: Target
+    steps: int
+    steps_per_forward: int
+
+    def output(self, **tensors: Tensor) -> Any:
+        return self.model(**{**self.batch, **tensors})
+
+
+def explain(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    handle: AttachHandle,
+    labels: Sequence[str],
+    *,
+    method: str = "gradient",
+    target: Target | None = None,
+    steps: int = 20,
+    steps_per_forward: int = 1,
+    training: bool = False,
+) -> dict[str, Tensor]:
+    """Attribute a model's score on a batch to the attention weights A of some of its sites.
+
+    The model runs as the plain model, without what is attached to it, and uncompiled. Its mode, its parameters'
+    ``requires_grad`` and ``grad``, its hooks and the random state are as before afterwards, after an exception too.
+
+    Args:
+        model: the model; out of :class:`~torch.nn.parallel.DistributedDataParallel` it is unwrapped.
+        batch: its keyword arguments.
+        handle: by which a provider is attached to it.
+        labels: the sites, by :attr:`attnreg.SiteInfo.label`.
+        method: a name in :data:`METHODS`.
+        target: the score; the predicted classes' by default.
+        steps: m, for integrated gradients.
+        steps_per_forward: how many of them run at once.
+        training: run in training mode instead of eval mode, dropout and all.
+
+    Returns:
+        the attributions ``(B, H, Q, K)``, by label.
+
+    Example:
+        >>> import attnreg
+        >>> encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        >>> model = nn.Sequential(encoder, nn.Flatten(), nn.Linear(24, 2))
+        >>> handle = attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=(torch.randn(1, 3, 8),))
+        >>> found = explain(model, {"input": torch.randn(4, 3, 8)}, handle, ["encoder.0"])
+        >>> found["encoder.0"].shape
+        torch.Size([4, 2, 3, 3])
+    """
+    model = extract_model_from_parallel(model)
+    run = _Pass(model, batch, handle, labels, target or Target(), steps, steps_per_forward)
+    with undisturbed(model, training=training), _without_weight_gradients(model), torch.enable_grad(), _uncompiled():
+        found = METHODS[method](run)
+    return {label: tensor.detach() for label, tensor in found.items()}
+
+
+def gradient(run: _Pass) -> dict[str, Tensor]:
+    """GA: the signed partial derivatives of s by A, of all layers in one backward pass."""
+    from captum.attr import LayerGradientXActivation
+
+    def score(unused: Tensor) -> Tensor:
+        output = run.output()
+        return run.target.score(output, run.batch, run.target.classes(output, run.batch))
+
+    taps = {label: Tap() for label in run.labels}
+    with run.handle.tapped(taps):
+        captum = LayerGradientXActivation(score, list(taps.values()), multiply_by_inputs=False)
+        return dict(zip(taps, captum.attribute(torch.zeros(1)), strict=True))
+
+
+def integrated_gradients(run: _Pass) -> dict[str, Tensor]:
+    r"""IGA: :math:`A \odot \frac{1}{m} \sum_{k=1}^m \partial s(\frac{k}{m} A) / \partial A`, a layer at a time.
+
+    The attributions of a layer sum up to s(A) - s(0), but for the discretisation. Captum's
+    ``LayerIntegratedGradients`` would take A of other inputs for its baseline, never 0.
+    """
+    from captum.attr import IntegratedGradients
+
+    weights, output = _weights(run)
+    classes = run.target.classes(output, run.batch)
+    tensors = {name: value for name, value in run.batch.items() if isinstance(value, Tensor) and value.dim()}
+
+    def score_under(label: str) -> Callable[..., Tensor]:
+        def score(replacement: Tensor, classes: Tensor | None, *values: Tensor) -> Tensor:
+            batch = {**run.batch, **dict(zip(tensors, values, strict=True))}
+            with run.handle.tapped({label: Tap(replacement)}):
+                return run.target.score(run.output(**batch), batch, classes)
+
+        return score
+
+    return {
+        label: IntegratedGradients(score_under(label)).attribute(
+            a,
+            baselines=0.0,
+            additional_forward_args=(classes, *tensors.values()),
+            n_steps=run.steps,
+            method="riemann_right",
+            internal_batch_size=run.steps_per_forward * len(a),
+        )
+        for label, a in weights.items()
+    }
+
+
+def attention(run: _Pass) -> dict[str, Tensor]:
+    """AA: the attention weights themselves."""
+    return _weights(run)[0]
+
+
+METHODS: dict[str, Callable[[_Pass], dict[str, Tensor]]] = {
+    "gradient": gradient,
+    "integrated_gradients": integrated_gradients,
+    "attention": attention,
+}
+
+
+def _weights(run: _Pass) -> tuple[dict[str, Tensor], Any]:
+    """The attention weights of the sites, and the model's output."""
+    weights: dict[str, Tensor] = {}
+    taps = {label: Tap() for label in run.labels}
+    for label, tap in taps.items():
+        tap.register_forward_hook(lambda tap, args, out, label=label: weights.update({label: out}))
+    with torch.no_grad(), run.handle.tapped(taps):
+        output = run.output()
+    return weights, output
+
+
+@contextmanager
+def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
+    """No activations are kept for gradients that nobody asks for: half of a training step's memory and time."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    with torch.compiler.set_stance("force_eager"):
+        yield

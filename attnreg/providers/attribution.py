@@ -1,0 +1,173 @@
+"""AD-DROP: drop some of the attention positions that a prediction leans on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from attnreg import functional
+from attnreg.attribution import METHODS, Target, explain
+from attnreg.errors import InputError
+from attnreg.functional.region import Region
+from attnreg.injection import handle_of
+from attnreg.masks import AttentionSite, Mask, SiteInfo, on_layers
+from attnreg.provider import MaskProvider
+from attnreg.providers._arguments import one_of, probability
+
+Method = Literal["gradient", "integrated_gradients", "attention", "random"]
+FirstPass = Literal["eval", "train"]
+
+
+class AttributionProvider(MaskProvider):
+    r"""Attribution-driven dropout (AD-DROP): two passes a step.
+
+    The first pass, :meth:`attribute`, attributes the model's prediction to its attention weights A and updates nothing.
+    In the next forward pass, each position of the candidate region, the p·n keys of highest attribution in each row, is
+    dropped with probability q:
+
+    .. math:: \tilde S_{ij} = -\infty \text{ if } M_{ij} = 0, \quad
+              M_{ij} \sim \mathrm{Bernoulli}(1 - q) \text{ in the region, else } 1
+
+    The masks hold until the backward pass is done (gradient checkpointing meets them again), and are gone at the next
+    forward pass.
+
+    Args:
+        p: share of the valid keys in the candidate region.
+        q: probability of dropping a position of the region.
+        method: ``"gradient"`` (GA), ``"integrated_gradients"`` (IGA), ``"attention"`` (AA, the weights themselves) or
+            ``"random"`` (RD, no first pass).
+        region: ``"high"``, or ``"low"`` for the keys of lowest attribution.
+        layers: layer indices, negative ones from the end; by default all that the provider is attached to.
+        target: what is explained: ``"predicted"`` (the predicted class), ``"label"`` (the gold one), or a function; see
+            :class:`attnreg.attribution.Target`.
+        steps: m, steps of integrated gradients.
+        steps_per_forward: how many of them run at once: more is faster on a GPU and takes more memory.
+        first_pass: ``"eval"``, without dropout, or ``"train"``, as the official code has it.
+
+    Raises:
+        ValueError: if an argument is out of range, or (when attached) if a layer is not there.
+
+    Reference:
+        AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning (NeurIPS 2022, arXiv 2210.05883),
+        Sections 3.2 and 3.3.
+
+    Example:
+        >>> import attnreg
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
+        >>> model = BertForSequenceClassification(config)
+        >>> provider = AttributionProvider(p=0.5, q=0.5)
+        >>> handle = attnreg.attach(model, provider)
+        >>> batch = {"input_ids": torch.tensor([[1, 2, 3, 4]]), "labels": torch.tensor([1])}
+        >>> provider.attribute(model, batch)
+        >>> model(**batch).loss.backward()
+        >>> provider.attributions["encoder.1"].shape
+        torch.Size([1, 2, 4, 4])
+    """
+
+    def __init__(
+        self,
+        p: float = 0.3,
+        q: float = 0.3,
+        method: Method = "gradient",
+        region: Region = "high",
+        layers: Sequence[int] | None = None,
+        target: Literal["predicted", "label"] | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted",
+        steps: int = 20,
+        steps_per_forward: int = 1,
+        first_pass: FirstPass = "eval",
+    ) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+        self.q = probability("q", q)
+        self.method = one_of("method", method, get_args(Method))
+        self.region = one_of("region", region, get_args(Region))
+        self.layers = None if layers is None else list(layers)
+        self.target = Target(target).kind
+        for name, number in (("steps", steps), ("steps_per_forward", steps_per_forward)):
+            if number < 1:
+                raise ValueError(f"Expected `{name}` to be at least 1, got {number}.")
+        self.steps = steps
+        self.steps_per_forward = steps_per_forward
+        self.first_pass = one_of("first_pass", first_pass, get_args(FirstPass))
+        #: ``(B, H, Q, K)`` by ``"<stack>.<layer>"``, of the latest batch.
+        self.attributions: dict[str, Tensor] = {}
+        self._regions: dict[str, Tensor] = {}
+        self._labels: list[str] = []
+        self._state: Literal["never", "idle", "armed", "masking"] = "never"
+
+    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+        chosen = sites if self.layers is None else on_layers(sites, self.layers, "AttributionProvider")
+        self._labels = [site.label for site in chosen]
+
+    def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
+        """The first pass; the model's next forward pass in training mode, on the same batch, is masked.
+
+        The model's modes, ``requires_grad``, ``grad``, hooks and the random state are left as they were.
+
+        Args:
+            model: the model to which the provider is attached, or what wraps it.
+            batch: its keyword arguments.
+
+        Raises:
+            RuntimeError: if the provider is not attached to the model.
+            InputError: if the model's output is none that ``target`` can explain.
+        """
+        self.clear()
+        handle = handle_of(model, self)
+        if self.method in METHODS:
+            self.attributions = explain(
+                model,
+                batch,
+                handle,
+                self._labels,
+                method=self.method,
+                target=Target(self.target),
+                steps=self.steps,
+                steps_per_forward=self.steps_per_forward,
+                training=self.first_pass == "train",
+            )
+        self._state = "armed"
+
+    def clear(self) -> None:
+        """Forget the attributions: what comes next is not masked."""
+        self.attributions, self._regions = {}, {}
+        self._state = "never" if self._state == "never" else "idle"
+
+    def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
+        self._regions = {}
+        if self._state != "never":
+            self._state = "masking" if self._state == "armed" else "idle"
+
+    def step(self) -> None:  # noqa: D102
+        self._regions = {}
+        self._state = "never" if self._state == "never" else "idle"
+
+    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        if self._state == "never":
+            raise RuntimeError(
+                "Expected `provider.attribute(model, batch)` before a training step under AttributionProvider, found "
+                "it was never called: call it, or train with `attnreg.training.TwoPass` or "
+                "`attnreg.integrations.ADDropTrainer`, which do."
+            )
+        if self._state != "masking" or site.label not in self._labels:
+            return None
+        if self.method == "random":
+            self.attributions[site.label] = torch.rand(site.shape, device=site.device)
+            self._regions.pop(site.label, None)
+        if site.label not in self._regions:  # it is there already when gradient checkpointing asks again
+            self._regions[site.label] = self._region(site)
+        # Drawn at each asking: gradient checkpointing replays the random state, and the model draws from it as well.
+        return Mask(scores=~(self._regions[site.label] & (torch.rand(site.shape, device=site.device) < self.q)))
+
+    def _region(self, site: AttentionSite) -> Tensor:
+        attribution = self.attributions[site.label]
+        if attribution.shape != site.shape:
+            raise InputError(
+                f"Expected the batch that was attributed, with attention of shape {tuple(attribution.shape)} at "
+                f"{site.name}, got another one, with {tuple(site.shape)}: call `attribute` on each batch before it."
+            )
+        return functional.candidate_region(attribution, site.valid, self.p, self.region)

@@ -1,0 +1,73 @@
+"""Cross-tuning: epochs with a provider alternate with epochs without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnreg.masks import AttentionSite, Mask
+from attnreg.provider import MaskProvider, ask
+
+
+class CrossTuning(MaskProvider):
+    """Let a provider act in some epochs only: those that leave ``offset`` when divided by ``every``.
+
+    In the other epochs the attached model runs as the plain one.
+
+    Args:
+        provider: the provider to switch.
+        every: length of the cycle, in epochs.
+        offset: the epoch of the cycle in which it acts, from 0.
+
+    Raises:
+        ValueError: if ``every`` or ``offset`` is out of range.
+
+    Reference:
+        AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 3.4: plain fine-tuning in epochs 0, 2, 4 …, AD-DROP in epochs
+        1, 3, 5 …, which ``every=2, offset=1`` is.
+
+    Example:
+        >>> from attnreg import AttentionLayerDrop
+        >>> provider = CrossTuning(AttentionLayerDrop(0.5))
+        >>> for epoch in range(4):
+        ...     provider.on_epoch(epoch)
+        ...     print(epoch, provider.active)
+        0 False
+        1 True
+        2 False
+        3 True
+    """
+
+    current: Tensor
+
+    def __init__(self, provider: MaskProvider, every: int = 2, offset: int = 1) -> None:
+        super().__init__()
+        if every < 1:
+            raise ValueError(f"Expected `every` to be at least 1 epoch, got {every}.")
+        if not 0 <= offset < every:
+            raise ValueError(f"Expected `offset` in 0..{every - 1}, below `every`, got {offset}.")
+        self.provider = provider
+        self.every = every
+        self.offset = offset
+        self.epoch = 0
+        self.register_buffer("current", torch.zeros((), dtype=torch.long))  # the epoch, to be saved and loaded
+        self.register_load_state_dict_post_hook(_read_epoch)
+
+    @property
+    def active(self) -> bool:  # noqa: D102
+        return self.epoch % self.every == self.offset and self.provider.active
+
+    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        return ask(self.provider, site) if self.active else None
+
+    def on_epoch(self, epoch: int) -> None:  # noqa: D102
+        self.epoch = epoch
+        self.current.fill_(epoch)
+        super().on_epoch(epoch)
+
+
+def _read_epoch(module: nn.Module, incompatible: Any) -> None:
+    assert isinstance(module, CrossTuning)
+    module.epoch = int(module.current)

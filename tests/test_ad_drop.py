@@ -1,0 +1,254 @@
+"""AD-DROP as a provider and as a method: the life of its masks, cross-tuning, two passes."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import transformers as hf
+from torch.nn.parallel import DistributedDataParallel
+
+import attnreg
+from attnreg.training import TwoPass, adamw
+from tests.cases import SMALL, TEXT
+
+BATCH = {
+    "input_ids": torch.tensor([[5, 6, 7, 8, 9, 3], [9, 8, 7, 4, 0, 0]]),
+    "attention_mask": torch.tensor([[1] * 6, [1, 1, 1, 1, 0, 0]]),
+    "labels": torch.tensor([0, 1]),
+}
+VALID = BATCH["attention_mask"].bool()[:, None, None, :].expand(2, 4, 6, 6)
+
+
+class Watch(attnreg.MaskProvider):
+    """Notes what another provider answers."""
+
+    def __init__(self, provider):
+        super().__init__()
+        self.provider = provider
+        self.seen = {}
+
+    def forward(self, site):
+        mask = self.provider(site)
+        self.seen[site.label] = None if mask is None else mask.scores
+        return mask
+
+
+def bert(**options):
+    torch.manual_seed(0)
+    return hf.BertForSequenceClassification(hf.BertConfig(**{**TEXT, **SMALL, "initializer_range": 0.4, **options}))
+
+
+def region_by_hand(attribution, p):
+    region = torch.zeros_like(attribution, dtype=torch.bool)
+    for b in range(2):
+        n = int(BATCH["attention_mask"][b].sum())
+        size = -int(-p * n // 1)
+        for row, out in zip(attribution[b].flatten(0, 1), region[b].view(-1, 6), strict=True):
+            if row[:n].min() < row[:n].max():
+                out[row[:n].topk(size).indices] = True
+    return region
+
+
+@pytest.mark.parametrize("method", ["gradient", "integrated_gradients", "attention", "random"])
+@pytest.mark.parametrize("region", ["high", "low"])
+def test_with_q_one_the_region_is_dropped_and_nothing_else(method, region):
+    model = bert().train()
+    provider = attnreg.AttributionProvider(0.5, 1.0, method, region, steps=3)
+    with attnreg.attach(model, Watch(provider)) as handle:
+        provider.attribute(model, BATCH)
+        model(**BATCH)
+    for label in ("encoder.0", "encoder.1"):
+        attribution = provider.attributions[label] * (1 if region == "high" else -1)
+        assert torch.equal(~handle.provider.seen[label], region_by_hand(attribution, 0.5))
+        assert not (~handle.provider.seen[label] & ~VALID).any()
+
+
+def test_each_candidate_is_dropped_with_probability_q():
+    model = bert().train()
+    provider = attnreg.AttributionProvider(0.5, 0.3, "attention")
+    drops, candidates = torch.zeros(2, 4, 6, 6), None
+    with attnreg.attach(model, Watch(provider)) as handle:
+        for _ in range(2000):
+            provider.attribute(model, BATCH)
+            model(**BATCH)
+            candidates = region_by_hand(provider.attributions["encoder.0"], 0.5)
+            drops += ~handle.provider.seen["encoder.0"]
+            provider.step()
+    rates = drops[candidates] / 2000
+    assert not drops[~candidates].any()
+    assert (rates - 0.3).abs().max() < 5 * (0.3 * 0.7 / 2000) ** 0.5
+    assert abs(rates.mean() - 0.3) < 5 * (0.3 * 0.7 / 2000 / len(rates)) ** 0.5
+
+
+def test_the_next_forward_pass_is_masked_and_the_one_after_is_not():
+    model, provider = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train(), None
+    plain = model(**BATCH).logits
+    provider = attnreg.AttributionProvider(0.5, 1.0)
+    with attnreg.attach(model, provider) as handle:
+        provider.attribute(model, BATCH)
+        assert torch.equal(model.eval()(**BATCH).logits, plain)  # an evaluation in between changes nothing
+        masked = model.train()(**BATCH).logits
+        assert not torch.equal(masked, plain)
+        assert handle.drop_rates()["encoder.0"] > 0.4
+        assert torch.equal(model(**BATCH).logits, plain)
+        provider.attribute(model, BATCH)
+        provider.step()
+        assert torch.equal(model(**BATCH).logits, plain)
+        provider.attribute(model, BATCH)
+        provider.clear()
+        assert provider.attributions == {}
+        assert torch.equal(model(**BATCH).logits, plain)
+
+
+def test_only_the_layers_asked_for():
+    model = bert(num_hidden_layers=3).train()
+    provider = attnreg.AttributionProvider(0.5, 1.0, layers=[0, -1])
+    with attnreg.attach(model, provider) as handle:
+        provider.attribute(model, BATCH)
+        model(**BATCH)
+        rates = handle.drop_rates()
+    assert list(provider.attributions) == ["encoder.0", "encoder.2"]
+    assert rates["encoder.1"] == 0 < rates["encoder.0"]
+    inner = attnreg.AttributionProvider(0.5, 1.0)
+    with attnreg.attach(model, attnreg.OnLayers(inner, [1])) as handle:
+        handle.provider.attribute(model, BATCH)
+    assert list(inner.attributions) == ["encoder.1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"p": 1.1}, r"Expected `p` to be a probability in \[0, 1\], got 1.1"),
+        ({"q": -0.1}, r"Expected `q` to be a probability"),
+        (
+            {"method": "saliency"},
+            "Expected `method` to be one of gradient, integrated_gradients, attention, random, got",
+        ),
+        ({"region": "middle"}, "Expected `region` to be one of high, low, got 'middle'"),
+        ({"target": "gold"}, "Expected `target` to be 'predicted', 'label' or a function, got 'gold'"),
+        ({"steps": 0}, "Expected `steps` to be at least 1, got 0"),
+        ({"steps_per_forward": 0}, "Expected `steps_per_forward` to be at least 1, got 0"),
+        ({"first_pass": "both"}, "Expected `first_pass` to be one of eval, train, got 'both'"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        attnreg.AttributionProvider(**options)
+
+
+def test_bad_use():
+    model = bert().train()
+    with pytest.raises(ValueError, match=r"Expected layers among \[0, 1\] in AttributionProvider, got \[7\]"):
+        attnreg.attach(model, attnreg.AttributionProvider(layers=[7]))
+    provider = attnreg.AttributionProvider()
+    with attnreg.attach(model, provider):
+        with pytest.raises(RuntimeError, match=r"Expected `provider.attribute\(model, batch\)` before a training step"):
+            model(**BATCH)
+        provider.attribute(model, BATCH)
+        with pytest.raises(ValueError, match=r"got another one, with \(1, 4, 6, 6\): call `attribute` on each batch"):
+            model(**{name: tensor[:1] for name, tensor in BATCH.items()})
+
+
+def test_a_function_as_target_is_not_saved(tmp_path):
+    provider = attnreg.AttributionProvider(target=lambda output, batch: output.logits[:, 0])
+    with pytest.raises(ValueError, match="Expected the arguments of AttributionProvider to be what JSON can hold"):
+        provider.save_pretrained(tmp_path / "provider")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("every", "offset"), [(2, 1), (2, 0), (3, 2), (1, 0)])
+def test_cross_tuning(every, offset):
+    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    plain = model(**BATCH).logits
+    provider = attnreg.CrossTuning(attnreg.AttentionLayerDrop(1.0), every=every, offset=offset)
+    with attnreg.attach(model, provider) as handle:
+        for epoch in range(7):
+            provider.on_epoch(epoch)
+            acts = epoch % every == offset
+            assert provider.active == acts
+            assert torch.equal(model(**BATCH).logits, plain) != acts
+            assert set(handle.drop_rates().values()) == ({1.0} if acts else set())
+
+
+def test_cross_tuning_within_a_composition():
+    provider = attnreg.CrossTuning(attnreg.AttentionLayerDrop(1.0)) & attnreg.AttentionDropout(0.0)
+    site = attnreg.AttentionSite(shape=(1, 1, 2, 2))
+    assert provider.active
+    assert provider(site).scores is None
+    provider.on_epoch(1)
+    assert not provider(site).scores
+    assert not attnreg.OnLayers(attnreg.CrossTuning(attnreg.AttentionLayerDrop(1.0)), [0]).active
+
+
+def test_cross_tuning_goes_on_in_its_epoch():
+    provider = attnreg.CrossTuning(attnreg.AttentionLayerDrop(1.0))
+    provider.on_epoch(3)
+    other = attnreg.CrossTuning(attnreg.AttentionLayerDrop(1.0))
+    other.load_state_dict(provider.state_dict())
+    assert (other.epoch, other.active) == (3, True)
+
+
+@pytest.mark.parametrize("bad", [{"every": 0}, {"offset": 2}, {"offset": -1}])
+def test_bad_cycles(bad):
+    with pytest.raises(ValueError, match=r"Expected `(every|offset)`"):
+        attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.1), **bad)
+
+
+def test_two_pass_is_a_first_pass_and_a_step():
+    losses = []
+    for by_hand in (False, True):
+        model = bert()
+        optimizer = adamw(model, 1e-2)
+        provider = attnreg.AttributionProvider(0.5, 0.5)
+        torch.manual_seed(1)
+        if by_hand:
+            with attnreg.attach(model.train(), provider):
+                for _ in range(4):
+                    provider.attribute(model, BATCH)
+                    loss = model(**BATCH).loss
+                    loss.backward()
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    provider.step()
+        else:
+            method = TwoPass(model, optimizer, provider)
+            for _ in range(4):
+                loss = method.step(BATCH).loss
+            assert method.drop_rates()["encoder.0"] > 0
+        losses.append(loss)
+    assert torch.equal(*losses)
+
+
+def test_no_first_pass_in_the_plain_epochs(monkeypatch):
+    calls = []
+    monkeypatch.setattr(attnreg.AttributionProvider, "attribute", lambda *args: calls.append(args))
+    model = bert()
+    provider = attnreg.CrossTuning(attnreg.AttributionProvider(0.5, 0.5))
+    method = TwoPass(model, adamw(model, 1e-3), provider)
+    method.on_epoch(0)
+    method.step(BATCH)
+    assert not calls
+    assert method.drop_rates() == {}
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_distributed_data_parallel(process_group):
+    results = []
+    for wrap in (lambda m: m, DistributedDataParallel):
+        model = bert().train()
+        provider = attnreg.AttributionProvider(0.5, 0.5)
+        with attnreg.attach(model, provider):
+            wrapped = wrap(model)
+            torch.manual_seed(1)
+            for _ in range(2):
+                provider.attribute(wrapped, BATCH)
+                loss = wrapped(**BATCH).loss
+                loss.backward()
+        results.append([loss, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

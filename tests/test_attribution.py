@@ -1,0 +1,401 @@
+"""The first pass: what captum gives against gradients by hand, and that nobody notices it."""
+
+import copy
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+import attnreg
+from attnreg.attribution import Target, explain
+from tests.cases import MODELS, SMALL, TEXT
+
+LABELS = ["encoder.0", "encoder.1", "encoder.2"]
+BATCH = {
+    "input_ids": torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 0, 0]]),
+    "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
+}
+
+
+def bert(head=hf.BertForSequenceClassification, **options):
+    torch.manual_seed(0)
+    config = hf.BertConfig(**{**TEXT, **SMALL, "num_hidden_layers": 3, "initializer_range": 0.4, **options})
+    return head(config).double()
+
+
+def attached(model, **options):
+    return attnreg.attach(model, attnreg.AttributionProvider(**options))
+
+
+def score_of(model, attentions=False, replace=None, batch=BATCH):
+    """The predicted classes' logits, with A of one layer replaced: torch alone, HF's own eager attention."""
+    from transformers.models.bert import modeling_bert
+
+    plain = modeling_bert.eager_attention_forward
+    layer, weights = replace or (None, None)
+
+    def forward(module, query, key, value, mask, **kwargs):
+        out, a = plain(module, query, key, value, mask, **kwargs)
+        if module is layer:
+            out, a = (weights @ value).transpose(1, 2), weights
+        return out, a
+
+    modeling_bert.eager_attention_forward = forward
+    try:
+        return model(**batch, output_attentions=attentions)
+    finally:
+        modeling_bert.eager_attention_forward = plain
+
+
+def layers_of(model):
+    return [layer.attention.self for layer in model.bert.encoder.layer]
+
+
+def test_gradient_is_autograd_to_the_bit_in_one_backward_pass(monkeypatch):
+    model = bert().eval()
+    model.set_attn_implementation("eager")
+    out = model(**BATCH, output_attentions=True)
+    expected = torch.autograd.grad(out.logits.max(-1).values.sum(), out.attentions)
+    calls, plain = [], torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: calls.append(1) or plain(*a, **k))
+    with attached(model) as handle:
+        got = explain(model, BATCH, handle, LABELS)
+    assert len(calls) == 1
+    assert list(got) == LABELS
+    for label, gradient in zip(LABELS, expected, strict=True):
+        assert torch.equal(got[label], gradient)
+        assert gradient.abs().max() > 0
+
+
+def test_gradient_through_fused_attention_is_the_same():
+    model = bert().eval()
+    with attached(model) as handle:
+        fused = explain(model, BATCH, handle, LABELS)
+        model.set_attn_implementation("eager")
+        written_out = explain(model, BATCH, handle, LABELS)
+    for label in LABELS:
+        assert (fused[label] - written_out[label]).abs().max() < 1e-12
+
+
+def test_gradient_against_finite_differences():
+    model = bert().eval()
+    model.set_attn_implementation("eager")
+    out = score_of(model, attentions=True)
+    classes = out.logits.argmax(-1, keepdim=True)
+    with attached(model) as handle:
+        got = explain(model, BATCH, handle, ["encoder.1"])["encoder.1"]
+    weights, eps = out.attentions[1].detach(), 1e-6
+    for place in [(0, 0, 1, 2), (1, 3, 0, 1), (0, 2, 4, 4)]:
+        ends = []
+        for sign in (1, -1):
+            changed = weights.clone()
+            changed[place] += sign * eps
+            ends.append(score_of(model, replace=(layers_of(model)[1], changed)).logits.gather(-1, classes).sum())
+        assert abs(got[place] - (ends[0] - ends[1]) / (2 * eps)) < 1e-7
+
+
+@pytest.mark.parametrize("steps_per_forward", [1, 3, 20])
+def test_integrated_gradients_are_the_sum_of_the_steps(steps_per_forward):
+    model, steps = bert().eval(), 20
+    model.set_attn_implementation("eager")
+    with attached(model) as handle:
+        got = explain(
+            model,
+            BATCH,
+            handle,
+            LABELS,
+            method="integrated_gradients",
+            steps=steps,
+            steps_per_forward=steps_per_forward,
+        )
+    out = score_of(model, attentions=True)
+    classes = out.logits.argmax(-1, keepdim=True)
+    for label, layer, a in zip(LABELS, layers_of(model), out.attentions, strict=True):
+        total = torch.zeros_like(a)
+        for k in range(1, steps + 1):
+            scaled = (k / steps * a).detach().requires_grad_()
+            score = score_of(model, replace=(layer, scaled)).logits.gather(-1, classes).sum()
+            total += torch.autograd.grad(score, scaled)[0]
+        expected = a * total / steps
+        assert (got[label] - expected).abs().max() < 1e-6 * expected.abs().max()  # captum's steps are float32
+
+
+def test_integrated_gradients_are_complete():
+    model = bert(initializer_range=0.12).eval()
+    model.set_attn_implementation("eager")
+    out = score_of(model, attentions=True)
+    classes = out.logits.argmax(-1, keepdim=True)
+    errors = {}
+    with attached(model) as handle:
+        for steps in (1000, 10_000):
+            options = {"method": "integrated_gradients", "steps": steps, "steps_per_forward": 1000}
+            got = explain(model, BATCH, handle, LABELS, **options)
+            for label, layer, a in zip(LABELS, layers_of(model), out.attentions, strict=True):
+                at_zero = score_of(model, replace=(layer, torch.zeros_like(a))).logits
+                difference = (out.logits - at_zero).gather(-1, classes).sum()
+                assert abs(difference) > 0.02
+                errors[label, steps] = float(got[label].sum() - difference.detach())
+    for label in LABELS:
+        assert abs(errors[label, 10_000]) < 1e-6
+        assert 9 < errors[label, 1000] / errors[label, 10_000] < 11  # a right-hand Riemann sum is of first order
+
+
+def test_attention_is_the_weights():
+    model = bert().eval()
+    model.set_attn_implementation("eager")
+    expected = model(**BATCH, output_attentions=True).attentions
+    with attached(model) as handle:
+        got = explain(model, BATCH, handle, LABELS, method="attention")
+    assert all(torch.equal(got[label], a) for label, a in zip(LABELS, expected, strict=True))
+
+
+CLASSES = torch.tensor([1, 0])
+TOKENS = torch.tensor([[1, -100, 2, 0, 2], [0, 1, -100, -100, -100]])
+HEADS = {
+    "classification": (bert, {}, lambda z, b: z.max(-1).values.sum()),
+    "gold label": (bert, {"labels": CLASSES}, lambda z, b: z[0, 1] + z[1, 0]),
+    "regression": (
+        lambda: bert(num_labels=1),
+        {"labels": torch.tensor([0.5, -1.0]).double()},
+        lambda z, b: -((z[:, 0] - b["labels"]) ** 2).sum(),
+    ),
+    "token classification": (
+        lambda: bert(hf.BertForTokenClassification, num_labels=3),
+        {"labels": TOKENS},
+        lambda z, b: z.log_softmax(-1).max(-1).values[b["labels"] != -100].sum(),
+    ),
+    "token classification without labels": (
+        lambda: bert(hf.BertForTokenClassification, num_labels=3),
+        {},
+        lambda z, b: z.log_softmax(-1).max(-1).values[b["attention_mask"] == 1].sum(),
+    ),
+    "gold tokens": (
+        lambda: bert(hf.BertForTokenClassification, num_labels=3),
+        {"labels": TOKENS},
+        lambda z, b: sum(z.log_softmax(-1)[i, j, TOKENS[i, j]] for i, j in (TOKENS != -100).nonzero()),
+    ),
+    "a function": (bert, {}, lambda z, b: z[:, 0].sum()),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_what_is_explained(head):
+    make, labels, score = HEADS[head]
+    target = {"gold label": "label", "gold tokens": "label", "a function": lambda out, batch: out.logits[:, 0]}
+    model, batch = make().eval(), {**BATCH, **labels}
+    model.set_attn_implementation("eager")
+    out = model(**BATCH, output_attentions=True)
+    expected = torch.autograd.grad(score(out.logits, batch), out.attentions)
+    with attached(model) as handle:
+        got = explain(model, batch, handle, LABELS, target=Target(target.get(head, "predicted")))
+        scaled = explain(
+            model, batch, handle, LABELS, target=Target(target.get(head, "predicted")), method="integrated_gradients"
+        )
+    for label, gradient in zip(LABELS, expected, strict=True):
+        assert (got[label] - gradient).abs().max() < 1e-12
+        assert gradient.abs().max() > 1e-6
+        assert scaled[label].isfinite().all()
+
+
+@pytest.mark.parametrize("method", ["gradient", "integrated_gradients"])
+def test_multiple_choice(method):
+    model = bert(hf.BertForMultipleChoice).eval()
+    batch = {name: torch.stack([tensor, tensor.flip(0)], 1) for name, tensor in BATCH.items()}
+    with attached(model) as handle:
+        got = explain(model, batch, handle, LABELS, method=method, steps=4, steps_per_forward=2)
+        one = explain(model, batch, handle, LABELS, method=method, steps=4)
+    model.set_attn_implementation("eager")
+    out = model(**batch, output_attentions=True)
+    if method == "gradient":
+        expected = torch.autograd.grad(out.logits.max(-1).values.sum(), out.attentions)
+        assert all((got[k] - e).abs().max() < 1e-12 for k, e in zip(LABELS, expected, strict=True))
+    assert got["encoder.0"].shape == (4, 4, 5, 5)
+    assert all((got[k] - one[k]).abs().max() < 1e-8 for k in LABELS)
+
+
+def test_sequence_to_sequence():
+    case = next(c for c in MODELS if c.name == "marian")
+    model = case.build().double().eval()
+    model.set_attn_implementation("eager")
+    ids = case.batch()
+    batch = {"input_ids": ids["input_ids"], "attention_mask": ids["attention_mask"]}
+    labels = ids["decoder_input_ids"].masked_fill(torch.arange(5) > torch.tensor([[4], [2], [3]]), -100)
+    out = model(**batch, labels=labels, output_attentions=True)
+    expected = torch.autograd.grad(
+        out.logits.log_softmax(-1).max(-1).values[labels != -100].sum(),
+        (*out.encoder_attentions, *out.decoder_attentions, *out.cross_attentions),
+    )
+    names = [f"{stack}.{i}" for stack in ("encoder", "decoder", "cross") for i in range(2)]
+    with attnreg.attach(model, attnreg.AttributionProvider(), stacks=["encoder", "decoder", "cross"]) as handle:
+        got = explain(model, {**batch, "labels": labels}, handle, names)
+    assert all((got[name] - e).abs().max() < 1e-12 for name, e in zip(names, expected, strict=True))
+
+
+def test_the_shared_layer_of_albert_is_told_apart():
+    model = next(c for c in MODELS if c.name == "albert").build().double().eval()
+    model.set_attn_implementation("eager")
+    out = model(**BATCH, output_attentions=True)
+    expected = torch.autograd.grad(out.logits.max(-1).values.sum(), out.attentions)
+    with attached(model) as handle:
+        got = explain(model, BATCH, handle, LABELS[:2])
+    assert all(torch.equal(got[label], e) for label, e in zip(LABELS, expected, strict=False))
+
+
+def state_of(model):
+    return {
+        "modes": [module.training for module in model.modules()],
+        "requires_grad": [p.requires_grad for p in model.parameters()],
+        "grad": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "hooks": [
+            [list(getattr(m, kind)) for kind in vars(m) if "hooks" in kind and getattr(m, kind) is not None]
+            for m in model.modules()
+        ],
+        "attributes": [sorted(vars(m)) for m in model.modules()],
+    }
+
+
+def same_state(a, b):
+    grads = all(x is y is None or torch.equal(x, y) for x, y in zip(a.pop("grad"), b.pop("grad"), strict=True))
+    return grads and a == b
+
+
+class Faulty(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bert = bert()
+
+    def forward(self, input_ids, attention_mask):
+        self.bert(input_ids, attention_mask)
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("method", ["gradient", "integrated_gradients", "attention"])
+@pytest.mark.parametrize("first_pass", ["eval", "train"])
+@pytest.mark.parametrize("faulty", [False, True])
+def test_nobody_notices(method, first_pass, faulty):
+    model = Faulty() if faulty else bert()
+    inner = model.bert if faulty else model
+    inner(**BATCH).logits.sum().backward()
+    model.train()
+    inner.bert.embeddings.eval()
+    inner.bert.embeddings.requires_grad_(False)
+    provider = attnreg.AttributionProvider(method=method, first_pass=first_pass, steps=3)
+    with attnreg.attach(model, provider, example_inputs=BATCH) if not faulty else attnreg.attach(inner, provider):
+        before, random = state_of(model), torch.get_rng_state()
+        if faulty:
+            with pytest.raises(ZeroDivisionError):
+                provider.attribute(model, BATCH)
+        else:
+            provider.attribute(model, BATCH)
+        assert torch.equal(torch.get_rng_state(), random)
+        assert same_state(before, state_of(model))
+        assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_the_first_pass_has_dropout_only_when_told():
+    model = bert().train()
+    with attached(model) as handle:
+        torch.manual_seed(0)
+        eval_pass = [explain(model, BATCH, handle, LABELS)["encoder.0"] for _ in range(2)]
+        train_pass = []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            train_pass.append(explain(model, BATCH, handle, LABELS, training=True)["encoder.0"])
+    assert torch.equal(*eval_pass)
+    assert not torch.equal(*train_pass)
+
+
+def test_other_providers_are_off_in_the_first_pass():
+    model = bert().eval()
+    provider = attnreg.AttributionProvider()
+    with attnreg.attach(model, provider):
+        provider.attribute(model, BATCH)
+        alone = provider.attributions["encoder.0"]
+    both = attnreg.AttributionProvider() & attnreg.AttentionLayerDrop(1.0)
+    with attnreg.attach(model.train(), both):
+        both.attribute(model, BATCH)
+        assert torch.equal(both.providers[0].attributions["encoder.0"], alone)
+
+
+def test_a_frozen_model_is_attributed_all_the_same():
+    model = bert().eval()
+    with attached(model) as handle:
+        expected = explain(model, BATCH, handle, LABELS)
+        model.requires_grad_(False)
+        got = explain(model, BATCH, handle, LABELS)
+    assert all(torch.equal(got[label], expected[label]) for label in LABELS)
+
+
+WRAPPERS = {
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "compiled in place": lambda model: model.compile(backend="eager") or model,
+    "data parallel": nn.DataParallel,
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapped_model_is_attributed_unwrapped(wrapper):
+    model = bert().eval()
+    with attached(model) as handle:
+        expected = explain(model, BATCH, handle, LABELS)
+        wrapped = WRAPPERS[wrapper](model)
+        got = explain(wrapped, BATCH, handle, LABELS)
+    assert all(torch.equal(got[label], expected[label]) for label in LABELS)
+
+
+def test_a_deep_copy_attributes_itself():
+    model = bert()
+    provider = attnreg.AttributionProvider()
+    with attnreg.attach(model, provider) as handle:
+        provider.attribute(model, BATCH)
+        clone = copy.deepcopy(model)
+        other = attnreg.injection.handle_of(clone, _provider_of(clone)).provider
+        other.clear()
+        other.attribute(clone, BATCH)
+        assert handle.provider is provider
+        assert torch.equal(other.attributions["encoder.0"], provider.attributions["encoder.0"])
+        attnreg.detach(clone)
+
+
+def _provider_of(model):
+    from attnreg.injection.attachment import _handles
+
+    return _handles(model)[0].provider
+
+
+@pytest.mark.parametrize(
+    ("head", "batch", "message"),
+    [
+        (hf.BertModel, {}, "Expected an output with `logits`"),
+        (hf.BertForQuestionAnswering, {}, "pass `target` as a function"),
+        (lambda c: hf.BertForSequenceClassification(c), {}, None),
+    ],
+)
+def test_outputs_that_cannot_be_explained(head, batch, message):
+    model = bert(head)
+    provider = attnreg.AttributionProvider()
+    with attnreg.attach(model, provider):
+        if message is None:
+            provider.attribute(model, BATCH)
+        else:
+            with pytest.raises(ValueError, match=message):
+                provider.attribute(model, {**BATCH, **batch})
+
+
+def test_labels_that_are_needed():
+    model = bert()
+    provider = attnreg.AttributionProvider(target="label")
+    with attnreg.attach(model, provider), pytest.raises(ValueError, match="Expected labels in the batch to attribute"):
+        provider.attribute(model, BATCH)
+    model = bert(num_labels=1)
+    with (
+        attnreg.attach(model, attnreg.AttributionProvider()) as handle,
+        pytest.raises(ValueError, match="Expected gold scores as labels in the batch to attribute"),
+    ):
+        handle.provider.attribute(model, BATCH)
+
+
+def test_without_attaching():
+    with pytest.raises(RuntimeError, match="Expected this AttributionProvider to be attached to the model"):
+        attnreg.AttributionProvider().attribute(bert(), BATCH)

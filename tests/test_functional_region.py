@@ -1,0 +1,87 @@
+"""The candidate region against a slow loop over sample, head and row."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnreg.functional import candidate_region
+
+
+def slow_region(attribution, valid, p, region):
+    """By the definition: sort, look up the value at ascending rank floor((1 - p) n), keep those at or above it."""
+    result = torch.zeros(attribution.shape, dtype=torch.bool)
+    for b, h, i in np.ndindex(*attribution.shape[:3]):
+        keys = [j for j in range(attribution.shape[3]) if valid[b, h, i, j]]
+        values = [float(attribution[b, h, i, j]) * (1 if region == "high" else -1) for j in keys]
+        n = len(keys)
+        rank = math.floor((1 - p) * n)
+        if len(set(values)) < 2 or rank == n:
+            continue
+        threshold = sorted(values)[rank]
+        for j, value in zip(keys, values, strict=True):
+            result[b, h, i, j] = value >= threshold
+    return result
+
+
+shares = st.integers(0, 20).map(lambda k: Fraction(k, 20)) | st.fractions(0, 1, max_denominator=12)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.integers(1, 4),
+    st.integers(1, 11),
+    shares,
+    st.sampled_from(["high", "low"]),
+    st.sampled_from(["none", "padding", "causal", "random"]),
+    st.sampled_from([2, 5, 10**6]),  # few distinct values: many ties
+    st.integers(0, 10**6),
+)
+def test_region_is_that_of_the_loop(batch, heads, queries, keys, p, region, mask, distinct, seed):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (batch, heads, queries, keys)
+    attribution = (torch.randint(-distinct, distinct, shape, generator=generator) / distinct).float()
+    valid = {
+        "none": torch.ones(shape, dtype=torch.bool),
+        "padding": (torch.arange(keys) < torch.randint(0, keys + 1, (batch, 1, 1, 1), generator=generator)),
+        "causal": torch.ones(queries, keys, dtype=torch.bool).tril(),
+        "random": torch.rand(shape, generator=generator) < 0.6,
+    }[mask]
+    got = candidate_region(attribution, None if mask == "none" else valid, float(p), region)
+    assert torch.equal(got, slow_region(attribution, valid.expand(shape), p, region))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions(dtype):
+    attribution = torch.tensor([[0.5, -1.0, 2.0, 0.25]]).to(dtype)
+    assert candidate_region(attribution, None, 0.5).tolist() == [[True, False, True, False]]
+
+
+@pytest.mark.parametrize("keys", range(1, 200, 7))
+def test_the_region_of_distinct_values_has_p_n_keys_rounded_up(keys):
+    attribution = torch.randperm(keys).float().view(1, keys)
+    for tenths in range(11):
+        size = -(-tenths * keys // 10)
+        expected = size if keys > 1 else 0  # one value alone has no ranking
+        assert int(candidate_region(attribution, None, tenths / 10).sum()) == expected
+
+
+def test_all_of_them_and_none_of_them():
+    attribution, valid = torch.randn(2, 2, 3, 4), torch.tensor([True, True, True, False])
+    assert torch.equal(candidate_region(attribution, valid, 1.0), valid.expand(2, 2, 3, 4))
+    assert not candidate_region(attribution, valid, 0.0).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((None, 1.5), r"Expected `p` in \[0, 1\], got 1.5"), ((None, 0.5, "top"), "Expected `region` to be one of")],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        candidate_region(torch.zeros(1, 2), *arguments)
