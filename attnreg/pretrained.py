@@ -65,8 +65,9 @@ def save_provider(provider: MaskProvider, folder: str | os.PathLike[str]) -> Non
     Raises:
         InputError: if an argument of the provider's constructor cannot be written down, as a function cannot.
     """
+    description = describe(provider)
     try:
-        text = json.dumps(describe(provider), indent=2) + "\n"
+        text = json.dumps(description, indent=2) + "\n"
     except TypeError as error:
         raise InputError(
             f"Expected the arguments of {type(provider).__name__} to be what JSON can hold, to save them, got: {error}."

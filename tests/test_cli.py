@@ -70,9 +70,19 @@ def test_importing_the_package_does_not_import_torch():
 @pytest.mark.parametrize(
     ("what", "names"),
     [
-        ("recipes", ["attendout", "attention-layerdrop", "finetune", "scheduled-bernoulli"]),
+        ("recipes", ["ad-drop", "attendout", "attention-layerdrop", "finetune", "scheduled-bernoulli"]),
         ("tasks", ["agreement", "cola"]),
-        ("providers", ["AttentionDropout", "AttentionLayerDrop", "BernoulliScheduleProvider", "GNetProvider"]),
+        (
+            "providers",
+            [
+                "AttentionDropout",
+                "AttentionLayerDrop",
+                "AttributionProvider",
+                "BernoulliScheduleProvider",
+                "CrossTuning",
+                "GNetProvider",
+            ],
+        ),
     ],
 )
 def test_lists(cli, what, names):
@@ -100,7 +110,7 @@ def bad(*args, code=1, says=""):
 
 
 BAD = [
-    bad("recipe", "attendin", code=2, says="Expected a recipe among attendout, .* `attnreg list recipes`"),
+    bad("recipe", "attendin", code=2, says="Expected a recipe among ad-drop, attendout, .* `attnreg list recipes`"),
     bad("recipe", "nothing.py", code=2, says="Expected a recipe file"),
     bad("list", "datasets", code=2, says="'datasets' is not one of 'recipes', 'tasks', 'providers'"),
     bad("copy", "attendin", "x.py", code=2, says="Expected a recipe among"),
@@ -116,6 +126,17 @@ BAD = [
     bad("recipe", "attendout", "--initial-keep", 1, code=2, says="not in the range 0<x<1"),
     bad("recipe", "attendout", "--winner", "me", code=2, says="'me' is not one of"),
     bad("recipe", "attendout", "--reward-rows", 0, code=2, says="--reward-rows"),
+    bad("recipe", "ad-drop", "--q", 2, code=2, says="2.0 is not in the range 0<=x<=1"),
+    bad("recipe", "ad-drop", "--steps", 0, code=2, says="0 is not in the range x>=1"),
+    bad("recipe", "ad-drop", "--method", "lime", code=2, says="'lime' is not one of"),
+    bad("recipe", "ad-drop", "--layers", "0,x", code=2, says="expected 'all' or layer indices such as 0,1,-1, got '0,x'"),
+    bad("recipe", "ad-drop", "--layers", 3, says="Expected layers among .0, 1, 2. in AttributionProvider, got .3."),
+    bad("recipe", "ad-drop", "--every", 2, "--offset", 2, says="Expected `offset` in 0..1, below `every`, got 2"),
+    bad("recipe", "ad-drop", "--search", code=2, says="Expected --search with what to search, .* got nothing"),
+    bad("recipe", "ad-drop", "p=0.5", code=2, says="Expected --search with what to search, .* got p=0.5"),
+    bad("recipe", "ad-drop", "--search", "r=1", code=2, says="Expected --search to name each of p, q at most once"),
+    bad("recipe", "ad-drop", "--search", "p=0:1:0", code=2, says="Expected --search as NAME=START:STOP:STEP"),
+    bad("recipe", "ad-drop", "--search", "p=0:2:1", code=2, says="Expected --search p within .0.0, 1.0., got 'p=0:2:1'"),
     bad("recipe", "finetune", "--model", "./nowhere", says="Expected --model to be a folder .* no such folder"),
     bad("recipe", "finetune", "--model", "nobody/nothing", says="the hub cannot be reached and the model nobody/nothing"),
     bad("recipe", "finetune", "--task", "cola", says="Expected a network or --data-dir for task 'cola', got neither"),

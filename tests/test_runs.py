@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -19,6 +20,7 @@ RECIPES = {
     "attention-layerdrop": ["--drop-rate", 0.5],
     "scheduled-bernoulli": ["--start", 0.3, "--end", 0.1],
     "attendout": ["--round-steps", 2, "--no-baseline"],
+    "ad-drop": ["--p", 0.5, "--q", 0.4],
 }
 
 
@@ -63,6 +65,8 @@ def test_run_folder(finished, recipe):
     assert [record["step"] for record in telemetry] == [8, 10, 16]
     layers = [] if recipe == "finetune" else [f"encoder.{i}" for i in range(3)]
     assert list(telemetry[-1]["drop_rate"]) == layers
+    if recipe == "ad-drop":
+        assert [list(record["drop_rate"]) for record in metrics] == [[], layers]
     assert (run / "provider").is_dir() == (recipe != "finetune")
     report = (run / "report.md").read_text()
     assert f"{metrics[-1]['matthews_correlation']:.4f}" in report
@@ -159,6 +163,42 @@ def test_attendout_compares_with_plain_fine_tuning_on_the_same_data_and_seed(fin
     again = cli("recipe", "attendout", *SMALL, "--round-steps", 2, "--output-dir", "out", "--resume")
     assert again.exit_code == 0, again.output
     assert read(tmp_path / "out" / "baseline" / "metrics.jsonl") == plain
+
+
+def test_ad_drop_drops_p_q_in_every_other_epoch(finished):
+    folder, outputs = finished
+    plain, masked = read(folder / "ad-drop" / "metrics.jsonl")
+    assert plain["drop_rate"] == {}
+    assert list(masked["drop_rate"].values())[:2] == [pytest.approx(0.5 * 0.4, abs=0.05)] * 2  # p n is rounded up
+    assert "epoch 1/2  model     dev loss" in outputs["ad-drop"]
+    assert re.search(r"epoch 1/2 .* no dropping\nepoch 2/2 .* drop rate 0\.1", outputs["ad-drop"])
+
+
+def test_search_is_on_held_out_rows_and_goes_on_where_it_stopped(cli, tmp_path):
+    args = ["recipe", "ad-drop", *SMALL, "--search", "p=0.2:0.6:0.4", "q=1", "--output-dir", "out"]
+    result = cli(*args)
+    assert result.exit_code == 0, result.output
+    tries = tmp_path / "out" / "search"
+    assert sorted(path.name for path in tries.iterdir()) == ["p=0.2,q=1", "p=0.6,q=1"]
+    scores = [read(tries / name / "metrics.jsonl")[-1]["matthews_correlation"] for name in ("p=0.2,q=1", "p=0.6,q=1")]
+    chosen = "p = 0.2" if scores[0] >= scores[1] else "p = 0.6"
+    assert f"{chosen}, q = 1 had the best matthews_correlation of 2 tries" in result.output
+    assert "on 25 rows held out from train" in result.output
+    assert read(tries / "p=0.2,q=1" / "telemetry.jsonl")[-1]["step"] == 2 * 8  # 231 rows in batches of 32
+    report, metrics = (tmp_path / "out" / "report.md").read_text(), read(tmp_path / "out" / "metrics.jsonl")
+    # As if stopped in the middle of the search: one try is done, the other was not begun, nothing is trained.
+    for path in (tmp_path / "out").iterdir():
+        if path.name in ("model", "provider", "checkpoints"):
+            shutil.rmtree(path)
+        elif path.name.endswith((".jsonl", ".md")):
+            path.unlink()
+    shutil.rmtree(tries / "p=0.6,q=1")
+    again = cli(*args, "--resume")
+    assert again.exit_code == 0, again.output
+    assert "search 1/2" not in again.output
+    assert "search 2/2" in again.output
+    assert read(tmp_path / "out" / "metrics.jsonl") == metrics
+    assert (tmp_path / "out" / "report.md").read_text().splitlines()[-1] == report.splitlines()[-1]
 
 
 def test_rewards_from_the_dev_set_are_warned_of(cli, tmp_path):

@@ -42,7 +42,7 @@ class Target:
 
     def __init__(self, kind: str | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted") -> None:
         if kind not in ("predicted", "label") and not callable(kind):
-            raise ValueError(f"Expected `target` to be 'predicted', 'label' or a function, got {kind!r}.")
+            raise InputError(f"Expected `target` to be 'predicted', 'label' or a function, got {kind!r}.")
         self.kind = kind
 
     def classes(self, output: Any, batch: Mapping[str, Any]) -> Tensor | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from attnreg.errors import InputError
+
 Choice = TypeVar("Choice", bound=str)
 
 
@@ -15,7 +17,7 @@ def probability(name: str, value: float) -> float:
         ValueError: if it is not a number in ``[0, 1]``.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise ValueError(f"Expected `{name}` to be a probability in [0, 1], got {value!r}.")
+        raise InputError(f"Expected `{name}` to be a probability in [0, 1], got {value!r}.")
     return value
 
 
@@ -26,5 +28,5 @@ def one_of(name: str, value: Choice, choices: Sequence[str]) -> Choice:
         ValueError: if it is not.
     """
     if value not in choices:
-        raise ValueError(f"Expected `{name}` to be one of {', '.join(choices)}, got {value!r}.")
+        raise InputError(f"Expected `{name}` to be one of {', '.join(choices)}, got {value!r}.")
     return value

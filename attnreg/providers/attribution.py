@@ -89,7 +89,7 @@ class AttributionProvider(MaskProvider):
         self.target = Target(target).kind
         for name, number in (("steps", steps), ("steps_per_forward", steps_per_forward)):
             if number < 1:
-                raise ValueError(f"Expected `{name}` to be at least 1, got {number}.")
+                raise InputError(f"Expected `{name}` to be at least 1, got {number}.")
         self.steps = steps
         self.steps_per_forward = steps_per_forward
         self.first_pass = one_of("first_pass", first_pass, get_args(FirstPass))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask
 from attnreg.provider import MaskProvider, ask
 
@@ -45,9 +46,9 @@ class CrossTuning(MaskProvider):
     def __init__(self, provider: MaskProvider, every: int = 2, offset: int = 1) -> None:
         super().__init__()
         if every < 1:
-            raise ValueError(f"Expected `every` to be at least 1 epoch, got {every}.")
+            raise InputError(f"Expected `every` to be at least 1 epoch, got {every}.")
         if not 0 <= offset < every:
-            raise ValueError(f"Expected `offset` in 0..{every - 1}, below `every`, got {offset}.")
+            raise InputError(f"Expected `offset` in 0..{every - 1}, below `every`, got {offset}.")
         self.provider = provider
         self.every = every
         self.offset = offset

@@ -23,6 +23,7 @@ class Task:
         batch_size: default batch size.
         learning_rate: default learning rate.
         max_length: default longest input, in tokens; longer ones are cut.
+        ad_drop_layers: layers that AD-DROP attributes by default, as its paper chose them; ``None`` for all.
 
     Example:
         >>> get_task("cola").columns
@@ -40,6 +41,7 @@ class Task:
     batch_size: int = 32
     learning_rate: float = 5e-5
     max_length: int = 128
+    ad_drop_layers: tuple[int, ...] | None = None
 
 
 TASKS = {

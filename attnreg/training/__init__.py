@@ -7,6 +7,7 @@ from attnreg._lazy import lazy_names
 _NAMES = {
     "AttackerDefender": "attnreg.training.attacker_defender",
     "FineTuning": "attnreg.training.fine_tuning",
+    "History": "attnreg.training.loop",
     "Run": "attnreg.training.run",
     "StepResult": "attnreg.training.method",
     "TrainingMethod": "attnreg.training.method",
@@ -14,8 +15,10 @@ _NAMES = {
     "adamw": "attnreg.training.optim",
     "evaluate": "attnreg.training.evaluation",
     "fit": "attnreg.training.loop",
+    "parse_grid": "attnreg.training.grid_search",
     "recipe": "attnreg.training.command",
     "report": "attnreg.training.reporting",
+    "search": "attnreg.training.grid_search",
 }
 __all__ = list(_NAMES)
 __getattr__, __dir__ = lazy_names(__name__, _NAMES)
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     from attnreg.training.command import recipe as recipe
     from attnreg.training.evaluation import evaluate as evaluate
     from attnreg.training.fine_tuning import FineTuning as FineTuning
+    from attnreg.training.grid_search import parse_grid as parse_grid
+    from attnreg.training.grid_search import search as search
+    from attnreg.training.loop import History as History
     from attnreg.training.loop import fit as fit
     from attnreg.training.method import StepResult as StepResult
     from attnreg.training.method import TrainingMethod as TrainingMethod

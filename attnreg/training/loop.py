@@ -28,7 +28,7 @@ class History:
         step: optimizer steps done.
         seconds: time spent in training steps and evaluations.
         evaluations: one record per network and epoch.
-        drop_rates: drop rate per attention site, mean over all steps.
+        drop_rates: drop rate per attention site, mean over the steps in which the provider was active.
     """
 
     epoch: int = 0
@@ -55,7 +55,9 @@ def fit(method: TrainingMethod, run: Run) -> History:
     """
     history, telemetry = History(), Telemetry(run.folder)
     set_seed(run.settings.seed)
-    if run.settings.resume:
+    if not run.settings.resume:
+        run.folder.create(run.settings)
+    else:
         history = _restore(method, run, telemetry)
     with Progress(run, history) as progress:
         while history.epoch < run.epochs:
@@ -77,11 +79,13 @@ def _epoch(method: TrainingMethod, run: Run, history: History, telemetry: Teleme
         if run.settings.save_steps and history.step % run.settings.save_steps == 0:
             _save(method, run, history, telemetry)
     telemetry.flush(history.step)
-    history.drop_rates = telemetry.mean_drop_rates()
+    history.drop_rates, rates = telemetry.mean_drop_rates(), telemetry.end_epoch()
     best = max((r[run.task.metric] for r in history.of(_kept(method))), default=-math.inf)
     for name, network in method.networks.items():
         metrics = evaluate(network, run.dev_batches, dict.fromkeys([run.task.metric, "accuracy"]))
         record = {"network": name, "epoch": history.epoch + 1, "step": history.step, **metrics}
+        if method.provider is not None:
+            record["drop_rate"] = rates
         history.evaluations.append(record)
         run.folder.append("metrics", record)
         progress.evaluated(record)

@@ -52,7 +52,9 @@ class Progress:
             wins = {key.split(": ")[1]: count for key, count in telemetry.event_counts.items()}
             shown.append("wins " + " ".join(f"{name} {count}" for name, count in sorted(wins.items())))
         if self._metrics:
-            shown.append("dev " + " ".join(f"{name} {value:.3f}" for name, value in self._metrics.items()))
+            shown.append(
+                f"{self._run.scored_on} " + " ".join(f"{name} {value:.3f}" for name, value in self._metrics.items())
+            )
         description = f"{self._run.settings.recipe} epoch {history.epoch + 1}/{self._run.epochs}"
         self._bar.update(self._task, completed=history.step, description=description)
         self._state.plain = "  ".join(shown)
@@ -61,10 +63,15 @@ class Progress:
         """A network was evaluated."""
         metric = self._run.task.metric
         self._metrics[record["network"]] = record[metric]
+        dropped = ""
+        if "drop_rate" in record:
+            rates = list(record["drop_rate"].values())
+            dropped = f"  drop rate {sum(rates) / len(rates):.3f}" if rates else "  no dropping"
         self._console.print(
-            f"epoch {record['epoch']}/{self._run.epochs}  {record['network']:<9} dev loss {record['loss']:.4f}  "
-            f"{metric} {record[metric]:.4f}",
+            f"epoch {record['epoch']}/{self._run.epochs}  {record['network']:<9} {self._run.scored_on} loss "
+            f"{record['loss']:.4f}  {metric} {record[metric]:.4f}{dropped}",
             highlight=False,
+            soft_wrap=True,
         )
 
     def __enter__(self) -> Progress:

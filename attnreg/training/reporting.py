@@ -46,13 +46,18 @@ def report(run: Run, history: History, plain: tuple[Run, History] | None = None,
     console = Console()
     _show(console, title, header, rows)
     if rates:
-        _show(console, "drop rate per layer, mean over training", ["layer", "drop rate"], rates)
+        _show(console, "drop rate per layer, mean while active", ["layer", "drop rate"], rates)
     for note in notes:
         console.print(note, highlight=False)
     console.print(f"Everything is in {run.folder.path}/", highlight=False, soft_wrap=True)
     text = [f"# {title}", "", *_markdown(header, rows), ""]
     if rates:
-        text += ["Drop rate per layer, mean over training:", "", *_markdown(["layer", "drop rate"], rates), ""]
+        text += [
+            "Drop rate per layer, mean over the steps in which something was dropped or could be:",
+            "",
+            *_markdown(["layer", "drop rate"], rates),
+            "",
+        ]
     text += [f"{note}\n" for note in notes]
     (run.folder.path / "report.md").write_text("\n".join(text), encoding="utf-8")
 

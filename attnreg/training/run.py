@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ class Run:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.scored_on = "dev"
         self.task = get_task(settings.task)
         self.folder = RunFolder(settings.output_dir)
         self.folder.check(settings)
@@ -59,8 +62,6 @@ class Run:
         self._encode = functools.partial(encode, self.task, tokenizer=self.tokenizer, max_length=settings.max_length)
         self.train_rows = self._encode(rows=train)
         self.dev_rows = self._encode(rows=splits["validation"])
-        if not settings.resume:
-            self.folder.create(settings)
 
     @property
     def epochs(self) -> int:
@@ -90,16 +91,19 @@ class Run:
         Raises:
             InputError: if that leaves no row to train on.
         """
+        return self._batches(self._take(size))
+
+    def dev_as_batches(self) -> list[Batch]:
+        """The validation split as a list of batches."""
+        return self._batches(self.dev_rows)
+
+    def _take(self, size: int) -> Any:
         left = len(self.train_rows) - size
         if left < 1:
             raise InputError(f"Expected fewer than {len(self.train_rows)} rows to hold out, got {size}.")
         held = self.train_rows.select(range(left, left + size))
         self.train_rows = self.train_rows.select(range(left))
-        return self._batches(held)
-
-    def dev_as_batches(self) -> list[Batch]:
-        """The validation split as a list of batches."""
-        return self._batches(self.dev_rows)
+        return held
 
     def _batches(self, rows: Any) -> list[Batch]:
         batches = in_order(rows, self.settings.batch_size * 2, self.tokenizer, self.accelerator)
@@ -117,8 +121,24 @@ class Run:
 
     def plain(self) -> Run:
         """The same run as plain fine-tuning, in the folder ``baseline`` within this one's."""
-        folder = self.folder.path / "baseline"
-        resume = self.settings.resume and (folder / "checkpoints").is_dir()
-        if self.settings.resume and not resume:
+        return Run(self._within(self.folder.path / "baseline", recipe="finetune", own={}))
+
+    def trial(self, folder: Path, values: Mapping[str, Any], rows: int) -> Run:
+        """The same run with other options of its recipe, scored on rows held out from train instead of dev.
+
+        Args:
+            folder: where it writes.
+            values: the options that differ.
+            rows: number of rows held out, the last of the seed's shuffle.
+        """
+        run = Run(self._within(folder, own={**self.settings.own, **values}))
+        run.dev_rows = run._take(rows)
+        run.scored_on = "held-out"
+        return run
+
+    def _within(self, folder: Path, **changes: Any) -> Settings:
+        # This run's own folder is new or was found to be resumable, so what is there is of the same options.
+        resume = (folder / "checkpoints").is_dir()
+        if not resume:
             shutil.rmtree(folder, ignore_errors=True)  # stopped before its first checkpoint: nothing to go on from
-        return Run(replace(self.settings, recipe="finetune", own={}, output_dir=folder, resume=resume))
+        return replace(self.settings, output_dir=folder, resume=resume, **changes)

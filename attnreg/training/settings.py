@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """What ``config.json`` holds."""
         values = dataclasses.asdict(self)
-        return {name: values[name] for name in values if name not in _NOT_COMPARED}
+        kept = {name: values[name] for name in values if name not in _NOT_COMPARED}
+        return json.loads(json.dumps(kept))  # tuples become lists, as they come back from a file
 
     def differences(self, config: dict[str, Any]) -> list[str]:
         """The options, as typed on the command line, in which a saved configuration differs."""

@@ -26,6 +26,7 @@ class Telemetry:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
         self._total: dict[str, float] = {}
+        self._epoch: list[dict[str, float]] = []
         self._lines = 0
         self.latest: dict[str, float] = {}
         self.events: dict[str, str] = {}
@@ -53,13 +54,20 @@ class Telemetry:
         rates = {name[5:]: value for name, value in self.latest.items() if name.startswith("drop/")}
         for name, value in rates.items():
             self._total[name] = self._total.get(name, 0.0) + value
-        self._lines += bool(rates)
+        if rates:
+            self._lines += 1
+            self._epoch.append(rates)
         logs = {name: value for name, value in self.latest.items() if not name.startswith("drop/")}
         self._folder.append("telemetry", {"step": step, **logs, "drop_rate": rates, **self.events})
         self._sums, self._counts = {}, {}
 
+    def end_epoch(self) -> dict[str, float]:
+        """Drop rate per site over the epoch that ends; empty if its provider was not active."""
+        lines, self._epoch = self._epoch, []
+        return {name: sum(line[name] for line in lines) / len(lines) for name in (lines[0] if lines else ())}
+
     def mean_drop_rates(self) -> dict[str, float]:
-        """Drop rate per site over the whole run so far, ``"<stack>.<layer>"``."""
+        """Drop rate per site over the run so far, while its provider was active, by ``"<stack>.<layer>"``."""
         return {name: total / self._lines for name, total in self._total.items()}
 
     def state_dict(self) -> dict[str, Any]:
