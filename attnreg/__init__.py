@@ -22,6 +22,7 @@ _NAMES = {
     "attach": "attnreg.injection",
     "detach": "attnreg.injection",
     "functional": "attnreg.functional",
+    "integrations": "attnreg.integrations",
     "is_attached": "attnreg.injection",
     "tasks": "attnreg.tasks",
     "training": "attnreg.training",
@@ -31,6 +32,7 @@ __getattr__, __dir__ = lazy_names(__name__, _NAMES)
 
 if TYPE_CHECKING:
     from attnreg import functional as functional
+    from attnreg import integrations as integrations
     from attnreg import tasks as tasks
     from attnreg import training as training
     from attnreg.injection import attach as attach

@@ -1,0 +1,108 @@
+"""What a provider needs of a Trainer's loop."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from attnreg.errors import InputError
+from attnreg.injection import AttachHandle
+from attnreg.provider import MaskProvider
+
+FOLDER = "attnreg"
+
+
+class AttnRegCallback(TrainerCallback):
+    """Advances a provider's schedules, logs its drop rates, saves it with each checkpoint and restores it on resuming.
+
+    Args:
+        handle: of :func:`attnreg.attach`.
+
+    Example:
+        >>> import attnreg
+        >>> from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
+        >>> handle = attnreg.attach(model, attnreg.AttentionLayerDrop(0.2))
+        >>> trainer = Trainer(model, TrainingArguments("runs", report_to="none", use_cpu=True))
+        >>> AttnRegCallback(handle).add_to(trainer)
+    """
+
+    def __init__(self, handle: AttachHandle) -> None:
+        self.handle = handle
+        self._sums: dict[str, Tensor] = {}
+        self._steps = 0
+
+    def add_to(self, trainer: Trainer) -> None:
+        """Join a trainer's callbacks in front of those that report, so that they see the drop rates.
+
+        ``Trainer(callbacks=[...])`` would put it behind them: all would work but for the drop rates in ``report_to``.
+        """
+        trainer.callback_handler.callbacks.insert(0, self)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Move the provider to the model's device; on resuming, restore it."""
+        provider = self.handle.provider
+        if state.global_step and provider.state_dict():
+            folder = _folder(args, state)
+            if folder.is_dir():
+                saved = MaskProvider.from_pretrained(folder)
+                provider.load_state_dict(saved.state_dict())
+            else:
+                warnings.warn(
+                    f"Expected the provider of step {state.global_step} in {folder}, found none: it goes on as it is "
+                    "now. Load it with `from_pretrained` before you resume.",
+                    stacklevel=2,
+                )
+        provider.to(args.device)
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tell the provider."""
+        self.handle.provider.on_epoch(math.floor((state.epoch or 0.0) + 1e-6))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Tell the provider; take its drop rates."""
+        rates = self.handle.drop_rate_tensors()
+        if rates:
+            self._sums = {label: rate + self._sums.get(label, 0.0) for label, rate in rates.items()}
+            self._steps += 1
+        self.handle.step()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add the drop rates, mean over the steps since the last time, to what is logged with the training loss."""
+        if logs is None or "loss" not in logs or not self._steps:
+            return
+        rates = {label: float(total) / self._steps for label, total in self._sums.items()}
+        self._sums, self._steps = {}, 0
+        added = {f"drop_rate/{label}": round(rate, 4) for label, rate in rates.items()}
+        logs.update(added)
+        state.log_history[-1].update(added)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Save the provider into the checkpoint's folder ``attnreg``."""
+        if not state.is_world_process_zero:
+            return
+        try:
+            self.handle.provider.save_pretrained(_folder(args, state))
+        except InputError as error:
+            warnings.warn(f"The checkpoint is without its provider. {error}", stacklevel=2)
+
+
+def _folder(args: TrainingArguments, state: TrainerState) -> Path:
+    assert args.output_dir is not None
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / FOLDER

@@ -1,0 +1,83 @@
+"""AD-DROP in the Hugging Face Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Seq2SeqTrainer, Trainer
+from transformers.modeling_utils import unwrap_model
+
+from attnreg.errors import InputError
+from attnreg.injection import AttachHandle, attach
+from attnreg.integrations.callback import AttnRegCallback
+from attnreg.provider import MaskProvider
+from attnreg.providers import AttributionProvider, CrossTuning
+
+
+class ADDropTrainer(Trainer):
+    """A :class:`transformers.Trainer` that trains in two passes a step, as :class:`attnreg.training.TwoPass` does.
+
+    Works with gradient accumulation, mixed precision, gradient checkpointing, label smoothing and resuming. An
+    :class:`AttnRegCallback` comes with it.
+
+    Under gradient accumulation the loss is the mean of the micro-batches' means. Many heads of transformers take
+    ``num_items_in_batch`` and ignore it, and the Trainer then multiplies loss and gradients by the number of
+    micro-batches; set ``model.accepts_loss_kwargs = True`` if yours does not ignore it.
+
+    Args:
+        args: as :class:`transformers.Trainer` takes them.
+        provider: the provider, attached to every self-attention; or the handle of :func:`attnreg.attach`, to choose
+            layers and stacks. By default ``CrossTuning(AttributionProvider())``.
+        kwargs: as :class:`transformers.Trainer` takes them, but ``model_init``.
+
+    Reference:
+        AD-DROP (NeurIPS 2022, arXiv 2210.05883), Algorithm 1.
+
+    Example:
+        >>> import attnreg
+        >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
+        >>> trainer = ADDropTrainer(
+        ...     model,
+        ...     TrainingArguments("runs", report_to="none", use_cpu=True),
+        ...     provider=attnreg.CrossTuning(attnreg.AttributionProvider(p=0.5, q=0.3)),
+        ... )
+        >>> trainer.handle.provider.every
+        2
+    """
+
+    def __init__(self, *args: Any, provider: MaskProvider | AttachHandle | None = None, **kwargs: Any) -> None:
+        if kwargs.get("model_init") is not None:
+            raise InputError(
+                "Expected a `model`, got `model_init`: a provider is attached to one model, so make it first."
+            )
+        super().__init__(*args, **kwargs)
+        assert self.model is not None
+        if provider is None:
+            provider = CrossTuning(AttributionProvider())
+        self.handle = provider if isinstance(provider, AttachHandle) else attach(self.model, provider)
+        if not hasattr(unwrap_model(self.model), "accepts_loss_kwargs"):
+            self.model_accepts_loss_kwargs = False
+        AttnRegCallback(self.handle).add_to(self)
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Both passes, and the backward pass."""
+        inputs = self._prepare_inputs(inputs)
+        if self.handle.active:
+            with self.compute_loss_context_manager():
+                self.handle.provider.attribute(model, inputs)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+class Seq2SeqADDropTrainer(ADDropTrainer, Seq2SeqTrainer):
+    """:class:`ADDropTrainer` for sequence-to-sequence models, on top of :class:`transformers.Seq2SeqTrainer`.
+
+    Args:
+        args: as :class:`transformers.Seq2SeqTrainer` takes them.
+        provider: as :class:`ADDropTrainer` takes it.
+        kwargs: as :class:`transformers.Seq2SeqTrainer` takes them, but ``model_init``.
+    """

@@ -1,0 +1,156 @@
+"""What AD-DROP costs over plain fine-tuning, in time and memory.
+
+Usage: python benchmarks/ad_drop.py [--rounds N] [--small]
+
+All arms run in one process, in turn, so that whatever else the machine does meets them alike; the table shows medians
+of the step times and their ratio to plain fine-tuning's. Memory is measured once per arm, each in a fresh process: of
+pass 1, and of plain fine-tuning's forward and backward pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers as hf
+
+import attnreg
+from attnreg.training import FineTuning, TwoPass, adamw
+
+BATCH, LENGTH = 8, 128
+Step = Callable[[], object]
+
+
+def model_and_batch(small: bool, attention: str = "sdpa") -> tuple[hf.BertForSequenceClassification, dict]:
+    """BERT-base's shape with random weights, and a batch without padding."""
+    torch.manual_seed(0)
+    size = (
+        {"num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512}
+        if small
+        else {}
+    )
+    config = hf.BertConfig(**size, attn_implementation=attention)
+    batch = {
+        "input_ids": torch.randint(1000, 30000, (BATCH, LENGTH)),
+        "attention_mask": torch.ones(BATCH, LENGTH, dtype=torch.long),
+        "labels": torch.randint(0, 2, (BATCH,)),
+    }
+    return hf.BertForSequenceClassification(config), batch
+
+
+class OneBackwardPassPerLayer(attnreg.AttributionProvider):
+    """The official way: dropout on, weights' gradients on, the loss graph alive, a backward pass for each layer."""
+
+    def attribute(self, model: torch.nn.Module, batch: dict) -> None:
+        """Pass 1."""
+        self.clear()
+        with attnreg.injection.handle_of(model, self).disabled():
+            output = model(**batch, output_attentions=True)
+        score = output.logits.max(-1).values.sum()
+        for layer, weights in enumerate(output.attentions):
+            self.attributions[f"encoder.{layer}"] = torch.autograd.grad(score, weights, retain_graph=True)[0]
+        self._state = "armed"
+
+
+def plain(small: bool) -> tuple[Step, Step]:
+    """A training step, and its forward and backward pass."""
+    model, batch = model_and_batch(small)
+    method = FineTuning(model, adamw(model, 5e-5))
+    return lambda: method.step(batch), lambda: model.train()(**batch).loss.backward()
+
+
+def two_pass(small: bool, attention: str = "sdpa", official: bool = False, **options: object) -> tuple[Step, Step]:
+    """A training step under AD-DROP, and its pass 1."""
+    model, batch = model_and_batch(small, attention)
+    provider = (OneBackwardPassPerLayer if official else attnreg.AttributionProvider)(**options)
+    method = TwoPass(model, adamw(model, 5e-5), provider)
+    return lambda: method.step(batch), lambda: provider.attribute(model.train(), batch)
+
+
+ARMS: dict[str, Callable[[bool], tuple[Step, Step]]] = {
+    "plain fine-tuning": plain,
+    "gradient, layer 0": lambda small: two_pass(small, layers=[0]),
+    "gradient, all layers": lambda small: two_pass(small),
+    "a backward pass per layer (official way)": lambda small: two_pass(small, "eager", official=True),
+}
+INTEGRATED: dict[str, Callable[[bool], tuple[Step, Step]]] = {
+    f"integrated gradients, layer 0, 20 steps, {n} at once": lambda small, n=n: two_pass(
+        small, layers=[0], method="integrated_gradients", steps_per_forward=n
+    )
+    for n in (1, 20)
+}
+
+
+def timed(step: Step) -> float:
+    """Seconds."""
+    begin = time.perf_counter()
+    step()
+    return time.perf_counter() - begin
+
+
+def peak_memory(name: str, small: bool, threads: int, queue: multiprocessing.Queue) -> None:
+    """MiB by which the process grows at most while it runs pass 1 (or plain fine-tuning's passes)."""
+    torch.set_num_threads(threads)
+    _, run = {**ARMS, **INTEGRATED}[name](small)
+    hf.BertForSequenceClassification(hf.BertConfig(num_hidden_layers=1))  # torch's own first allocations
+    import captum.attr  # noqa: F401
+
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak so far
+    before = _status("VmRSS")
+    run()
+    queue.put((_status("VmHWM") - before) / 1024)
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--small", action="store_true", help="a tiny model, to see that it runs")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+
+    steps = {name: make(options.small)[0] for name, make in ARMS.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        step()
+    for _ in range(options.rounds):
+        for name, step in steps.items():
+            seconds[name].append(timed(step))
+    steps.clear()
+    for name, make in INTEGRATED.items():
+        seconds[name] = [timed(make(options.small)[0])]
+
+    memory = {}
+    context = multiprocessing.get_context("spawn")
+    for name in seconds:
+        queue = context.Queue()
+        process = context.Process(target=peak_memory, args=(name, options.small, options.threads, queue))
+        process.start()
+        memory[name] = queue.get()
+        process.join()
+
+    base = statistics.median(seconds["plain fine-tuning"])
+    print(f"torch {torch.__version__}, {platform.machine()}, {options.threads} threads, {options.rounds} rounds")
+    print(
+        "| step | median (s) | over plain | of (s) | peak memory of pass 1 (MiB) |\n| --- | ---: | ---: | ---: | ---: |"
+    )
+    for name, values in seconds.items():
+        median = statistics.median(values)
+        spread = f"{min(values):.2f} to {max(values):.2f}"
+        print(f"| {name} | {median:.2f} | {median / base:.2f} | {spread} | {memory[name]:.0f} |")
+
+
+if __name__ == "__main__":
+    main()

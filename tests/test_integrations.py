@@ -1,0 +1,259 @@
+"""Providers in the Hugging Face Trainer."""
+
+import json
+import warnings
+
+import pytest
+import torch
+import transformers as hf
+from torch.utils.data import Dataset
+
+import attnreg
+from attnreg.integrations import ADDropTrainer, AttnRegCallback, Seq2SeqADDropTrainer
+from tests.cases import MODELS, SMALL, TEXT
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
+
+
+class Rows(Dataset):
+    def __init__(self, size=16, pair=False):
+        generator = torch.Generator().manual_seed(0)
+        self.ids = torch.randint(2, 40, (size, 6), generator=generator)
+        self.labels = torch.randint(3, 40, (size, 5), generator=generator) if pair else self.ids[:, 0] % 2
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        return {"input_ids": self.ids[index], "attention_mask": torch.ones(6).long(), "labels": self.labels[index]}
+
+
+def bert(dropout=0.1, **options):
+    torch.manual_seed(0)
+    options = {**TEXT, **SMALL, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, **options}
+    return hf.BertForSequenceClassification(hf.BertConfig(**options))
+
+
+def arguments(folder, cls=hf.TrainingArguments, **options):
+    options = {
+        "num_train_epochs": 2,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        **options,
+    }
+    return cls(str(folder), **options)
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def column(trainer, name):
+    return [record[name] for record in trainer.state.log_history if name in record]
+
+
+def ad_drop(p=0.5, q=0.5, **options):
+    return attnreg.CrossTuning(attnreg.AttributionProvider(p, q), **options)
+
+
+VARIANTS = {
+    "plain": {},
+    "gradient accumulation": {"gradient_accumulation_steps": 2},
+    "bf16": {"bf16": True},
+    "gradient checkpointing": {
+        "activation_checkpointing": True,
+        "activation_checkpointing_kwargs": {"use_reentrant": False},
+    },
+    "label smoothing": {"label_smoothing_factor": 0.1},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_without_dropping_it_is_the_stock_trainer(tmp_path, variant):
+    model = bert()
+    model.accepts_loss_kwargs = False  # the stock Trainer's error under gradient accumulation
+    stock = hf.Trainer(model, arguments(tmp_path, **VARIANTS[variant]), train_dataset=Rows())
+    stock.train()
+    ours = ADDropTrainer(
+        bert(),
+        arguments(tmp_path, **VARIANTS[variant]),
+        train_dataset=Rows(),
+        provider=attnreg.AttributionProvider(q=0.0),
+    )
+    draws = []
+    ours.handle.provider._region = lambda site: draws.append(1) or torch.zeros(site.shape, dtype=torch.bool)
+    original = attnreg.AttributionProvider.forward
+
+    def forward(site):  # its draws are the only other difference to the stock Trainer's
+        state = torch.get_rng_state()
+        mask = original(ours.handle.provider, site)
+        torch.set_rng_state(state)
+        return mask if mask is None else None
+
+    ours.handle.provider.forward = forward
+    ours.train()
+    assert draws
+    assert column(ours, "loss") == column(stock, "loss")
+    assert torch.equal(weights(ours.model), weights(stock.model))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_masks_in_every_other_epoch(tmp_path, variant):
+    options = {**VARIANTS[variant], "num_train_epochs": 4}
+    trainer = ADDropTrainer(bert(), arguments(tmp_path, **options), train_dataset=Rows(), provider=ad_drop())
+    trainer.train()
+    steps = 4 // options.get("gradient_accumulation_steps", 1)
+    rates = [record.get("drop_rate/encoder.0") for record in trainer.state.log_history if "loss" in record]
+    assert [rate is not None for rate in rates] == ([False] * steps + [True] * steps) * 2
+    assert all(0.1 < rate < 0.4 for rate in rates if rate is not None)
+    assert weights(trainer.model).isfinite().all()
+
+
+def test_accumulated_micro_batches_are_one_batch(tmp_path):
+    results = []
+    for size, accumulated in ((8, 1), (4, 2), (2, 4)):
+        provider = attnreg.AttributionProvider(0.5, 1.0)  # q = 1 leaves nothing to chance
+        trainer = ADDropTrainer(
+            bert(dropout=0.0),
+            arguments(tmp_path, per_device_train_batch_size=size, gradient_accumulation_steps=accumulated),
+            train_dataset=Rows(),
+            provider=provider,
+        )
+        trainer.train()
+        results.append((column(trainer, "grad_norm"), weights(trainer.model)))
+    for norms, parameters in results[1:]:
+        assert norms == pytest.approx(results[0][0], rel=1e-4)
+        assert (parameters - results[0][1]).abs().max() < 2e-3  # Adam magnifies the rounding of near-zero gradients
+
+
+def test_it_resumes_to_the_same_end(tmp_path):
+    def trainer(folder):
+        options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3}
+        return ADDropTrainer(bert(), arguments(folder, **options), train_dataset=Rows(), provider=ad_drop())
+
+    whole = trainer(tmp_path)
+    whole.train()
+    resumed = trainer(tmp_path)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+    assert column(resumed, "loss") == column(whole, "loss")
+    assert column(resumed, "drop_rate/encoder.0") == column(whole, "drop_rate/encoder.0")
+    assert resumed.handle.provider.epoch == 3
+    saved = attnreg.CrossTuning.from_pretrained(tmp_path / "checkpoint-6" / "attnreg")
+    assert (saved.epoch, saved.provider.p) == (1, 0.5)
+
+
+def test_sequence_to_sequence(tmp_path):
+    model = next(case for case in MODELS if case.name == "marian").build()
+    handle = attnreg.attach(model, attnreg.AttributionProvider(0.5, 0.5), stacks=["encoder", "cross"])
+    trainer = Seq2SeqADDropTrainer(
+        model, arguments(tmp_path, hf.Seq2SeqTrainingArguments), train_dataset=Rows(pair=True), provider=handle
+    )
+    assert isinstance(trainer, hf.Seq2SeqTrainer)
+    trainer.train()
+    assert column(trainer, "drop_rate/encoder.0")
+    assert column(trainer, "drop_rate/cross.1")
+    assert trainer.predict(Rows(4, pair=True), max_new_tokens=3).metrics["test_loss"] > 0
+
+
+class Reporter(hf.TrainerCallback):
+    """Stands for the callbacks of `report_to`: keeps what it is given, when it is given it."""
+
+    def __init__(self):
+        self.logs = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.logs.append(dict(logs))
+
+
+def test_every_other_provider_in_the_stock_trainer(tmp_path):
+    model, reporter = bert(), Reporter()
+    provider = attnreg.BernoulliScheduleProvider([(0, 0.8), (1, 0.0)], total_steps=8)
+    handle = attnreg.attach(model, provider)
+    options = {"save_strategy": "epoch", "eval_strategy": "epoch", "logging_steps": 2}
+    trainer = hf.Trainer(
+        model, arguments(tmp_path, **options), train_dataset=Rows(), eval_dataset=Rows(), callbacks=[reporter]
+    )
+    AttnRegCallback(handle).add_to(trainer)
+    trainer.train()
+    assert int(provider.steps) == 8
+    rates = [log["drop_rate/encoder.0"] for log in reporter.logs if "loss" in log]
+    expected = [0.75, 0.55, 0.35, 0.15]  # the mean of two steps: 0.8 and 0.7, and so on
+    assert rates == pytest.approx(expected, abs=0.1)
+    assert column(trainer, "drop_rate/encoder.0") == rates
+    assert all("drop_rate/encoder.0" not in log for log in reporter.logs if "eval_loss" in log)
+    json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
+    middle = attnreg.BernoulliScheduleProvider.from_pretrained(tmp_path / "checkpoint-4" / "attnreg")
+    assert int(middle.steps) == 4
+    again = bert()
+    handle = attnreg.attach(again, attnreg.BernoulliScheduleProvider([(0, 0.8), (1, 0.0)], total_steps=8))
+    resumed = hf.Trainer(again, arguments(tmp_path, **options), train_dataset=Rows(), eval_dataset=Rows())
+    AttnRegCallback(handle).add_to(resumed)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert torch.equal(weights(again), weights(model))
+
+
+def test_resuming_without_the_saved_provider_warns(tmp_path):
+    model = bert()
+    options = {"save_strategy": "epoch"}
+    hf.Trainer(model, arguments(tmp_path, **options), train_dataset=Rows()).train()
+    handle = attnreg.attach(model, attnreg.BernoulliScheduleProvider([(0, 0.8), (1, 0.0)], total_steps=8))
+    trainer = hf.Trainer(model, arguments(tmp_path, **options), train_dataset=Rows())
+    AttnRegCallback(handle).add_to(trainer)
+    with pytest.warns(UserWarning, match="Expected the provider of step 4 in .*, found none"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_a_provider_that_cannot_be_saved_does_not_stop_the_training(tmp_path):
+    provider = attnreg.AttributionProvider(target=lambda output, batch: output.logits[:, 0])
+    trainer = ADDropTrainer(bert(), arguments(tmp_path, save_strategy="epoch"), train_dataset=Rows(), provider=provider)
+    with pytest.warns(UserWarning, match="The checkpoint is without its provider. Expected the arguments"):
+        trainer.train()
+    assert (tmp_path / "checkpoint-8").is_dir()
+
+
+def test_model_init_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="Expected a `model`, got `model_init`"):
+        ADDropTrainer(args=arguments(tmp_path), model_init=bert)
+
+
+def test_the_default_is_ad_drop_with_cross_tuning(tmp_path):
+    provider = ADDropTrainer(bert(), arguments(tmp_path)).handle.provider
+    assert isinstance(provider, attnreg.CrossTuning)
+    assert isinstance(provider.provider, attnreg.AttributionProvider)
+
+
+@pytest.mark.parametrize("by_trainer", [True, False])
+def test_a_lora_model(tmp_path, by_trainer):
+    peft = pytest.importorskip("peft")
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks for it
+    base = bert()
+    before = {name: parameter.clone() for name, parameter in base.named_parameters()}
+    model = peft.get_peft_model(base, peft.LoraConfig(peft.TaskType.SEQ_CLS, r=2, target_modules=["query", "value"]))
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if by_trainer:
+        trainer = ADDropTrainer(model, arguments(tmp_path), train_dataset=Rows(), provider=ad_drop(offset=0))
+        trainer.train()
+        assert column(trainer, "drop_rate/encoder.1")
+        handle = trainer.handle
+    else:
+        provider = attnreg.AttributionProvider(0.5, 0.5)
+        handle = attnreg.attach(model, provider)
+        batch = {name: torch.stack([Rows()[i][name] for i in range(4)]) for name in ("input_ids", "labels")}
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        provider.attribute(model, batch)
+        model.train()(**batch).loss.backward()
+        optimizer.step()
+        assert handle.drop_rates()["encoder.0"] > 0.1
+    assert [site.label for site in handle.sites] == ["encoder.0", "encoder.1"]
+    assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == trainable
+    frozen = {name for name, parameter in base.named_parameters() if not parameter.requires_grad}
+    after = {name.replace("base_layer.", ""): parameter for name, parameter in base.named_parameters()}
+    assert all(torch.equal(after[name], before[name]) for name in before if name in frozen)
+    assert any("lora_B" in name and parameter.abs().max() > 0 for name, parameter in model.named_parameters())
