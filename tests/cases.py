@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -215,3 +216,18 @@ PROVIDERS = [
 
 SUPPORTED = [(m, p) for m in MODELS for p in PROVIDERS if m.takes_token_ids or not p.needs_token_ids]
 REFUSED = [(m, p) for m in MODELS for p in PROVIDERS if not (m.takes_token_ids or not p.needs_token_ids)]
+
+
+def tiny_bert(texts: list[str], folder: Path) -> None:
+    """Save a tiny random BERT with a word vocabulary of the texts."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(vocab_size=500, special_tokens=["[PAD]", "[UNK]"], show_progress=False)
+    backend.train_from_iterator(texts, trainer)
+    hf.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
+    config = hf.BertConfig(
+        vocab_size=500, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+    )
+    hf.BertForSequenceClassification(config).save_pretrained(folder)

