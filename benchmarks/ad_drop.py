@@ -1,6 +1,6 @@
 """What AD-DROP costs over plain fine-tuning, in time and memory.
 
-Usage: python benchmarks/ad_drop.py [--rounds N] [--small]
+Usage: python benchmarks/ad_drop.py [--rounds N] [--no-integrated] [--small]
 
 All arms run in one process, in turn, so that whatever else the machine does meets them alike; the table shows medians
 of the step times and their ratio to plain fine-tuning's. Memory is measured once per arm, each in a fresh process: of
@@ -77,6 +77,7 @@ ARMS: dict[str, Callable[[bool], tuple[Step, Step]]] = {
     "plain fine-tuning": plain,
     "gradient, layer 0": lambda small: two_pass(small, layers=[0]),
     "gradient, all layers": lambda small: two_pass(small),
+    "gradient, all layers, pass 1 in bfloat16": lambda small: two_pass(small, first_pass_dtype="bfloat16"),
     "a backward pass per layer (official way)": lambda small: two_pass(small, "eager", official=True),
 }
 INTEGRATED: dict[str, Callable[[bool], tuple[Step, Step]]] = {
@@ -117,6 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--no-integrated", action="store_true", help="leave integrated gradients out")
     parser.add_argument("--small", action="store_true", help="a tiny model, to see that it runs")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -129,7 +131,7 @@ def main() -> None:
         for name, step in steps.items():
             seconds[name].append(timed(step))
     steps.clear()
-    for name, make in INTEGRATED.items():
+    for name, make in () if options.no_integrated else INTEGRATED.items():
         seconds[name] = [timed(make(options.small)[0])]
 
     memory = {}

@@ -127,6 +127,7 @@ def test_only_the_layers_asked_for():
         ({"target": "gold"}, "Expected `target` to be 'predicted', 'label' or a function, got 'gold'"),
         ({"steps": 0}, "Expected `steps` to be at least 1, got 0"),
         ({"steps_per_forward": 0}, "Expected `steps_per_forward` to be at least 1, got 0"),
+        ({"first_pass_dtype": "int8"}, "Expected `first_pass_dtype` to be one of bfloat16, float16, got 'int8'"),
         ({"first_pass": "both"}, "Expected `first_pass` to be one of eval, train, got 'both'"),
     ],
 )

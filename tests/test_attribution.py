@@ -306,6 +306,18 @@ def test_the_first_pass_has_dropout_only_when_told():
     assert not torch.equal(*train_pass)
 
 
+def test_the_first_pass_in_bfloat16_ranks_alike():
+    model = bert().float().train()
+    with attached(model) as handle:
+        exact = explain(model, BATCH, handle, LABELS)
+        rough = explain(model, BATCH, handle, LABELS, dtype=torch.bfloat16)
+        assert not torch.is_autocast_enabled("cpu")
+    for label in LABELS:
+        assert not torch.equal(exact[label], rough[label])
+        pair = torch.stack([exact[label][0].flatten(), rough[label][0].flatten()])
+        assert torch.corrcoef(pair)[0, 1] > 0.98
+
+
 def test_other_providers_are_off_in_the_first_pass():
     model = bert().eval()
     provider = attnreg.AttributionProvider()

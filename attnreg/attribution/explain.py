@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ def explain(
     steps: int = 20,
     steps_per_forward: int = 1,
     training: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
     """Attribute a model's score on a batch to the attention weights A of some of its sites.
 
@@ -60,6 +61,7 @@ def explain(
         steps: m, for integrated gradients.
         steps_per_forward: how many of them run at once.
         training: run in training mode instead of eval mode, dropout and all.
+        dtype: run under autocast to this dtype; by default as the caller runs.
 
     Returns:
         the attributions ``(B, H, Q, K)``, by label.
@@ -75,7 +77,14 @@ def explain(
     """
     model = extract_model_from_parallel(model)
     run = _Pass(model, batch, handle, labels, target or Target(), steps, steps_per_forward)
-    with undisturbed(model, training=training), _without_weight_gradients(model), torch.enable_grad(), _uncompiled():
+    with ExitStack() as stack:
+        stack.enter_context(undisturbed(model, training=training))
+        stack.enter_context(_without_weight_gradients(model))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if dtype is not None:
+            device = next(model.parameters()).device.type
+            stack.enter_context(torch.autocast(device, dtype))
         found = METHODS[method](run)
     return {label: tensor.detach() for label, tensor in found.items()}
 
@@ -161,9 +170,3 @@ def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
-
-
-@contextmanager
-def _uncompiled() -> Iterator[None]:
-    with torch.compiler.set_stance("force_eager"):
-        yield

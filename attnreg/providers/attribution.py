@@ -19,6 +19,7 @@ from attnreg.providers._arguments import one_of, probability
 
 Method = Literal["gradient", "integrated_gradients", "attention", "random"]
 FirstPass = Literal["eval", "train"]
+HalfPrecision = Literal["bfloat16", "float16"]
 
 
 class AttributionProvider(MaskProvider):
@@ -46,6 +47,8 @@ class AttributionProvider(MaskProvider):
         steps: m, steps of integrated gradients.
         steps_per_forward: how many of them run at once: more is faster on a GPU and takes more memory.
         first_pass: ``"eval"``, without dropout, or ``"train"``, as the official code has it.
+        first_pass_dtype: ``"bfloat16"`` or ``"float16"`` runs the first pass under autocast, faster on most devices: the
+            ranking is what counts. By default it runs as the training step does.
 
     Raises:
         ValueError: if an argument is out of range, or (when attached) if a layer is not there.
@@ -79,6 +82,7 @@ class AttributionProvider(MaskProvider):
         steps: int = 20,
         steps_per_forward: int = 1,
         first_pass: FirstPass = "eval",
+        first_pass_dtype: HalfPrecision | None = None,
     ) -> None:
         super().__init__()
         self.p = probability("p", p)
@@ -93,6 +97,9 @@ class AttributionProvider(MaskProvider):
         self.steps = steps
         self.steps_per_forward = steps_per_forward
         self.first_pass = one_of("first_pass", first_pass, get_args(FirstPass))
+        self.first_pass_dtype = first_pass_dtype
+        if first_pass_dtype is not None:
+            one_of("first_pass_dtype", first_pass_dtype, get_args(HalfPrecision))
         #: ``(B, H, Q, K)`` by ``"<stack>.<layer>"``, of the latest batch.
         self.attributions: dict[str, Tensor] = {}
         self._regions: dict[str, Tensor] = {}
@@ -129,6 +136,7 @@ class AttributionProvider(MaskProvider):
                 steps=self.steps,
                 steps_per_forward=self.steps_per_forward,
                 training=self.first_pass == "train",
+                dtype=None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype),
             )
         self._state = "armed"
 
