@@ -47,8 +47,8 @@ class AttributionProvider(MaskProvider):
         steps: m, steps of integrated gradients.
         steps_per_forward: how many of them run at once: more is faster on a GPU and takes more memory.
         first_pass: ``"eval"``, without dropout, or ``"train"``, as the official code has it.
-        first_pass_dtype: ``"bfloat16"`` or ``"float16"`` runs the first pass under autocast, faster on most devices: the
-            ranking is what counts. By default it runs as the training step does.
+        first_pass_dtype: ``"bfloat16"`` or ``"float16"`` runs the first pass under autocast, faster on most devices:
+            the ranking is what counts. By default it runs as the training step does.
 
     Raises:
         ValueError: if an argument is out of range, or (when attached) if a layer is not there.
