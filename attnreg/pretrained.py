@@ -63,18 +63,44 @@ def save_provider(provider: MaskProvider, folder: str | os.PathLike[str]) -> Non
     """Write ``config.json`` and ``model.safetensors`` into ``folder``, whole or not at all.
 
     Raises:
-        InputError: if an argument of the provider's constructor cannot be written down, as a function cannot.
+        InputError: if an argument of the provider's constructor cannot be written down, as a function cannot, or the
+            folder holds something else.
+    """
+    text = to_json(provider)
+    folder = Path(folder).resolve()
+    if folder.exists() and not _holds_a_provider(folder):
+        raise InputError(
+            f"Expected a new or empty folder for the provider, or one that holds a provider, got {folder}: a model's "
+            "files have the same names, so save the provider into a folder of its own."
+        )
+    with replaced_folder(folder) as new:
+        (new / CONFIG).write_text(text, encoding="utf-8")
+        save_file({k: v.detach().cpu().contiguous() for k, v in provider.state_dict().items()}, new / WEIGHTS)
+
+
+def to_json(provider: MaskProvider) -> str:
+    """A provider's description as JSON.
+
+    Raises:
+        InputError: if an argument of its constructor cannot be written down.
     """
     description = describe(provider)
     try:
-        text = json.dumps(description, indent=2) + "\n"
+        return json.dumps(description, indent=2) + "\n"
     except TypeError as error:
         raise InputError(
             f"Expected the arguments of {type(provider).__name__} to be what JSON can hold, to save them, got: {error}."
         ) from error
-    with replaced_folder(folder) as new:
-        (new / CONFIG).write_text(text, encoding="utf-8")
-        save_file({k: v.detach().cpu().contiguous() for k, v in provider.state_dict().items()}, new / WEIGHTS)
+
+
+def _holds_a_provider(folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {"not a folder"}
+    if names - {CONFIG, WEIGHTS}:
+        return False
+    try:
+        return not names or "provider" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
 
 
 def load_provider(folder: str | os.PathLike[str]) -> MaskProvider:

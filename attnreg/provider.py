@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo, on_layers
 
 Self = TypeVar("Self", bound="MaskProvider")
@@ -104,7 +105,14 @@ class MaskProvider(nn.Module, ABC):
         return list(inspect.signature(type(self).__init__).parameters)[1:]
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``config.json`` and ``model.safetensors`` into ``folder``, whole or not at all."""
+        """Write ``config.json`` and ``model.safetensors`` into a folder of their own, whole or not at all.
+
+        Args:
+            folder: new, empty, or one that holds a provider, which is replaced.
+
+        Raises:
+            ValueError: if the folder holds something else, or an argument of the constructor cannot be written down.
+        """
         from attnreg.pretrained import save_provider
 
         save_provider(self, folder)
@@ -179,6 +187,8 @@ class OnLayers(MaskProvider):
     def __init__(self, provider: MaskProvider, layers: Sequence[int]) -> None:
         super().__init__()
         self.provider = provider
+        if isinstance(layers, int) or not len(layers):
+            raise InputError(f"Expected `layers` of OnLayers to be a list with at least one index, got {layers!r}.")
         self.layers = list(layers)
 
     @property

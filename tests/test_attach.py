@@ -84,6 +84,9 @@ def test_attention_that_hides_after_attaching_is_an_error_not_silence():
     [
         ({"layers": [0, 2]}, r"Expected layers among \[0, 1\] in `attach\(layers=\.\.\.\)`, got \[2\]"),
         ({"layers": [-3]}, r"got \[-3\]"),
+        ({"layers": []}, r"Expected `layers` to be a list that is not empty, or None for all, got \[\]"),
+        ({"layers": 0}, r"Expected `layers` to be a list that is not empty, or None for all, got 0"),
+        ({"stacks": "encoder"}, r"Expected `stacks` to be a list that is not empty, or None for all, got 'encoder'"),
         ({"stacks": ["decoder"]}, r"Expected `stacks` among \['encoder'\], which the model has, got \['decoder'\]"),
     ],
 )
@@ -274,3 +277,46 @@ def test_drop_rates_count_no_padding():
         assert handle.drop_rates() == {}
         model(**batch)
         assert handle.drop_rates() == {"encoder.0": 0.0, "encoder.1": 0.0}
+
+
+class Gated(nn.Module):
+    """Attention and, in the same forward, a softmax over three dimensions that is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+        self.gate = nn.Linear(8, 4)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        self.gates = self.gate(x).softmax(-1)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_gates_are_not_taken_for_attention():
+    model, recorder = Gated(), Recorder()
+    x = torch.randn(3, 5, 8)
+    model(x)
+    gates = model.gates
+    with attnreg.attach(model, attnreg.AttentionDropout(0.9, "scores") & recorder, example_inputs=(x[:1],)):
+        model(x)
+    assert torch.equal(model.gates, gates)
+    assert [site.shape for site in recorder.sites] == [(3, 2, 5, 5)]
+
+
+def test_data_parallel_says_what_to_do_instead():
+    model = CASES["bert"].build()
+    with attnreg.attach(model, Noop()):
+        replica = model._replicate_for_data_parallel()
+        with pytest.raises(RuntimeError, match=r"Expected one process per device .* got nn.DataParallel"):
+            replica(**CASES["bert"].batch())
+
+
+def test_drop_rates_are_those_of_the_latest_training_pass():
+    model, provider = CASES["bert"].build(), attnreg.AttentionLayerDrop(1.0)
+    with attnreg.attach(model, provider) as handle:
+        run(model, CASES["bert"].batch())
+        assert handle.drop_rates() == {"encoder.0": 1.0, "encoder.1": 1.0}
+        provider.eval()
+        run(model, CASES["bert"].batch())
+        assert handle.drop_rates() == {}

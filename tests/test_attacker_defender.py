@@ -152,12 +152,17 @@ def test_without_reward_batches_each_training_sample_gets_its_own_gap():
 
     def reward(gaps):
         rewarded.append(gaps)
-        return gaps.mean()
+        return 5 * gaps.mean()
 
     game = make_game(steps_per_round=3, reward_batches=None, reward=reward)
+    used, update = [], game._update_generator
+    game._update_generator = lambda rewards: used.extend(rewards) or update(rewards)
     for batch in make_batches(3):
         game.step(batch)
     assert rewarded[0].shape == (12,)
+    # On the scale of the round's reward, which the baseline is a mean of.
+    assert torch.allclose(torch.cat(used), 5 * rewarded[0], rtol=1e-4)
+    assert game.baseline == pytest.approx(0.1 * float(torch.cat(used).mean()), rel=1e-3)
 
 
 def test_warmup_trains_the_defender_alone():
@@ -263,6 +268,7 @@ def test_which_network_is_returned(returns):
         ({"batches_per_round": -1}, "Expected `batches_per_round` to be at least 1"),
         ({"score": "f1"}, "Expected `score` to be a function or one of loss, accuracy, got 'f1'"),
         ({"reward": "x"}, "Expected `reward` to be a function or one of gap, sign, standardized"),
+        ({"winner": "proportional"}, "Expected score 'accuracy' with winner 'proportional', got 'loss'"),
         ({"winner": "x"}, "Expected `winner` to be a function or one of evidence, greedy, proportional"),
         ({"returns": "generator"}, "Expected `returns` to be one of"),
         ({"baseline_momentum": 1.0}, r"Expected `baseline_momentum` in \[0, 1\)"),

@@ -232,6 +232,60 @@ def test_sequence_to_sequence():
     assert all((got[name] - e).abs().max() < 1e-12 for name, e in zip(names, expected, strict=True))
 
 
+def test_a_causal_language_model_predicts_the_next_token():
+    model = next(case for case in MODELS if case.name == "gpt2").build().double().eval()
+    model.set_attn_implementation("eager")
+    ids = BATCH["input_ids"]
+    out = model(ids, output_attentions=True)
+    log_probs = out.logits.log_softmax(-1)
+    score = sum(log_probs[b, i, ids[b, i + 1]] for b in range(2) for i in range(4))
+    assert float(score.detach()) == pytest.approx(-8 * float(model(ids, labels=ids).loss.detach()), rel=1e-6)
+    expected = torch.autograd.grad(score, out.attentions)
+    with attached(model) as handle:
+        labels = [site.label for site in handle.sites]
+        got = explain(model, {"input_ids": ids, "labels": ids}, handle, labels, target=Target("label"))
+    assert all((got[label] - e).abs().max() < 1e-12 for label, e in zip(labels, expected, strict=True))
+
+
+def test_a_multi_label_classifier_needs_a_function():
+    model = bert(problem_type="multi_label_classification")
+    with attached(model) as handle, pytest.raises(ValueError, match="Expected `target` to be a function for a multi-l"):
+        explain(model, BATCH, handle, LABELS)
+
+
+@pytest.mark.parametrize("method", ["gradient", "integrated_gradients"])
+def test_a_first_pass_in_training_mode_under_gradient_checkpointing(method):
+    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    provider = attnreg.AttributionProvider(method=method, first_pass="train", steps=3)
+    results = []
+    with attnreg.attach(model, provider):
+        for checkpointed in (False, True):
+            if checkpointed:
+                model.activation_checkpointing_enable({"use_reentrant": False})
+            provider.attribute(model, BATCH)
+            results.append(provider.attributions)
+    assert all(torch.equal(results[0][label], results[1][label]) for label in LABELS)
+
+
+def test_the_dropout_of_the_first_pass_is_not_that_of_the_second():
+    model, seen = bert().train(), []
+    model.bert.embeddings.register_forward_hook(lambda module, args, out: seen.append(out))
+    with attnreg.attach(model, attnreg.AttributionProvider(first_pass="train")) as handle:
+        handle.provider.attribute(model, BATCH)
+        model(**BATCH)
+    assert not torch.equal(*seen[-2:])
+
+
+def test_steps_at_once_leave_alone_what_is_not_per_sample():
+    model = bert().eval()
+    batch = {**BATCH, "position_ids": torch.arange(5).view(1, 5)}
+    with attached(model) as handle:
+        options = {"method": "integrated_gradients", "steps": 4}
+        one = explain(model, batch, handle, LABELS, **options)
+        several = explain(model, batch, handle, LABELS, steps_per_forward=4, **options)
+    assert all((one[label] - several[label]).abs().max() < 1e-8 for label in LABELS)
+
+
 def test_the_shared_layer_of_albert_is_told_apart():
     model = next(c for c in MODELS if c.name == "albert").build().double().eval()
     model.set_attn_implementation("eager")

@@ -206,6 +206,22 @@ def test_data_formats(cli, tmp_path, suffix):
     assert result.exit_code == 0, result.output
 
 
+def test_tab_separated_files_have_no_quotes_and_words_stay_words(tmp_path):
+    from attnreg.tasks import get_task, load_splits
+
+    texts = ['He said "hi', 'yes "no" x', 'bye"', "NA", "null", "he, she"]
+    for split in ("train", "validation"):
+        lines = [f"{text}\t{number % 2}" for number, text in enumerate(texts)]
+        (tmp_path / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
+    rows = load_splits(get_task("cola"), tmp_path)["train"]
+    assert rows["sentence"][:] == texts
+    assert rows["label"][:] == [0, 1, 0, 1, 0, 1]
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.tsv").unlink()
+        (tmp_path / f"{split}.csv").write_text('sentence,label\n"NA, and ""so"" on",1\nNA,0\n')
+    assert load_splits(get_task("cola"), tmp_path)["train"]["sentence"][:] == ['NA, and "so" on', "NA"]
+
+
 @pytest.mark.parametrize("recipe", ["attention-layerdrop", "attendout"])
 def test_a_model_without_attention(cli, data, without_attention, recipe):
     result = cli("recipe", recipe, "--data-dir", data, "--model", without_attention, "--max-length", 16, "--epochs", 1)

@@ -214,3 +214,25 @@ def test_a_provider_that_forgets_its_arguments_says_so_when_saved(tmp_path):
     with pytest.raises(TypeError, match="missing rate"):
         Forgetful(0.1).save_pretrained(tmp_path / "p")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_saving_beside_other_files_is_refused(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"a model")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="save the provider into a folder of its own"):
+        attnreg.AttentionLayerDrop(0.1).save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == b"a model"
+
+
+def test_saving_again_replaces(tmp_path, monkeypatch):
+    (tmp_path / "provider").mkdir()
+    monkeypatch.chdir(tmp_path / "provider")
+    for p in (0.1, 0.2):
+        attnreg.AttentionLayerDrop(p).save_pretrained(tmp_path / "provider")
+    assert attnreg.AttentionLayerDrop.from_pretrained(tmp_path / "provider").p == 0.2
+
+
+@pytest.mark.parametrize("layers", [[], 0])
+def test_on_no_layers(layers):
+    with pytest.raises(ValueError, match="Expected `layers` of OnLayers to be a list with at least one index"):
+        attnreg.OnLayers(attnreg.AttentionLayerDrop(0.1), layers)

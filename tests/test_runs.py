@@ -143,6 +143,17 @@ def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_end(finished, r
     assert all(torch.equal(tensors[key], expected[key]) for key in expected)
 
 
+def test_stopped_between_an_evaluation_and_its_checkpoint(finished, cli, tmp_path):
+    shutil.copytree(finished[0] / "finetune", tmp_path / "out")
+    args = ["recipe", "finetune", *SMALL, "--output-dir", "out", "--save-steps", 16]
+    for name in ("metrics.jsonl", "telemetry.jsonl"):
+        lines = (tmp_path / "out" / name).read_text().splitlines(keepends=True)
+        (tmp_path / "out" / name).write_text("".join([*lines, lines[-1]]))  # of the same step as the checkpoint
+    assert cli(*args, "--resume").exit_code == 0
+    for name in ("metrics.jsonl", "telemetry.jsonl"):
+        assert read(tmp_path / "out" / name) == read(finished[0] / "finetune" / name)
+
+
 def test_resuming_a_finished_run_shows_its_report_again(finished, cli):
     run = finished[0] / "finetune"
     before = (run / "report.md").read_text()

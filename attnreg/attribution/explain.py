@@ -76,9 +76,12 @@ def explain(
         torch.Size([4, 2, 3, 3])
     """
     model = extract_model_from_parallel(model)
-    run = _Pass(model, batch, handle, labels, target or Target(), steps, steps_per_forward)
+    target = (target or Target()).for_model(model)
+    run = _Pass(model, batch, handle, labels, target, steps, steps_per_forward)
     with ExitStack() as stack:
         stack.enter_context(undisturbed(model, training=training))
+        if training:
+            torch.manual_seed(int(torch.randint(2**31, ())))  # other dropout than the training step's
         stack.enter_context(_without_weight_gradients(model))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -114,26 +117,27 @@ def integrated_gradients(run: _Pass) -> dict[str, Tensor]:
     weights, output = _weights(run)
     classes = run.target.classes(output, run.batch)
     tensors = {name: value for name, value in run.batch.items() if isinstance(value, Tensor) and value.dim()}
+    size = len(next(iter(tensors.values())))
+    tensors = {name: value for name, value in tensors.items() if len(value) == size}  # captum repeats them with A
+    found = {}
+    for label, a in weights.items():
+        tap = Tap()
 
-    def score_under(label: str) -> Callable[..., Tensor]:
-        def score(replacement: Tensor, classes: Tensor | None, *values: Tensor) -> Tensor:
+        def score(replacement: Tensor, classes: Tensor | None, *values: Tensor, tap: Tap = tap) -> Tensor:
+            tap.replacement = replacement
             batch = {**run.batch, **dict(zip(tensors, values, strict=True))}
-            with run.handle.tapped({label: Tap(replacement)}):
-                return run.target.score(run.output(**batch), batch, classes)
+            return run.target.score(run.output(**batch), batch, classes)
 
-        return score
-
-    return {
-        label: IntegratedGradients(score_under(label)).attribute(
-            a,
-            baselines=0.0,
-            additional_forward_args=(classes, *tensors.values()),
-            n_steps=run.steps,
-            method="riemann_right",
-            internal_batch_size=run.steps_per_forward * len(a),
-        )
-        for label, a in weights.items()
-    }
+        with run.handle.tapped({label: tap}):  # backward passes too: gradient checkpointing recomputes in them
+            found[label] = IntegratedGradients(score).attribute(
+                a,
+                baselines=0.0,
+                additional_forward_args=(classes, *tensors.values()),
+                n_steps=run.steps,
+                method="riemann_right",
+                internal_batch_size=run.steps_per_forward * len(a),
+            )
+    return found
 
 
 def attention(run: _Pass) -> dict[str, Tensor]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from attnreg.errors import InputError
 
@@ -20,11 +21,13 @@ class Target:
     * tokens, ``(B, N, C)``: :math:`\sum_{b,n} \log \mathrm{softmax}(z_{bn})_{c_{bn}}` over labelled positions;
     * regression, ``(B,)`` or ``(B, 1)``, or labels of the logits' shape: :math:`-\sum (z - y)^2`.
 
-    The classes c are the predicted ones (pseudo-labels), fixed by the plain forward pass, or the gold labels.
+    The classes c are the predicted ones (pseudo-labels), fixed by the plain forward pass, or the gold labels. Labels of
+    causal language models are moved one position to the left first, as those models do.
 
     Args:
         kind: ``"predicted"``, ``"label"``, or a function of the model's output and the batch that gives the score of
             each sample, ``(B,)``, or of the batch.
+        shift_labels: the logits at a position predict the label of the next one.
 
     Raises:
         ValueError: if ``kind`` is none of these.
@@ -40,23 +43,48 @@ class Target:
         tensor([5.])
     """
 
-    def __init__(self, kind: str | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted") -> None:
+    def __init__(
+        self, kind: str | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted", *, shift_labels: bool = False
+    ) -> None:
         if kind not in ("predicted", "label") and not callable(kind):
             raise InputError(f"Expected `target` to be 'predicted', 'label' or a function, got {kind!r}.")
         self.kind = kind
+        self.shift_labels = shift_labels
+
+    def for_model(self, model: nn.Module) -> Target:
+        """The target as it suits a model.
+
+        Raises:
+            InputError: if the model's head needs a function.
+        """
+        if callable(self.kind):
+            return self
+        if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
+            raise InputError(
+                "Expected `target` to be a function for a multi-label classifier, got "
+                f"{self.kind!r}: which labels are to be explained is yours to say."
+            )
+        known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()  # within an adapter's wrapper, perhaps
+        return Target(self.kind, shift_labels=any(type(module).__name__ in known for module in model.modules()))
+
+    def _labels(self, batch: Mapping[str, Any]) -> Any:
+        labels = batch.get("labels")
+        if self.shift_labels and isinstance(labels, Tensor):
+            return F.pad(labels[..., 1:], (0, 1), value=IGNORED)
+        return labels
 
     def classes(self, output: Any, batch: Mapping[str, Any]) -> Tensor | None:
         """The classes whose score is explained; ``None`` where there are none."""
         if callable(self.kind):
             return None
-        logits, labels = logits_of(output), batch.get("labels")
+        logits, labels = logits_of(output), self._labels(batch)
         if _is_regression(logits, labels):
             return None
         if self.kind == "label":
             return _needed(labels, "labels")
         classes = logits.detach().argmax(-1)
         if logits.dim() == 3:
-            ignored = _unlabelled(logits, batch)
+            ignored = _unlabelled(logits, {**batch, "labels": labels})
             classes = classes if ignored is None else classes.masked_fill(ignored, IGNORED)
         return classes
 

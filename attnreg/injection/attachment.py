@@ -61,6 +61,9 @@ def attach(
             "Expected a model without a provider, got one that has one: compose providers with `a & b`, or call "
             "`attnreg.detach(model)` first."
         )
+    for name, wanted in (("layers", layers), ("stacks", stacks)):
+        if wanted is not None and (isinstance(wanted, (str, int)) or not len(wanted)):
+            raise InputError(f"Expected `{name}` to be a list that is not empty, or None for all, got {wanted!r}.")
     found = discover(model, example_inputs)
     chosen = _choose(found, layers, stacks)
     provider.check([site.info for site in chosen])

@@ -27,6 +27,7 @@ class FoundSite:
     info: SiteInfo
     module: nn.Module
     call: int
+    flat: bool = False  # its scores have three dimensions, (B * H, Q, K)
 
 
 def discover(
@@ -138,7 +139,7 @@ class _Finder(TorchFunctionMode):
             stack = "decoder"
         name = (self._names.get(module) or type(module).__name__) + (f"#{call + 1}" if call else "")
         layer = sum(found.info.stack == stack for found in self.found)
-        self.found.append(FoundSite(SiteInfo(name=name, layer=layer, stack=stack), module, call))
+        self.found.append(FoundSite(SiteInfo(name=name, layer=layer, stack=stack), module, call, len(shape) == 3))
 
 
 def _is_cross(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -38,6 +38,7 @@ class AttachHandle:
         self._enabled = True
         self._model = model
         self._sites = tuple(f.info for f in found if f.info.name in chosen)
+        self.flat = {f.info.label for f in found if f.flat}
         self._rates: dict[str, Tensor] = {}
         calls: dict[nn.Module, list[SiteInfo | None]] = defaultdict(list)
         for site in found:
@@ -81,7 +82,7 @@ class AttachHandle:
 
     def drop_rate_tensors(self) -> dict[str, Tensor]:
         """The same as 0-d tensors, without waiting for the device."""
-        return dict(self._rates) if self.provider.active else {}
+        return dict(self._rates)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -150,8 +151,10 @@ class AttachHandle:
             attached.calls = 0
         first = next((value for value in inputs.values() if isinstance(value, Tensor) and value.dim()), None)
         self.batch_size = None if first is None else first.shape[0]
-        if self.active and self._model.training:
-            self.provider.prepare(inputs)
+        if self._model.training:
+            self._rates = {}
+            if self.active:
+                self.provider.prepare(inputs)
 
     def end(self) -> None:
         """A forward pass of the model ends."""
@@ -160,6 +163,11 @@ class AttachHandle:
 
 # Hooks are partials of module-level functions: closures could be neither pickled nor copied.
 def _before_forward(handle: AttachHandle, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if model is not handle._model:
+        raise RuntimeError(
+            "Expected one process per device (DistributedDataParallel, `accelerate launch`, `torchrun`), got "
+            "nn.DataParallel, whose threads would share one provider."
+        )
     handle.begin({**dict(zip(handle.input_names, args, strict=False)), **kwargs})
 
 

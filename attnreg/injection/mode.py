@@ -38,6 +38,7 @@ class AttentionMode(TorchFunctionMode):
         self.info = info
         self.tap = tap
         self.batch_size = handle.batch_size
+        self.flat = info.label in handle.flat
         self.hits = 0
 
     def __torch_function__(
@@ -51,11 +52,12 @@ class AttentionMode(TorchFunctionMode):
     @contextmanager
     def of_batch(self, batch_size: int) -> Iterator[None]:
         """Within the block, scores of shape ``(B * H, Q, K)`` have this B."""
-        before, self.batch_size = self.batch_size, batch_size
+        before = self.batch_size, self.flat
+        self.batch_size, self.flat = batch_size, True
         try:
             yield
         finally:
-            self.batch_size = before
+            self.batch_size, self.flat = before
 
     def ask(
         self,

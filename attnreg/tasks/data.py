@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import tempfile
@@ -16,11 +17,11 @@ from attnreg.tasks import agreement
 from attnreg.tasks.hub import offline_if_unreachable
 from attnreg.tasks.task import Task
 
-READERS = {
+READERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".jsonl": ("json", {}),
     ".jsonl.gz": ("json", {}),
-    ".csv": ("csv", {}),
-    ".tsv": ("csv", {"sep": "\t"}),
+    ".csv": ("csv", {"keep_default_na": False}),  # "NA" and "null" are words
+    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t", "quoting": csv.QUOTE_NONE}),  # as GLUE's files are written
     ".parquet": ("parquet", {}),
 }
 

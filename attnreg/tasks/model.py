@@ -31,6 +31,7 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
         torch.Size([1, 2])
     """
     from huggingface_hub import try_to_load_from_cache
+    from safetensors import SafetensorError
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     from transformers.utils import logging
 
@@ -53,12 +54,19 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
         model = AutoModelForSequenceClassification.from_pretrained(
             name, id2label=id2label, label2id={label: i for i, label in id2label.items()}
         )
-    except (OSError, ValueError, ConnectionError) as error:
+    except (OSError, ValueError, ConnectionError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
             f"Expected --model to be a folder with a model and its tokenizer, or a name that the hub or its cache has, "
             f"got {name!r}: {reason}"
         ) from error
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id  # a classifier of GPT's kind looks for the last token by it
+    if tokenizer.pad_token is None or len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        raise InputError(
+            f"Expected --model {name} to have a tokenizer with a padding token that fits its embeddings, got "
+            f"{len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
+        )
     return model, tokenizer
 
 

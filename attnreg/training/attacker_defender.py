@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from attnreg.errors import InputError
 from attnreg.provider import MaskProvider
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater
@@ -115,6 +116,8 @@ class AttackerDefender(TrainingMethod):
             raise ValueError(f"Expected `returns` to be one of {get_args(Returned)}, got {returns!r}.")
         if reward_batches is not None and not len(reward_batches):
             raise ValueError("Expected at least one batch in `reward_batches`, got none.")
+        if winner == "proportional" and score == "loss":
+            raise InputError("Expected score 'accuracy' with winner 'proportional', got 'loss', which is negative.")
         self._score: Score = _resolve("score", score, SCORES)
         self._reward: Reward = _resolve("reward", reward, REWARDS)
         self._winner: Winner = _resolve("winner", winner, WINNERS)
@@ -154,7 +157,8 @@ class AttackerDefender(TrainingMethod):
 
     @property
     def networks(self) -> dict[str, nn.Module]:  # noqa: D102
-        return {"defender": self.defender.model, "attacker": self.attacker.model}
+        attacker = self.defender if self.steps < self.warmup_steps else self.attacker  # not there before the game
+        return {"defender": self.defender.model, "attacker": attacker.model}
 
     @property
     def provider(self) -> MaskProvider | None:  # noqa: D102
@@ -191,7 +195,9 @@ class AttackerDefender(TrainingMethod):
         attacker, defender = (torch.cat(scores) for scores in zip(*per_move, strict=True))
         reward = self._reward(attacker - defender)
         if self.reward_batches is None:
-            self._update_generator([a - d for a, d in per_move])
+            # Each sample's own gap, on the scale that the round's reward is on, and of the baseline with it.
+            scale = reward.abs() / (attacker - defender).mean().abs().clamp(min=torch.finfo(reward.dtype).tiny)
+            self._update_generator([(a - d) * scale for a, d in per_move])
         else:
             self._update_generator([reward] * len(self._moves))
         self.baseline += (1 - self.baseline_momentum) * (float(reward) - self.baseline)

@@ -66,14 +66,13 @@ class RunFolder:
         with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def forget_after(self, step: int) -> None:
-        """Drop the lines of steps that are about to be run again."""
-        for name in ("metrics", "telemetry"):
+    def keep_lines(self, **counts: int) -> None:
+        """Drop the lines of what is about to be run again: keep the first so many of each ``NAME.jsonl``."""
+        for name, count in counts.items():
             file = self.path / f"{name}.jsonl"
             if file.is_file():
                 lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-                kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-                file.write_text("".join(kept), encoding="utf-8")
+                file.write_text("".join(lines[:count]), encoding="utf-8")
 
     def save_model(self, model: Any, tokenizer: Any, provider: Any) -> None:
         """Write ``model/`` and ``provider/``, each whole or not at all."""

@@ -77,9 +77,9 @@ def search(
     Returns:
         the values with the best score (the first of equals), and a sentence for the report.
     """
-    if run.settings.resume and not run.folder.checkpoints.is_dir():
+    if run.settings.resume and not any(run.folder.checkpoints.glob("step-*")):
         # Stopped while it searched: what is chosen is still to be trained.
-        run.folder.forget_after(0)
+        run.folder.keep_lines(metrics=0, telemetry=0)
         run.settings = replace(run.settings, resume=False)
     run.folder.create(run.settings)
     scores = []

@@ -10,6 +10,7 @@ from typing import Any
 
 from accelerate.utils import set_seed
 
+from attnreg.pretrained import to_json
 from attnreg.training.checkpoint import load_checkpoint, rng_state, save_checkpoint, set_rng_state
 from attnreg.training.evaluation import evaluate
 from attnreg.training.method import TrainingMethod
@@ -54,6 +55,8 @@ def fit(method: TrainingMethod, run: Run) -> History:
         the history of the whole run, earlier parts included.
     """
     history, telemetry = History(), Telemetry(run.folder)
+    if method.provider is not None:
+        to_json(method.provider)  # what cannot be saved after the first epoch is told before it
     set_seed(run.settings.seed)
     if not run.settings.resume:
         run.folder.create(run.settings)
@@ -115,6 +118,6 @@ def _restore(method: TrainingMethod, run: Run, telemetry: Telemetry) -> History:
     method.load_state_dict(state["method"])
     history = History(**state["history"])
     telemetry.load_state_dict(state["telemetry"])
-    run.folder.forget_after(history.step)
+    run.folder.keep_lines(metrics=len(history.evaluations), telemetry=telemetry.written)
     set_rng_state(state["rng"])
     return history

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attnreg.errors import InputError
 from attnreg.training.method import Batch
 
 Score = Callable[[nn.Module, Batch], Tensor]
@@ -78,8 +79,17 @@ def greedy(attacker: Tensor, defender: Tensor) -> Tensor:
 
 
 def proportional(attacker: Tensor, defender: Tensor) -> Tensor:
-    """In proportion to the mean scores, which must not be negative: close to a fair coin between equals."""
+    """In proportion to the mean scores, which must not be negative: close to a fair coin between equals.
+
+    Raises:
+        InputError: if a mean score is negative, as log-likelihoods are.
+    """
     a, d = attacker.mean(), defender.mean()
+    if min(a, d) < 0:
+        raise InputError(
+            "Expected scores that are not negative for winner 'proportional', got log-likelihoods: use score "
+            "'accuracy' with it, or winner 'evidence'."
+        )
     return torch.where(a + d > 0, a / (a + d), torch.full_like(a, 0.5))
 
 

@@ -49,10 +49,12 @@ class Run:
         if settings.device not in (None, "cpu") and not getattr(torch, settings.device).is_available():
             raise InputError(f"Expected --device to be a device of this machine, got {settings.device}: none is there.")
         self.accelerator = Accelerator(cpu=settings.device == "cpu")
+        if self.accelerator.num_processes > 1:
+            raise InputError("Expected one process, got several: recipes do not run in several yet.")
         set_seed(settings.seed)
         self.model, self.tokenizer = load_model(self.task, settings.model)
-        limit = getattr(self.model.config, "max_position_embeddings", settings.max_length)
-        if settings.max_length > limit:
+        limit = _longest_input(self.model)
+        if limit is not None and settings.max_length > limit:
             raise InputError(f"Expected --max-length of at most {limit} for this model, got {settings.max_length}.")
         train = splits["train"].shuffle(seed=settings.seed)
         if settings.train_size is not None:
@@ -138,7 +140,17 @@ class Run:
 
     def _within(self, folder: Path, **changes: Any) -> Settings:
         # This run's own folder is new or was found to be resumable, so what is there is of the same options.
-        resume = (folder / "checkpoints").is_dir()
+        resume = any((folder / "checkpoints").glob("step-*"))
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)  # stopped before its first checkpoint: nothing to go on from
         return replace(self.settings, output_dir=folder, resume=resume, **changes)
+
+
+def _longest_input(model: nn.Module) -> int | None:
+    """In tokens, by the model's table of positions; ``None`` where it has none."""
+    limit = int(getattr(model.config, "max_position_embeddings", 0) or 0)
+    tables = (m for name, m in model.named_modules() if name.endswith("position_embeddings"))
+    table = next((m for m in tables if isinstance(m, nn.Embedding)), None)
+    if table is not None and table.padding_idx is not None:
+        limit -= table.padding_idx + 1  # RoBERTa counts positions from there
+    return limit if limit > 0 else None

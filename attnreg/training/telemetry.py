@@ -28,6 +28,7 @@ class Telemetry:
         self._total: dict[str, float] = {}
         self._epoch: list[dict[str, float]] = []
         self._lines = 0
+        self.written = 0
         self.latest: dict[str, float] = {}
         self.events: dict[str, str] = {}
         self.event_counts: dict[str, int] = {}
@@ -58,6 +59,7 @@ class Telemetry:
             self._lines += 1
             self._epoch.append(rates)
         logs = {name: value for name, value in self.latest.items() if not name.startswith("drop/")}
+        self.written += 1
         self._folder.append("telemetry", {"step": step, **logs, "drop_rate": rates, **self.events})
         self._sums, self._counts = {}, {}
 

@@ -43,8 +43,8 @@ def allowed(scores: Tensor) -> Tensor:
 def intercept(mode: AttentionMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Softmax over attention scores, with the provider's mask."""
     scores = scores_of(args, kwargs)
-    if scores.dim() < 3 or not is_attention(args, kwargs):
-        return func(*args, **kwargs)
+    if scores.dim() < (3 if mode.flat else 4) or not is_attention(args, kwargs):
+        return func(*args, **kwargs)  # three dimensions elsewhere are gates and class probabilities
     shape = (*batch_and_heads(scores.shape[:-2], mode.batch_size), *scores.shape[-2:])
     valid = allowed(scores).reshape(shape)
     mask = mode.ask(shape, valid, like=scores)
