@@ -77,6 +77,7 @@ ARMS: dict[str, Callable[[bool], tuple[Step, Step]]] = {
     "plain fine-tuning": plain,
     "gradient, layer 0": lambda small: two_pass(small, layers=[0]),
     "gradient, all layers": lambda small: two_pass(small),
+    "gradient, layer 0, pass 1 in bfloat16": lambda small: two_pass(small, layers=[0], first_pass_dtype="bfloat16"),
     "gradient, all layers, pass 1 in bfloat16": lambda small: two_pass(small, first_pass_dtype="bfloat16"),
     "a backward pass per layer (official way)": lambda small: two_pass(small, "eager", official=True),
 }
