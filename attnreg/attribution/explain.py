@@ -165,7 +165,7 @@ def _weights(run: _Pass) -> tuple[dict[str, Tensor], Any]:
 
 @contextmanager
 def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
-    """No activations are kept for gradients that nobody asks for: half of a training step's memory and time."""
+    """No activations are kept, and no products made, for gradients that nobody asks for."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
