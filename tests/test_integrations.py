@@ -3,6 +3,7 @@
 import json
 import warnings
 
+import peft
 import pytest
 import torch
 import transformers as hf
@@ -231,7 +232,6 @@ def test_the_default_is_ad_drop_with_cross_tuning(tmp_path):
 
 @pytest.mark.parametrize("by_trainer", [True, False])
 def test_a_lora_model(tmp_path, by_trainer):
-    peft = pytest.importorskip("peft")
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks for it
     base = bert()
     before = {name: parameter.clone() for name, parameter in base.named_parameters()}
