@@ -1,4 +1,4 @@
-"""Writing folders so that a reader never sees half of one."""
+"""Writing files and folders so that a reader never sees half of one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,29 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
+
+
+@contextmanager
+def replaced_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
+    """Yield a text file beside ``path``; it takes the place of ``path`` when the block ends without an error.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.txt"
+        >>> with replaced_file(path) as file:
+        ...     _ = file.write("whole")
+        >>> path.read_text()
+        'whole'
+    """
+    path = Path(path)
+    new = path.with_name(f".{path.name}.new")
+    try:
+        with new.open("w", encoding="utf-8") as file:
+            yield file
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 @contextmanager

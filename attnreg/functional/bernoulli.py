@@ -56,22 +56,24 @@ def bernoulli_log_prob(logits: Tensor, keep: Tensor, valid: Tensor) -> Tensor:
     return total / valid.flatten(1).sum(1).clamp(min=1)
 
 
-def drop_rate(keep: Tensor, units: Tensor | None = None) -> Tensor:
+def drop_rate(keep: Tensor, units: Tensor | None = None, *, by_head: bool = False) -> Tensor:
     """Share of dropped units.
 
     Args:
         keep: bool, or a factor that is 0 where dropped, broadcastable to ``(B, H, Q, K)``.
         units: bool, broadcastable with ``keep``: the units that count; ``None`` means all.
+        by_head: one rate for each head of ``keep``, ``(B, H, Q, K)``.
 
     Returns:
-        0-d float32 tensor in ``[0, 1]``; 0 where no unit counts.
+        0-d float32 tensor in ``[0, 1]``, or ``(H,)`` of them; 0 where no unit counts.
 
     Example:
         >>> drop_rate(torch.tensor([True, False, False]), torch.tensor([True, True, False]))
         tensor(0.5000)
     """
     dropped = keep == 0
+    dims = (0, 2, 3) if by_head else tuple(range(dropped.dim()))
     if units is None:
-        return dropped.count_nonzero() / dropped.numel()
+        return dropped.sum(dims) / (dropped.numel() // (dropped.shape[1] if by_head else 1))
     dropped, units = torch.broadcast_tensors(dropped, units)
-    return (dropped & units).count_nonzero() / units.count_nonzero().clamp(min=1)
+    return (dropped & units).sum(dims) / units.sum(dims).clamp(min=1)

@@ -78,10 +78,10 @@ class AttachHandle:
         Counts valid positions of real query rows, never padding. Empty before the first such pass, and while the
         provider is not active.
         """
-        return {label: float(rate) for label, rate in self.drop_rate_tensors().items()}
+        return {label: float(rate.mean()) for label, rate in self.drop_rate_tensors().items()}
 
     def drop_rate_tensors(self) -> dict[str, Tensor]:
-        """The same as 0-d tensors, without waiting for the device."""
+        """The same without waiting for the device: 0-d tensors, or ``(H,)`` where the masks differ by head."""
         return dict(self._rates)
 
     @contextmanager
@@ -141,8 +141,11 @@ class AttachHandle:
         if mask.scores is not None:
             kept = mask.scores if kept is None else kept & mask.scores
         assert kept is not None
-        rate = (1.0 - kept.float()) if kept.dim() == 0 else functional.drop_rate(kept, site.units)
-        self._rates[site.label] = rate
+        if kept.dim() == 0:
+            self._rates[site.label] = 1.0 - kept.float()
+        else:
+            by_head = kept.dim() == 4 and kept.shape[1] > 1
+            self._rates[site.label] = functional.drop_rate(kept, site.units, by_head=by_head)
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """A forward pass of the model begins."""

@@ -67,6 +67,31 @@ TASKS = {
             metric="matthews_correlation",
             hub=("nyu-mll/glue", "cola"),
         ),
+        Task(
+            name="sst2",
+            summary="Stanford Sentiment Treebank (GLUE): is the sentence of a film review positive?",
+            columns=("sentence",),
+            labels=("negative", "positive"),
+            metric="accuracy",
+            hub=("nyu-mll/glue", "sst2"),
+            ad_drop_layers=(0,),
+        ),
+        Task(
+            name="mrpc",
+            summary="Microsoft Research Paraphrase Corpus (GLUE): do the two sentences say the same?",
+            columns=("sentence1", "sentence2"),
+            labels=("not_equivalent", "equivalent"),
+            metric="accuracy",
+            hub=("nyu-mll/glue", "mrpc"),
+        ),
+        Task(
+            name="rte",
+            summary="Recognizing Textual Entailment (GLUE): does the second sentence follow from the first?",
+            columns=("sentence1", "sentence2"),
+            labels=("entailment", "not_entailment"),
+            metric="accuracy",
+            hub=("nyu-mll/glue", "rte"),
+        ),
     )
 }
 

@@ -47,6 +47,8 @@ class AttackerDefender(TrainingMethod):
         batches_per_round: how many of the reward batches each round uses, in turn; all by default.
         steps_per_round: T.
         warmup_steps: for so many steps at the start, only the Defender trains; then the Attacker is a copy of it.
+        game_steps: the game ends after so many steps, and the network that is returned goes on alone: the Attacker
+            under the masks of the Generator as it is then. ``None`` plays to the end.
         score: what a network gets for a sample: ``"loss"`` (log-likelihood), ``"accuracy"``, or a function of model and
             batch that gives ``(B,)``, higher being better.
         reward: what a round is worth: ``"gap"`` (mean score of the Attacker minus the Defender's), ``"sign"`` of it, or
@@ -93,6 +95,7 @@ class AttackerDefender(TrainingMethod):
         batches_per_round: int | None = None,
         steps_per_round: int = 8,
         warmup_steps: int = 0,
+        game_steps: int | None = None,
         score: str | Score = "loss",
         reward: str | Reward = "standardized",
         winner: str | Winner = "evidence",
@@ -107,6 +110,7 @@ class AttackerDefender(TrainingMethod):
             ("steps_per_round", steps_per_round, 1),
             ("warmup_steps", warmup_steps, 0),
             ("batches_per_round", batches_per_round or 1, 1),
+            ("game_steps", warmup_steps if game_steps is None else game_steps, warmup_steps),
         ):
             if value < least:
                 raise ValueError(f"Expected `{name}` to be at least {least}, got {value}.")
@@ -125,6 +129,7 @@ class AttackerDefender(TrainingMethod):
         self.batches_per_round = batches_per_round
         self.steps_per_round = steps_per_round
         self.warmup_steps = warmup_steps
+        self.game_steps = game_steps
         self.baseline_momentum = baseline_momentum
         self.returns = returns
 
@@ -157,8 +162,22 @@ class AttackerDefender(TrainingMethod):
 
     @property
     def networks(self) -> dict[str, nn.Module]:  # noqa: D102
+        if self._alone:
+            return {self.returns: self._returned.model}
         attacker = self.defender if self.steps < self.warmup_steps else self.attacker  # not there before the game
         return {"defender": self.defender.model, "attacker": attacker.model}
+
+    @property
+    def learners(self) -> list[nn.Module]:  # noqa: D102
+        return [self.defender.model, self.attacker.model]
+
+    @property
+    def _alone(self) -> bool:
+        return self.game_steps is not None and self.steps > self.game_steps
+
+    @property
+    def _returned(self) -> FineTuning:
+        return self.attacker if self.returns == "attacker" else self.defender
 
     @property
     def provider(self) -> MaskProvider | None:  # noqa: D102
@@ -177,6 +196,9 @@ class AttackerDefender(TrainingMethod):
 
     def step(self, batch: Batch) -> StepResult:  # noqa: D102
         self.steps += 1
+        if self._alone:
+            self._moves.clear()  # of a round that the end of the game cut short
+            return self._returned.step(batch)
         defender = self.defender.step(batch)
         if self.steps <= self.warmup_steps:
             if self.steps == self.warmup_steps:

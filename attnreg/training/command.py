@@ -25,11 +25,20 @@ _SHARED = (
     click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), help="By default the task's."),
     click.option("--max-length", type=click.IntRange(min=4), help="In tokens; by default the task's."),
     click.option("--train-size", type=_POSITIVE, help="Train on so many rows, drawn by the seed."),
+    click.option(
+        "--validation-rows",
+        type=_POSITIVE,
+        help="Score on so many rows held out from train, not on dev: to choose options by.",
+    ),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
     click.option("--output-dir", type=click.Path(path_type=Path), help="By default runs/RECIPE-TASK-seedN."),
     click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output-dir."),
     click.option("--device", type=click.Choice(["cpu", "cuda", "mps"]), help="By default the best there is."),
     click.option("--save-steps", type=_POSITIVE, help="Write a checkpoint every so many steps, not only each epoch."),
+    click.option("--mixed-precision", type=click.Choice(["bf16", "fp16"]), help="By default everything is float32."),
+    click.option(
+        "--report-to", multiple=True, help="tensorboard, wandb or another tracker of accelerate's; may be repeated."
+    ),
 )
 
 

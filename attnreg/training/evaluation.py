@@ -3,18 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attnreg.tasks.metrics import METRICS
 from attnreg.training.method import Batch
 
 
+class Predictions(NamedTuple):
+    """A network's answers to labelled rows.
+
+    Args:
+        loss: mean over rows.
+        logits: ``(n, classes)``, float32, on the CPU.
+        labels: ``(n,)``.
+    """
+
+    loss: float
+    logits: Tensor
+    labels: Tensor
+
+    def score(self, metrics: Iterable[str]) -> dict[str, float]:
+        """Loss and metrics, by name; names in :data:`attnreg.tasks.METRICS`."""
+        results = {"loss": self.loss}
+        for name in metrics:
+            metric = METRICS[name](keep_in_memory=True)
+            results.update(metric.compute(predictions=self.logits.argmax(-1).tolist(), references=self.labels.tolist()))
+        return results
+
+
 @torch.no_grad()
+def predict(network: nn.Module, batches: Iterable[Batch]) -> Predictions:
+    """The answers of a classifier, in eval mode; the network's mode is restored.
+
+    Args:
+        network: gives ``logits`` and ``loss``.
+        batches: labelled batches.
+    """
+    training = network.training
+    network.eval()
+    logits, labels, loss = [], [], 0.0
+    for batch in batches:
+        output = network(**batch)
+        loss += float(output.loss) * len(batch["labels"])
+        logits.append(output.logits.float().cpu())
+        labels.append(batch["labels"].cpu())
+    network.train(training)
+    total = sum(map(len, labels))
+    return Predictions(loss / total, torch.cat(logits), torch.cat(labels))
+
+
 def evaluate(network: nn.Module, batches: Iterable[Batch], metrics: Iterable[str]) -> dict[str, float]:
-    """Loss (mean over samples) and metrics of a classifier, in eval mode; the network's mode is restored.
+    """Loss (mean over rows) and metrics of a classifier, in eval mode; the network's mode is restored.
 
     Args:
         network: gives ``logits`` and ``loss``.
@@ -24,18 +66,4 @@ def evaluate(network: nn.Module, batches: Iterable[Batch], metrics: Iterable[str
     Returns:
         ``"loss"`` and the metrics, by name.
     """
-    training = network.training
-    network.eval()
-    predictions: list[Any] = []
-    references: list[Any] = []
-    loss = 0.0
-    for batch in batches:
-        output = network(**batch)
-        loss += float(output.loss) * len(batch["labels"])
-        predictions += output.logits.argmax(-1).tolist()
-        references += batch["labels"].tolist()
-    network.train(training)
-    results = {"loss": loss / len(references)}
-    for name in metrics:
-        results.update(METRICS[name](keep_in_memory=True).compute(predictions=predictions, references=references))
-    return results
+    return predict(network, batches).score(metrics)

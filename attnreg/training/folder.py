@@ -1,14 +1,14 @@
-"""A run's folder: ``config.json``, ``metrics.jsonl``, ``telemetry.jsonl``, ``model/``, ``provider/``, checkpoints."""
+"""A run's folder: its options, what it measured, its model, provider and checkpoints."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from attnreg import __version__
-from attnreg._files import replaced_folder
+from attnreg._files import replaced_file, replaced_folder
 from attnreg.errors import InputError
 from attnreg.training.settings import Settings
 
@@ -65,6 +65,21 @@ class RunFolder:
         """Add a line to ``name.jsonl``."""
         with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+    @property
+    def has_provider(self) -> bool:
+        """Whether a provider was saved."""
+        return (self.path / "provider").is_dir()
+
+    def write(self, name: str, record: Mapping[str, Any]) -> None:
+        """Write ``name.json``, whole or not at all."""
+        with replaced_file(self.path / f"{name}.json") as file:
+            file.write(json.dumps(record, indent=2) + "\n")
+
+    def write_lines(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write ``name.jsonl``, whole or not at all."""
+        with replaced_file(self.path / f"{name}.jsonl") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
 
     def keep_lines(self, **counts: int) -> None:
         """Drop the lines of what is about to be run again: keep the first so many of each ``NAME.jsonl``."""

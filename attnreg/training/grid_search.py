@@ -92,6 +92,7 @@ def search(
         scores.append(float(_records(folder)[-1][run.task.metric]))
     best = max(range(len(grid)), key=scores.__getitem__)
     chosen = ", ".join(f"{key} = {value:g}" for key, value in grid[best].items())
+    run.search = {"tries": len(grid), "rows": rows, "chosen": grid[best]}
     return grid[best], (
         f"{chosen} had the best {run.task.metric} of {len(grid)} tries ({scores[best]:.4f}; all: "
         f"{min(scores):.4f} to {max(scores):.4f}) on {rows} rows held out from train; dev took no part in the choice."

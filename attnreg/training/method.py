@@ -54,6 +54,16 @@ class TrainingMethod(ABC):
         """All networks in training that are worth evaluating, by name."""
         return {"model": self.model}
 
+    @property
+    def returned_name(self) -> str:
+        """The name of :attr:`model` among :attr:`networks`."""
+        return next(name for name, network in self.networks.items() if network is self.model)
+
+    @property
+    def learners(self) -> list[nn.Module]:
+        """All networks in training, to count what passes through them."""
+        return list(self.networks.values())
+
     @abstractmethod
     def step(self, batch: Batch) -> StepResult:
         """One optimizer step (of each network) on a batch: keyword arguments of the model, ``labels`` among them."""
@@ -68,7 +78,7 @@ class TrainingMethod(ABC):
 
     @abstractmethod
     def drop_rates(self) -> dict[str, Tensor]:
-        """Drop rate per attention site in the latest step, 0-d tensors; empty where nothing is attached."""
+        """Drop rate per attention site in the latest step, 0-d or by head ``(H,)``; empty where nothing is attached."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

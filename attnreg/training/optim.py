@@ -18,4 +18,4 @@ def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01) ->
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    return AdamW(groups, lr=learning_rate)
+    return AdamW(groups, lr=learning_rate, fused=True)  # one pass over memory instead of a dozen

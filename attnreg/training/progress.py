@@ -45,10 +45,9 @@ class Progress:
         shown = []
         if "loss" in telemetry.latest:
             shown.append(f"loss {telemetry.latest['loss']:.3f}")
-        rates = [value for name, value in telemetry.latest.items() if name.startswith("drop/")]
-        if rates:
+        if rates := telemetry.drop_rates.values():
             shown.append(f"drop {sum(rates) / len(rates):.2f}")
-        if telemetry.events:
+        if telemetry.event_counts:
             wins = {key.split(": ")[1]: count for key, count in telemetry.event_counts.items()}
             shown.append("wins " + " ".join(f"{name} {count}" for name, count in sorted(wins.items())))
         if self._metrics:

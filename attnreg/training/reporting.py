@@ -47,8 +47,9 @@ def report(run: Run, history: History, plain: tuple[Run, History] | None = None,
     _show(console, title, header, rows)
     if rates:
         _show(console, "drop rate per layer, mean while active", ["layer", "drop rate"], rates)
+    notes = [*notes, _activity(history)] if rates or run.folder.has_provider else notes
     for note in notes:
-        console.print(note, highlight=False)
+        console.print(note, highlight=False, soft_wrap=True)
     console.print(f"Everything is in {run.folder.path}/", highlight=False, soft_wrap=True)
     text = [f"# {title}", "", *_markdown(header, rows), ""]
     if rates:
@@ -60,6 +61,18 @@ def report(run: Run, history: History, plain: tuple[Run, History] | None = None,
         ]
     text += [f"{note}\n" for note in notes]
     (run.folder.path / "report.md").write_text("\n".join(text), encoding="utf-8")
+
+
+def _activity(history: History) -> str:
+    """One line that says whether the regularizer did anything."""
+    dropping = [rate for rate in history.drop_rates.values() if rate > 0]
+    if not dropping:
+        return "The regularizer was never active: nothing was dropped in any step."
+    mean = sum(dropping) / len(dropping)
+    return (
+        f"The regularizer was active in {history.active_steps} of {history.step} steps and dropped {mean:.1%} of the "
+        f"attention in {len(dropping)} of {len(history.drop_rates)} layers."
+    )
 
 
 def _show(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

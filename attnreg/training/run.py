@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from attnreg.training.folder import RunFolder
 from attnreg.training.method import Batch
 from attnreg.training.optim import adamw
 from attnreg.training.settings import Settings
+from attnreg.training.trackers import check_trackers, flattened, tracked
 
 WARMUP_SHARE = 0.1
 
@@ -41,14 +43,21 @@ class Run:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.scored_on = "dev"
+        self.scored_on = "dev" if settings.validation_rows is None else "held-out"
+        self.search: dict[str, Any] | None = None
         self.task = get_task(settings.task)
         self.folder = RunFolder(settings.output_dir)
         self.folder.check(settings)
         splits = load_splits(self.task, settings.data_dir)
         if settings.device not in (None, "cpu") and not getattr(torch, settings.device).is_available():
             raise InputError(f"Expected --device to be a device of this machine, got {settings.device}: none is there.")
-        self.accelerator = Accelerator(cpu=settings.device == "cpu")
+        check_trackers(settings.report_to)
+        self.accelerator = Accelerator(
+            cpu=settings.device == "cpu",
+            mixed_precision=settings.mixed_precision or "no",
+            log_with=list(settings.report_to) or None,
+            project_dir=settings.output_dir,
+        )
         if self.accelerator.num_processes > 1:
             raise InputError("Expected one process, got several: recipes do not run in several yet.")
         set_seed(settings.seed)
@@ -56,48 +65,66 @@ class Run:
         limit = _longest_input(self.model)
         if limit is not None and settings.max_length > limit:
             raise InputError(f"Expected --max-length of at most {limit} for this model, got {settings.max_length}.")
-        train = splits["train"].shuffle(seed=settings.seed)
-        if settings.train_size is not None:
-            if settings.train_size > len(train):
-                raise InputError(f"Expected --train-size of at most {len(train)}, got {settings.train_size}.")
-            train = train.select(range(settings.train_size))
-        self._encode = functools.partial(encode, self.task, tokenizer=self.tokenizer, max_length=settings.max_length)
-        self.train_rows = self._encode(rows=train)
-        self.dev_rows = self._encode(rows=splits["validation"])
+        self._available = len(splits["train"])
+        train, dev = _select(splits, settings)
+        self.train_rows, self.dev_rows = (
+            encode(self.task, rows, self.tokenizer, settings.max_length) for rows in (train, dev)
+        )
+        self._rows_left, self._held_until = self.train_rows, 0
 
     @property
     def epochs(self) -> int:
         """Number of epochs."""
         return self.settings.epochs
 
+    def train_batches(self, epoch: int) -> TrainBatches:
+        """The training batches of an epoch; what is held out must be held out before."""
+        return self._all_batches if epoch >= self._held_until else self._batches_left
+
     @functools.cached_property
-    def train_batches(self) -> TrainBatches:
-        """The training batches; what is held out must be held out before."""
-        return TrainBatches(
-            self.train_rows, self.settings.batch_size, self.tokenizer, self.settings.seed, self.accelerator
-        )
+    def _all_batches(self) -> TrainBatches:
+        return self._train_batches_of(self.train_rows)
+
+    @functools.cached_property
+    def _batches_left(self) -> TrainBatches:
+        return self._train_batches_of(self._rows_left)
+
+    def _train_batches_of(self, rows: Any) -> TrainBatches:
+        return TrainBatches(rows, self.settings.batch_size, self.tokenizer, self.settings.seed, self.accelerator)
 
     @functools.cached_property
     def dev_batches(self) -> Any:
         """The validation split, in order."""
-        return in_order(self.dev_rows, self.settings.batch_size * 2, self.tokenizer, self.accelerator)
+        return self.rows_in_order(self.dev_rows)
 
     @property
     def total_steps(self) -> int:
         """Number of optimizer steps in the whole run."""
-        return len(self.train_batches) * self.epochs
+        return sum(len(self.train_batches(epoch)) for epoch in range(self.epochs))
 
-    def hold_out(self, size: int) -> list[Batch]:
+    def hold_out(self, size: int, epochs: int | None = None) -> list[Batch]:
         """Take rows away from the training data (the last of the seed's shuffle) and give them as batches.
+
+        Args:
+            size: number of rows.
+            epochs: for so many epochs at the start; after them all rows are trained on. ``None`` for good.
 
         Raises:
             InputError: if that leaves no row to train on.
         """
-        return self._batches(self._take(size))
+        rows = self.train_rows
+        held = self._take(size)
+        if epochs is not None:
+            self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
+        return self._batches(held)
 
     def dev_as_batches(self) -> list[Batch]:
         """The validation split as a list of batches."""
         return self._batches(self.dev_rows)
+
+    def rows_in_order(self, rows: Any) -> Any:
+        """Batches of encoded rows, as they come."""
+        return in_order(rows, self.settings.batch_size * 2, self.tokenizer, self.accelerator)
 
     def _take(self, size: int) -> Any:
         left = len(self.train_rows) - size
@@ -108,8 +135,7 @@ class Run:
         return held
 
     def _batches(self, rows: Any) -> list[Batch]:
-        batches = in_order(rows, self.settings.batch_size * 2, self.tokenizer, self.accelerator)
-        return [dict(batch) for batch in batches]
+        return [dict(batch) for batch in self.rows_in_order(rows)]
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """AdamW with the run's learning rate."""
@@ -133,10 +159,25 @@ class Run:
             values: the options that differ.
             rows: number of rows held out, the last of the seed's shuffle.
         """
-        run = Run(self._within(folder, own={**self.settings.own, **values}))
-        run.dev_rows = run._take(rows)
-        run.scored_on = "held-out"
-        return run
+        own = {**self.settings.own, **values}
+        size = self.settings.train_size
+        train_size = None if size is None else min(size, self._available - rows)
+        return Run(self._within(folder, own=own, validation_rows=rows, train_size=train_size))
+
+    def tracked(self) -> AbstractContextManager[None]:
+        """Within the block, what is logged goes to the trackers too."""
+        return tracked(self.accelerator, self.settings.to_dict())
+
+    def log_telemetry(self, line: Mapping[str, Any]) -> None:
+        """Write a line to ``telemetry.jsonl`` and to the trackers."""
+        self.folder.append("telemetry", line)
+        self.accelerator.log(flattened(line), step=line["step"])
+
+    def log_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Write a line to ``metrics.jsonl`` and to the trackers."""
+        self.folder.append("metrics", record)
+        numbers = {name: value for name, value in record.items() if name not in ("network", "step", "drop_rate")}
+        self.accelerator.log(flattened(numbers, f"{self.scored_on}/{record['network']}/"), step=record["step"])
 
     def _within(self, folder: Path, **changes: Any) -> Settings:
         # This run's own folder is new or was found to be resumable, so what is there is of the same options.
@@ -144,6 +185,19 @@ class Run:
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)  # stopped before its first checkpoint: nothing to go on from
         return replace(self.settings, output_dir=folder, resume=resume, **changes)
+
+
+def _select(splits: Mapping[str, Any], settings: Settings) -> tuple[Any, Any]:
+    """The rows to train on, drawn by the seed, and those to score on: dev, or the last of that shuffle."""
+    train, dev = splits["train"].shuffle(seed=settings.seed), splits["validation"]
+    left = len(train) - (settings.validation_rows or 0)
+    if left < 1:
+        raise InputError(f"Expected --validation-rows below {len(train)}, got {settings.validation_rows}.")
+    if settings.train_size is not None and settings.train_size > left:
+        raise InputError(f"Expected --train-size of at most {left}, got {settings.train_size}.")
+    if settings.validation_rows is not None:
+        dev = train.select(range(left, len(train)))
+    return train.select(range(settings.train_size or left)), dev
 
 
 def _longest_input(model: nn.Module) -> int | None:

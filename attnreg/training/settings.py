@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 # What may differ between a run and its continuation.
-_NOT_COMPARED = {"output_dir", "resume", "device", "save_steps"}
+_NOT_COMPARED = {"output_dir", "resume", "device", "save_steps", "report_to"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +25,14 @@ class Settings:
     learning_rate: float
     max_length: int
     train_size: int | None = None
+    validation_rows: int | None = None
     seed: int = 0
     output_dir: Path
     resume: bool = False
     device: str | None = None
     save_steps: int | None = None
+    mixed_precision: str | None = None
+    report_to: tuple[str, ...] = ()
     own: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,14 +1,13 @@
-"""Drop rates and what else a method reports, over steps, in ``telemetry.jsonl``."""
+"""Drop rates and what else a method reports, over steps, in ``telemetry.jsonl`` and to trackers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnreg.training.folder import RunFolder
 from attnreg.training.method import StepResult
 
 EVERY = 10
@@ -17,64 +16,82 @@ EVERY = 10
 class Telemetry:
     """Means over ten steps at a time, so that a fast device is not asked for numbers at every step.
 
+    A step with an event, such as the end of a round, ends a line before its time.
+
     Args:
-        folder: where the lines go.
+        write: takes each line.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
+        self._write = write
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
-        self._total: dict[str, float] = {}
-        self._epoch: list[dict[str, float]] = []
-        self._lines = 0
+        self._run: dict[str, list[float]] = {}  # by site: sum of drop rates, number of steps
+        self._epoch: dict[str, list[float]] = {}
+        self.steps = 0
         self.written = 0
         self.latest: dict[str, float] = {}
-        self.events: dict[str, str] = {}
+        self.drop_rates: dict[str, float] = {}
         self.event_counts: dict[str, int] = {}
 
     def note(self, step: int, result: StepResult, drop_rates: Mapping[str, Tensor]) -> None:
-        """Add one step."""
+        """Add one step. Drop rates are 0-d, or ``(H,)`` where masks differ by head."""
         values = {"loss": result.loss, **result.logs, **{f"drop/{k}": v for k, v in drop_rates.items()}}
         for name, value in values.items():
             value = value.detach().float() if isinstance(value, Tensor) else torch.tensor(float(value))
             self._sums[name] = self._sums[name] + value if name in self._sums else value
             self._counts[name] = self._counts.get(name, 0) + 1
+        self.steps += 1
         for name, event in result.events.items():
-            self.events[name] = event
             key = f"{name}: {event}"
             self.event_counts[key] = self.event_counts.get(key, 0) + 1
-        if step % EVERY == 0:
-            self.flush(step)
+        if step % EVERY == 0 or result.events:
+            self.flush(step, result.events)
 
-    def flush(self, step: int) -> None:
+    def flush(self, step: int, events: Mapping[str, str] | None = None) -> None:
         """Write the means of the steps since the last time."""
         if not self._sums:
             return
-        self.latest = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
-        rates = {name[5:]: value for name, value in self.latest.items() if name.startswith("drop/")}
-        for name, value in rates.items():
-            self._total[name] = self._total.get(name, 0.0) + value
-        if rates:
-            self._lines += 1
-            self._epoch.append(rates)
-        logs = {name: value for name, value in self.latest.items() if not name.startswith("drop/")}
+        logs: dict[str, float] = {}
+        rates: dict[str, float] = {}
+        by_head: dict[str, list[float]] = {}
+        for name, total in self._sums.items():
+            mean = total / self._counts[name]
+            if not name.startswith("drop/"):
+                logs[name] = float(mean)
+                continue
+            site = name[5:]
+            rates[site] = float(mean.mean())
+            if mean.dim():
+                by_head[site] = mean.tolist()
+            for sums in (self._run, self._epoch):
+                held = sums.setdefault(site, [0.0, 0])
+                held[0] += rates[site] * self._counts[name]
+                held[1] += self._counts[name]
+        self.latest, self.drop_rates = logs, rates
         self.written += 1
-        self._folder.append("telemetry", {"step": step, **logs, "drop_rate": rates, **self.events})
+        line: dict[str, Any] = {"step": step, **logs, "drop_rate": rates, **(events or {})}
+        if by_head:
+            line["drop_rate_by_head"] = by_head
+        self._write(line)
         self._sums, self._counts = {}, {}
 
     def end_epoch(self) -> dict[str, float]:
         """Drop rate per site over the epoch that ends; empty if its provider was not active."""
-        lines, self._epoch = self._epoch, []
-        return {name: sum(line[name] for line in lines) / len(lines) for name in (lines[0] if lines else ())}
+        sums, self._epoch = self._epoch, {}
+        return {site: total / count for site, (total, count) in sums.items()}
 
     def mean_drop_rates(self) -> dict[str, float]:
         """Drop rate per site over the run so far, while its provider was active, by ``"<stack>.<layer>"``."""
-        return {name: total / self._lines for name, total in self._total.items()}
+        return {site: total / count for site, (total, count) in self._run.items()}
+
+    def active_steps(self) -> int:
+        """Number of steps so far in which the provider was active."""
+        return max((int(count) for _, count in self._run.values()), default=0)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that resuming needs."""
-        return {name: value for name, value in vars(self).items() if name != "_folder"}
+        return {name: value for name, value in vars(self).items() if name != "_write"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""

@@ -1,0 +1,67 @@
+"""What a finished run leaves for comparisons: ``result.json`` and ``predictions.jsonl``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from attnreg.tasks.metrics import calibration_error
+from attnreg.training.evaluation import predict
+from attnreg.training.method import TrainingMethod
+
+if TYPE_CHECKING:
+    from attnreg.training.loop import History
+    from attnreg.training.run import Run
+
+TRAIN_ROWS = 1000
+
+
+def conclude(method: TrainingMethod, run: Run, history: History) -> None:
+    """Write down how the network that the method returns came out after the last epoch.
+
+    ``predictions.jsonl`` has its logits for each dev row, in order. ``result.json`` has the scores on dev and on (at
+    most the first thousand of) the training rows, the calibration error, time, memory and passes. It is written last:
+    a run that has it is finished.
+
+    Args:
+        method: the method, after its last step.
+        run: the run.
+        history: its history.
+    """
+    metrics = dict.fromkeys([run.task.metric, "accuracy"])
+    dev = predict(method.model, run.dev_batches)
+    train = predict(method.model, run.rows_in_order(run.train_rows.select(range(min(TRAIN_ROWS, len(run.train_rows))))))
+    pairs = zip(dev.labels.tolist(), dev.logits.tolist(), strict=True)
+    run.folder.write_lines("predictions", ({"label": label, "logits": logits} for label, logits in pairs))
+    result: dict[str, Any] = {
+        "metric": run.task.metric,
+        "scored_on": run.scored_on,
+        "dev": {**dev.score(metrics), "calibration_error": calibration_error(dev.logits.softmax(-1), dev.labels)},
+        "train": train.score(metrics),
+        "best_epoch": history.best(run.task.metric, method.returned_name),
+        "rows": len(run.train_rows),
+        "steps": history.step,
+        "seconds": history.seconds,
+        "training_seconds": history.training_seconds,
+        "peak_memory_bytes": history.peak_memory,
+        "forward_rows": history.forward_rows,
+        "backward_rows": history.backward_rows,
+        "drop_rates": history.drop_rates,
+        "active_steps": history.active_steps,
+        "search": run.search,
+    }
+    run.folder.write("result", result)
+
+
+def peak_memory() -> int:
+    """Bytes: the most that the device has held for tensors, on a GPU; that the process has held at all, on a CPU."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated()
+    if Path("/proc").is_dir() or sys.platform == "darwin":
+        import resource  # not there on Windows
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return 0

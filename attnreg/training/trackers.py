@@ -1,0 +1,57 @@
+"""TensorBoard, Weights & Biases and the like, through accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+
+from attnreg.errors import InputError
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise if a tracker is not there: accelerate would leave it out silently.
+
+    Raises:
+        InputError: if one is unknown or its package is not installed.
+    """
+    available = sorted(str(tracker.value) for tracker in get_available_trackers())
+    if missing := [name for name in names if name not in available]:
+        raise InputError(
+            f"Expected --report-to among the installed {', '.join(available) or '(none)'}, got {', '.join(missing)}: "
+            "install its package."
+        )
+
+
+@contextmanager
+def tracked(accelerator: Accelerator, options: Mapping[str, Any]) -> Iterator[None]:
+    """Start the accelerator's trackers, with the options of a run, and end them."""
+    plain = {name: value for name, value in options.items() if isinstance(value, (int, float, str, bool))}
+    if accelerator.log_with:
+        accelerator.init_trackers("attnreg", config=plain)
+    try:
+        yield
+    finally:
+        if accelerator.log_with:
+            accelerator.end_training()
+
+
+def flattened(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a record, by their paths.
+
+    Example:
+        >>> flattened({"loss": 0.5, "winner": "attacker", "drop_rate": {"encoder.0": 0.25}})
+        {'loss': 0.5, 'drop_rate/encoder.0': 0.25}
+    """
+    numbers: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            numbers |= flattened(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)):
+            numbers[prefix + name] = value
+        elif isinstance(value, list):
+            numbers |= flattened({str(number): item for number, item in enumerate(value)}, f"{prefix}{name}/")
+    return numbers
