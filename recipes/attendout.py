@@ -15,6 +15,8 @@ from attnreg.training import recipe
                  show_default=True, help="The Generator's rate of keeping before it has learned."),
     click.option("--warmup", type=click.FloatRange(0, 1), default=0.1, show_default=True,
                  help="Share of training before the game begins."),
+    click.option("--game", type=click.FloatRange(0, 1), default=0.5, show_default=True,
+                 help="Share of the epochs in which it is played; then the returned one goes on alone, with all rows."),
     click.option("--generator-lr", type=click.FloatRange(min=0), default=5e-5, show_default=True),
     click.option("--score", type=click.Choice(["loss", "accuracy"]), default="loss", show_default=True),
     click.option("--reward", type=click.Choice(["gap", "sign", "standardized"]), default="standardized",
@@ -33,6 +35,7 @@ def attendout(
     round_steps: int,
     initial_keep: float,
     warmup: float,
+    game: float,
     generator_lr: float,
     score: str,
     reward: str,
@@ -49,15 +52,17 @@ def attendout(
     import torch
 
     reward_batches, notes = None, []
+    game_epochs = max(1, round(game * run.epochs))
     if reward_data == "held-out":
-        reward_batches = run.hold_out(min(reward_rows, max(1, len(run.train_rows) // 10)))
+        rows = min(reward_rows, max(1, len(run.train_rows) // 10))
+        reward_batches = run.hold_out(rows, epochs=game_epochs)
     elif reward_data == "dev":
         reward_batches = run.dev_as_batches()
         notes.append("Warning: rewards came from the dev set (--reward-data dev), so the dev scores are not held out.")
         click.echo(notes[0], err=True)
 
     generator = attnreg.GNetProvider.for_model(run.model, initial_keep=initial_keep)
-    game = attnreg.training.AttackerDefender(
+    players = attnreg.training.AttackerDefender(
         run.model,
         generator,
         run.optimizer,
@@ -66,13 +71,14 @@ def attendout(
         reward_batches=reward_batches,
         steps_per_round=round_steps,
         warmup_steps=int(warmup * run.total_steps),
+        game_steps=run.steps_in(game_epochs),
         score=score,
         reward=reward,
         winner=winner,
         returns=returns,
         accelerator=run.accelerator,
     )
-    history = attnreg.training.fit(game, run)
+    history = attnreg.training.fit(players, run)
 
     plain = None
     if baseline:

@@ -21,6 +21,8 @@ LAYERS = [
     {"pretrained"},
     {"tasks", "integrations"},
     {"training"},
+    {"plots"},
+    {"compare"},
     {"recipes"},
     {"cli"},
 ]

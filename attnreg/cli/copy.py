@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from attnreg.cli.recipes import find_recipe
 from attnreg.errors import InputError, UsageError
+from attnreg.training.catalogue import find_recipe
 
 
 @click.command("copy", epilog="Example: attnreg copy attendout mine.py && attnreg recipe mine.py --epochs 5")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from attnreg.cli.recipes import recipe_files, summary
 from attnreg.tasks.task import TASKS
+from attnreg.training.catalogue import recipe_files, summary
 
 
 @click.command("list", epilog="Example: attnreg list tasks")

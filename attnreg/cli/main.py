@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from attnreg import __version__
+from attnreg.cli.compare import compare
 from attnreg.cli.copy import copy
 from attnreg.cli.list import list_
+from attnreg.cli.plot import plot
 from attnreg.cli.recipe import recipe
 from attnreg.errors import InputError, UsageError
 
@@ -32,5 +34,7 @@ def main() -> None:
 
 
 main.add_command(recipe)
+main.add_command(compare)
+main.add_command(plot)
 main.add_command(list_)
 main.add_command(copy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from attnreg.cli.recipes import load_command, recipe_files, summary
+from attnreg.training.catalogue import load_command, recipe_files, summary
 
 
 class _Recipes(click.Group):

@@ -198,7 +198,8 @@ class AttackerDefender(TrainingMethod):
         self.steps += 1
         if self._alone:
             self._moves.clear()  # of a round that the end of the game cut short
-            return self._returned.step(batch)
+            loss = self._returned.step(batch).loss
+            return StepResult(loss, {f"{self.returns}_loss": loss})
         defender = self.defender.step(batch)
         if self.steps <= self.warmup_steps:
             if self.steps == self.warmup_steps:

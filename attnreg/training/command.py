@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from attnreg.tasks.task import TASKS, get_task
 from attnreg.training.settings import Settings
 
 _POSITIVE = click.IntRange(min=1)
-_SHARED = (
+# What the runs of a comparison have in common.
+COMMON = (
     click.option("--task", default="agreement", show_default=True, help=f"One of {', '.join(TASKS)}."),
     click.option("--model", help="Folder or hub name; by default the task's."),
     click.option(
@@ -26,6 +27,13 @@ _SHARED = (
     click.option("--max-length", type=click.IntRange(min=4), help="In tokens; by default the task's."),
     click.option("--train-size", type=_POSITIVE, help="Train on so many rows, drawn by the seed."),
     click.option(
+        "--evaluate-every", type=_POSITIVE, default=1, show_default=True, help="In epochs; always after the last one."
+    ),
+    click.option("--device", type=click.Choice(["cpu", "cuda", "mps"]), help="By default the best there is."),
+    click.option("--mixed-precision", type=click.Choice(["bf16", "fp16"]), help="By default everything is float32."),
+)
+_OF_ONE_RUN = (
+    click.option(
         "--validation-rows",
         type=_POSITIVE,
         help="Score on so many rows held out from train, not on dev: to choose options by.",
@@ -33,16 +41,27 @@ _SHARED = (
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
     click.option("--output-dir", type=click.Path(path_type=Path), help="By default runs/RECIPE-TASK-seedN."),
     click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output-dir."),
-    click.option("--device", type=click.Choice(["cpu", "cuda", "mps"]), help="By default the best there is."),
     click.option("--save-steps", type=_POSITIVE, help="Write a checkpoint every so many steps, not only each epoch."),
-    click.option("--mixed-precision", type=click.Choice(["bf16", "fp16"]), help="By default everything is float32."),
     click.option(
         "--report-to", multiple=True, help="tensorboard, wandb or another tracker of accelerate's; may be repeated."
     ),
 )
 
 
-def recipe(name: str, *own: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
+class RecipeCommand(click.Command):
+    """The command of a recipe."""
+
+    def settings(self, args: Sequence[str]) -> Settings:
+        """What a run with these arguments would be, without running it.
+
+        Raises:
+            click.UsageError: if an argument is wrong.
+        """
+        with self.make_context(self.name, list(args)) as context:
+            return _settings(str(self.name), dict(context.params))
+
+
+def recipe(name: str, *own: Callable[[Any], Any]) -> Callable[[Callable[..., None]], RecipeCommand]:
     """Make a command of a recipe.
 
     Args:
@@ -62,23 +81,24 @@ def recipe(name: str, *own: Callable[[Any], Any]) -> Callable[[Callable[..., Non
         'nothing'
     """
 
-    def decorate(function: Callable[..., None]) -> click.Command:
+    def decorate(function: Callable[..., None]) -> RecipeCommand:
         @functools.wraps(function)
         def callback(**options: Any) -> None:
-            shared = {f.name: options.pop(f.name) for f in dataclasses.fields(Settings) if f.name in options}
-            settings = _settings(name, shared, options)
+            settings = _settings(name, options)
             from attnreg.training.run import Run
 
-            function(Run(settings), **options)
+            function(Run(settings), **settings.own)
 
-        for option in reversed((*own, *_SHARED)):
+        for option in reversed((*own, *COMMON, *_OF_ONE_RUN)):
             callback = option(callback)
-        return click.command(name)(callback)
+        return click.command(name, cls=RecipeCommand)(callback)
 
     return decorate
 
 
-def _settings(name: str, shared: dict[str, Any], own: dict[str, Any]) -> Settings:
+def _settings(name: str, options: dict[str, Any]) -> Settings:
+    own = dict(options)
+    shared = {f.name: own.pop(f.name) for f in dataclasses.fields(Settings) if f.name in own}
     task = get_task(shared["task"])
     for option in ("epochs", "batch_size", "learning_rate", "max_length"):
         if shared[option] is None:

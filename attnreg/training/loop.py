@@ -107,7 +107,9 @@ def _epoch(method: TrainingMethod, run: Run, history: History, telemetry: Teleme
     history.drop_rates, rates = telemetry.mean_drop_rates(), telemetry.end_epoch()
     history.active_steps = telemetry.active_steps()
     best = max((r[run.task.metric] for r in history.of(method.returned_name)), default=-math.inf)
-    for name, network in method.networks.items():
+    last = history.epoch + 1 == run.epochs
+    evaluated = last or (history.epoch + 1) % run.settings.evaluate_every == 0
+    for name, network in method.networks.items() if evaluated else ():
         metrics = evaluate(network, run.dev_batches, dict.fromkeys([run.task.metric, "accuracy"]))
         record = {"network": name, "epoch": history.epoch + 1, "step": history.step, **metrics}
         if method.provider is not None:
@@ -118,7 +120,7 @@ def _epoch(method: TrainingMethod, run: Run, history: History, telemetry: Teleme
     history.epoch, history.batch = history.epoch + 1, 0
     history.seconds = time.perf_counter() - begin
     history.peak_memory = max(history.peak_memory, peak_memory())
-    if history.of(method.returned_name)[-1][run.task.metric] > best:
+    if evaluated and history.of(method.returned_name)[-1][run.task.metric] > best:
         run.folder.save_model(method.model, run.tokenizer, method.provider)
     _save(method, run, history, telemetry)
 

@@ -100,7 +100,11 @@ class Run:
     @property
     def total_steps(self) -> int:
         """Number of optimizer steps in the whole run."""
-        return sum(len(self.train_batches(epoch)) for epoch in range(self.epochs))
+        return self.steps_in(self.epochs)
+
+    def steps_in(self, epochs: int) -> int:
+        """Number of optimizer steps in the first epochs."""
+        return sum(len(self.train_batches(epoch)) for epoch in range(epochs))
 
     def hold_out(self, size: int, epochs: int | None = None) -> list[Batch]:
         """Take rows away from the training data (the last of the seed's shuffle) and give them as batches.

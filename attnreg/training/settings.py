@@ -26,6 +26,7 @@ class Settings:
     max_length: int
     train_size: int | None = None
     validation_rows: int | None = None
+    evaluate_every: int = 1
     seed: int = 0
     output_dir: Path
     resume: bool = False

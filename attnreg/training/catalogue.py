@@ -7,9 +7,8 @@ import importlib
 import importlib.util
 from pathlib import Path
 
-import click
-
 from attnreg.errors import InputError, UsageError
+from attnreg.training.command import RecipeCommand
 
 SUFFIX = ".py"
 
@@ -41,7 +40,7 @@ def find_recipe(name: str) -> Path:
     return files[name]
 
 
-def load_command(name: str) -> click.Command:
+def load_command(name: str) -> RecipeCommand:
     """The command of a recipe, or of a recipe file of one's own.
 
     Raises:
@@ -63,7 +62,7 @@ def load_command(name: str) -> click.Command:
             spec.loader.exec_module(module)
         except Exception as error:
             raise InputError(f"Expected a recipe in {name}, got {type(error).__name__}: {error}") from error
-    commands = [value for value in vars(module).values() if isinstance(value, click.Command)]
+    commands = [value for value in vars(module).values() if isinstance(value, RecipeCommand)]
     if len(commands) != 1:
         raise InputError(f"Expected one function under `@attnreg.training.recipe(...)` in {name}, got {len(commands)}.")
     return commands[0]

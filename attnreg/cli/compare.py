@@ -1,0 +1,122 @@
+"""``attnreg compare METHOD...``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attnreg.errors import InputError, UsageError
+from attnreg.training.command import COMMON
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attnreg.compare.study import Study
+
+_OPTIONS = (
+    click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True, help="Seeds 0, 1 and so on."),
+    click.option("--baseline", help="The method that the others are compared with; by default finetune, or the first."),
+    click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time; by default one per core, at most four."),
+    click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True,
+                 help="CPU threads of each run; the last bits of the numbers depend on it, never on --jobs."),
+    click.option("--launcher", type=click.Choice(["local", "ray", "commands"]), default="local", show_default=True,
+                 help="Run here, on a Ray cluster, or print the commands for a scheduler of your own."),
+    click.option("--equal-time/--no-equal-time", default=True, show_default=True,
+                 help="Also train the baseline for as long as each method that takes a tenth longer."),
+    click.option("--search-seeds", type=click.IntRange(min=1), default=1, show_default=True,
+                 help="Runs for each combination of values in braces."),
+    click.option("--search-rows", type=click.IntRange(min=1), default=500, show_default=True,
+                 help="Rows held out from train by which they are chosen."),
+    click.option("--keep-models", is_flag=True, help="Keep each run's model; by default only what it measured."),
+    click.option("--output-dir", type=click.Path(path_type=Path), help="By default runs/compare-TASK."),
+)  # fmt: skip
+_OF_STUDY = ("equal_time", "search_seeds", "search_rows", "keep_models")
+_OWN = ("baseline", "jobs", "threads", "launcher", "output_dir", *_OF_STUDY)
+EPILOG = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --task cola --seeds 5"
+
+
+def _options(function: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed((*COMMON, *_OPTIONS)):
+        function = option(function)
+    return function
+
+
+@click.command("compare", epilog=EPILOG)
+@click.argument("methods", nargs=-1, required=True, metavar="METHOD...")
+@_options
+def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
+    """Compare METHODS, each a recipe with its options in quotes: same data, order, first head and evaluation per seed.
+
+    Values in braces are tried on rows held out from train, and the best is then run with all seeds. The same command
+    again goes on where it was stopped; with more seeds or methods it runs what is not there yet.
+    """
+    from rich.console import Console
+
+    from attnreg.compare.method import Method, common_options
+    from attnreg.compare.study import Study
+
+    own = {name: options.pop(name) for name in _OWN}
+    chosen = [Method(text) for text in methods]
+    default = next((method for method in chosen if method.words[0] == "finetune"), chosen[0])
+    baseline = default if own["baseline"] is None else Method(own["baseline"])
+    if baseline not in chosen:
+        raise UsageError(f"Expected --baseline to be one of the methods, got {baseline.text!r}.")
+    study = Study(
+        methods=chosen,
+        baseline=baseline,
+        options=common_options(options),
+        seeds=seeds,
+        folder=own["output_dir"] or Path("runs") / f"compare-{options['task']}",
+        **{name: own[name] for name in _OF_STUDY},
+    )
+    study.check()
+    study.begin()
+    if own["launcher"] == "commands":
+        from attnreg.compare.launch import commands
+
+        if pending := [run for run in study.runs() if not run.finished]:
+            commands(pending, click.echo)
+            click.echo(f"{len(pending)} runs to make; then the same command again goes on.", err=True)
+            return
+    else:
+        _make(study, own, Console())
+    _show(study, Console())
+
+
+def _make(study: Study, own: dict[str, Any], console: Console) -> None:
+    from attnreg.compare.board import Board
+    from attnreg.compare.launch import local, ray
+
+    cores = os.cpu_count() or 1
+    jobs = own["jobs"] or max(1, min(4, cores // own["threads"]))
+    launch = local(jobs, own["threads"]) if own["launcher"] == "local" else ray(own["threads"])
+    while pending := [run for run in study.runs() if not run.finished]:
+        with Board(list(study.runs()), jobs if own["launcher"] == "local" else len(pending), console) as board:
+            launch(pending, board)
+        if board.failed:
+            last = board.failed[0].log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"]
+            raise InputError(
+                f"Expected all runs to finish, got {len(board.failed)} that did not; the first one, "
+                f"{board.failed[0].log}, ends with: {last[-1]}"
+            )
+
+
+def _show(study: Study, console: Console) -> None:
+    from rich.table import Table
+
+    from attnreg.compare.report import write_report
+
+    for table in write_report(study):
+        shown = Table()
+        for number, column in enumerate(table.header):
+            shown.add_column(column, justify="right" if number else "left")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
+    console.print(
+        f"The report is {study.folder}/report.md, {study.folder}/report.html", highlight=False, soft_wrap=True
+    )

@@ -1,0 +1,1 @@
+"""Comparing methods over seeds: the same work for each, honest statistics, one report."""

@@ -1,0 +1,115 @@
+"""A report as blocks, written as Markdown and as one HTML file that needs no other."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } th { border-bottom: 2px solid #888; }
+img { max-width: 100%; } pre { background: #f3f3f3; overflow-x: auto; padding: .6rem; }
+"""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading; the first one is the title."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to type."""
+
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; the first column is text, the others are numbers."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG file."""
+
+    path: Path
+    caption: str
+
+
+Block = Heading | Paragraph | Code | Table | Picture
+
+
+def markdown(blocks: Sequence[Block], folder: Path) -> str:
+    r"""The blocks as Markdown; pictures are named relative to a folder.
+
+    Example:
+        >>> print(markdown([Heading("A"), Table(["m", "x"], [["a|b", "1"]])], Path(".")))
+        # A
+        <BLANKLINE>
+        | m | x |
+        | --- | ---: |
+        | a\|b | 1 |
+        <BLANKLINE>
+    """
+    parts = []
+    for number, block in enumerate(blocks):
+        if isinstance(block, Heading):
+            parts.append(f"{'##' if number else '#'} {block.text}")
+        elif isinstance(block, Paragraph):
+            parts.append(block.text)
+        elif isinstance(block, Code):
+            parts.append("\n".join(["```", *block.lines, "```"]))
+        elif isinstance(block, Picture):
+            parts.append(f"![{block.caption}]({block.path.relative_to(folder).as_posix()})\n\n*{block.caption}*")
+        else:
+            cells = [block.header, ["---"] + ["---:"] * (len(block.header) - 1), *block.rows]
+            parts.append("\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells))
+    return "\n\n".join(parts) + "\n"
+
+
+def self_contained_html(blocks: Sequence[Block]) -> str:
+    """The blocks as one page, pictures within it."""
+    body = []
+    title = html.escape(next(block.text for block in blocks if isinstance(block, Heading)))
+    for number, block in enumerate(blocks):
+        if isinstance(block, Heading):
+            level = "h2" if number else "h1"
+            body.append(f"<{level}>{html.escape(block.text)}</{level}>")
+        elif isinstance(block, Paragraph):
+            body.append(f"<p>{html.escape(block.text)}</p>")
+        elif isinstance(block, Code):
+            body.append("<pre>" + html.escape("\n".join(block.lines)) + "</pre>")
+        elif isinstance(block, Picture):
+            data, caption = base64.b64encode(block.path.read_bytes()).decode(), html.escape(block.caption)
+            image = f'<img alt="{caption}" src="data:image/png;base64,{data}">'
+            body.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
+        else:
+            head = "".join(f"<th>{html.escape(cell)}</th>" for cell in block.header)
+            rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in block.rows)
+            lines = "".join(f"<tr>{row}</tr>" for row in rows)
+            body.append(f'<div class="wide"><table><tr>{head}</tr>{lines}</table></div>')
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n<body>\n'
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )

@@ -1,0 +1,71 @@
+"""The runs of one method, as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnreg.compare.planned import PlannedRun
+
+
+@dataclass(frozen=True)
+class Group:
+    """Finished runs that differ in their seed.
+
+    Args:
+        name: what the report calls them.
+        runs: the runs, in the order of their seeds.
+    """
+
+    name: str
+    runs: Sequence[PlannedRun]
+
+    @cached_property
+    def results(self) -> list[dict[str, Any]]:
+        """``result.json`` of each run, with its options."""
+        return [run.result for run in self.runs]
+
+    @property
+    def metric(self) -> str:
+        """The task's metric."""
+        return str(self.results[0]["metric"])
+
+    @property
+    def scores(self) -> list[float]:
+        """The last epoch's score on dev, per seed."""
+        return self.values("dev", self.metric)
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation of the scores; ``None`` of a single one."""
+        return stdev(self.scores) if len(self.scores) > 1 else None
+
+    def values(self, *path: str) -> list[float]:
+        """A number of the results, per seed."""
+        return [float(_at(result, path)) for result in self.results]
+
+    def mean(self, *path: str) -> float:
+        """Its mean over seeds."""
+        return fmean(self.values(*path))
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """The dev rows' labels."""
+        return np.array([row["label"] for row in self.runs[0].predictions()])
+
+    @cached_property
+    def predictions(self) -> list[NDArray[np.int64]]:
+        """The predicted classes of the dev rows, per seed."""
+        return [np.array([row["logits"] for row in run.predictions()]).argmax(-1) for run in self.runs]
+
+
+def _at(result: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        result = result[name]
+    return result

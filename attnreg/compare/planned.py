@@ -1,0 +1,119 @@
+"""One run of a comparison: its command, its folder, how far it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from attnreg.compare.method import Method
+from attnreg.errors import InputError
+from attnreg.training.settings import Settings
+
+Role = Literal["final", "search", "equal time"]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that is wanted, whether it was made or not.
+
+    Args:
+        method: what is run.
+        role: what it is for.
+        seed: its seed.
+        options: what all runs of the comparison have in common, and what its role adds.
+        folder: its run folder.
+        keep_model: whether its model stays when it is finished.
+    """
+
+    method: Method
+    role: Role
+    seed: int
+    options: tuple[str, ...]
+    folder: Path
+    keep_model: bool = False
+
+    @property
+    def arguments(self) -> list[str]:
+        """What is typed after ``attnreg recipe NAME``, without what resuming needs."""
+        own = [*self.options, *self.method.options]
+        return [*own, "--seed", str(self.seed), "--output-dir", str(self.folder)]
+
+    @property
+    def settings(self) -> Settings:
+        """The options, resolved."""
+        return self.method.command.settings(self.arguments)
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def finished(self) -> bool:
+        """Whether its result is there."""
+        return (self.folder / "result.json").is_file()
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """Its result, with the options it was obtained with."""
+        return {**self._json("result.json"), "config": self._json("config.json")}
+
+    @property
+    def score(self) -> float:
+        """The last epoch's score in the task's metric."""
+        result = self._json("result.json")
+        return float(result["dev"][result["metric"]])
+
+    def predictions(self) -> list[dict[str, Any]]:
+        """Label and logits of each dev row, in order."""
+        with (self.folder / "predictions.jsonl").open(encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines]
+
+    def check(self) -> None:
+        """Raise if the folder holds a run with other options.
+
+        Raises:
+            InputError: if so, or if it holds what is not a run.
+        """
+        if not (self.folder / "config.json").is_file():
+            if self.folder.exists() and any(self.folder.iterdir()):
+                raise InputError(f"Expected a run in {self.folder} or nothing, got a folder without config.json.")
+            return
+        if differences := self.settings.differences(self._json("config.json")):
+            raise InputError(
+                f"Expected the run in {self.folder} to have the options of this comparison, got "
+                f"{', '.join(differences)}: give the same options, or another --output-dir."
+            )
+
+    def command(self) -> list[str]:
+        """What to run after ``attnreg``, going on from a checkpoint where there is one.
+
+        What was stopped before its first checkpoint is removed: there is nothing in it to go on from.
+        """
+        resume = any((self.folder / "checkpoints").glob("step-*"))
+        if not resume and self.folder.exists():
+            shutil.rmtree(self.folder)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        return ["recipe", self.method.words[0], *self.arguments, *(["--resume"] if resume else [])]
+
+    def tidy(self) -> None:
+        """Remove what a finished run no longer needs: its checkpoints and, unless it is to be kept, its model."""
+        if self.finished:
+            for name in ("checkpoints", *(() if self.keep_model else ("model", "provider"))):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.folder / name
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise InputError(f"Expected a JSON object in {path}, got: {error}.") from error
+
+
+def finished(runs: Sequence[PlannedRun]) -> bool:
+    """Whether all runs are."""
+    return all(run.finished for run in runs)

@@ -1,0 +1,155 @@
+"""The report of a comparison: ``report.md``, ``report.html``, ``results.csv``, ``plots/``."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from collections.abc import Iterator, Sequence
+
+from attnreg._files import replaced_file
+from attnreg.compare import tables
+from attnreg.compare.document import Block, Code, Heading, Paragraph, Picture, Table, markdown, self_contained_html
+from attnreg.compare.group import Group
+from attnreg.compare.study import Study
+from attnreg.plots.seeds import plot_seeds
+from attnreg.training.outcome import TRAIN_ROWS
+
+
+def write_report(study: Study) -> list[Table]:
+    """Write the report of a finished comparison.
+
+    Args:
+        study: all of its runs are finished.
+
+    Returns:
+        the tables of scores and of differences, for the screen.
+    """
+    groups = [
+        Group(method.text, study.final_runs(chosen))
+        for method in study.methods
+        if (chosen := study.chosen(method)) is not None
+    ]
+    baseline = next(group for group in groups if group.name == study.baseline.text)
+    others = [group for group in groups if group is not baseline]
+    longer = study.equal_time_methods()
+    plain = {method.text: Group(more.text, study.equal_time_runs(more)) for method, more in longer.items()}
+    _write_csv(study)
+    shown = [tables.scores(groups)] + ([tables.differences(others, baseline)] if others else [])
+    blocks: list[Block] = [
+        Heading(
+            f"{', '.join(group.name for group in groups)} on {_config(baseline, 'task')}: {baseline.metric} on dev"
+        ),
+        Code([_command(study)]),
+        *(Paragraph(text) for text in _setting(groups, baseline)),
+        Heading("Scores"),
+        shown[0],
+        *_pictures(study, [*groups, *plain.values()], baseline),
+    ]
+    if others:
+        text = (
+            "Seed by seed, the method minus the baseline. Over seeds: Student's paired t, which answers for other "
+            "seeds on the same dev rows. Over dev rows: a percentile bootstrap with 1000 resamples, which answers for "
+            "other dev rows with the same networks. p is of the first; Holm's correction is for all lines."
+        )
+        blocks += [Heading(f"Differences to {baseline.name}"), shown[1], Paragraph(text)]
+    text = (
+        f"Train is the score on at most {TRAIN_ROWS} of the rows that were trained on. The calibration error is the "
+        "expected one over 15 bins of confidence, on dev."
+    )
+    blocks += [Heading("Fit"), tables.fit(groups), Paragraph(text)]
+    text = (
+        "Means over seeds; ratios are to the baseline. Time is that of training steps, without evaluations. Passes are "
+        "rows of the fine-tuned networks; what a Generator computes is in the time alone. Memory is the peak of the "
+        "process on a CPU, of tensors on a GPU. The drop rate is over layers and active steps."
+    )
+    blocks += [Heading("Cost"), tables.cost(groups, baseline), Paragraph(text)]
+    if plain:
+        text = "The same model, data and seeds, with more epochs: as many as take as long to train."
+        equal = tables.equal_time([group for group in others if group.name in plain], plain)
+        blocks += [Heading(f"{baseline.name}, given the same time"), equal, Paragraph(text)]
+    blocks += [Heading("Options"), tables.options(study, groups), *_tries(study)]
+    for name, content in (("report.md", markdown(blocks, study.folder)), ("report.html", self_contained_html(blocks))):
+        with replaced_file(study.folder / name) as file:
+            file.write(content)
+    return shown
+
+
+def _config(group: Group, name: str) -> object:
+    return group.results[0]["config"][name]
+
+
+def _command(study: Study) -> str:
+    words = ["attnreg", "compare", *(method.text for method in study.methods), *study.options]
+    words += ["--seeds", str(study.seeds), "--baseline", study.baseline.text]
+    if any(study.search_runs(method) for method in study.methods):
+        words += ["--search-seeds", str(study.search_seeds), "--search-rows", str(study.search_rows)]
+    return shlex.join(words if study.equal_time else [*words, "--no-equal-time"])
+
+
+def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
+    names = {
+        "model": "model",
+        "batch_size": "batch size",
+        "learning_rate": "learning rate",
+        "max_length": "longest input",
+    }
+    values = ", ".join(f"{text} {_config(baseline, name) or 'of the task'}" for name, text in names.items())
+    precision = _config(baseline, "mixed_precision") or "float32"
+    yield (
+        f"{len(baseline.runs)} seeds; {baseline.results[0]['rows']} training rows, {len(baseline.labels)} dev rows; "
+        f"{_config(baseline, 'epochs')} epochs; {values}; {precision}. The score is that of the last epoch, for the "
+        "network that the method returns."
+    )
+    for group in groups:
+        if group.results[0]["config"]["own"].get("reward_data") == "dev":
+            yield f"Warning: {group.name} took its rewards from the dev rows, so its scores are not held out."
+
+
+def _pictures(study: Study, groups: Sequence[Group], baseline: Group) -> Iterator[Picture]:
+    path = study.folder / "plots" / "seeds.png"
+    plot_seeds({group.name: group.scores for group in groups}, baseline.metric, path)
+    yield Picture(
+        path, "Points: seeds, at the same height in each line. Bar: mean and its 95 % interval by Student's t."
+    )
+
+
+def _tries(study: Study) -> list[Block]:
+    searched = tables.tries(study)
+    if searched is None:
+        return [Paragraph("Nothing was searched: each method was given one set of options.")]
+    text = (
+        f"Values in braces were chosen by the mean score on {study.search_rows} rows held out from train, with "
+        f"{study.search_seeds} seed{'s' * (study.search_seeds > 1)} of their own; dev took no part."
+    )
+    counts = {len(method.variants) for method in study.methods if study.search_runs(method)}
+    if len(counts) > 1:
+        text += f" The methods were not given the same number of tries: {', '.join(map(str, sorted(counts)))}."
+    return [Paragraph(text), searched]
+
+
+def _write_csv(study: Study) -> None:
+    """One line per run, searched ones too."""
+    rows = []
+    for run in study.runs():
+        result = run.result
+        rows.append(
+            {
+                "method": run.method.text,
+                "role": run.role,
+                "seed": run.seed,
+                "scored_on": result["scored_on"],
+                "metric": result["metric"],
+                "score": run.score,
+                **{f"dev_{name}": value for name, value in result["dev"].items()},
+                **{f"train_{name}": value for name, value in result["train"].items()},
+                "best_epoch": result["best_epoch"]["epoch"],
+                "best_epoch_score": result["best_epoch"][result["metric"]],
+                **{name: result["config"][name] for name in ("epochs", "batch_size", "learning_rate", "train_size")},
+                **{name: value for name, value in result.items() if isinstance(value, (int, float))},
+                "folder": run.folder.relative_to(study.folder).as_posix(),
+            }
+        )
+    with replaced_file(study.folder / "results.csv") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,172 @@
+"""What a comparison consists of, and which of its runs can be made now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from attnreg._files import replaced_file
+from attnreg.compare.method import Method
+from attnreg.compare.planned import PlannedRun, Role, finished
+from attnreg.errors import InputError, UsageError
+
+SEARCH_SEED = 1000
+EQUAL_TIME_FROM = 1.1
+
+
+@dataclass(frozen=True)
+class Study:
+    """Methods, seeds and what all runs have in common.
+
+    Args:
+        methods: what is compared.
+        baseline: the method that the others are compared with, one of them.
+        options: of every run, as typed.
+        seeds: number of seeds, from 0.
+        folder: where everything goes.
+        equal_time: also train the baseline for as long as each method that takes a tenth longer.
+        search_seeds: runs for each combination of values in braces, with seeds from 1000.
+        search_rows: rows held out from train that a combination is scored on.
+        keep_models: keep the models of finished runs; their checkpoints are always removed.
+    """
+
+    methods: Sequence[Method]
+    baseline: Method
+    options: Sequence[str]
+    seeds: int
+    folder: Path
+    equal_time: bool = True
+    search_seeds: int = 1
+    search_rows: int = 500
+    keep_models: bool = False
+
+    def check(self) -> None:
+        """Raise if anything that was asked for is wrong, before any run is made.
+
+        Raises:
+            UsageError: if a method, or an option of one, is.
+            InputError: if the folder holds runs with other options.
+        """
+        texts = [method.text for method in self.methods]
+        if twice := [text for text in texts if texts.count(text) > 1]:
+            raise UsageError(f"Expected each method once, got {twice[0]!r} {texts.count(twice[0])} times.")
+        if len(self.baseline.variants) > 1:
+            raise UsageError(f"Expected a baseline without values to search, got {self.baseline.text!r}.")
+        for method in self.methods:
+            for variant in method.variants:
+                for word in variant.options:
+                    if word in ("--seed", "--output-dir", "--resume", "--validation-rows"):
+                        raise UsageError(f"Expected options of the recipe in {variant.text!r}, got {word}.")
+                self._run(variant, "final", 0).settings  # noqa: B018 (wrong options are told here)
+        if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / "study.json").is_file():
+            raise InputError(
+                f"Expected --output-dir to be new, empty or a comparison's, got {self.folder}: choose another folder."
+            )
+        for run in self.runs():
+            run.check()
+
+    def runs(self) -> Iterator[PlannedRun]:
+        """Every run that is wanted so far: what a search chooses, or a time allows, comes when that is known."""
+        finals: list[PlannedRun] = []
+        for method in self.methods:
+            yield from self.search_runs(method)
+            if (chosen := self.chosen(method)) is not None:
+                finals += (own := self.final_runs(chosen))
+                yield from own
+        if len(finals) == len(self.methods) * self.seeds and finished(finals):
+            for longer in dict.fromkeys(self.equal_time_methods().values()):
+                yield from self.equal_time_runs(longer)
+
+    def search_runs(self, method: Method) -> list[PlannedRun]:
+        """The runs by which a method's values are chosen."""
+        if len(method.variants) == 1:
+            return []
+        return [
+            self._run(variant, "search", SEARCH_SEED + number)
+            for variant in method.variants
+            for number in range(self.search_seeds)
+        ]
+
+    def chosen(self, method: Method) -> Method | None:
+        """The variant with the best mean score on held-out rows (the first of equals); ``None`` until all are run."""
+        runs = self.search_runs(method)
+        if not runs:
+            return method
+        if not finished(runs):
+            return None
+        return max(method.variants, key=lambda variant: fmean(run.score for run in runs if run.method == variant))
+
+    def final_runs(self, method: Method) -> list[PlannedRun]:
+        """The runs that are reported."""
+        return [self._run(method, "final", seed) for seed in range(self.seeds)]
+
+    def equal_time_runs(self, method: Method) -> list[PlannedRun]:
+        """Runs of the baseline with more epochs."""
+        return [self._run(method, "equal time", seed) for seed in range(self.seeds)]
+
+    def equal_time_methods(self) -> dict[Method, Method]:
+        """For each method that takes longer than the baseline, the baseline with as many epochs as take as long.
+
+        Decided once, when all runs are there, and written down: times are never the same twice.
+        """
+        if not self.equal_time:
+            return {}
+        decided = self.decided()
+        plain = [run.result for run in self.final_runs(self.baseline)]
+        for method in self.methods:
+            if method == self.baseline or method.text in decided:
+                continue
+            chosen = self.chosen(method)
+            assert chosen is not None
+            theirs = fmean(run.result["training_seconds"] for run in self.final_runs(chosen))
+            ratio = theirs / fmean(result["training_seconds"] for result in plain)
+            epochs = int(plain[0]["config"]["epochs"])
+            decided[method.text] = max(epochs + 1, round(epochs * ratio)) if ratio >= EQUAL_TIME_FROM else None
+        self._write(decided)
+        epochs_of = {method: decided[method.text] for method in self.methods if method != self.baseline}
+        return {m: self.baseline.with_option("--epochs", epochs) for m, epochs in epochs_of.items() if epochs}
+
+    def begin(self) -> None:
+        """Make the folder.
+
+        Raises:
+            InputError: if it cannot be written to.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write(self.decided())
+            for run in self.runs():
+                run.tidy()
+        except OSError as error:
+            raise InputError(f"Expected --output-dir to be a folder that can be written to, got: {error}.") from error
+
+    def decided(self) -> dict[str, int | None]:
+        """By method, for how many epochs the baseline takes as long; ``None`` where it takes no longer."""
+        path = self.folder / "study.json"
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8"))["equal_time_epochs"]) if path.is_file() else {}
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"Expected a comparison's {path}, got: {error!r}.") from error
+
+    def _write(self, decided: dict[str, int | None]) -> None:
+        study = {
+            "methods": [method.text for method in self.methods],
+            "baseline": self.baseline.text,
+            "options": list(self.options),
+            "seeds": self.seeds,
+            "search_seeds": self.search_seeds,
+            "search_rows": self.search_rows,
+            "equal_time_epochs": decided,
+        }
+        with replaced_file(self.folder / "study.json") as file:
+            json.dump(study, file, indent=2)
+
+    def _run(self, method: Method, role: Role, seed: int) -> PlannedRun:
+        more = ["--validation-rows", str(self.search_rows)] if role == "search" else []
+        place = self.folder / "search" if role == "search" else self.folder
+        folder = place / method.slug / f"seed{seed}"
+        keep = self.keep_models and role != "search"
+        return PlannedRun(method, role, seed, (*self.options, *more), folder, keep)

@@ -1,0 +1,138 @@
+"""The tables of a comparison's report."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnreg.compare.document import Table
+from attnreg.compare.group import Group
+from attnreg.compare.statistics import Difference, bootstrap_over_rows, holm, paired_difference
+from attnreg.compare.study import Study
+from attnreg.tasks.metrics import METRICS
+
+
+def scores(groups: Sequence[Group]) -> Table:
+    """Mean, standard deviation and every seed."""
+    rows = [
+        [
+            group.name,
+            f"{sum(group.scores) / len(group.scores):.4f}",
+            "" if group.deviation is None else f"{group.deviation:.4f}",
+            "  ".join(f"{score:.3f}" for score in group.scores),
+        ]
+        for group in groups
+    ]
+    return Table(["method", "mean", "SD", "seeds, from 0"], rows)
+
+
+def differences(groups: Sequence[Group], baseline: Group) -> Table:
+    """Each method minus the baseline, seed by seed."""
+    results = [paired_difference(group.scores, baseline.scores) for group in groups]
+    adjusted = holm([result.p for result in results])
+    header = ["method", "difference", "95 % over seeds", "p", "p (Holm)", "95 % over dev rows", "over seeds, 0 is"]
+    rows = []
+    for group, result, p in zip(groups, results, adjusted, strict=True):
+        low, high = bootstrap_over_rows(metric(group), group.labels, group.predictions, baseline.predictions)
+        rows.append([group.name, *_difference(result), _p(p), f"[{low:+.4f}, {high:+.4f}]", _where_zero_is(result)])
+    return Table(header, rows)
+
+
+def fit(groups: Sequence[Group]) -> Table:
+    """Train against dev, and calibration."""
+    header = ["method", "train", "dev", "gap", "train loss", "dev loss", "calibration error"]
+    rows = []
+    for group in groups:
+        train, dev = group.mean("train", group.metric), group.mean("dev", group.metric)
+        losses = [f"{group.mean(split, 'loss'):.3f}" for split in ("train", "dev")]
+        calibration = f"{group.mean('dev', 'calibration_error'):.3f}"
+        rows.append([group.name, f"{train:.4f}", f"{dev:.4f}", f"{train - dev:+.4f}", *losses, calibration])
+    return Table(header, rows)
+
+
+def cost(groups: Sequence[Group], baseline: Group) -> Table:
+    """Time, memory and passes over the baseline's; what was dropped."""
+    header = [
+        "method",
+        "training time (s)",
+        "time ratio",
+        "memory ratio",
+        "forward ratio",
+        "backward ratio",
+        "active steps",
+        "drop rate",
+    ]
+    paths = [("training_seconds",), ("peak_memory_bytes",), ("forward_rows",), ("backward_rows",)]
+    rows = []
+    for group in groups:
+        ratios = [f"{group.mean(*path) / baseline.mean(*path):.2f}" for path in paths]
+        active = f"{group.mean('active_steps') / group.mean('steps'):.0%}"
+        rates = [rate for result in group.results for rate in result["drop_rates"].values()]
+        dropped = f"{sum(rates) / len(rates):.3f}" if rates else ""
+        seconds = f"{group.mean('training_seconds'):.0f}"
+        rows.append([group.name, seconds, *ratios, active if rates else "", dropped])
+    return Table(header, rows)
+
+
+def equal_time(groups: Sequence[Group], longer: Mapping[str, Group]) -> Table:
+    """Each method minus the baseline that was trained as long."""
+    header = ["method", "the baseline", "its time (s)", "its mean", "difference", "95 % over seeds", "p", "p (Holm)"]
+    results = [paired_difference(group.scores, longer[group.name].scores) for group in groups]
+    rows = []
+    for group, result, p in zip(groups, results, holm([result.p for result in results]), strict=True):
+        plain = longer[group.name]
+        mean = f"{sum(plain.scores) / len(plain.scores):.4f}"
+        time = f"{plain.mean('training_seconds'):.0f}"
+        rows.append([group.name, plain.name, time, mean, *_difference(result), _p(p)])
+    return Table(header, rows)
+
+
+def options(study: Study, groups: Sequence[Group]) -> Table:
+    """What each recipe was told, and how it was chosen."""
+    rows = []
+    for method, group in zip(study.methods, groups, strict=True):
+        own: dict[str, Any] = group.results[0]["config"]["own"]
+        values = ", ".join(f"{name} = {value}" for name, value in own.items() if value not in (None, False, []))
+        searched = [result["search"] for result in group.results if result["search"]]
+        tries = len(method.variants) if len(method.variants) > 1 else searched[0]["tries"] if searched else 1
+        rows.append([method.text, values, str(tries)])
+    return Table(["method", "options of the recipe", "tries"], rows)
+
+
+def tries(study: Study) -> Table | None:
+    """The score of each combination of searched values on held-out rows; ``None`` if nothing was searched."""
+    rows = []
+    for method in study.methods:
+        runs, chosen = study.search_runs(method), study.chosen(method)
+        for variant in method.variants if runs else ():
+            own = [run.score for run in runs if run.method == variant]
+            mark = "chosen" if variant == chosen else ""
+            rows.append([variant.text, f"{sum(own) / len(own):.4f}", "  ".join(f"{score:.3f}" for score in own), mark])
+    return Table(["tried", "mean on held-out rows", "seeds, from 1000", ""], rows) if rows else None
+
+
+def metric(group: Group) -> Any:
+    """The task's metric as a function of predictions and labels."""
+    computer = METRICS[group.metric](keep_in_memory=True)
+    return functools.partial(_score, computer, group.metric)
+
+
+def _score(computer: Any, name: str, predictions: Any, labels: Any) -> float:
+    return float(computer._compute(predictions, labels)[name])  # spares evaluate's way through Arrow
+
+
+def _difference(result: Difference) -> list[str]:
+    interval = "" if math.isnan(result.low) else f"[{result.low:+.4f}, {result.high:+.4f}]"
+    return [f"{result.mean:+.4f}", interval, _p(result.p)]
+
+
+def _where_zero_is(result: Difference) -> str:
+    if math.isnan(result.low):
+        return "not known"
+    return "outside" if result.excludes_zero else "inside"
+
+
+def _p(value: float) -> str:
+    return "" if math.isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,73 @@
+"""All pictures of a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attnreg
+from attnreg.errors import InputError
+from attnreg.plots.attention import plot_attention
+from attnreg.plots.convergence import plot_convergence
+from attnreg.plots.drop_rates import plot_drop_rates
+from attnreg.plots.game import plot_game
+from attnreg.plots.run_folder import Records
+from attnreg.provider import MaskProvider
+
+LONGEST_SAMPLE = 18
+
+
+def plot_run(folder: Path, layer: int = 0) -> list[Path]:
+    """Draw what can be drawn of a run, into its ``plots`` folder.
+
+    Args:
+        folder: a run folder.
+        layer: of the attention map.
+
+    Returns:
+        the pictures.
+
+    Raises:
+        InputError: if it is no run folder.
+    """
+    run, plots = Records(folder), folder / "plots"
+    runs = {run.config["recipe"]: run}
+    if (folder / "baseline" / "config.json").is_file():
+        runs["plain fine-tuning"] = Records(folder / "baseline")
+    made = []
+    if plot_drop_rates(run, plots / "drop_rates.png"):
+        made.append(plots / "drop_rates.png")
+    if run.metrics:
+        plot_convergence(runs, plots / "convergence.png")
+        made.append(plots / "convergence.png")
+    if plot_game(run, plots / "game.png"):
+        made.append(plots / "game.png")
+    if (folder / "provider").is_dir() and (folder / "model").is_dir():
+        _attention(run, plots / "attention.png", layer)
+        made.append(plots / "attention.png")
+    return made
+
+
+def _attention(run: Records, path: Path, layer: int) -> None:
+    """The attention map of the first dev row that is short enough to read."""
+    from attnreg.tasks import get_task, load_model, load_splits
+    from attnreg.training.batches import encode
+
+    task = get_task(run.config["task"])
+    model, tokenizer = load_model(task, str(run.folder / "model"))
+    layers = int(model.config.num_hidden_layers)
+    if not 0 <= layer < layers:
+        raise InputError(f"Expected --layer from 0 to {layers - 1} for the model of {run.folder}, got {layer}.")
+    rows = encode(task, load_splits(task, run.config["data_dir"])["validation"], tokenizer, run.config["max_length"])
+    number = next((i for i, ids in enumerate(rows["input_ids"]) if 8 <= len(ids) <= LONGEST_SAMPLE), 0)
+    sample = rows.select([number])
+    batch = tokenizer.pad(sample.to_dict(), return_tensors="pt")
+    tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0])
+    plot_attention(model, dict(batch), tokens, _innermost(run.folder / "provider"), path, layer=layer)
+
+
+def _innermost(folder: Path) -> MaskProvider:
+    """The saved provider, without the alternation of epochs around it."""
+    provider = MaskProvider.from_pretrained(folder)
+    while isinstance(provider, attnreg.CrossTuning):
+        provider = provider.provider
+    return provider
