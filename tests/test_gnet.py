@@ -53,23 +53,24 @@ def test_logits(causal):
     assert torch.equal(net.bias, torch.full((3,), math.log(0.7 / 0.3)).double())
 
 
-def test_log_prob_is_differentiable_and_counts_real_units_only():
-    net = small()
+@pytest.mark.parametrize("masks", [1, 3])
+def test_log_prob_is_differentiable_and_counts_real_units_only(masks):
+    net = small(masks_per_layer=masks)
     inputs = {"input_ids": torch.tensor([[1, 5, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
     net.prepare(inputs)
     keep = net.keep.clone()
     value = net.log_prob(inputs, keep.clone())
-    keep[:, :, 2] ^= True
     keep[:, :, :, 2] ^= True
+    keep[:, :, :, :, 2] ^= True
     assert torch.equal(net.log_prob(inputs, keep), value)
-    keep[:, 0, 0, 0] ^= True
+    keep[:, 0, -1, 0, 0] ^= True
     assert not torch.equal(net.log_prob(inputs, keep), value)
     value.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
     logits = net.logits(inputs)[..., :2, :2]
-    keep[:, 0, 0, 0] ^= True
+    keep[:, 0, -1, 0, 0] ^= True
     p = torch.sigmoid(logits)
-    expected = torch.where(keep[..., :2, :2], p, 1 - p).log().sum() / (3 * 4)
+    expected = sum(torch.where(keep[:, :, m, :2, :2], p, 1 - p).log().sum() for m in range(masks)) / (3 * masks * 4)
     assert value.item() == pytest.approx(expected.item(), abs=1e-12)
 
 
@@ -109,10 +110,11 @@ def test_size_for_roberta_base_is_the_papers():
     assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == 41.4
 
 
-def test_masks_reach_their_layer_and_are_shared_by_heads():
+@pytest.mark.parametrize("masks", [1, 4])
+def test_masks_reach_their_layer_shared_by_heads_or_not(masks):
     case = CASES["bert"]
     model, batch = case.build(), case.batch()
-    net = attnreg.GNetProvider.for_model(model, initial_keep=0.5)
+    net = attnreg.GNetProvider.for_model(model, initial_keep=0.5, masks_per_layer=masks)
     seen = {}
 
     class Spy(attnreg.MaskProvider):
@@ -123,7 +125,19 @@ def test_masks_reach_their_layer_and_are_shared_by_heads():
     with attnreg.attach(model, net & spy):
         output(model, batch)
     for layer in range(2):
-        assert torch.equal(seen[layer], net.keep[:, layer].unsqueeze(1))
+        assert torch.equal(seen[layer], net.keep[:, layer])
+        assert seen[layer].shape[1] == masks
+    assert masks == 1 or not torch.equal(seen[0][:, 0], seen[0][:, 1])
+
+
+def test_masks_for_another_number_of_heads_are_refused():
+    case = CASES["bert"]
+    model = case.build()
+    with (
+        attnreg.attach(model, attnreg.GNetProvider.for_model(model, masks_per_layer=5)),
+        pytest.raises(ValueError, match=r"Expected `masks_per_layer` of 1 or 4, the number of heads at .*, got 5"),
+    ):
+        output(model, case.batch())
 
 
 def test_a_decoder_of_an_encoder_decoder_is_left_alone():
@@ -141,7 +155,7 @@ def test_multiple_choice_counts_each_choice_as_a_sample():
     model = hf.BertForMultipleChoice(config)
     with attnreg.attach(model, attnreg.GNetProvider.for_model(model)) as handle:
         model(input_ids=torch.randint(1, 40, (2, 4, 5)))
-        assert handle.provider.keep.shape == (8, 2, 5, 5)
+        assert handle.provider.keep.shape == (8, 2, 1, 5, 5)
 
 
 class Tagger(nn.Module):

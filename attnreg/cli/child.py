@@ -10,7 +10,7 @@ from attnreg.cli.main import main
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()  # the pipe closes when the parent ends, however it ends
+    os.read(sys.stdin.fileno(), 1)  # the pipe closes when the parent ends, however it ends
     os._exit(1)
 
 

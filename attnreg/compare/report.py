@@ -48,7 +48,7 @@ def write_report(study: Study) -> list[Table]:
     if others:
         text = (
             "Seed by seed, the method minus the baseline. Over seeds: Student's paired t, which answers for other "
-            "seeds on the same dev rows. Over dev rows: a percentile bootstrap with 1000 resamples, which answers for "
+            "seeds on the same dev rows. Over dev rows: a percentile bootstrap with 2000 resamples, which answers for "
             "other dev rows with the same networks. p is of the first; Holm's correction is for all lines."
         )
         blocks += [Heading(f"Differences to {baseline.name}"), shown[1], Paragraph(text)]

@@ -68,13 +68,13 @@ def paired_difference(scores: ArrayLike, others: ArrayLike, confidence: float = 
 
 
 def bootstrap_over_rows(
-    metric: Callable[[NDArray[np.int64], NDArray[np.int64]], float],
+    metric: Callable[[NDArray[np.int64]], NDArray[np.float64]],
     labels: ArrayLike,
     predictions: Sequence[ArrayLike],
     others: Sequence[ArrayLike],
     *,
     confidence: float = 0.95,
-    resamples: int = 1000,
+    resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
     """Percentile bootstrap of the mean (over seeds) difference of a metric, over the dev rows.
@@ -82,7 +82,7 @@ def bootstrap_over_rows(
     It answers for other dev rows, with the same trained networks. Both methods are scored on the same resampled rows.
 
     Args:
-        metric: of predictions and labels.
+        metric: of counts ``(..., C, C)``, a value in :data:`attnreg.tasks.metrics.CONFUSION`.
         labels: ``(n,)``.
         predictions: ``(n,)`` for each seed.
         others: ``(n,)`` for each seed, of the other method.
@@ -93,17 +93,25 @@ def bootstrap_over_rows(
     Returns:
         both ends of the interval.
     """
-    gold = np.asarray(labels)
-    ours, theirs = np.asarray(predictions), np.asarray(others)
+    gold, ours, theirs = np.asarray(labels), np.asarray(predictions), np.asarray(others)
+    classes = 1 + int(max(gold.max(), ours.max(), theirs.max()))
 
-    def difference(rows: NDArray[np.int64]) -> float:
-        pairs = zip(ours, theirs, strict=True)
-        return float(np.mean([metric(a[rows], gold[rows]) - metric(b[rows], gold[rows]) for a, b in pairs]))
+    def scores(predicted: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        cells = (gold * classes + predicted)[rows]
+        apart = np.arange(len(cells))[:, None] * classes**2
+        counts = np.bincount((cells + apart).ravel(), minlength=len(cells) * classes**2)
+        return metric(counts.reshape(-1, classes, classes))
+
+    def difference(rows: NDArray[np.int64], axis: int) -> NDArray[np.float64]:
+        flat = rows.reshape(-1, rows.shape[axis])
+        gaps = [scores(a, flat) - scores(b, flat) for a, b in zip(ours, theirs, strict=True)]
+        return np.mean(gaps, axis=0).reshape(rows.shape[:-1])
 
     result = stats.bootstrap(
         (np.arange(len(gold)),),
         difference,
-        vectorized=False,
+        vectorized=True,
+        batch=200,
         n_resamples=resamples,
         confidence_level=confidence,
         method="percentile",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from attnreg.compare.document import Table
 from attnreg.compare.group import Group
 from attnreg.compare.statistics import Difference, bootstrap_over_rows, holm, paired_difference
 from attnreg.compare.study import Study
-from attnreg.tasks.metrics import METRICS
+from attnreg.tasks.metrics import CONFUSION
 
 
 def scores(groups: Sequence[Group]) -> Table:
@@ -35,7 +34,7 @@ def differences(groups: Sequence[Group], baseline: Group) -> Table:
     header = ["method", "difference", "95 % over seeds", "p", "p (Holm)", "95 % over dev rows", "over seeds, 0 is"]
     rows = []
     for group, result, p in zip(groups, results, adjusted, strict=True):
-        low, high = bootstrap_over_rows(metric(group), group.labels, group.predictions, baseline.predictions)
+        low, high = bootstrap_over_rows(CONFUSION[group.metric], group.labels, group.predictions, baseline.predictions)
         rows.append([group.name, *_difference(result), _p(p), f"[{low:+.4f}, {high:+.4f}]", _where_zero_is(result)])
     return Table(header, rows)
 
@@ -111,16 +110,6 @@ def tries(study: Study) -> Table | None:
             mark = "chosen" if variant == chosen else ""
             rows.append([variant.text, f"{sum(own) / len(own):.4f}", "  ".join(f"{score:.3f}" for score in own), mark])
     return Table(["tried", "mean on held-out rows", "seeds, from 1000", ""], rows) if rows else None
-
-
-def metric(group: Group) -> Any:
-    """The task's metric as a function of predictions and labels."""
-    computer = METRICS[group.metric](keep_in_memory=True)
-    return functools.partial(_score, computer, group.metric)
-
-
-def _score(computer: Any, name: str, predictions: Any, labels: Any) -> float:
-    return float(computer._compute(predictions, labels)[name])  # spares evaluate's way through Arrow
 
 
 def _difference(result: Difference) -> list[str]:

@@ -27,7 +27,8 @@ class GNetProvider(MaskProvider):
         x_{l+1} = \mathrm{LN}(x_l + W_O\, \mathrm{softmax}(s_l) V_l), \quad
         P(\text{keep}) = \sigma(s_l + b_l)
 
-    One mask per layer and sample, shared by the heads of the main model, drawn once at the start of each forward pass.
+    One mask per layer and sample, shared by the heads of the main model, drawn once at the start of each forward pass;
+    with as many ``masks_per_layer`` as the model has heads, each head has its own draw from the same probabilities.
     :math:`b_l` starts at the logit of ``initial_keep`` and is learned; ``initial_keep=0.5`` is the paper's G-Net.
 
     Args:
@@ -36,12 +37,13 @@ class GNetProvider(MaskProvider):
         num_layers: L, the number of layers of the main model.
         max_length: longest input.
         initial_keep: probability of keeping before any training, in ``(0, 1)``.
+        masks_per_layer: independent draws, M: 1, as in the paper, or the number of heads of the main model.
         causal: mask a causal (decoder) stack instead of an encoder.
         position_offset: index of the first position's embedding.
         pad_token_id: tells padding where the model is not given an ``attention_mask``.
 
     Shape:
-        masks are ``(B, 1, N, N)`` for inputs ``(B, N)``; ``(B, C, N)`` for multiple choice counts as ``(B * C, N)``.
+        masks are ``(B, M, N, N)`` for inputs ``(B, N)``; ``(B, C, N)`` for multiple choice counts as ``(B * C, N)``.
 
     Raises:
         ValueError: if a size is not positive or ``initial_keep`` is outside ``(0, 1)``; when attached, if the model
@@ -54,7 +56,7 @@ class GNetProvider(MaskProvider):
         >>> generator = GNetProvider(vocab_size=10, hidden_size=4, num_layers=2)
         >>> generator.prepare({"input_ids": torch.tensor([[1, 2, 3]])})
         >>> generator.keep.shape
-        torch.Size([1, 2, 3, 3])
+        torch.Size([1, 2, 1, 3, 3])
         >>> generator(AttentionSite(shape=(1, 8, 3, 3), layer=1, num_layers=2)).scores.shape
         torch.Size([1, 1, 3, 3])
     """
@@ -67,6 +69,7 @@ class GNetProvider(MaskProvider):
         max_length: int = 512,
         *,
         initial_keep: float = 0.9,
+        masks_per_layer: int = 1,
         causal: bool = False,
         position_offset: int = 0,
         pad_token_id: int | None = None,
@@ -77,13 +80,14 @@ class GNetProvider(MaskProvider):
             "hidden_size": hidden_size,
             "num_layers": num_layers,
             "max_length": max_length,
+            "masks_per_layer": masks_per_layer,
         }
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"Expected `{name}` to be at least 1, got {size}.")
         if not 0 < initial_keep < 1:
             raise ValueError(f"Expected `initial_keep` to be a probability in (0, 1), got {initial_keep}.")
-        self.vocab_size, self.hidden_size, self.num_layers, self.max_length = sizes.values()
+        self.vocab_size, self.hidden_size, self.num_layers, self.max_length, self.masks_per_layer = sizes.values()
         self.initial_keep = initial_keep
         self.causal = causal
         self.position_offset = position_offset
@@ -99,13 +103,16 @@ class GNetProvider(MaskProvider):
         self.keep: Tensor | None = None
 
     @classmethod
-    def for_model(cls, model: nn.Module, *, initial_keep: float = 0.9, example_inputs: Any = None) -> GNetProvider:
+    def for_model(
+        cls, model: nn.Module, *, initial_keep: float = 0.9, masks_per_layer: int = 1, example_inputs: Any = None
+    ) -> GNetProvider:
         """A G-Net of the model's depth, with copies of its token and position embeddings, on its device.
 
         Args:
             model: a model that takes token ids. Where it has no table of absolute positions (or where that cannot be
                 told from the name), positions are learned from scratch.
             initial_keep: probability of keeping before any training.
+            masks_per_layer: 1, or the number of the model's heads.
             example_inputs: as in :func:`attnreg.attach`.
 
         Raises:
@@ -142,6 +149,7 @@ class GNetProvider(MaskProvider):
             stacks.count("encoder") or stacks.count("decoder"),
             512 if positions is None else positions.num_embeddings - offset,
             initial_keep=initial_keep,
+            masks_per_layer=masks_per_layer,
             causal="encoder" not in stacks,
             position_offset=offset,
             pad_token_id=getattr(config, "pad_token_id", None),
@@ -157,13 +165,18 @@ class GNetProvider(MaskProvider):
             return None
         if self.keep is None:
             raise RuntimeError("Expected `prepare` before `forward`: call the attached model itself, not a part of it.")
-        batch, _, queries, keys = site.shape
-        if (batch, queries, keys) != (self.keep.shape[0], *self.keep.shape[2:]):
+        batch, heads, queries, keys = site.shape
+        if self.masks_per_layer not in (1, heads):
             raise InputError(
-                f"Expected attention over {self.keep.shape[0]} inputs of {self.keep.shape[2]} tokens, got (B, H, Q, K) "
+                f"Expected `masks_per_layer` of 1 or {heads}, the number of heads at {site.name}, got "
+                f"{self.masks_per_layer}."
+            )
+        if (batch, queries, keys) != (self.keep.shape[0], *self.keep.shape[3:]):
+            raise InputError(
+                f"Expected attention over {self.keep.shape[0]} inputs of {self.keep.shape[3]} tokens, got (B, H, Q, K) "
                 f"= {tuple(site.shape)} at {site.name}: a G-Net masks plain self-attention over the model's tokens."
             )
-        return Mask(scores=self.keep[:, site.layer].unsqueeze(1))
+        return Mask(scores=self.keep[:, site.layer])
 
     def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
         depths = {site.num_layers for site in sites if site.stack == self._stack}
@@ -176,7 +189,7 @@ class GNetProvider(MaskProvider):
     @torch.no_grad()
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Draw the masks of all layers for one forward pass of the main model; they stay in :attr:`keep`."""
-        self.keep = functional.sample_keep(self.logits(inputs))
+        self.keep = functional.sample_keep(self._for_each_mask(self.logits(inputs)))
 
     def logits(self, inputs: Mapping[str, Any]) -> Tensor:
         """Logits of keeping each unit.
@@ -214,12 +227,17 @@ class GNetProvider(MaskProvider):
 
         Args:
             inputs: the main model's inputs at the time.
-            keep: bool, ``(B, L, N, N)``, as :attr:`keep` was.
+            keep: bool, ``(B, L, M, N, N)``, as :attr:`keep` was.
 
         Returns:
-            ``(B,)``: :math:`(1/n) \sum \log P(d_{lij})` over layers and units.
+            ``(B,)``: :math:`(1/n) \sum \log P(d_{lmij})` over layers, draws and units.
         """
-        return functional.bernoulli_log_prob(self.logits(inputs), keep, self.units(inputs).unsqueeze(1))
+        logits, units = self._for_each_mask(self.logits(inputs)), self.units(inputs)
+        return functional.bernoulli_log_prob(logits, keep, units[:, None, None])
+
+    def _for_each_mask(self, logits: Tensor) -> Tensor:
+        """``(B, L, N, N)`` to ``(B, L, M, N, N)``."""
+        return logits.unsqueeze(2).expand(-1, -1, self.masks_per_layer, -1, -1)
 
     @property
     def _stack(self) -> str:

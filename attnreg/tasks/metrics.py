@@ -6,6 +6,8 @@ from typing import Any
 
 import datasets
 import evaluate
+import numpy as np
+from numpy.typing import NDArray
 from sklearn import metrics as sk
 from torch import Tensor
 
@@ -46,6 +48,45 @@ class Accuracy(evaluate.Metric):
         return {"accuracy": float(sk.accuracy_score(references, predictions))}
 
 
+def accuracy_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Accuracy from counts; :class:`Accuracy` for a thousand resamples at once.
+
+    Args:
+        confusion: ``(..., C, C)``, how many rows of a class (first) were given a class (second).
+
+    Returns:
+        ``(...)``.
+
+    Example:
+        >>> float(accuracy_of(np.array([[3, 1], [0, 4]])))
+        0.875
+    """
+    return np.trace(confusion, axis1=-2, axis2=-1) / confusion.sum((-2, -1))
+
+
+def matthews_correlation_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Matthews' correlation from counts; :class:`MatthewsCorrelation` for a thousand resamples at once.
+
+    Args:
+        confusion: ``(..., C, C)``, how many rows of a class (first) were given a class (second).
+
+    Returns:
+        ``(...)``; 0 where all rows are of one class, or were given one.
+
+    Reference:
+        Gorodkin, Comparing Two K-Category Assignments by a K-Category Correlation Coefficient (2004).
+
+    Example:
+        >>> float(matthews_correlation_of(np.array([[1, 1], [0, 2]])).round(4))
+        0.5774
+    """
+    gold, given = confusion.sum(-1).astype(float), confusion.sum(-2).astype(float)
+    total = gold.sum(-1)
+    covariance = np.trace(confusion, axis1=-2, axis2=-1) * total - (gold * given).sum(-1)
+    variances = (total**2 - (gold**2).sum(-1)) * (total**2 - (given**2).sum(-1))
+    return np.where(variances > 0, covariance / np.sqrt(np.where(variances > 0, variances, 1.0)), 0.0)
+
+
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
     """Expected calibration error: how far confidence is from accuracy, weighted over bins of confidence.
 
@@ -74,3 +115,4 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> 
 
 
 METRICS: dict[str, type[evaluate.Metric]] = {"matthews_correlation": MatthewsCorrelation, "accuracy": Accuracy}
+CONFUSION = {"matthews_correlation": matthews_correlation_of, "accuracy": accuracy_of}

@@ -27,7 +27,7 @@ class Move:
 
         Args:
             batch: the model's inputs.
-            keep: bool, ``(B, L, N, N)``, the masks.
+            keep: bool, ``(B, L, M, N, N)``, the masks.
             with_labels: keep the labels too, to score the networks on this batch.
         """
         small = {name: _small(tensor) for name, tensor in batch.items() if with_labels or name != "labels"}
@@ -40,7 +40,7 @@ class Move:
 
     @property
     def keep(self) -> Tensor:
-        """The masks, bool, ``(B, L, N, N)``."""
+        """The masks, bool, ``(B, L, M, N, N)``."""
         return functional.unpack_bits(self.packed, self.shape)
 
     @property

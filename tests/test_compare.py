@@ -1,0 +1,261 @@
+"""Comparisons through the command line: their runs, what is repeated and what is not, their report."""
+
+import csv
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import matthews_corrcoef
+
+from attnreg.compare.method import Method
+from attnreg.compare.study import Study
+
+SMALL = ["--epochs", 1, "--train-size", 64, "--batch-size", 32, "--device", "cpu"]
+METHODS = ["finetune", "ad-drop --q 0.5", "attention-layerdrop --drop-rate {0.1,0.9}"]
+COMPARE = ["compare", *METHODS, *SMALL, "--seeds", 2, "--search-rows", 50, "--no-equal-time", "--output-dir", "study"]
+
+
+def results(folder):
+    """What every run measured, without what the clock and the memory say."""
+    measured = ("seconds", "memory")
+    with (folder / "results.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    return [{name: value for name, value in row.items() if not any(word in name for word in measured)} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished comparison in its folder, and what was printed."""
+    from click.testing import CliRunner
+
+    from attnreg.cli.main import main
+
+    home = tmp_path_factory.mktemp("comparison")
+    before = Path.cwd()
+    os.chdir(home)
+    try:
+        result = CliRunner().invoke(main, [str(arg) for arg in COMPARE])
+    finally:
+        os.chdir(before)
+    assert result.exit_code == 0, result.output
+    return home, result.output
+
+
+def test_each_run_has_its_folder(finished):
+    rows = results(finished[0] / "study")
+    assert [(row["method"], row["role"], row["seed"]) for row in rows] == [
+        *(("finetune", "final", seed) for seed in "01"),
+        *(("ad-drop --q 0.5", "final", seed) for seed in "01"),
+        ("attention-layerdrop --drop-rate 0.1", "search", "1000"),
+        ("attention-layerdrop --drop-rate 0.9", "search", "1000"),
+        *((row["method"], "final", seed) for row, seed in zip(rows[-2:], "01", strict=True)),
+    ]
+    for row in rows:
+        folder = finished[0] / "study" / row["folder"]
+        assert json.loads((folder / "config.json").read_text())["seed"] == int(row["seed"])
+        assert not (folder / "checkpoints").exists()
+        assert not (folder / "model").exists()
+    assert {row["scored_on"] for row in rows if row["role"] == "search"} == {"held-out"}
+
+
+def test_methods_of_one_seed_share_data_order_head_and_evaluation(finished):
+    """The first epoch of AD-DROP is a plain one: the same as fine-tuning, to the last bit."""
+    lines = {}
+    for name in ("finetune", "ad-drop--q0.5"):
+        for seed in (0, 1):
+            with (finished[0] / "study" / name / f"seed{seed}" / "predictions.jsonl").open() as file:
+                lines[name, seed] = [json.loads(line) for line in file]
+    for seed in (0, 1):
+        plain, other = lines["finetune", seed], lines["ad-drop--q0.5", seed]
+        assert [row["label"] for row in plain] == [row["label"] for row in other]
+        logits = [np.array([row["logits"] for row in rows]) for rows in (plain, other)]
+        assert (logits[0] == logits[1]).all()
+    first, second = ([row["logits"] for row in lines["finetune", seed]] for seed in (0, 1))
+    assert np.abs(np.array(first) - np.array(second)).max() > 1e-2
+
+
+def test_scores_are_those_of_the_predictions(finished):
+    for row in results(finished[0] / "study"):
+        with (finished[0] / "study" / row["folder"] / "predictions.jsonl").open() as file:
+            lines = [json.loads(line) for line in file]
+        predicted = [int(np.argmax(line["logits"])) for line in lines]
+        score = matthews_corrcoef([line["label"] for line in lines], predicted)
+        assert float(row["score"]) == pytest.approx(score)
+        assert len(lines) == (50 if row["role"] == "search" else 1000)
+
+
+def test_the_report_has_what_it_needs(finished):
+    study = finished[0] / "study"
+    report, page = (study / "report.md").read_text(), (study / "report.html").read_text()
+    rows = [row for row in results(study) if row["method"] == "finetune"]
+    mean = np.mean([float(row["score"]) for row in rows])
+    assert re.search(rf"\| finetune \| {mean:.4f} \|", report)
+    for heading in ("Scores", "Differences to finetune", "Fit", "Cost", "Options"):
+        assert f"## {heading}" in report
+        assert f"<h2>{heading}</h2>" in page
+    assert "| attention-layerdrop --drop-rate {0.1,0.9} | p = 0." in report
+    assert "not given the same number of tries" not in report  # one method was searched
+    assert report.count("chosen |") == 1
+    assert "data:image/png;base64," in page
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert "2 seeds; 64 training rows, 1000 dev rows; 1 epochs" in report
+    command = shlex.split(report.split("```")[1].strip())
+    assert command[:5] == ["attnreg", "compare", *METHODS]
+
+
+def test_what_is_finished_is_not_run_again(finished, cli, tmp_path):
+    shutil.copytree(finished[0] / "study", tmp_path / "study")
+    before = results(tmp_path / "study")
+    shutil.rmtree(tmp_path / "study" / "finetune" / "seed1")
+    again = cli(*COMPARE)
+    assert again.exit_code == 0, again.output
+    assert re.findall(r"^(.*), seed (\d+): ", again.output, re.M) == [("finetune", "1")]
+    assert results(tmp_path / "study") == before
+    once_more = cli(*COMPARE)
+    assert ", seed" not in once_more.output
+    assert results(tmp_path / "study") == before
+
+
+def test_another_seed_uses_what_is_there(finished, cli, tmp_path):
+    shutil.copytree(finished[0] / "study", tmp_path / "study")
+    printed = cli(
+        *["finetune --epochs 2" if word == METHODS[2] else word for word in COMPARE],
+        "--seeds",
+        3,
+        "--launcher",
+        "commands",
+    )
+    lines = printed.stdout.splitlines()
+    assert len(lines) == 2 + 3  # one more seed of what is there, three of what is new
+    assert all(line.startswith("attnreg recipe ") for line in lines)
+    assert "5 runs to make" in printed.stderr
+    line = next(line for line in lines if "seed2" in line and "finetune" in line)
+    made = cli(*shlex.split(line)[1:])
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "study" / "finetune" / "seed2" / "result.json").is_file()
+
+
+def test_killed_and_started_again(finished, cli, spawn, tmp_path):
+    process = spawn(*COMPARE)
+    study = tmp_path / "study"
+    deadline = time.time() + 120
+    while len(list(study.rglob("result.json"))) < 2 and time.time() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    time.sleep(1.0)
+    done = {path: path.stat().st_mtime_ns for path in study.rglob("result.json")}
+    time.sleep(1.0)
+    assert set(study.rglob("result.json")) == set(done)  # the runs ended with it
+    assert 2 <= len(done) < 8
+    again = cli(*COMPARE)
+    assert again.exit_code == 0, again.output
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert results(study) == results(finished[0] / "study")
+
+
+def test_a_run_that_fails_is_named(cli, tmp_path):
+    result = cli("compare", "finetune", "finetune --train-size 5000", *SMALL, "--seeds", 1, "--output-dir", "study")
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    assert "Expected all runs to finish, got 1 that did not" in result.output
+    assert "Expected --train-size of at most 2000, got 5000" in result.output.replace("\n", " ")
+    assert (tmp_path / "study" / "finetune" / "seed0" / "result.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("args", "message", "code"),
+    [
+        (["nothing"], "Expected a recipe among", 2),
+        ([""], "Expected a recipe with its options, got an empty text", 2),
+        (["finetune 'a"], "No closing quotation", 2),
+        (["finetune", "finetune"], "Expected each method once", 2),
+        (["finetune", "ad-drop --q 2"], "Invalid value for '--q'", 2),
+        (["finetune", "ad-drop --q {0.1,x}"], "Invalid value for '--q'", 2),
+        (["finetune", "ad-drop --seed 3"], "Expected options of the recipe in 'ad-drop --seed 3', got --seed", 2),
+        (["finetune", "--baseline", "ad-drop"], "Expected --baseline to be one of the methods, got 'ad-drop'", 2),
+        (["finetune --epochs {1,2}", "ad-drop"], "Expected a baseline without values to search", 2),
+        (["finetune", "--seeds", 0], "Invalid value for '--seeds'", 2),
+        (["finetune", "--task", "nothing"], "Expected a task among", 2),
+        (["finetune", "--output-dir", "full"], "Expected --output-dir to be new, empty or a comparison's", 1),
+        ([], "Missing argument 'METHOD...'", 2),
+    ],
+)
+def test_bad_input(cli, tmp_path, args, message, code):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    result = cli("compare", *args)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    assert message in " ".join(result.output.split())
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "thesis.tex"]
+
+
+def test_other_options_in_a_folder_that_has_runs(finished, cli, tmp_path):
+    shutil.copytree(finished[0] / "study", tmp_path / "study")
+    result = cli(*COMPARE, "--learning-rate", 0.5)
+    assert result.exit_code == 1
+    assert "--learning-rate 0.002 (not 0.5)" in result.output
+    assert results(tmp_path / "study") == results(finished[0] / "study")
+
+
+# What a study decides, with runs that are written down here.
+
+
+def study_of(tmp_path, *methods, **options):
+    options = {"options": [], "seeds": 2, "folder": tmp_path / "study", "search_rows": 10, **options}
+    chosen = [Method(text) for text in methods]
+    return Study(chosen, chosen[0], **options)
+
+
+def write(run, score, seconds=10.0, predictions=()):
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.json").write_text(json.dumps(run.settings.to_dict()))
+    result = {"metric": "accuracy", "dev": {"accuracy": score}, "training_seconds": seconds}
+    (run.folder / "result.json").write_text(json.dumps(result))
+
+
+def test_a_search_comes_first_and_its_best_is_run(tmp_path):
+    study = study_of(tmp_path, "finetune", "ad-drop --p {0.2,0.4} --q {0.1,0.3}", search_seeds=2, equal_time=False)
+    runs = list(study.runs())
+    assert [run.role for run in runs] == ["final"] * 2 + ["search"] * 8
+    assert all("--validation-rows" in run.arguments for run in runs[2:])
+    assert {run.seed for run in runs[2:]} == {1000, 1001}
+    best = {"ad-drop --p 0.4 --q 0.1": (0.9, 0.5), "ad-drop --p 0.2 --q 0.3": (0.6, 0.7)}
+    for run in runs[2:]:
+        write(run, best.get(run.method.text, (0.6, 0.6))[run.seed - 1000])
+    assert study.chosen(study.methods[1]).text == "ad-drop --p 0.4 --q 0.1"
+    assert [run.method.text for run in study.runs()][-2:] == ["ad-drop --p 0.4 --q 0.1"] * 2
+
+
+def test_the_baseline_gets_the_same_time(tmp_path):
+    study = study_of(tmp_path, "finetune", "attendout", "attention-layerdrop", options=["--epochs", "10"])
+    study.begin()
+    times = {"finetune": (10.0, 12.0), "attendout": (24.0, 26.0), "attention-layerdrop": (11.0, 11.5)}
+    for run in list(study.runs()):
+        write(run, 0.5, times[run.method.text][run.seed])
+    longer = [run for run in study.runs() if run.role == "equal time"]
+    assert [run.method.text for run in longer] == ["finetune --epochs 23"] * 2  # 10 * 25 / 11
+    assert longer[0].settings.epochs == 23
+    assert "--no-baseline" in next(run for run in study.runs() if run.method.text == "attendout").arguments
+    for run in study.final_runs(Method("attendout")):  # times that come out otherwise do not change the plan
+        result = json.loads((run.folder / "result.json").read_text()) | {"training_seconds": 99.0}
+        (run.folder / "result.json").write_text(json.dumps(result))
+    assert [run.method.text for run in study.runs() if run.role == "equal time"] == ["finetune --epochs 23"] * 2
+
+
+def test_numbers_of_tries_that_differ_are_told(tmp_path):
+    from attnreg.compare.report import _tries
+
+    study = study_of(tmp_path, "finetune", "ad-drop --q {0.1,0.3}", "attention-layerdrop --drop-rate {0.1,0.2,0.3}")
+    for run in list(study.runs()):
+        write(run, 0.5)
+    text = _tries(study)[0].text
+    assert "not given the same number of tries: 2, 3" in text

@@ -1,0 +1,162 @@
+"""The statistics of comparisons, against formulas written out here and simulated data with a known effect."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.metrics import matthews_corrcoef
+
+from attnreg.compare.statistics import bootstrap_over_rows, holm, paired_difference
+from attnreg.errors import InputError
+from attnreg.tasks.metrics import METRICS, accuracy_of, calibration_error, matthews_correlation_of
+
+
+def test_paired_difference_is_students():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(0.3, 1, 7), rng.normal(0, 1, 7)
+    got = paired_difference(a, b, confidence=0.9)
+    gaps = a - b
+    error = math.sqrt(sum((g - gaps.mean()) ** 2 for g in gaps) / 6) / math.sqrt(7)
+    half = stats.t.ppf(0.95, 6) * error
+    assert got.mean == pytest.approx(sum(gaps) / 7)
+    assert (got.low, got.high) == (pytest.approx(gaps.mean() - half), pytest.approx(gaps.mean() + half))
+    assert got.p == pytest.approx(2 * stats.t.sf(abs(gaps.mean()) / error, 6))
+
+
+@pytest.mark.parametrize("scores", [[0.5], [0.4, 0.6, 0.7]])
+def test_no_interval_where_there_is_no_spread(scores):
+    got = paired_difference(np.array(scores) + 0.25, scores)
+    assert got.mean == pytest.approx(0.25)
+    assert math.isnan(got.low) or got.low == pytest.approx(0.25)  # the last bits may differ
+    assert len(scores) > 1 or math.isnan(got.p)
+
+
+def test_unequal_numbers_of_seeds_are_refused():
+    with pytest.raises(InputError, match="as many scores on both sides"):
+        paired_difference([1.0, 2.0], [1.0])
+
+
+@pytest.mark.parametrize(("seeds", "effect"), [(3, 0.0), (5, 0.02), (10, 0.02)])
+def test_the_interval_over_seeds_covers_the_true_effect(seeds, effect):
+    rng = np.random.default_rng(seeds)
+    trials, covered, false_alarms = 2000, 0, 0
+    for _ in range(trials):
+        luck = rng.normal(0.8, 0.02, seeds)  # what a seed does to both
+        got = paired_difference(luck + effect + rng.normal(0, 0.01, seeds), luck + rng.normal(0, 0.01, seeds))
+        covered += got.low <= effect <= got.high
+        false_alarms += effect == 0 and got.p < 0.05
+    spread = 4 * math.sqrt(0.95 * 0.05 / trials)
+    assert covered / trials == pytest.approx(0.95, abs=spread)
+    assert effect or false_alarms / trials == pytest.approx(0.05, abs=spread)
+
+
+def test_the_bootstrap_over_rows_covers_the_true_effect():
+    rng = np.random.default_rng(0)
+    rows, seeds, trials, covered = 300, 2, 200, 0
+    for trial in range(trials):
+        labels = rng.integers(0, 2, rows)
+        hard = rng.random(rows) < 0.3  # rows that both methods find hard, with each seed
+
+        def answers(right_if_easy, right_if_hard, labels=labels, hard=hard):
+            right = rng.random((seeds, rows)) < np.where(hard, right_if_hard, right_if_easy)
+            return np.where(right, labels, 1 - labels)
+
+        ours, theirs = answers(0.95, 0.6), answers(0.95, 0.5)  # 0.3 * 0.1 apart
+        low, high = bootstrap_over_rows(accuracy_of, labels, ours, theirs, resamples=200, seed=trial)
+        covered += low <= 0.03 <= high
+    assert 0.90 <= covered / trials <= 0.99
+
+
+def test_the_bootstrap_is_paired():
+    labels = np.arange(200) % 2
+    same = np.where(np.random.default_rng(0).random(200) < 0.3, 1 - labels, labels)
+    assert bootstrap_over_rows(accuracy_of, labels, [same], [same], resamples=50) == (0.0, 0.0)
+
+
+def test_the_bootstrap_is_the_percentiles_of_resampled_scores():
+    rng = np.random.default_rng(0)
+    labels, ours, theirs = (rng.integers(0, 3, size) for size in (80, (2, 80), (2, 80)))
+    gaps = []
+    for _ in range(800):
+        rows = rng.integers(0, 80, 80)
+        pairs = zip(ours, theirs, strict=True)
+        gaps.append(
+            np.mean(
+                [matthews_corrcoef(labels[rows], a[rows]) - matthews_corrcoef(labels[rows], b[rows]) for a, b in pairs]
+            )
+        )
+    got = bootstrap_over_rows(matthews_correlation_of, labels, ours, theirs, resamples=2000)
+    assert got == (pytest.approx(np.quantile(gaps, 0.025), abs=0.03), pytest.approx(np.quantile(gaps, 0.975), abs=0.03))
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [("accuracy", accuracy_of), ("matthews_correlation", matthews_correlation_of)]
+)
+@pytest.mark.parametrize("classes", [2, 4])
+def test_metrics_of_counts_are_those_of_predictions(name, function, classes):
+    rng = np.random.default_rng(classes)
+    for _ in range(20):
+        labels, predictions = rng.integers(0, classes, 12), rng.integers(0, max(1, classes - 1), 12)
+        counts = np.zeros((4, 4), int)
+        for label, prediction in zip(labels, predictions, strict=True):
+            counts[label, prediction] += 1
+        expected = METRICS[name](keep_in_memory=True).compute(predictions=predictions, references=labels)[name]
+        assert float(function(counts)) == pytest.approx(expected)
+
+
+def stepwise(p_values, alpha):
+    """Holm's procedure as he gives it: which hypotheses it rejects."""
+    rejected = set()
+    for rank, (p, i) in enumerate(sorted((p, i) for i, p in enumerate(p_values))):
+        if p > alpha / (len(p_values) - rank):
+            break
+        rejected.add(i)
+    return rejected
+
+
+def test_holm_rejects_what_the_stepwise_procedure_does():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        p_values = list(rng.random(rng.integers(1, 8)) ** 3)
+        adjusted = holm(p_values)
+        for alpha in (0.01, 0.05, 0.3):
+            assert {i for i, p in enumerate(adjusted) if p <= alpha} == stepwise(p_values, alpha)
+
+
+def test_holm_leaves_out_what_is_not_known():
+    assert holm([0.01, math.nan, 0.04])[::2] == [0.02, 0.04]
+    assert math.isnan(holm([0.01, math.nan])[1])
+    assert holm([]) == []
+
+
+def test_holm_keeps_the_familywise_error():
+    rng = np.random.default_rng(0)
+    trials, wrong = 1500, 0
+    for _ in range(trials):
+        plain = rng.normal(0, 1, 5)
+        # Four methods without an effect, one with a large one; all against one and the same baseline.
+        methods = [plain + rng.normal(0, 1, 5) for _ in range(4)] + [plain + rng.normal(9, 1, 5)]
+        adjusted = holm([paired_difference(method, plain).p for method in methods])
+        wrong += min(adjusted[:4]) < 0.05
+        assert adjusted[4] < 0.05
+    assert wrong / trials <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / trials)
+
+
+def test_calibration_error_against_a_loop():
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(400, 3, generator=generator, dtype=torch.float64).softmax(-1)
+    labels = torch.randint(0, 3, (400,), generator=generator)
+    bins, total = 15, 0.0
+    for number in range(bins):
+        confidences, right = [], []
+        for row, label in zip(probabilities.tolist(), labels.tolist(), strict=True):
+            confidence = max(row)
+            if number / bins < confidence <= (number + 1) / bins:
+                confidences.append(confidence)
+                right.append(row.index(confidence) == label)
+        if right:
+            total += len(right) / 400 * abs(sum(right) / len(right) - sum(confidences) / len(right))
+    assert calibration_error(probabilities, labels) == pytest.approx(total, abs=1e-12)
+    assert calibration_error(torch.tensor([[1.0, 0.0]]), torch.tensor([1])) == 1.0
