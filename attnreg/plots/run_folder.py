@@ -21,9 +21,10 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        if not (folder / "config.json").is_file():
-            raise InputError(f"Expected a run folder (with config.json), got {folder}.")
-        self.config: dict[str, Any] = self._read(folder / "config.json")[0]
+        configs = self._read(folder / "config.json")
+        if not configs or not isinstance(configs[0], dict):
+            raise InputError(f"Expected a run folder, with the options of a run in config.json, got {folder}.")
+        self.config: dict[str, Any] = configs[0]
         self.metrics = self._read(folder / "metrics.jsonl")
         self.telemetry = self._read(folder / "telemetry.jsonl")
         if not self.telemetry:

@@ -1,0 +1,167 @@
+"""Pictures: what they show is what the run wrote down."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from attnreg.plots.run_folder import Records
+from attnreg.plots.seeds import plot_seeds
+from attnreg.plots.style import COLORS, styles
+
+SMALL = ["--epochs", 2, "--train-size", 256, "--batch-size", 32, "--device", "cpu"]
+RECIPES = {
+    "finetune": [],
+    "ad-drop": ["--p", 0.5, "--q", 0.4],
+    "attendout": ["--round-steps", 2, "--game", 1],
+    "attention-layerdrop": ["--drop-rate", 0.5],
+}
+PICTURES = {
+    "finetune": ["convergence"],
+    "ad-drop": ["attention", "convergence", "drop_rates"],
+    "attendout": ["attention", "convergence", "drop_rates", "game"],
+    "attention-layerdrop": ["attention", "convergence", "drop_rates"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    from click.testing import CliRunner
+
+    from attnreg.cli.main import main
+
+    folder = tmp_path_factory.mktemp("plotted")
+    for name, options in RECIPES.items():
+        args = ["recipe", name, *SMALL, *options, "--output-dir", folder / name]
+        result = CliRunner().invoke(main, [str(arg) for arg in args])
+        assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """What is saved, by file name."""
+    saved = {}
+    save = Figure.savefig
+
+    def keep(self, path, **options):
+        saved[path.stem] = self
+        save(self, path, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return saved
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_command_draws_what_there_is(runs, cli, recipe):
+    result = cli("plot", runs / recipe)
+    assert result.exit_code == 0, result.output
+    assert sorted(line.rpartition("/")[2] for line in result.output.split()) == [f"{n}.png" for n in PICTURES[recipe]]
+    for name in PICTURES[recipe]:
+        assert (runs / recipe / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_drop_rates_are_those_of_the_telemetry(runs, cli, figures):
+    cli("plot", runs / "ad-drop")
+    (axes,) = figures["drop_rates"].axes
+    lines = [line for line in Records(runs / "ad-drop").telemetry if line["drop_rate"]]
+    assert lines[0]["step"] > 8  # the first epoch drops nothing, and nothing is drawn there
+    for layer, drawn in enumerate(axes.lines):
+        assert list(drawn.get_xdata()) == [line["step"] for line in lines]
+        assert list(drawn.get_ydata()) == [line["drop_rate"][f"encoder.{layer}"] for line in lines]
+        assert drawn.get_label() == f"encoder.{layer}"
+
+
+def test_the_game_is_that_of_the_rounds(runs, cli, figures):
+    cli("plot", runs / "attendout")
+    scores, rewards, wins = figures["game"].axes
+    rounds = Records(runs / "attendout").rounds
+    assert list(scores.lines[0].get_ydata()) == [line["attacker_score"] for line in rounds]
+    assert list(scores.lines[1].get_ydata()) == [line["defender_score"] for line in rounds]
+    won = sum(line["winner"] == "attacker" for line in rounds)
+    assert len(scores.lines[2].get_xdata()) == won
+    assert len(scores.lines[3].get_xdata()) == len(rounds) - won
+    assert [float(segment[1, 1]) for segment in rewards.collections[0].get_segments()] == [
+        line["reward"] for line in rounds
+    ]
+    assert list(rewards.lines[-1].get_ydata()) == [line["baseline"] for line in rounds]
+    assert list(wins.lines[1].get_ydata()) == [line["attacker_chance"] for line in rounds]
+
+
+def test_convergence_has_both_networks_and_the_baseline(runs, cli, figures):
+    cli("plot", runs / "attendout")
+    score = figures["convergence"].axes[2]
+    metrics = Records(runs / "attendout").metrics
+    labels = [line.get_label() for line in score.lines]
+    assert labels == ["attendout: defender", "attendout: attacker", "plain fine-tuning"]
+    expected = [record["matthews_correlation"] for record in metrics if record["network"] == "attacker"]
+    assert list(score.lines[1].get_ydata()) == expected
+
+
+def test_dropped_positions_are_in_the_region_of_the_highest_attribution(runs, cli, figures):
+    cli("plot", runs / "ad-drop", "--layer", 1)
+    attention, attribution, region, dropped = (
+        axes.images[0].get_array().data for axes in figures["attention"].axes if axes.images and axes.get_title()
+    )
+    assert attention.sum(-1) == pytest.approx(1.0)
+    size = len(attention)
+    for row in range(size):
+        chosen = region[row].astype(bool)
+        if chosen.any():
+            assert chosen.sum() == int(np.ceil(0.5 * size))
+            assert attribution[row][chosen].min() >= attribution[row][~chosen].max()
+        assert not (dropped[row].astype(bool) & ~chosen).any()
+    assert dropped.any()
+    tokens = [label.get_text() for label in figures["attention"].axes[0].get_xticklabels()]
+    assert tokens[0] == "[CLS]"
+    assert len(tokens) == size
+
+
+def test_seeds_and_intervals(tmp_path, figures):
+    from scipy import stats
+
+    scores = {"a": [0.5, 0.6, 0.75], "b": [0.7]}
+    plot_seeds(scores, "accuracy", tmp_path / "seeds.png")
+    (axes,) = figures["seeds"].axes
+    assert list(axes.lines[0].get_xdata()) == scores["a"]
+    (low, high) = axes.collections[0].get_segments()[0][:, 0]
+    interval = stats.t.interval(0.95, 2, np.mean(scores["a"]), stats.sem(scores["a"]))
+    assert (low, high) == (pytest.approx(interval[0]), pytest.approx(interval[1]))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
+
+
+def test_styles_differ_without_colour():
+    first = [style for style, _ in zip(styles(), range(7), strict=False)]
+    for part in ("line", "marker", "color"):
+        assert len({str(getattr(style, part)) for style in first}) == 7
+    grey = [0.299 * int(c[1:3], 16) + 0.587 * int(c[3:5], 16) + 0.114 * int(c[5:], 16) for c in COLORS]
+    assert grey[0] == 0
+    assert len({round(g / 8) for g in grey}) >= 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda run: shutil.rmtree(run), "Expected a run folder, got"),
+        (lambda run: (run / "config.json").unlink(), "Expected a run folder, with the options"),
+        (lambda run: (run / "telemetry.jsonl").write_text("{"), "Expected JSON in"),
+        (lambda run: (run / "telemetry.jsonl").unlink(), "Expected a run that has trained"),
+        (lambda run: (run / "config.json").write_text(json.dumps([])), "Expected a run folder"),
+    ],
+)
+def test_bad_input(runs, cli, tmp_path, change, message):
+    shutil.copytree(runs / "finetune", tmp_path / "run", ignore=shutil.ignore_patterns("plots"))
+    change(tmp_path / "run")
+    result = cli("plot", "run")
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "run" / "plots").exists()
+
+
+def test_a_layer_that_is_not_there(runs, cli):
+    result = cli("plot", runs / "ad-drop", "--layer", 7)
+    assert result.exit_code == 1
+    assert "Expected --layer from 0 to 2" in result.output
