@@ -13,6 +13,8 @@ from attnreg.training import recipe
     click.option("--round-steps", type=click.IntRange(min=1), default=8, show_default=True, help="T."),
     click.option("--initial-keep", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.9,
                  show_default=True, help="The Generator's rate of keeping before it has learned."),
+    click.option("--masks", type=click.Choice(["shared", "per-head"]), default="shared", show_default=True,
+                 help="One draw for all heads of a layer, or one for each from the same probabilities."),
     click.option("--warmup", type=click.FloatRange(0, 1), default=0.1, show_default=True,
                  help="Share of training before the game begins."),
     click.option("--game", type=click.FloatRange(0, 1), default=0.5, show_default=True,
@@ -34,6 +36,7 @@ def attendout(
     run: "attnreg.training.Run",
     round_steps: int,
     initial_keep: float,
+    masks: str,
     warmup: float,
     game: float,
     generator_lr: float,
@@ -61,7 +64,8 @@ def attendout(
         notes.append("Warning: rewards came from the dev set (--reward-data dev), so the dev scores are not held out.")
         click.echo(notes[0], err=True)
 
-    generator = attnreg.GNetProvider.for_model(run.model, initial_keep=initial_keep)
+    heads = run.model.config.num_attention_heads if masks == "per-head" else 1
+    generator = attnreg.GNetProvider.for_model(run.model, initial_keep=initial_keep, masks_per_layer=heads)
     players = attnreg.training.AttackerDefender(
         run.model,
         generator,

@@ -278,3 +278,31 @@ def test_which_network_is_returned(returns):
 def test_options_that_do_not_fit(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         make_game(**options)
+
+
+@pytest.mark.parametrize("returns", ["attacker", "defender"])
+def test_after_the_game_the_returned_network_goes_on_alone(returns):
+    game = make_game(steps_per_round=2, game_steps=5, returns=returns)
+    batches = make_batches(8)
+    for batch in batches[:5]:
+        game.step(batch)
+    assert set(game.networks) == {"attacker", "defender"}
+    other = game.networks["defender" if returns == "attacker" else "attacker"]
+    left, before = weights(other), weights(game.model)
+    generator = weights(game.generator)
+    results = [game.step(batch) for batch in batches[5:]]
+    assert game.rounds == 2
+    assert game.round_nbytes == 0  # the move of the round that was cut short is forgotten
+    assert list(game.networks) == [returns]
+    assert game.networks[returns] is game.model
+    assert torch.equal(weights(other), left)
+    assert torch.equal(weights(game.generator), generator)
+    assert not torch.equal(weights(game.model), before)
+    assert not any(result.events for result in results)
+    assert all(list(result.logs) == [f"{returns}_loss"] for result in results)
+    assert bool(game.attacker.drop_rates()) == attnreg.is_attached(game.networks[returns]) or returns == "defender"
+
+
+def test_a_game_that_ends_before_it_begins_is_refused():
+    with pytest.raises(ValueError, match="Expected `game_steps` to be at least 4, got 3"):
+        make_game(warmup_steps=4, game_steps=3)

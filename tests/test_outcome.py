@@ -1,0 +1,181 @@
+"""What a run writes down for comparisons and for trackers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import attnreg
+from attnreg.tasks import get_task, load_model, load_splits
+from attnreg.training import AttackerDefender, FineTuning, StepResult, TwoPass
+from attnreg.training.passes import PassCounter
+from attnreg.training.telemetry import Telemetry
+
+SMALL = ["--train-size", 64, "--batch-size", 32, "--device", "cpu", "--output-dir", "out"]
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def test_result_and_predictions(cli, tmp_path):
+    result = cli("recipe", "ad-drop", *SMALL, "--epochs", 2)
+    assert result.exit_code == 0, result.output
+    got = json.loads((tmp_path / "out" / "result.json").read_text())
+    last = lines("out/metrics.jsonl")[-1]
+    assert got["dev"] == pytest.approx(
+        {**{k: last[k] for k in got["dev"] if k in last}, "calibration_error": got["dev"]["calibration_error"]}
+    )
+    # One plain epoch and one of two passes, which go forward and back twice each.
+    assert (got["forward_rows"], got["backward_rows"]) == (3 * 64, 3 * 64)
+    assert (got["rows"], got["steps"], got["active_steps"]) == (64, 4, 2)
+    assert 0 < got["training_seconds"] < got["seconds"]
+    assert got["peak_memory_bytes"] > 10**8
+    assert 0 <= got["dev"]["calibration_error"] <= 1
+    predictions = lines("out/predictions.jsonl")
+    labels = load_splits(get_task("agreement"))["validation"]["label"]
+    assert [line["label"] for line in predictions] == list(labels)
+    logits = torch.tensor([line["logits"] for line in predictions])
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(list(labels)))
+    assert float(loss) == pytest.approx(got["dev"]["loss"], rel=1e-5)
+    assert "The regularizer was active in 2 of 4 steps and dropped " in result.output
+
+
+def test_the_training_score_is_of_the_rows_that_were_trained_on(cli, tmp_path):
+    cli("recipe", "finetune", *SMALL, "--epochs", 1)
+    got = json.loads((tmp_path / "out" / "result.json").read_text())
+    model = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "model").eval()
+    _, tokenizer = load_model(get_task("agreement"))
+    rows = load_splits(get_task("agreement"))["train"].shuffle(seed=0).select(range(64))
+    batch = tokenizer(rows["sentence"][:], return_tensors="pt", padding=True)
+    with torch.no_grad():
+        loss = model(**batch, labels=torch.tensor(rows["label"][:])).loss
+    assert got["train"]["loss"] == pytest.approx(float(loss), rel=1e-4)
+
+
+def test_a_regularizer_that_does_nothing_is_told(cli):
+    result = cli("recipe", "ad-drop", *SMALL, "--epochs", 1)  # its first epoch is a plain one
+    assert "The regularizer was never active: nothing was dropped in any step." in result.output
+    assert "regularizer" not in cli("recipe", "finetune", *SMALL[:-1], "other", "--epochs", 1).output
+
+
+def test_evaluations_in_between_can_be_spared(cli):
+    cli("recipe", "finetune", *SMALL, "--epochs", 5, "--evaluate-every", 2)
+    assert [record["epoch"] for record in lines("out/metrics.jsonl")] == [2, 4, 5]
+
+
+def test_mixed_precision(cli, spawn, tmp_path):
+    args = ["recipe", "attention-layerdrop", *SMALL, "--epochs", 1, "--mixed-precision", "bf16"]
+    process = spawn(*args)  # of its own: accelerate allows one precision in a process
+    assert process.wait() == 0
+    plain = cli("recipe", "attention-layerdrop", *SMALL[:-1], "plain", "--epochs", 1)
+    assert plain.exit_code == 0
+    losses = [json.loads((tmp_path / name / "result.json").read_text())["dev"]["loss"] for name in ("out", "plain")]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], abs=0.05)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_gets_the_telemetry_and_the_scores(cli, tmp_path):
+    result = cli(
+        "recipe", "attendout", *SMALL, "--epochs", 3, "--round-steps", 2, "--no-baseline", "--report-to", "tensorboard"
+    )
+    assert result.exit_code == 0, result.output
+    events = EventAccumulator(str(tmp_path / "out" / "attnreg"))
+    events.Reload()
+    scalars = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    telemetry = lines("out/telemetry.jsonl")
+    rates = [(line["step"], line["drop_rate"]["encoder.1"]) for line in telemetry if line["drop_rate"]]
+    assert scalars["drop_rate/encoder.1"] == [(step, pytest.approx(rate)) for step, rate in rates]
+    scores = [(r["step"], r["loss"]) for r in lines("out/metrics.jsonl") if r["network"] == "attacker"]
+    assert scalars["dev/attacker/loss"] == [(step, pytest.approx(loss)) for step, loss in scores]
+    assert "reward" in scalars
+
+
+def tiny():
+    config = hf.BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
+    return hf.BertForSequenceClassification(config)
+
+
+BATCH = {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]]), "labels": torch.tensor([1, 0])}
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def passes_of(method, steps=1):
+    counter = PassCounter()
+    for _ in range(steps):
+        with counter.counting(method.learners):
+            method.step(BATCH)
+    assert not any(
+        network._forward_hooks and counter._forward in network._forward_hooks.values() for network in method.learners
+    )
+    return counter.forward, counter.backward
+
+
+def test_passes():
+    model = tiny()
+    assert passes_of(FineTuning(model, sgd(model)), 3) == (6, 6)
+    model = tiny()
+    assert passes_of(TwoPass(model, sgd(model), attnreg.AttributionProvider())) == (4, 4)
+    model = tiny()
+    steps = {"method": "integrated_gradients", "steps": 5, "layers": [0]}
+    assert passes_of(TwoPass(model, sgd(model), attnreg.AttributionProvider(**steps))) == (2 * 7, 2 * 6)
+    model = tiny()
+    game = AttackerDefender(
+        model, attnreg.GNetProvider.for_model(model), sgd, reward_batches=[BATCH], steps_per_round=2
+    )
+    # Two steps of two networks, and both are scored once.
+    assert passes_of(game, 2) == (2 * 2 * 2 + 2 * 2, 2 * 2 * 2)
+
+
+def step(loss=1.0, **events):
+    return StepResult(torch.tensor(loss), {}, events)
+
+
+def test_telemetry_weighs_lines_by_their_steps():
+    written = []
+    telemetry = Telemetry(written.append)
+    for number in range(1, 13):  # a line of ten steps and one of two
+        telemetry.note(number, step(), {"encoder.0": torch.tensor(0.5 if number <= 10 else 0.2)})
+    telemetry.flush(12)
+    assert [line["step"] for line in written] == [10, 12]
+    assert telemetry.end_epoch() == {"encoder.0": pytest.approx((10 * 0.5 + 2 * 0.2) / 12)}
+    assert telemetry.mean_drop_rates() == {"encoder.0": pytest.approx((10 * 0.5 + 2 * 0.2) / 12)}
+    telemetry.note(13, step(), {})
+    assert telemetry.end_epoch() == {}
+    assert telemetry.active_steps() == 12
+
+
+def test_an_event_ends_a_line():
+    written = []
+    telemetry = Telemetry(written.append)
+    telemetry.note(1, step(2.0), {})
+    telemetry.note(2, step(4.0, winner="attacker"), {})
+    telemetry.note(3, step(1.0), {})
+    telemetry.flush(3)
+    assert written == [
+        {"step": 2, "loss": 3.0, "drop_rate": {}, "winner": "attacker"},
+        {"step": 3, "loss": 1.0, "drop_rate": {}},
+    ]
+
+
+def test_rates_by_head_where_masks_differ_by_head():
+    class DropsHeadOne(attnreg.MaskProvider):
+        def forward(self, site):
+            keep = torch.ones(site.shape, dtype=torch.bool)
+            keep[:, 1, :, 0] = False
+            return attnreg.Mask(scores=keep)
+
+    model, written = tiny(), []
+    method, telemetry = FineTuning(model, sgd(model), DropsHeadOne()), Telemetry(written.append)
+    telemetry.note(1, method.step(BATCH), method.drop_rates())
+    telemetry.flush(1)
+    assert written[0]["drop_rate"]["encoder.0"] == pytest.approx(1 / 6)
+    assert written[0]["drop_rate_by_head"]["encoder.1"] == [0.0, pytest.approx(1 / 3)]
+    assert method.handle.drop_rates()["encoder.1"] == pytest.approx(1 / 6)
