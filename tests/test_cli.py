@@ -50,7 +50,15 @@ def without_attention(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], ["list", "recipes"], ["recipe", "attendout", "--help"], ["recipe", "--help"]]
+    "args",
+    [
+        ["--help"],
+        ["list", "recipes"],
+        ["recipe", "attendout", "--help"],
+        ["recipe", "--help"],
+        ["compare", "--help"],
+        ["plot", "--help"],
+    ],
 )
 def test_help_and_lists_do_not_wait_for_torch(args):
     code = (
@@ -70,8 +78,11 @@ def test_importing_the_package_does_not_import_torch():
 @pytest.mark.parametrize(
     ("what", "names"),
     [
-        ("recipes", ["ad-drop", "attendout", "attention-layerdrop", "finetune", "scheduled-bernoulli"]),
-        ("tasks", ["agreement", "cola"]),
+        (
+            "recipes",
+            ["ad-drop", "attendout", "attention-dropout", "attention-layerdrop", "finetune", "scheduled-bernoulli"],
+        ),
+        ("tasks", ["agreement", "cola", "mrpc", "rte", "sst2"]),
         (
             "providers",
             [
@@ -92,7 +103,7 @@ def test_lists(cli, what, names):
 
 
 def test_every_command_ends_with_an_example(cli):
-    for args in ([], ["recipe"], ["list"], ["copy"], *(["recipe", line.split()[0]] for line in cli("list", "recipes").output.splitlines())):  # fmt: skip
+    for args in ([], ["recipe"], ["list"], ["copy"], ["compare"], ["plot"], *(["recipe", line.split()[0]] for line in cli("list", "recipes").output.splitlines())):  # fmt: skip
         assert "Example" in cli(*args, "--help").output, args
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -159,6 +160,35 @@ def test_killed_and_started_again(finished, cli, spawn, tmp_path):
     assert again.exit_code == 0, again.output
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert results(study) == results(finished[0] / "study")
+
+
+def test_stopped_by_hand(finished, spawn, tmp_path):
+    process = spawn(*COMPARE)
+    deadline = time.time() + 60
+    while not list(tmp_path.rglob("config.json")) and time.time() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Stopped; the same command goes on where it was." in output
+    assert "Traceback" not in output
+    assert not list(tmp_path.rglob("report.md"))
+
+
+def test_ray_that_is_not_installed(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = cli(*COMPARE, "--launcher", "ray")
+    assert result.exit_code == 1
+    assert "Expected Ray for --launcher ray, found none: pip install 'attnreg[ray]'." in " ".join(result.output.split())
+
+
+@pytest.mark.slow
+def test_on_a_ray_cluster(finished, spawn, tmp_path):
+    pytest.importorskip("ray", reason="needs Ray: pip install ray")
+    process = spawn(*COMPARE, "--launcher", "ray")
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    assert results(tmp_path / "study") == results(finished[0] / "study")
 
 
 def test_a_run_that_fails_is_named(cli, tmp_path):

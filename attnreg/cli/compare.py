@@ -96,7 +96,10 @@ def _make(study: Study, own: dict[str, Any], console: Console) -> None:
     launch = local(jobs, own["threads"]) if own["launcher"] == "local" else ray(own["threads"])
     while pending := [run for run in study.runs() if not run.finished]:
         with Board(list(study.runs()), jobs if own["launcher"] == "local" else len(pending), console) as board:
-            launch(pending, board)
+            try:
+                launch(pending, board)
+            except KeyboardInterrupt:
+                raise click.ClickException("Stopped; the same command goes on where it was.") from None
         if board.failed:
             last = board.failed[0].log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"]
             raise InputError(
@@ -113,7 +116,7 @@ def _show(study: Study, console: Console) -> None:
     for table in write_report(study):
         shown = Table()
         for number, column in enumerate(table.header):
-            shown.add_column(column, justify="right" if number else "left")
+            shown.add_column(column, justify="left" if number in table.texts else "right")
         for row in table.rows:
             shown.add_row(*row)
         console.print(shown)

@@ -29,7 +29,6 @@ class Board:
         self._console = console
         self._running: set[PlannedRun] = set()
         self._failed: list[PlannedRun] = []
-        self._seconds: dict[str, list[float]] = {}
         self._lock = threading.Lock()
         self._live = Live(console=console, transient=True, get_renderable=self._table, refresh_per_second=1)
 
@@ -43,13 +42,12 @@ class Board:
         with self._lock:
             self._running.add(run)
 
-    def ended(self, run: PlannedRun, seconds: float) -> None:
+    def ended(self, run: PlannedRun) -> None:
         """A run has ended, finished or not."""
         with self._lock:
             self._running.discard(run)
             if run.finished:
-                self._seconds.setdefault(run.method.text, []).append(seconds)
-                outcome = f"{run.score:.4f} ({seconds:.0f} s)"
+                outcome = f"{run.score:.4f} ({run.seconds:.0f} s)"
             else:
                 self._failed.append(run)
                 outcome = f"failed: see {run.log}"
@@ -64,10 +62,15 @@ class Board:
 
     def _time_left(self) -> str:
         left = [run for run in self._runs if not run.finished and run not in self._failed]
-        known = [seconds for times in self._seconds.values() for seconds in times]
+        known: dict[str, list[float]] = {}
+        for run in self._runs:
+            if run.finished:
+                known.setdefault(run.method.words[0], []).append(run.seconds)
         if not left or not known:
             return ""
-        seconds = sum(fmean(self._seconds.get(run.method.text, known)) for run in left) / min(self._jobs, len(left))
+        usual = fmean(seconds for times in known.values() for seconds in times)
+        each = (fmean(known.get(run.method.words[0], [usual])) for run in left)
+        seconds = sum(each) / min(self._jobs, len(left))
         return f", about {seconds / 60:.0f} min left" if seconds >= 90 else f", about {seconds:.0f} s left"
 
     def _table(self) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } th { border-bottom: 2px solid #888; }
+.text { text-align: left; white-space: normal; } th { border-bottom: 2px solid #888; }
 img { max-width: 100%; } pre { background: #f3f3f3; overflow-x: auto; padding: .6rem; }
 """
 
@@ -41,10 +41,21 @@ class Code:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; the first column is text, the others are numbers."""
+    """A table.
+
+    Args:
+        header: names of the columns.
+        rows: the cells.
+        texts: columns of text, to the left; the others are numbers, to the right.
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    texts: Collection[int] = (0,)
+
+    def align(self, column: int, left: str, right: str) -> str:
+        """One of two, by the kind of column."""
+        return left if column in self.texts else right
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,8 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
         elif isinstance(block, Picture):
             parts.append(f"![{block.caption}]({block.path.relative_to(folder).as_posix()})\n\n*{block.caption}*")
         else:
-            cells = [block.header, ["---"] + ["---:"] * (len(block.header) - 1), *block.rows]
+            rule = [block.align(column, "---", "---:") for column in range(len(block.header))]
+            cells = [block.header, rule, *block.rows]
             parts.append("\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells))
     return "\n\n".join(parts) + "\n"
 
@@ -103,13 +115,21 @@ def self_contained_html(blocks: Sequence[Block]) -> str:
             image = f'<img alt="{caption}" src="data:image/png;base64,{data}">'
             body.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
         else:
-            head = "".join(f"<th>{html.escape(cell)}</th>" for cell in block.header)
-            rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in block.rows)
-            lines = "".join(f"<tr>{row}</tr>" for row in rows)
-            body.append(f'<div class="wide"><table><tr>{head}</tr>{lines}</table></div>')
+            lines = "".join(
+                _row(block, tag, row) for tag, row in [("th", block.header), *(("td", r) for r in block.rows)]
+            )
+            body.append(f'<div class="wide"><table>{lines}</table></div>')
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n<body>\n'
         + "\n".join(body)
         + "\n</body></html>\n"
     )
+
+
+def _row(table: Table, tag: str, cells: Sequence[str]) -> str:
+    written = []
+    for column, cell in enumerate(cells):
+        kind = table.align(column, ' class="text"', "")
+        written.append(f"<{tag}{kind}>{html.escape(cell)}</{tag}>")
+    return f"<tr>{''.join(written)}</tr>"

@@ -6,7 +6,6 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -21,7 +20,7 @@ class Watcher(Protocol):
     def started(self, run: PlannedRun) -> None:
         """A run begins."""
 
-    def ended(self, run: PlannedRun, seconds: float) -> None:
+    def ended(self, run: PlannedRun) -> None:
         """A run has ended, finished or not."""
 
 
@@ -41,7 +40,6 @@ def local(jobs: int, threads: int) -> Launcher:
 
         def make(run: PlannedRun) -> None:
             watcher.started(run)
-            begin = time.perf_counter()
             arguments = [sys.executable, "-m", "attnreg.cli.child", *run.command()]
             with run.log.open("wb") as log:
                 environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
@@ -53,7 +51,7 @@ def local(jobs: int, threads: int) -> Launcher:
             assert child.stdin is not None
             child.stdin.close()
             run.tidy()
-            watcher.ended(run, time.perf_counter() - begin)
+            watcher.ended(run)
 
         with ThreadPoolExecutor(jobs) as pool:
             try:
@@ -87,8 +85,7 @@ def ray(threads: int) -> Launcher:
         gpus = 1 if engine.cluster_resources().get("GPU") else 0
 
         @engine.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)
-        def make(arguments: list[str], log: str, folder: str) -> float:
-            begin = time.perf_counter()
+        def make(arguments: list[str], log: str, folder: str) -> None:
             with open(log, "wb") as file:  # noqa: PTH123 (runs on another machine)
                 environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
                 subprocess.run(
@@ -99,7 +96,6 @@ def ray(threads: int) -> Launcher:
                     cwd=folder,
                     check=False,
                 )
-            return time.perf_counter() - begin
 
         here = os.getcwd()  # noqa: PTH109
         waiting: dict[Any, PlannedRun] = {}
@@ -110,7 +106,7 @@ def ray(threads: int) -> Launcher:
             (done,), _ = engine.wait(list(waiting))
             run = waiting.pop(done)
             run.tidy()
-            watcher.ended(run, float(engine.get(done)))
+            watcher.ended(run)
 
     return launch
 

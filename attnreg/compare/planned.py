@@ -68,6 +68,11 @@ class PlannedRun:
         result = self._json("result.json")
         return float(result["dev"][result["metric"]])
 
+    @property
+    def seconds(self) -> float:
+        """The time it took, without what starting it takes."""
+        return float(self._json("result.json")["seconds"])
+
     def predictions(self) -> list[dict[str, Any]]:
         """Label and logits of each dev row, in order."""
         with (self.folder / "predictions.jsonl").open(encoding="utf-8") as lines:

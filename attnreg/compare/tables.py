@@ -24,7 +24,7 @@ def scores(groups: Sequence[Group]) -> Table:
         ]
         for group in groups
     ]
-    return Table(["method", "mean", "SD", "seeds, from 0"], rows)
+    return Table(["method", "mean", "SD", "seeds, from 0"], rows, texts=(0, 3))
 
 
 def differences(groups: Sequence[Group], baseline: Group) -> Table:
@@ -97,7 +97,7 @@ def options(study: Study, groups: Sequence[Group]) -> Table:
         searched = [result["search"] for result in group.results if result["search"]]
         tries = len(method.variants) if len(method.variants) > 1 else searched[0]["tries"] if searched else 1
         rows.append([method.text, values, str(tries)])
-    return Table(["method", "options of the recipe", "tries"], rows)
+    return Table(["method", "options of the recipe", "tries"], rows, texts=(0, 1))
 
 
 def tries(study: Study) -> Table | None:
@@ -109,7 +109,7 @@ def tries(study: Study) -> Table | None:
             own = [run.score for run in runs if run.method == variant]
             mark = "chosen" if variant == chosen else ""
             rows.append([variant.text, f"{sum(own) / len(own):.4f}", "  ".join(f"{score:.3f}" for score in own), mark])
-    return Table(["tried", "mean on held-out rows", "seeds, from 1000", ""], rows) if rows else None
+    return Table(["tried", "mean on held-out rows", "seeds, from 1000", ""], rows, texts=(0, 3)) if rows else None
 
 
 def _difference(result: Difference) -> list[str]:
