@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _OPTIONS = (
     click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True, help="Seeds 0, 1 and so on."),
     click.option("--baseline", help="The method that the others are compared with; by default finetune, or the first."),
-    click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time; by default one per core, at most four."),
+    click.option("--jobs", type=click.IntRange(min=1),
+                 help="Runs at a time; by default one per core, at most four, and one on a GPU."),
     click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True,
                  help="CPU threads of each run; the last bits of the numbers depend on it, never on --jobs."),
     click.option("--launcher", type=click.Choice(["local", "ray", "commands"]), default="local", show_default=True,
@@ -91,8 +92,7 @@ def _make(study: Study, own: dict[str, Any], console: Console) -> None:
     from attnreg.compare.board import Board
     from attnreg.compare.launch import local, ray
 
-    cores = os.cpu_count() or 1
-    jobs = own["jobs"] or max(1, min(4, cores // own["threads"]))
+    jobs = own["jobs"] or _usual_jobs(own["threads"], "--device cpu" in " ".join(study.options))
     launch = local(jobs, own["threads"]) if own["launcher"] == "local" else ray(own["threads"])
     while pending := [run for run in study.runs() if not run.finished]:
         with Board(list(study.runs()), jobs if own["launcher"] == "local" else len(pending), console) as board:
@@ -106,6 +106,14 @@ def _make(study: Study, own: dict[str, Any], console: Console) -> None:
                 f"Expected all runs to finish, got {len(board.failed)} that did not; the first one, "
                 f"{board.failed[0].log}, ends with: {last[-1]}"
             )
+
+
+def _usual_jobs(threads: int, on_cpu: bool) -> int:
+    import torch
+
+    if torch.cuda.is_available() and not on_cpu:
+        return 1  # several would share its memory
+    return max(1, min(4, (os.cpu_count() or 1) // threads))
 
 
 def _show(study: Study, console: Console) -> None:

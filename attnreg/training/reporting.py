@@ -33,7 +33,7 @@ def report(run: Run, history: History, plain: tuple[Run, History] | None = None,
         rows.append(
             [
                 name,
-                f"{records[-1][metric]:.4f}",
+                f"{records[-1][metric]:.4f}" + _of_epoch(records[-1]["epoch"], its_run.epochs),
                 f"{best[metric]:.4f} ({best['epoch']})",
                 f"{records[-1]['loss']:.4f}",
                 str(len(its_run.train_rows)),
@@ -61,6 +61,11 @@ def report(run: Run, history: History, plain: tuple[Run, History] | None = None,
         ]
     text += [f"{note}\n" for note in notes]
     (run.folder.path / "report.md").write_text("\n".join(text), encoding="utf-8")
+
+
+def _of_epoch(epoch: int, epochs: int) -> str:
+    """Tells which epoch it was where it was not the last one: a network may drop out before."""
+    return "" if epoch == epochs else f" (epoch {epoch})"
 
 
 def _activity(history: History) -> str:
