@@ -207,6 +207,7 @@ def test_a_run_that_fails_is_named(cli, tmp_path):
         ([""], "Expected a recipe with its options, got an empty text", 2),
         (["finetune 'a"], "No closing quotation", 2),
         (["finetune", "finetune"], "Expected each method once", 2),
+        (["ad-drop --q 0.3", "ad-drop  --q 0.3"], "Expected each method once", 2),
         (["finetune", "ad-drop --q 2"], "Invalid value for '--q'", 2),
         (["finetune", "ad-drop --q {0.1,x}"], "Invalid value for '--q'", 2),
         (["finetune", "ad-drop --seed 3"], "Expected options of the recipe in 'ad-drop --seed 3', got --seed", 2),
@@ -254,7 +255,7 @@ def write(run, score, seconds=10.0, predictions=()):
 
 def test_a_search_comes_first_and_its_best_is_run(tmp_path):
     study = study_of(tmp_path, "finetune", "ad-drop --p {0.2,0.4} --q {0.1,0.3}", search_seeds=2, equal_time=False)
-    runs = list(study.runs())
+    runs = study.runs()
     assert [run.role for run in runs] == ["final"] * 2 + ["search"] * 8
     assert all("--validation-rows" in run.arguments for run in runs[2:])
     assert {run.seed for run in runs[2:]} == {1000, 1001}
@@ -269,8 +270,10 @@ def test_the_baseline_gets_the_same_time(tmp_path):
     study = study_of(tmp_path, "finetune", "attendout", "attention-layerdrop", options=["--epochs", "10"])
     study.begin()
     times = {"finetune": (10.0, 12.0), "attendout": (24.0, 26.0), "attention-layerdrop": (11.0, 11.5)}
-    for run in list(study.runs()):
+    for run in study.runs():
         write(run, 0.5, times[run.method.text][run.seed])
+    assert not [run for run in study.runs() if run.role == "equal time"]
+    study.decide()
     longer = [run for run in study.runs() if run.role == "equal time"]
     assert [run.method.text for run in longer] == ["finetune --epochs 23"] * 2  # 10 * 25 / 11
     assert longer[0].settings.epochs == 23
@@ -278,14 +281,24 @@ def test_the_baseline_gets_the_same_time(tmp_path):
     for run in study.final_runs(Method("attendout")):  # times that come out otherwise do not change the plan
         result = json.loads((run.folder / "result.json").read_text()) | {"training_seconds": 99.0}
         (run.folder / "result.json").write_text(json.dumps(result))
+    study.decide()
     assert [run.method.text for run in study.runs() if run.role == "equal time"] == ["finetune --epochs 23"] * 2
+
+
+def test_methods_that_come_to_the_same_runs_share_them(tmp_path):
+    study = study_of(tmp_path, "finetune", "ad-drop --q 0.3", "ad-drop --q {0.1,0.3}", equal_time=False)
+    for run in study.runs():
+        write(run, 0.9 if "0.3" in run.method.text else 0.1)
+    runs = study.runs()
+    assert len(runs) == len({run.folder for run in runs}) == 2 + 2 + 2
+    assert study.final_runs(study.chosen(study.methods[2])) == study.final_runs(study.methods[1])
 
 
 def test_numbers_of_tries_that_differ_are_told(tmp_path):
     from attnreg.compare.report import _tries
 
     study = study_of(tmp_path, "finetune", "ad-drop --q {0.1,0.3}", "attention-layerdrop --drop-rate {0.1,0.2,0.3}")
-    for run in list(study.runs()):
+    for run in study.runs():
         write(run, 0.5)
     text = _tries(study)[0].text
     assert "not given the same number of tries: 2, 3" in text

@@ -95,11 +95,12 @@ def _make(study: Study, own: dict[str, Any], console: Console) -> None:
     jobs = own["jobs"] or _usual_jobs(own["threads"], "--device cpu" in " ".join(study.options))
     launch = local(jobs, own["threads"]) if own["launcher"] == "local" else ray(own["threads"])
     while pending := [run for run in study.runs() if not run.finished]:
-        with Board(list(study.runs()), jobs if own["launcher"] == "local" else len(pending), console) as board:
+        with Board(study.runs(), jobs if own["launcher"] == "local" else len(pending), console) as board:
             try:
                 launch(pending, board)
             except KeyboardInterrupt:
                 raise click.ClickException("Stopped; the same command goes on where it was.") from None
+        study.decide()
         if board.failed:
             last = board.failed[0].log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"]
             raise InputError(

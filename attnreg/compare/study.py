@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -50,9 +50,9 @@ class Study:
             UsageError: if a method, or an option of one, is.
             InputError: if the folder holds runs with other options.
         """
-        texts = [method.text for method in self.methods]
-        if twice := [text for text in texts if texts.count(text) > 1]:
-            raise UsageError(f"Expected each method once, got {twice[0]!r} {texts.count(twice[0])} times.")
+        slugs = [method.slug for method in self.methods]
+        if twice := [method.text for method in self.methods if slugs.count(method.slug) > 1]:
+            raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
         if len(self.baseline.variants) > 1:
             raise UsageError(f"Expected a baseline without values to search, got {self.baseline.text!r}.")
         for method in self.methods:
@@ -68,17 +68,15 @@ class Study:
         for run in self.runs():
             run.check()
 
-    def runs(self) -> Iterator[PlannedRun]:
+    def runs(self) -> list[PlannedRun]:
         """Every run that is wanted so far: what a search chooses, or a time allows, comes when that is known."""
-        finals: list[PlannedRun] = []
+        runs: list[PlannedRun] = []
         for method in self.methods:
-            yield from self.search_runs(method)
-            if (chosen := self.chosen(method)) is not None:
-                finals += (own := self.final_runs(chosen))
-                yield from own
-        if len(finals) == len(self.methods) * self.seeds and finished(finals):
-            for longer in dict.fromkeys(self.equal_time_methods().values()):
-                yield from self.equal_time_runs(longer)
+            chosen = self.chosen(method)
+            runs += self.search_runs(method) + ([] if chosen is None else self.final_runs(chosen))
+        for longer in self.equal_time_methods().values():
+            runs += self.equal_time_runs(longer)
+        return list({run.folder: run for run in reversed(runs)}.values())[::-1]  # two methods may come to the same run
 
     def search_runs(self, method: Method) -> list[PlannedRun]:
         """The runs by which a method's values are chosen."""
@@ -108,26 +106,29 @@ class Study:
         return [self._run(method, "equal time", seed) for seed in range(self.seeds)]
 
     def equal_time_methods(self) -> dict[Method, Method]:
-        """For each method that takes longer than the baseline, the baseline with as many epochs as take as long.
+        """For each method that takes longer than the baseline, the baseline with as many epochs as take as long."""
+        epochs_of = self._decided() if self.equal_time else {}
+        others = [method for method in self.methods if epochs_of.get(method.text) and method != self.baseline]
+        return {method: self.baseline.with_option("--epochs", epochs_of[method.text]) for method in others}
 
-        Decided once, when all runs are there, and written down: times are never the same twice.
+    def decide(self) -> None:
+        """When all methods are run, decide how long the baseline is trained for as long as each.
+
+        It is decided once for each method, and written down: times are never the same twice.
         """
-        if not self.equal_time:
-            return {}
-        decided = self.decided()
-        plain = [run.result for run in self.final_runs(self.baseline)]
-        for method in self.methods:
-            if method == self.baseline or method.text in decided:
-                continue
-            chosen = self.chosen(method)
-            assert chosen is not None
-            theirs = fmean(run.result["training_seconds"] for run in self.final_runs(chosen))
-            ratio = theirs / fmean(result["training_seconds"] for result in plain)
-            epochs = int(plain[0]["config"]["epochs"])
-            decided[method.text] = max(epochs + 1, round(epochs * ratio)) if ratio >= EQUAL_TIME_FROM else None
+        chosen = {method: self.chosen(method) for method in self.methods}
+        finals = {method: self.final_runs(choice) for method, choice in chosen.items() if choice is not None}
+        if len(finals) < len(self.methods) or not all(map(finished, finals.values())):
+            return
+        decided = self._decided()
+        plain = [run.result for run in finals[self.baseline]]
+        epochs = int(plain[0]["config"]["epochs"])
+        for method, runs in finals.items():
+            if method.text not in decided and method != self.baseline:
+                theirs = fmean(run.result["training_seconds"] for run in runs)
+                ratio = theirs / fmean(result["training_seconds"] for result in plain)
+                decided[method.text] = max(epochs + 1, round(epochs * ratio)) if ratio >= EQUAL_TIME_FROM else None
         self._write(decided)
-        epochs_of = {method: decided[method.text] for method in self.methods if method != self.baseline}
-        return {m: self.baseline.with_option("--epochs", epochs) for m, epochs in epochs_of.items() if epochs}
 
     def begin(self) -> None:
         """Make the folder.
@@ -137,13 +138,14 @@ class Study:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._write(self.decided())
+            self._write(self._decided())
+            self.decide()
             for run in self.runs():
                 run.tidy()
         except OSError as error:
             raise InputError(f"Expected --output-dir to be a folder that can be written to, got: {error}.") from error
 
-    def decided(self) -> dict[str, int | None]:
+    def _decided(self) -> dict[str, int | None]:
         """By method, for how many epochs the baseline takes as long; ``None`` where it takes no longer."""
         path = self.folder / "study.json"
         try:
