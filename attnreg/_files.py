@@ -33,6 +33,32 @@ def replaced_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
 
 
 @contextmanager
+def exclusive(path: str | os.PathLike[str]) -> Iterator[bool]:
+    """Yield whether this process alone holds a lock file within the block; it is let go when the process ends, too.
+
+    Where the system has no such locks (Windows), it is always held.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "lock"
+        >>> with exclusive(path) as first, exclusive(path) as second:
+        ...     first, second
+        (True, False)
+    """
+    with Path(path).open("a", encoding="utf-8") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass
+        except OSError:
+            yield False
+            return
+        yield True
+
+
+@contextmanager
 def replaced_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield an empty folder beside ``path``; it takes the place of ``path`` when the block ends without an error.
 

@@ -17,7 +17,7 @@ from attnreg.training import recipe
                  help="One draw for all heads of a layer, or one for each from the same probabilities."),
     click.option("--warmup", type=click.FloatRange(0, 1), default=0.1, show_default=True,
                  help="Share of training before the game begins."),
-    click.option("--game", type=click.FloatRange(0, 1), default=0.5, show_default=True,
+    click.option("--game", type=click.FloatRange(0, 1, min_open=True), default=0.5, show_default=True,
                  help="Share of the epochs in which it is played; then the returned one goes on alone, with all rows."),
     click.option("--generator-lr", type=click.FloatRange(min=0), default=5e-5, show_default=True),
     click.option("--score", type=click.Choice(["loss", "accuracy"]), default="loss", show_default=True),
@@ -54,6 +54,8 @@ def attendout(
     """
     import torch
 
+    if warmup >= game:
+        raise click.UsageError(f"Expected --warmup below --game, got {warmup} and {game}: the game would not begin.")
     reward_batches, notes = None, []
     game_epochs = max(1, round(game * run.epochs))
     if reward_data == "held-out":

@@ -13,9 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 from sklearn.metrics import matthews_corrcoef
 
+from attnreg._files import exclusive
+from attnreg.compare.launch import commands
 from attnreg.compare.method import Method
+from attnreg.compare.report import write_report
 from attnreg.compare.study import Study
 
 SMALL = ["--epochs", 1, "--train-size", 64, "--batch-size", 32, "--device", "cpu"]
@@ -102,7 +106,7 @@ def test_the_report_has_what_it_needs(finished):
         assert f"## {heading}" in report
         assert f"<h2>{heading}</h2>" in page
     assert "| attention-layerdrop --drop-rate {0.1,0.9} | p = 0." in report
-    assert "not given the same number of tries" not in report  # one method was searched
+    assert "not given the same number of tries: finetune 1, ad-drop --q 0.5 1, attention-layerdrop" in report
     assert report.count("chosen |") == 1
     assert "data:image/png;base64," in page
     assert not re.search(r'(src|href)="(?!data:)', page)
@@ -135,10 +139,10 @@ def test_another_seed_uses_what_is_there(finished, cli, tmp_path):
     )
     lines = printed.stdout.splitlines()
     assert len(lines) == 2 + 3  # one more seed of what is there, three of what is new
-    assert all(line.startswith("attnreg recipe ") for line in lines)
-    assert "5 runs to make" in printed.stderr
+    assert all(line.startswith("OMP_NUM_THREADS=1 attnreg recipe ") for line in lines)
+    assert "5 runs to make, 0 running" in printed.stderr
     line = next(line for line in lines if "seed2" in line and "finetune" in line)
-    made = cli(*shlex.split(line)[1:])
+    made = cli(*shlex.split(line)[2:])
     assert made.exit_code == 0, made.output
     assert (tmp_path / "study" / "finetune" / "seed2" / "result.json").is_file()
 
@@ -210,7 +214,19 @@ def test_a_run_that_fails_is_named(cli, tmp_path):
         (["ad-drop --q 0.3", "ad-drop  --q 0.3"], "Expected each method once", 2),
         (["finetune", "ad-drop --q 2"], "Invalid value for '--q'", 2),
         (["finetune", "ad-drop --q {0.1,x}"], "Invalid value for '--q'", 2),
-        (["finetune", "ad-drop --seed 3"], "Expected options of the recipe in 'ad-drop --seed 3', got --seed", 2),
+        (
+            ["finetune", "ad-drop --seed 3"],
+            "Expected --seed for all methods alike, got it within 'ad-drop --seed 3'",
+            2,
+        ),
+        (["finetune", "ad-drop --validation-rows=3"], "Expected --validation-rows for all methods alike", 2),
+        (["finetune", "ad-drop --task cola"], "Expected --task for all methods alike", 2),
+        (
+            ["finetune", "ad-drop --layers {0,1} --search p=0.1,0.2"],
+            "Expected values in braces or --search, got both",
+            2,
+        ),
+        (["finetune", "--launcher", "commands", "--jobs", 2], "Expected --jobs with --launcher local alone", 2),
         (["finetune", "--baseline", "ad-drop"], "Expected --baseline to be one of the methods, got 'ad-drop'", 2),
         (["finetune --epochs {1,2}", "ad-drop"], "Expected a baseline without values to search", 2),
         (["finetune", "--seeds", 0], "Invalid value for '--seeds'", 2),
@@ -246,11 +262,149 @@ def study_of(tmp_path, *methods, **options):
     return Study(chosen, chosen[0], **options)
 
 
-def write(run, score, seconds=10.0, predictions=()):
+LABELS = [0, 1] * 50
+
+
+def write(run, score, seconds=10.0, **changes):
+    """A finished run whose accuracy on a hundred dev rows is the score."""
     run.folder.mkdir(parents=True)
     (run.folder / "config.json").write_text(json.dumps(run.settings.to_dict()))
-    result = {"metric": "accuracy", "dev": {"accuracy": score}, "training_seconds": seconds}
-    (run.folder / "result.json").write_text(json.dumps(result))
+    result = {
+        "metric": "accuracy",
+        "scored_on": "dev",
+        "dev": {"accuracy": score, "loss": 1 - score, "calibration_error": 0.1},
+        "train": {"accuracy": 0.9, "loss": 0.25},
+        "best_epoch": {"epoch": 1, "accuracy": score},
+        "rows": 40,
+        "steps": 20,
+        "training_seconds": seconds,
+        "peak_memory_bytes": 100,
+        "forward_rows": 400,
+        "backward_rows": 300,
+        "drop_rates": {},
+        "active_steps": 0,
+        "search": None,
+        "held_out": None,
+        "environment": {"device": "cpu", "threads": 1},
+    }
+    (run.folder / "result.json").write_text(json.dumps({**result, **changes}))
+    wrong = round(100 * (1 - score))
+    rows = [{"label": label, "logits": [label ^ (n >= wrong), label ^ (n < wrong)]} for n, label in enumerate(LABELS)]
+    (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def table(report, heading):
+    """The first table below a heading, as dicts by column."""
+    lines = report[report.index(f"## {heading}") :].splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("|"))
+    cells = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        cells.append([cell.strip() for cell in line.strip("|").split("|")])
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+
+
+def test_every_number_of_the_report(tmp_path):
+    study = study_of(tmp_path, "finetune", "ad-drop", "attention-layerdrop --drop-rate 0", seeds=3)
+    study.begin()
+    scores = {
+        "finetune": (0.70, 0.72, 0.77),
+        "ad-drop": (0.75, 0.76, 0.85),
+        "attention-layerdrop --drop-rate 0": (0.7, 0.7, 0.7),
+    }
+    for run in study.runs():
+        other = {}
+        if run.method.text == "ad-drop":
+            other = {
+                "seconds": 15.0,
+                "forward_rows": 600,
+                "peak_memory_bytes": 150,
+                "active_steps": 10,
+                "drop_rates": {"encoder.0": 0.1, "encoder.1": 0.3},
+            }
+        write(run, scores[run.method.text][run.seed], **other)
+    study.decide()
+    for run in study.runs():
+        if run.role == "equal time":
+            write(run, 0.71 + 0.01 * run.seed, 14.0)
+    write_report(study)
+    report = (tmp_path / "study" / "report.md").read_text()
+    first = table(report, "Scores")[1]
+    assert first == {
+        "method": "ad-drop",
+        "mean": f"{np.mean(scores['ad-drop']):.4f}",
+        "SD": f"{np.std(scores['ad-drop'], ddof=1):.4f}",
+        "seeds, from 0": "0.750  0.760  0.850",
+    }
+    ad_drop, layerdrop = table(report, "Differences to finetune")
+    tests = [stats.ttest_rel(scores[name], scores["finetune"]) for name in list(scores)[1:]]
+    gap = np.mean(scores["ad-drop"]) - np.mean(scores["finetune"])
+    low, high = tests[0].confidence_interval()
+    assert ad_drop["difference"] == f"{gap:+.4f}"
+    assert ad_drop["95 % over seeds"] == f"[{low:+.4f}, {high:+.4f}]"
+    assert ad_drop["p"] == f"{tests[0].pvalue:.3f}"
+    assert float(ad_drop["p (Holm)"]) == pytest.approx(2 * tests[0].pvalue, abs=1e-3)
+    assert layerdrop["p (Holm)"] == layerdrop["p"] == f"{tests[1].pvalue:.3f}"
+    low, high = (float(end) for end in ad_drop["95 % over dev rows"].strip("[]").split(","))
+    assert 0 < low < gap < high < 0.12
+    fit = table(report, "Fit")[1]
+    dev = np.mean(scores["ad-drop"])
+    assert (fit["train"], fit["dev"], fit["gap"]) == ("0.9000", f"{dev:.4f}", f"{0.9 - dev:+.4f}")
+    assert (fit["train loss"], fit["dev loss"], fit["calibration error"]) == ("0.250", f"{1 - dev:.3f}", "0.100")
+    cost = table(report, "Cost")[1]
+    assert (cost["time ratio"], cost["memory ratio"], cost["forward ratio"], cost["backward ratio"]) == (
+        "1.50",
+        "1.50",
+        "1.50",
+        "1.00",
+    )
+    assert (cost["active steps"], cost["drop rate"]) == ("50%", "0.200")
+    (equal,) = table(report, "finetune, given the same time")
+    gap = dev - 0.72
+    assert (equal["method"], equal["its time (s)"], equal["its mean"]) == ("ad-drop", "14", "0.7200")
+    assert equal["difference"] == f"{gap:+.4f}"
+    assert equal["p"] == f"{stats.ttest_rel(scores['ad-drop'], (0.71, 0.72, 0.73)).pvalue:.3f}"
+    told = {row["method"]: row["options of the recipe"] for row in table(report, "Options")}
+    assert told["attention-layerdrop --drop-rate 0"] == "p = 0.0"  # a zero is told as well
+    assert "Made with device cpu; threads 1." in report
+    assert "Nothing was searched" in report
+
+
+def test_what_cannot_be_measured_is_left_blank(tmp_path):
+    study = study_of(tmp_path, "finetune", "ad-drop", equal_time=False)
+    for run in study.runs():
+        write(run, 0.5 + 0.1 * run.seed, peak_memory_bytes=0, environment={"device": "cpu", "threads": run.seed})
+    study.begin()
+    write_report(study)
+    report = (tmp_path / "study" / "report.md").read_text()
+    assert table(report, "Cost")[1]["memory ratio"] == ""
+    assert "Warning, made differently: device cpu; threads 0 | device cpu; threads 1." in report
+
+
+def test_searches_of_the_recipes_own_are_told(tmp_path):
+    study = study_of(
+        tmp_path, "finetune", "ad-drop --search p=0.1:0.2:0.1 q=0.3", "attention-layerdrop", equal_time=False
+    )
+    study.begin()
+    for run in study.runs():
+        search = (
+            {"tries": 2, "rows": 9, "chosen": {"p": 0.1 + 0.1 * run.seed, "q": 0.3}}
+            if "search" in run.method.text
+            else None
+        )
+        held_out = {"rows": 5, "epochs": 2} if "layerdrop" in run.method.text else None
+        write(run, 0.5 + 0.1 * run.seed, search=search, held_out=held_out)
+    write_report(study)
+    report = (tmp_path / "study" / "report.md").read_text()
+    row = table(report, "Options")[1]
+    assert "p = 0.1  0.2 (by seed)" in row["options of the recipe"]
+    assert row["tries"] == "2"
+    assert (
+        "not given the same number of tries: finetune 1, ad-drop --search p=0.1:0.2:0.1 q=0.3 2, attention-layerdrop 1"
+        in report
+    )
+    assert "attention-layerdrop held out 5 of the training rows for its reward in the first 2 epochs" in report
 
 
 def test_a_search_comes_first_and_its_best_is_run(tmp_path):
@@ -294,11 +448,34 @@ def test_methods_that_come_to_the_same_runs_share_them(tmp_path):
     assert study.final_runs(study.chosen(study.methods[2])) == study.final_runs(study.methods[1])
 
 
-def test_numbers_of_tries_that_differ_are_told(tmp_path):
-    from attnreg.compare.report import _tries
+def test_a_run_that_somebody_is_at_is_left_alone(tmp_path):
+    study = study_of(tmp_path, "finetune", equal_time=False)
+    busy, stale = study.runs()
+    for run in (busy, stale):
+        run.folder.mkdir(parents=True)
+        (run.folder / "config.json").write_text(json.dumps(run.settings.to_dict()))
+    printed = []
+    with exclusive(busy.folder / ".lock"):
+        assert busy.running
+        assert commands(study.runs(), 3, printed.append) == 1
+    assert "seed1" in printed[0]
+    assert printed[0].startswith("OMP_NUM_THREADS=3 attnreg recipe finetune ")
+    assert (busy.folder / "config.json").is_file()
+    assert not stale.folder.exists()
+    assert not busy.running
 
-    study = study_of(tmp_path, "finetune", "ad-drop --q {0.1,0.3}", "attention-layerdrop --drop-rate {0.1,0.2,0.3}")
-    for run in study.runs():
-        write(run, 0.5)
-    text = _tries(study)[0].text
-    assert "not given the same number of tries: 2, 3" in text
+
+def test_a_search_that_was_stopped_is_gone_on_with(tmp_path):
+    run = study_of(tmp_path, "ad-drop --search p=0.1,0.2").runs()[0]
+    (run.folder / "search" / "p=0.1").mkdir(parents=True)
+    run.prepare()
+    assert (run.folder / "search" / "p=0.1").is_dir()
+    assert run.command_line()[-1] == "--resume"
+
+
+@pytest.mark.parametrize(
+    "text", ["ad-drop --search p=0.1:0.9:0.1 q=0.3", "ad-drop --layers 0,1 --p " + "0.3" * 100, "mine/r.py"]
+)
+def test_folders_have_names_that_any_system_takes(text):
+    assert re.fullmatch(r"[\w.=,-]{1,90}", Method(text).slug)
+    assert Method(text).slug != Method(text + "0").slug

@@ -25,12 +25,15 @@ def test_paired_difference_is_students():
     assert got.p == pytest.approx(2 * stats.t.sf(abs(gaps.mean()) / error, 6))
 
 
-@pytest.mark.parametrize("scores", [[0.5], [0.4, 0.6, 0.7]])
-def test_no_interval_where_there_is_no_spread(scores):
-    got = paired_difference(np.array(scores) + 0.25, scores)
-    assert got.mean == pytest.approx(0.25)
-    assert math.isnan(got.low) or got.low == pytest.approx(0.25)  # the last bits may differ
-    assert len(scores) > 1 or math.isnan(got.p)
+@pytest.mark.parametrize("right", [[150], [150, 201, 77], [11, 201, 272]])
+def test_no_interval_where_there_is_no_spread(right):
+    accuracies = np.array(right) / 277
+    got = paired_difference((np.array(right) + 3) / 277, accuracies)  # the gaps differ in their last bits
+    assert got.mean == pytest.approx(3 / 277)
+    assert math.isnan(got.low)
+    assert math.isnan(got.high)
+    assert math.isnan(got.p)
+    assert not got.excludes_zero
 
 
 def test_unequal_numbers_of_seeds_are_refused():

@@ -61,6 +61,8 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     from attnreg.compare.study import Study
 
     own = {name: options.pop(name) for name in _OWN}
+    if own["jobs"] is not None and own["launcher"] != "local":
+        raise UsageError(f"Expected --jobs with --launcher local alone, got it with {own['launcher']}.")
     chosen = [Method(text) for text in methods]
     default = next((method for method in chosen if method.words[0] == "finetune"), chosen[0])
     baseline = default if own["baseline"] is None else Method(own["baseline"])
@@ -80,20 +82,22 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
         from attnreg.compare.launch import commands
 
         if pending := [run for run in study.runs() if not run.finished]:
-            commands(pending, click.echo)
-            click.echo(f"{len(pending)} runs to make; then the same command again goes on.", err=True)
+            count = commands(pending, own["threads"], click.echo)
+            text = f"{count} runs to make, {len(pending) - count} running; then the same command again goes on."
+            click.echo(text, err=True)
             return
+        study.decide()
     else:
-        _make(study, own, Console())
+        _make(study, own, options["device"] == "cpu", Console())
     _show(study, Console())
 
 
-def _make(study: Study, own: dict[str, Any], console: Console) -> None:
+def _make(study: Study, own: dict[str, Any], on_cpu: bool, console: Console) -> None:
     from attnreg.compare.board import Board
     from attnreg.compare.launch import local, ray
 
-    jobs = own["jobs"] or _usual_jobs(own["threads"], "--device cpu" in " ".join(study.options))
-    launch = local(jobs, own["threads"]) if own["launcher"] == "local" else ray(own["threads"])
+    jobs = own["jobs"] or _usual_jobs(own["threads"], on_cpu)
+    launch = local(jobs, own["threads"]) if own["launcher"] == "local" else ray(own["threads"], on_cpu)
     while pending := [run for run in study.runs() if not run.finished]:
         with Board(study.runs(), jobs if own["launcher"] == "local" else len(pending), console) as board:
             try:
@@ -102,10 +106,11 @@ def _make(study: Study, own: dict[str, Any], console: Console) -> None:
                 raise click.ClickException("Stopped; the same command goes on where it was.") from None
         study.decide()
         if board.failed:
-            last = board.failed[0].log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"]
+            log = board.failed[0].log
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
             raise InputError(
                 f"Expected all runs to finish, got {len(board.failed)} that did not; the first one, "
-                f"{board.failed[0].log}, ends with: {last[-1]}"
+                f"{log}, ends with: {lines[-1] if lines else 'nothing'}"
             )
 
 

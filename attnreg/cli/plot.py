@@ -16,7 +16,9 @@ def plot(run: Path, layer: int) -> None:
     """Draw the pictures of RUN, a run folder: drop rates, convergence, attention, the game. They go to RUN/plots."""
     if not run.is_dir():
         raise InputError(f"Expected a run folder, got {run}: no such folder.")
-    from attnreg.plots.of_run import plot_run
+    from attnreg.plots.of_run import has_attention, plot_run
 
     for path in plot_run(run, layer):
         click.echo(path)
+    if not has_attention(run):
+        click.echo("No attention.png: the run has no provider, or its model was not kept (--keep-models).", err=True)

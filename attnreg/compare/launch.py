@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
 from attnreg.compare.planned import PlannedRun
@@ -27,6 +28,31 @@ class Watcher(Protocol):
 Launcher = Callable[[Sequence[PlannedRun], Watcher], None]
 
 
+def _make(
+    words: Sequence[str],
+    log: str,
+    threads: int,
+    begun: Callable[[subprocess.Popen[bytes]], None] | None = None,
+    folder: str | None = None,
+) -> None:
+    """One run in a process that ends with this one."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    with Path(log).open("wb") as file:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "attnreg.cli.child", *words],
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=folder,
+        )
+        if begun is not None:
+            begun(child)
+        child.wait()
+    assert child.stdin is not None
+    child.stdin.close()
+
+
 def local(jobs: int, threads: int) -> Launcher:
     """Several processes at a time.
 
@@ -40,16 +66,8 @@ def local(jobs: int, threads: int) -> Launcher:
 
         def make(run: PlannedRun) -> None:
             watcher.started(run)
-            arguments = [sys.executable, "-m", "attnreg.cli.child", *run.command()]
-            with run.log.open("wb") as log:
-                environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-                child = subprocess.Popen(
-                    arguments, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment
-                )
-                children.append(child)
-                child.wait()
-            assert child.stdin is not None
-            child.stdin.close()
+            run.prepare()
+            _make(run.command_line(), str(run.log), threads, children.append)
             run.tidy()
             watcher.ended(run)
 
@@ -66,14 +84,15 @@ def local(jobs: int, threads: int) -> Launcher:
     return launch
 
 
-def ray(threads: int) -> Launcher:
+def ray(threads: int, on_cpu: bool) -> Launcher:
     """Tasks on the Ray cluster that ``RAY_ADDRESS`` names, or on this machine; all nodes must share the folder.
 
     Args:
-        threads: CPUs of each run; it gets a GPU too where the cluster has some.
+        threads: CPUs of each run.
+        on_cpu: do without a GPU where the cluster has some; otherwise each run gets one.
 
     Raises:
-        InputError: if Ray is not installed.
+        InputError: if Ray is not installed, or no machine of the cluster has so many CPUs.
     """
     try:
         import ray as engine
@@ -82,41 +101,43 @@ def ray(threads: int) -> Launcher:
 
     def launch(runs: Sequence[PlannedRun], watcher: Watcher) -> None:
         engine.init(ignore_reinit_error=True, log_to_driver=False)
-        gpus = 1 if engine.cluster_resources().get("GPU") else 0
-
-        @engine.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)
-        def make(arguments: list[str], log: str, folder: str) -> None:
-            with open(log, "wb") as file:  # noqa: PTH123 (runs on another machine)
-                environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-                subprocess.run(
-                    [sys.executable, "-m", "attnreg", *arguments],
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    cwd=folder,
-                    check=False,
-                )
-
-        here = os.getcwd()  # noqa: PTH109
+        most = max(node["Resources"].get("CPU", 0) for node in engine.nodes())
+        if threads > most:
+            raise InputError(f"Expected --threads of at most {most:g}, as a machine of the cluster has, got {threads}.")
+        gpus = 1 if engine.cluster_resources().get("GPU") and not on_cpu else 0
+        make: Any = engine.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(_make)
+        here = str(Path.cwd())
         waiting: dict[Any, PlannedRun] = {}
         for run in runs:
-            waiting[make.remote(run.command(), str(run.log.resolve()), here)] = run
+            run.prepare()
+            waiting[make.remote(run.command_line(), str(run.log.resolve()), threads, None, here)] = run
             watcher.started(run)
         while waiting:
             (done,), _ = engine.wait(list(waiting))
             run = waiting.pop(done)
+            try:
+                engine.get(done)
+            except engine.exceptions.RayError as error:
+                run.log.write_text(f"Ray: {error}", encoding="utf-8")
             run.tidy()
             watcher.ended(run)
 
     return launch
 
 
-def commands(runs: Sequence[PlannedRun], echo: Callable[[str], None]) -> None:
-    """Print one command a line, for a scheduler of one's own.
+def commands(runs: Sequence[PlannedRun], threads: int, echo: Callable[[str], None]) -> int:
+    """Print one command a line, for a scheduler of one's own, for each run that no process is at.
 
     Args:
         runs: what is to be made.
+        threads: CPU threads of each.
         echo: prints a line.
+
+    Returns:
+        how many were printed.
     """
-    for run in runs:
-        echo(shlex.join(["attnreg", *run.command()]))
+    waiting = [run for run in runs if not run.running]
+    for run in waiting:
+        run.prepare()
+        echo(f"OMP_NUM_THREADS={threads} {shlex.join(['attnreg', *run.command_line()])}")
+    return len(waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import shlex
@@ -72,8 +73,10 @@ class Method:
 
     @property
     def slug(self) -> str:
-        """Name of its folder."""
-        return re.sub(r"[^\w.=,-]+", "", " ".join(self.words).replace("/", "_")).removesuffix(".py")
+        """Name of its folder: its words, and a short hash where they would not make a good name."""
+        name = "".join(self.words)
+        good = re.sub(r"[^\w.=,-]", "_", name)[:80]
+        return good if good == name else f"{good}-{hashlib.sha256(' '.join(self.words).encode()).hexdigest()[:8]}"
 
     def with_option(self, name: str, value: object) -> Method:
         """The same with one more option."""

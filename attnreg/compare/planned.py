@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from attnreg._files import exclusive
 from attnreg.compare.method import Method
 from attnreg.errors import InputError
+from attnreg.training.folder import LOCK
 from attnreg.training.settings import Settings
 
 Role = Literal["final", "search", "equal time"]
@@ -79,31 +81,44 @@ class PlannedRun:
             return [json.loads(line) for line in lines]
 
     def check(self) -> None:
-        """Raise if the folder holds a run with other options.
+        """Raise if the folder cannot take this run.
 
         Raises:
-            InputError: if so, or if it holds what is not a run.
+            InputError: if it holds a run with other options, or what is not a run, or somebody writes to it.
         """
-        if not (self.folder / "config.json").is_file():
-            if self.folder.exists() and any(self.folder.iterdir()):
-                raise InputError(f"Expected a run in {self.folder} or nothing, got a folder without config.json.")
+        if not self.folder.exists():
             return
-        if differences := self.settings.differences(self._json("config.json")):
+        if not (self.folder / "config.json").is_file():
+            if any(not path.name.startswith(".") for path in self.folder.iterdir()):
+                raise InputError(f"Expected a run in {self.folder} or nothing, got a folder without config.json.")
+        elif differences := self.settings.differences(self._json("config.json")):
             raise InputError(
                 f"Expected the run in {self.folder} to have the options of this comparison, got "
                 f"{', '.join(differences)}: give the same options, or another --output-dir."
             )
 
-    def command(self) -> list[str]:
-        """What to run after ``attnreg``, going on from a checkpoint where there is one.
+    @property
+    def running(self) -> bool:
+        """Whether some process is at it."""
+        if not (self.folder / LOCK).is_file():
+            return False
+        with exclusive(self.folder / LOCK) as free:
+            return not free
 
-        What was stopped before its first checkpoint is removed: there is nothing in it to go on from.
-        """
-        resume = any((self.folder / "checkpoints").glob("step-*"))
-        if not resume and self.folder.exists():
-            shutil.rmtree(self.folder)
+    @property
+    def resumable(self) -> bool:
+        """Whether there is something to go on from: a checkpoint, or tries of the recipe's own search."""
+        return any((self.folder / "checkpoints").glob("step-*")) or (self.folder / "search").is_dir()
+
+    def command_line(self) -> list[str]:
+        """What to run after ``attnreg``."""
+        return ["recipe", self.method.words[0], *self.arguments, *(["--resume"] if self.resumable else [])]
+
+    def prepare(self) -> None:
+        """Make room, right before the run starts: what stopped before there was anything to go on from is removed."""
+        if not self.resumable and not self.running:
+            shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        return ["recipe", self.method.words[0], *self.arguments, *(["--resume"] if resume else [])]
 
     def tidy(self) -> None:
         """Remove what a finished run no longer needs: its checkpoints and, unless it is to be kept, its model."""

@@ -49,7 +49,8 @@ def write_report(study: Study) -> list[Table]:
         text = (
             "Seed by seed, the method minus the baseline. Over seeds: Student's paired t, which answers for other "
             "seeds on the same dev rows. Over dev rows: a percentile bootstrap with 2000 resamples, which answers for "
-            "other dev rows with the same networks. p is of the first; Holm's correction is for all lines."
+            "other dev rows with the same networks. p is of the first. The intervals are not corrected "
+            "for the number of methods; p (Holm) is, within this table."
         )
         blocks += [Heading(f"Differences to {baseline.name}"), shown[1], Paragraph(text)]
     text = (
@@ -58,16 +59,19 @@ def write_report(study: Study) -> list[Table]:
     )
     blocks += [Heading("Fit"), tables.fit(groups), Paragraph(text)]
     text = (
-        "Means over seeds; ratios are to the baseline. Time is that of training steps, without evaluations. Passes are "
-        "rows of the fine-tuned networks; what a Generator computes is in the time alone. Memory is the peak of the "
-        "process on a CPU, of tensors on a GPU. The drop rate is over layers and active steps."
+        "Means over seeds; ratios are to the baseline. Time is that of training, without evaluations, checkpoints and "
+        "searches. Passes are rows of the fine-tuned networks; what a Generator computes is in the time alone. Memory "
+        "is the peak of the process on a CPU, of tensors on a GPU. The drop rate is over layers and active steps."
     )
     blocks += [Heading("Cost"), tables.cost(groups, baseline), Paragraph(text)]
     if plain:
-        text = "The same model, data and seeds, with more epochs: as many as take as long to train."
+        text = (
+            "The same model, data and seeds, with more epochs: as many as take as long to train. p (Holm) is corrected "
+            "within this table."
+        )
         equal = tables.equal_time([group for group in others if group.name in plain], plain)
         blocks += [Heading(f"{baseline.name}, given the same time"), equal, Paragraph(text)]
-    blocks += [Heading("Options"), tables.options(study, groups), *_tries(study)]
+    blocks += [Heading("Options"), tables.options(study, groups), *_tries(study, groups)]
     for name, content in (("report.md", markdown(blocks, study.folder)), ("report.html", self_contained_html(blocks))):
         with replaced_file(study.folder / name) as file:
             file.write(content)
@@ -87,13 +91,8 @@ def _command(study: Study) -> str:
 
 
 def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
-    names = {
-        "model": "model",
-        "batch_size": "batch size",
-        "learning_rate": "learning rate",
-        "max_length": "longest input",
-    }
-    values = ", ".join(f"{text} {_config(baseline, name) or 'of the task'}" for name, text in names.items())
+    names = ("model", "batch_size", "learning_rate", "max_length")
+    values = ", ".join(f"{name.replace('_', ' ')} {_config(baseline, name) or 'of the task'}" for name in names)
     precision = _config(baseline, "mixed_precision") or "float32"
     yield (
         f"{len(baseline.runs)} seeds; {baseline.results[0]['rows']} training rows, {len(baseline.labels)} dev rows; "
@@ -103,6 +102,15 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     for group in groups:
         if group.results[0]["config"]["own"].get("reward_data") == "dev":
             yield f"Warning: {group.name} took its rewards from the dev rows, so its scores are not held out."
+        if held := group.results[0]["held_out"]:
+            yield (
+                f"{group.name} held out {held['rows']} of the training rows for its reward in the first "
+                f"{held['epochs']} epochs, so it saw fewer, in another order."
+            )
+    environments = {tuple(run["environment"].items()) for group in groups for run in group.results}
+    described = ("; ".join(" ".join(map(str, pair)) for pair in environment) for environment in sorted(environments))
+    made = "Made with" if len(environments) == 1 else "Warning, made differently:"
+    yield f"{made} {' | '.join(described)}."
 
 
 def _pictures(study: Study, groups: Sequence[Group], baseline: Group) -> Iterator[Picture]:
@@ -113,18 +121,21 @@ def _pictures(study: Study, groups: Sequence[Group], baseline: Group) -> Iterato
     )
 
 
-def _tries(study: Study) -> list[Block]:
-    searched = tables.tries(study)
-    if searched is None:
+def _tries(study: Study, groups: Sequence[Group]) -> list[Block]:
+    counts = {method.text: tables.tries_of(method, group) for method, group in zip(study.methods, groups, strict=True)}
+    if max(counts.values()) == 1:
         return [Paragraph("Nothing was searched: each method was given one set of options.")]
-    text = (
-        f"Values in braces were chosen by the mean score on {study.search_rows} rows held out from train, with "
-        f"{study.search_seeds} seed{'s' * (study.search_seeds > 1)} of their own; dev took no part."
-    )
-    counts = {len(method.variants) for method in study.methods if study.search_runs(method)}
-    if len(counts) > 1:
-        text += f" The methods were not given the same number of tries: {', '.join(map(str, sorted(counts)))}."
-    return [Paragraph(text), searched]
+    blocks: list[Block] = []
+    if len({count for name, count in counts.items() if name != study.baseline.text}) > 1:
+        tried = ", ".join(f"{name} {count}" for name, count in counts.items())
+        blocks.append(Paragraph(f"The methods were not given the same number of tries: {tried}."))
+    if (searched := tables.tries(study)) is not None:
+        text = (
+            f"Values in braces were chosen by the mean score on {study.search_rows} rows held out from train, with "
+            f"{study.search_seeds} seed{'s' * (study.search_seeds > 1)} of their own; dev took no part."
+        )
+        blocks += [Paragraph(text), searched]
+    return blocks
 
 
 def _write_csv(study: Study) -> None:

@@ -60,7 +60,7 @@ def paired_difference(scores: ArrayLike, others: ArrayLike, confidence: float = 
     if a.shape != b.shape or a.ndim != 1 or not len(a):
         raise InputError(f"Expected as many scores on both sides, got {a.shape} and {b.shape}.")
     gaps = a - b
-    if len(gaps) < 2 or np.ptp(gaps) == 0:
+    if len(gaps) < 2 or np.ptp(gaps) <= 1e-12 * max(np.abs(a).max(), np.abs(b).max()):  # rounding is no spread
         return Difference(float(gaps.mean()), math.nan, math.nan, math.nan)
     test = stats.ttest_rel(a, b)
     interval = test.confidence_interval(confidence)

@@ -15,6 +15,7 @@ from attnreg.errors import InputError, UsageError
 
 SEARCH_SEED = 1000
 EQUAL_TIME_FROM = 1.1
+OF_ALL = {"task", "data_dir", "train_size", "validation_rows", "seed", "output_dir", "resume", "device"}
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,12 @@ class Study:
             raise UsageError(f"Expected a baseline without values to search, got {self.baseline.text!r}.")
         for method in self.methods:
             for variant in method.variants:
-                for word in variant.options:
-                    if word in ("--seed", "--output-dir", "--resume", "--validation-rows"):
-                        raise UsageError(f"Expected options of the recipe in {variant.text!r}, got {word}.")
-                self._run(variant, "final", 0).settings  # noqa: B018 (wrong options are told here)
+                if common := variant.command.given(variant.options) & OF_ALL:
+                    option = min(common).replace("_", "-")
+                    raise UsageError(f"Expected --{option} for all methods alike, got it within {variant.text!r}.")
+                own = self._run(variant, "final", 0).settings.own
+                if own.get("search") and len(method.variants) > 1:
+                    raise UsageError(f"Expected values in braces or --search, got both in {method.text!r}.")
         if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / "study.json").is_file():
             raise InputError(
                 f"Expected --output-dir to be new, empty or a comparison's, got {self.folder}: choose another folder."
@@ -92,7 +95,7 @@ class Study:
         """The variant with the best mean score on held-out rows (the first of equals); ``None`` until all are run."""
         runs = self.search_runs(method)
         if not runs:
-            return method
+            return method.variants[0]
         if not finished(runs):
             return None
         return max(method.variants, key=lambda variant: fmean(run.score for run in runs if run.method == variant))
@@ -107,9 +110,13 @@ class Study:
 
     def equal_time_methods(self) -> dict[Method, Method]:
         """For each method that takes longer than the baseline, the baseline with as many epochs as take as long."""
-        epochs_of = self._decided() if self.equal_time else {}
-        others = [method for method in self.methods if epochs_of.get(method.text) and method != self.baseline]
-        return {method: self.baseline.with_option("--epochs", epochs_of[method.text]) for method in others}
+        decided = self._decided() if self.equal_time else {}
+        epochs_of = {method: decided.get(self._pair(method)) for method in self.methods if method != self.baseline}
+        return {method: self.baseline.with_option("--epochs", epochs) for method, epochs in epochs_of.items() if epochs}
+
+    def _pair(self, method: Method) -> str:
+        chosen = self.chosen(method)
+        return f"{'?' if chosen is None else chosen.text} over {self.baseline.text}"
 
     def decide(self) -> None:
         """When all methods are run, decide how long the baseline is trained for as long as each.
@@ -124,10 +131,12 @@ class Study:
         plain = [run.result for run in finals[self.baseline]]
         epochs = int(plain[0]["config"]["epochs"])
         for method, runs in finals.items():
-            if method.text not in decided and method != self.baseline:
+            if self._pair(method) not in decided and method != self.baseline:
                 theirs = fmean(run.result["training_seconds"] for run in runs)
                 ratio = theirs / fmean(result["training_seconds"] for result in plain)
-                decided[method.text] = max(epochs + 1, round(epochs * ratio)) if ratio >= EQUAL_TIME_FROM else None
+                decided[self._pair(method)] = (
+                    max(epochs + 1, round(epochs * ratio)) if ratio >= EQUAL_TIME_FROM else None
+                )
         self._write(decided)
 
     def begin(self) -> None:
@@ -140,8 +149,6 @@ class Study:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write(self._decided())
             self.decide()
-            for run in self.runs():
-                run.tidy()
         except OSError as error:
             raise InputError(f"Expected --output-dir to be a folder that can be written to, got: {error}.") from error
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from attnreg.compare.document import Table
 from attnreg.compare.group import Group
+from attnreg.compare.method import Method
 from attnreg.compare.statistics import Difference, bootstrap_over_rows, holm, paired_difference
 from attnreg.compare.study import Study
 from attnreg.tasks.metrics import CONFUSION
@@ -31,11 +32,11 @@ def differences(groups: Sequence[Group], baseline: Group) -> Table:
     """Each method minus the baseline, seed by seed."""
     results = [paired_difference(group.scores, baseline.scores) for group in groups]
     adjusted = holm([result.p for result in results])
-    header = ["method", "difference", "95 % over seeds", "p", "p (Holm)", "95 % over dev rows", "over seeds, 0 is"]
+    header = ["method", "difference", "95 % over seeds", "p", "p (Holm)", "95 % over dev rows"]
     rows = []
     for group, result, p in zip(groups, results, adjusted, strict=True):
         low, high = bootstrap_over_rows(CONFUSION[group.metric], group.labels, group.predictions, baseline.predictions)
-        rows.append([group.name, *_difference(result), _p(p), f"[{low:+.4f}, {high:+.4f}]", _where_zero_is(result)])
+        rows.append([group.name, *_difference(result), _p(p), f"[{low:+.4f}, {high:+.4f}]"])
     return Table(header, rows)
 
 
@@ -63,10 +64,12 @@ def cost(groups: Sequence[Group], baseline: Group) -> Table:
         "active steps",
         "drop rate",
     ]
-    paths = [("training_seconds",), ("peak_memory_bytes",), ("forward_rows",), ("backward_rows",)]
+    names = ["training_seconds", "peak_memory_bytes", "forward_rows", "backward_rows"]
     rows = []
     for group in groups:
-        ratios = [f"{group.mean(*path) / baseline.mean(*path):.2f}" for path in paths]
+        # What could not be measured is 0: memory on some systems, passes of a network without logits.
+        plain = [baseline.mean(name) for name in names]
+        ratios = [f"{group.mean(name) / value:.2f}" if value else "" for name, value in zip(names, plain, strict=True)]
         active = f"{group.mean('active_steps') / group.mean('steps'):.0%}"
         rates = [rate for result in group.results for rate in result["drop_rates"].values()]
         dropped = f"{sum(rates) / len(rates):.3f}" if rates else ""
@@ -88,15 +91,23 @@ def equal_time(groups: Sequence[Group], longer: Mapping[str, Group]) -> Table:
     return Table(header, rows)
 
 
+def tries_of(method: Method, group: Group) -> int:
+    """How many sets of options were tried: values in braces, and what the recipe itself searched."""
+    searched = [result["search"]["tries"] for result in group.results if result["search"]]
+    return max(len(method.variants), *searched) if searched else len(method.variants)
+
+
 def options(study: Study, groups: Sequence[Group]) -> Table:
     """What each recipe was told, and how it was chosen."""
     rows = []
     for method, group in zip(study.methods, groups, strict=True):
         own: dict[str, Any] = group.results[0]["config"]["own"]
-        values = ", ".join(f"{name} = {value}" for name, value in own.items() if value not in (None, False, []))
-        searched = [result["search"] for result in group.results if result["search"]]
-        tries = len(method.variants) if len(method.variants) > 1 else searched[0]["tries"] if searched else 1
-        rows.append([method.text, values, str(tries)])
+        chosen = [result["search"]["chosen"] for result in group.results if result["search"]]
+        for name in {name for one in chosen for name in one}:
+            own[name] = "  ".join(f"{one[name]:g}" for one in chosen) + " (by seed)"
+        told = {name: value for name, value in own.items() if value is not None and value is not False and value != []}
+        values = [f"{name} = {value}" for name, value in told.items()]
+        rows.append([method.text, ", ".join(values), str(tries_of(method, group))])
     return Table(["method", "options of the recipe", "tries"], rows, texts=(0, 1))
 
 
@@ -115,12 +126,6 @@ def tries(study: Study) -> Table | None:
 def _difference(result: Difference) -> list[str]:
     interval = "" if math.isnan(result.low) else f"[{result.low:+.4f}, {result.high:+.4f}]"
     return [f"{result.mean:+.4f}", interval, _p(result.p)]
-
-
-def _where_zero_is(result: Difference) -> str:
-    if math.isnan(result.low):
-        return "not known"
-    return "outside" if result.excludes_zero else "inside"
 
 
 def _p(value: float) -> str:

@@ -20,10 +20,10 @@ from attnreg.provider import MaskProvider
 class _Watched(MaskProvider):
     """Passes on what a provider answers at one site, and keeps it."""
 
-    def __init__(self, provider: MaskProvider, label: str) -> None:
+    def __init__(self, provider: MaskProvider) -> None:
         super().__init__()
         self.provider = provider
-        self.label = label
+        self.label = ""
         self.site: AttentionSite | None = None
         self.mask: Mask | None = None
 
@@ -47,7 +47,7 @@ def plot_attention(
     """Draw what a provider does to one sample.
 
     Args:
-        model: a model with an encoder; nothing is attached to it.
+        model: the model; nothing is attached to it.
         batch: one row of its inputs, ``labels`` among them.
         tokens: the row's tokens.
         provider: an :class:`attnreg.AttributionProvider` is drawn with its attributions and candidate region.
@@ -55,9 +55,11 @@ def plot_attention(
         layer: which layer.
         head: which head; by default the one with the most attribution, or the first.
     """
-    label = f"encoder.{layer}"
-    watched = _Watched(provider.train(), label)
-    with attnreg.attach(model, watched) as handle:
+    watched = _Watched(provider.train())
+    with attnreg.attach(model, watched) as handle, torch.random.fork_rng():
+        torch.manual_seed(0)  # the same picture each time
+        label = next(site.label for site in handle.sites if site.layer == layer)
+        watched.label = label
         attention = explain(model, batch, handle, [label], method="attention")[label][0]
         watched.attribute(model, batch)
         was_training = model.training

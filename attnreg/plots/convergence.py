@@ -33,8 +33,8 @@ def plot_convergence(runs: dict[str, Records], path: Path) -> None:
             loss.plot(steps, [record["loss"] for record in records], marker=style.marker, ms=4, lw=1.5, **look)
             score.plot(steps, [record[metric] for record in records], marker=style.marker, ms=4, lw=1.5, **look)
         train.set(xlabel="step", title="training loss")
-        loss.set(xlabel="step", title="dev loss")
-        score.set(xlabel="step", title=f"{metric.replace('_', ' ')} on dev")
+        loss.set(xlabel="step", title=f"loss on {first.scored_on} rows")
+        score.set(xlabel="step", title=f"{metric.replace('_', ' ')} on {first.scored_on} rows")
         score.legend(frameon=False, fontsize="small")
         for axes in (train, loss, score):
             axes.grid(axis="y", color="#dddddd", lw=0.6)

@@ -41,10 +41,15 @@ def plot_run(folder: Path, layer: int = 0) -> list[Path]:
         made.append(plots / "convergence.png")
     if plot_game(run, plots / "game.png"):
         made.append(plots / "game.png")
-    if (folder / "provider").is_dir() and (folder / "model").is_dir():
+    if has_attention(folder):
         _attention(run, plots / "attention.png", layer)
         made.append(plots / "attention.png")
     return made
+
+
+def has_attention(folder: Path) -> bool:
+    """Whether the run kept what an attention map is drawn from: a model, and a provider that was saved beside it."""
+    return (folder / "provider").is_dir() and (folder / "model").is_dir()
 
 
 def _attention(run: Records, path: Path, layer: int) -> None:

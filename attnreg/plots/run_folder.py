@@ -36,6 +36,11 @@ class Records:
         return f"{self.config['recipe']} on {self.config['task']}, seed {self.config['seed']}"
 
     @property
+    def scored_on(self) -> str:
+        """Which rows its scores are of."""
+        return "dev" if self.config.get("validation_rows") is None else "held-out"
+
+    @property
     def rounds(self) -> list[dict[str, Any]]:
         """The lines at the end of a round of a game."""
         return [line for line in self.telemetry if "winner" in line]

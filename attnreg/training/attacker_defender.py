@@ -113,7 +113,7 @@ class AttackerDefender(TrainingMethod):
             ("game_steps", warmup_steps if game_steps is None else game_steps, warmup_steps),
         ):
             if value < least:
-                raise ValueError(f"Expected `{name}` to be at least {least}, got {value}.")
+                raise InputError(f"Expected `{name}` to be at least {least}, got {value}.")
         if not 0 <= baseline_momentum < 1:
             raise ValueError(f"Expected `baseline_momentum` in [0, 1), got {baseline_momentum}.")
         if returns not in get_args(Returned):
@@ -192,7 +192,7 @@ class AttackerDefender(TrainingMethod):
         self.attacker.on_epoch(epoch)
 
     def drop_rates(self) -> dict[str, Tensor]:  # noqa: D102
-        return self.attacker.drop_rates()
+        return {} if self._alone and self.returns == "defender" else self.attacker.drop_rates()
 
     def step(self, batch: Batch) -> StepResult:  # noqa: D102
         self.steps += 1

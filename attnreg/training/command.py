@@ -60,6 +60,12 @@ class RecipeCommand(click.Command):
         with self.make_context(self.name, list(args)) as context:
             return _settings(str(self.name), dict(context.params))
 
+    def given(self, args: Sequence[str]) -> set[str]:
+        """The names of the options that are typed in these arguments."""
+        with self.make_context(self.name, list(args)) as context:
+            typed = click.core.ParameterSource.COMMANDLINE
+            return {name for name in context.params if context.get_parameter_source(name) is typed}
+
 
 def recipe(name: str, *own: Callable[[Any], Any]) -> Callable[[Callable[..., None]], RecipeCommand]:
     """Make a command of a recipe.

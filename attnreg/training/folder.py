@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from attnreg import __version__
-from attnreg._files import replaced_file, replaced_folder
+from attnreg._files import exclusive, replaced_file, replaced_folder
 from attnreg.errors import InputError
 from attnreg.training.settings import Settings
+
+LOCK = ".lock"
 
 
 class RunFolder:
@@ -57,7 +60,7 @@ class RunFolder:
         config = {"attnreg": __version__, **settings.to_dict()}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            self.write("config", config)
         except OSError as error:
             raise InputError(f"Expected --output-dir to be a folder that can be written to, got: {error}.") from error
 
@@ -65,6 +68,18 @@ class RunFolder:
         """Add a line to ``name.jsonl``."""
         with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Within the block nobody else writes here.
+
+        Raises:
+            InputError: if somebody does.
+        """
+        with exclusive(self.path / LOCK) as free:
+            if not free:
+                raise InputError(f"Expected {self.path} to be written by this process alone, found another at it.")
+            yield
 
     @property
     def has_provider(self) -> bool:
@@ -87,7 +102,8 @@ class RunFolder:
             file = self.path / f"{name}.jsonl"
             if file.is_file():
                 lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-                file.write_text("".join(lines[:count]), encoding="utf-8")
+                with replaced_file(file) as kept:
+                    kept.writelines(lines[:count])
 
     def save_model(self, model: Any, tokenizer: Any, provider: Any) -> None:
         """Write ``model/`` and ``provider/``, each whole or not at all."""

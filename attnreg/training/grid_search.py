@@ -77,6 +77,8 @@ def search(
     Returns:
         the values with the best score (the first of equals), and a sentence for the report.
     """
+    if run.settings.validation_rows is not None:
+        raise UsageError("Expected either --search or --validation-rows, got both: each holds rows out of train.")
     if run.settings.resume and not any(run.folder.checkpoints.glob("step-*")):
         # Stopped while it searched: what is chosen is still to be trained.
         run.folder.keep_lines(metrics=0, telemetry=0)

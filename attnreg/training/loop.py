@@ -30,7 +30,7 @@ class History:
         batch: how many of its batches are done.
         step: optimizer steps done.
         seconds: time spent in training steps and evaluations.
-        training_seconds: time spent in training steps alone.
+        training_seconds: time spent on training alone, without evaluations and checkpoints.
         peak_memory: bytes; see :func:`attnreg.training.outcome.peak_memory`.
         forward_rows: rows that went forward through the networks in training steps.
         backward_rows: rows whose gradients went back.
@@ -78,10 +78,11 @@ def fit(method: TrainingMethod, run: Run) -> History:
         run.folder.create(run.settings)
     else:
         history = _restore(method, run, telemetry)
-    with run.tracked(), Progress(run, history) as progress:
-        while history.epoch < run.epochs:
-            _epoch(method, run, history, telemetry, progress)
-    conclude(method, run, history)
+    with run.folder.locked():
+        with run.tracked(), Progress(run, history) as progress:
+            while history.epoch < run.epochs:
+                _epoch(method, run, history, telemetry, progress)
+        conclude(method, run, history)
     return history
 
 
@@ -90,20 +91,22 @@ def _epoch(method: TrainingMethod, run: Run, history: History, telemetry: Teleme
     passes = PassCounter(history.forward_rows, history.backward_rows)
     if not history.batch:
         method.on_epoch(history.epoch)
+    clock = time.perf_counter()
     for batch in run.train_batches(history.epoch).epoch(history.epoch, skip=history.batch):
-        before = time.perf_counter()
         with passes.counting(method.learners):
             result = method.step(batch)
         history.step += 1
         history.batch += 1
-        now = time.perf_counter()
-        history.seconds, history.training_seconds = now - begin, history.training_seconds + now - before
         history.forward_rows, history.backward_rows = passes.forward, passes.backward
         telemetry.note(history.step, result, method.drop_rates())
+        now = time.perf_counter()
+        history.seconds, history.training_seconds = now - begin, history.training_seconds + now - clock
         progress.step(history, telemetry)
         if run.settings.save_steps and history.step % run.settings.save_steps == 0:
             _save(method, run, history, telemetry)
-    telemetry.flush(history.step)
+        clock = time.perf_counter()
+    telemetry.flush(history.step)  # waits for the device
+    history.training_seconds += time.perf_counter() - clock
     history.drop_rates, rates = telemetry.mean_drop_rates(), telemetry.end_epoch()
     history.active_steps = telemetry.active_steps()
     best = max((r[run.task.metric] for r in history.of(method.returned_name)), default=-math.inf)
@@ -119,7 +122,7 @@ def _epoch(method: TrainingMethod, run: Run, history: History, telemetry: Teleme
         progress.evaluated(record)
     history.epoch, history.batch = history.epoch + 1, 0
     history.seconds = time.perf_counter() - begin
-    history.peak_memory = max(history.peak_memory, peak_memory())
+    history.peak_memory = max(history.peak_memory, peak_memory() or 0)
     if evaluated and history.of(method.returned_name)[-1][run.task.metric] > best:
         run.folder.save_model(method.model, run.tokenizer, method.provider)
     _save(method, run, history, telemetry)
@@ -131,6 +134,7 @@ def _save(method: TrainingMethod, run: Run, history: History, telemetry: Telemet
         "history": vars(history),
         "telemetry": telemetry.state_dict(),
         "rng": rng_state(),
+        "scaler": {} if run.accelerator.scaler is None else run.accelerator.scaler.state_dict(),
     }
     save_checkpoint(run.folder.checkpoints, history.step, state)
 
@@ -142,4 +146,6 @@ def _restore(method: TrainingMethod, run: Run, telemetry: Telemetry) -> History:
     telemetry.load_state_dict(state["telemetry"])
     run.folder.keep_lines(metrics=len(history.evaluations), telemetry=telemetry.written)
     set_rng_state(state["rng"])
+    if run.accelerator.scaler is not None:
+        run.accelerator.scaler.load_state_dict(state["scaler"])
     return history

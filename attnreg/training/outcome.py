@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,16 +53,25 @@ def conclude(method: TrainingMethod, run: Run, history: History) -> None:
         "drop_rates": history.drop_rates,
         "active_steps": history.active_steps,
         "search": run.search,
+        "held_out": run.held_out,
+        "environment": {
+            "device": run.accelerator.device.type,
+            "threads": torch.get_num_threads(),
+            **{name: version(name) for name in ("attnreg", "torch", "transformers")},
+        },
     }
     run.folder.write("result", result)
 
 
-def peak_memory() -> int:
-    """Bytes: the most that the device has held for tensors, on a GPU; that the process has held at all, on a CPU."""
+def peak_memory() -> int | None:
+    """Bytes: the most that the device has held for tensors, on a GPU; that the process has held at all, on a CPU.
+
+    ``None`` where that is not known (Windows).
+    """
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()
     if Path("/proc").is_dir() or sys.platform == "darwin":
         import resource  # not there on Windows
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return 0
+    return None

@@ -21,7 +21,7 @@ def report(run: Run, history: History, plain: tuple[Run, History] | None = None,
         notes: sentences below the tables.
     """
     metric = run.task.metric
-    header = ["network", "last epoch", "best epoch", "dev loss", "rows", "time (s)"]
+    header = ["network", "last epoch", "best epoch", "loss", "rows", "time (s)"]
     networks = dict.fromkeys(record["network"] for record in history.evaluations)
     entries = [(name if len(networks) > 1 else run.settings.recipe, run, history, name) for name in networks]
     if plain is not None:
@@ -42,7 +42,7 @@ def report(run: Run, history: History, plain: tuple[Run, History] | None = None,
         )
     rates = [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]
     settings = run.settings
-    title = f"{settings.recipe} on {settings.task}: {metric} on dev, seed {settings.seed}"
+    title = f"{settings.recipe} on {settings.task}: {metric} on {run.scored_on} rows, seed {settings.seed}"
     console = Console()
     _show(console, title, header, rows)
     if rates:

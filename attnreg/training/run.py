@@ -45,6 +45,7 @@ class Run:
         self.settings = settings
         self.scored_on = "dev" if settings.validation_rows is None else "held-out"
         self.search: dict[str, Any] | None = None
+        self.held_out: dict[str, int] | None = None
         self.task = get_task(settings.task)
         self.folder = RunFolder(settings.output_dir)
         self.folder.check(settings)
@@ -52,12 +53,16 @@ class Run:
         if settings.device not in (None, "cpu") and not getattr(torch, settings.device).is_available():
             raise InputError(f"Expected --device to be a device of this machine, got {settings.device}: none is there.")
         check_trackers(settings.report_to)
-        self.accelerator = Accelerator(
-            cpu=settings.device == "cpu",
-            mixed_precision=settings.mixed_precision or "no",
-            log_with=list(settings.report_to) or None,
-            project_dir=settings.output_dir,
-        )
+        try:
+            self.accelerator = Accelerator(
+                cpu=settings.device == "cpu",
+                mixed_precision=settings.mixed_precision or "no",
+                log_with=list(settings.report_to) or None,
+                project_dir=settings.output_dir,
+            )
+        except ValueError as error:
+            wanted = settings.mixed_precision or "float32"
+            raise InputError(f"Expected a precision that this process can do, got {wanted}: {error}") from error
         if self.accelerator.num_processes > 1:
             raise InputError("Expected one process, got several: recipes do not run in several yet.")
         set_seed(settings.seed)
@@ -118,7 +123,8 @@ class Run:
         """
         rows = self.train_rows
         held = self._take(size)
-        if epochs is not None:
+        self.held_out = {"rows": size, "epochs": self.epochs if epochs is None else min(epochs, self.epochs)}
+        if epochs is not None and epochs < self.epochs:
             self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
         return self._batches(held)
 

@@ -39,7 +39,7 @@ class Telemetry:
         values = {"loss": result.loss, **result.logs, **{f"drop/{k}": v for k, v in drop_rates.items()}}
         for name, value in values.items():
             value = value.detach().float() if isinstance(value, Tensor) else torch.tensor(float(value))
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._sums[name] = self._sums[name].to(value.device) + value if name in self._sums else value
             self._counts[name] = self._counts.get(name, 0) + 1
         self.steps += 1
         for name, event in result.events.items():
