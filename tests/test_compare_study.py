@@ -1,0 +1,239 @@
+"""What a comparison decides and reports, with runs that are written down here."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from attnreg._files import exclusive
+from attnreg.compare.launch import commands
+from attnreg.compare.method import Method
+from attnreg.compare.report import write_report
+from attnreg.compare.study import Study
+
+
+def study_of(tmp_path, *methods, **options):
+    options = {"options": [], "seeds": 2, "folder": tmp_path / "study", "search_rows": 10, **options}
+    chosen = [Method(text) for text in methods]
+    return Study(chosen, chosen[0], **options)
+
+
+LABELS = [0, 1] * 50
+
+
+def write(run, score, seconds=10.0, **changes):
+    """A finished run whose accuracy on a hundred dev rows is the score."""
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.json").write_text(json.dumps(run.settings.to_dict()))
+    result = {
+        "metric": "accuracy",
+        "scored_on": "dev",
+        "dev": {"accuracy": score, "loss": 1 - score, "calibration_error": 0.1},
+        "train": {"accuracy": 0.9, "loss": 0.25},
+        "best_epoch": {"epoch": 1, "accuracy": score},
+        "rows": 40,
+        "steps": 20,
+        "training_seconds": seconds,
+        "peak_memory_bytes": 100,
+        "forward_rows": 400,
+        "backward_rows": 300,
+        "drop_rates": {},
+        "active_steps": 0,
+        "search": None,
+        "held_out": None,
+        "environment": {"device": "cpu", "threads": 1},
+    }
+    (run.folder / "result.json").write_text(json.dumps({**result, **changes}))
+    wrong = round(100 * (1 - score))
+    rows = [{"label": label, "logits": [label ^ (n >= wrong), label ^ (n < wrong)]} for n, label in enumerate(LABELS)]
+    (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def table(report, heading):
+    """The first table below a heading, as dicts by column."""
+    lines = report[report.index(f"## {heading}") :].splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("|"))
+    cells = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        cells.append([cell.strip() for cell in line.strip("|").split("|")])
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+
+
+def test_every_number_of_the_report(tmp_path):
+    study = study_of(tmp_path, "finetune", "ad-drop", "attention-layerdrop --drop-rate 0", seeds=3)
+    study.begin()
+    scores = {
+        "finetune": (0.70, 0.72, 0.77),
+        "ad-drop": (0.75, 0.76, 0.85),
+        "attention-layerdrop --drop-rate 0": (0.7, 0.7, 0.7),
+    }
+    for run in study.runs():
+        other = {}
+        if run.method.text == "ad-drop":
+            other = {
+                "seconds": 15.0,
+                "forward_rows": 600,
+                "peak_memory_bytes": 150,
+                "active_steps": 10,
+                "drop_rates": {"encoder.0": 0.1, "encoder.1": 0.3},
+            }
+        write(run, scores[run.method.text][run.seed], **other)
+    study.decide()
+    for run in study.runs():
+        if run.role == "equal time":
+            write(run, 0.71 + 0.01 * run.seed, 14.0)
+    write_report(study)
+    report = (tmp_path / "study" / "report.md").read_text()
+    first = table(report, "Scores")[1]
+    assert first == {
+        "method": "ad-drop",
+        "mean": f"{np.mean(scores['ad-drop']):.4f}",
+        "SD": f"{np.std(scores['ad-drop'], ddof=1):.4f}",
+        "seeds, from 0": "0.750  0.760  0.850",
+    }
+    ad_drop, layerdrop = table(report, "Differences to finetune")
+    tests = [stats.ttest_rel(scores[name], scores["finetune"]) for name in list(scores)[1:]]
+    gap = np.mean(scores["ad-drop"]) - np.mean(scores["finetune"])
+    low, high = tests[0].confidence_interval()
+    assert ad_drop["difference"] == f"{gap:+.4f}"
+    assert ad_drop["95 % over seeds"] == f"[{low:+.4f}, {high:+.4f}]"
+    assert ad_drop["p"] == f"{tests[0].pvalue:.3f}"
+    assert float(ad_drop["p (Holm)"]) == pytest.approx(2 * tests[0].pvalue, abs=1e-3)
+    assert layerdrop["p (Holm)"] == layerdrop["p"] == f"{tests[1].pvalue:.3f}"
+    low, high = (float(end) for end in ad_drop["95 % over dev rows"].strip("[]").split(","))
+    assert 0 < low < gap < high < 0.12
+    fit = table(report, "Fit")[1]
+    dev = np.mean(scores["ad-drop"])
+    assert (fit["train"], fit["dev"], fit["gap"]) == ("0.9000", f"{dev:.4f}", f"{0.9 - dev:+.4f}")
+    assert (fit["train loss"], fit["dev loss"], fit["calibration error"]) == ("0.250", f"{1 - dev:.3f}", "0.100")
+    cost = table(report, "Cost")[1]
+    assert (cost["time ratio"], cost["memory ratio"], cost["forward ratio"], cost["backward ratio"]) == (
+        "1.50",
+        "1.50",
+        "1.50",
+        "1.00",
+    )
+    assert (cost["active steps"], cost["drop rate"]) == ("50%", "0.200")
+    (equal,) = table(report, "finetune, given the same time")
+    gap = dev - 0.72
+    assert (equal["method"], equal["its time (s)"], equal["its mean"]) == ("ad-drop", "14", "0.7200")
+    assert equal["difference"] == f"{gap:+.4f}"
+    assert equal["p"] == f"{stats.ttest_rel(scores['ad-drop'], (0.71, 0.72, 0.73)).pvalue:.3f}"
+    told = {row["method"]: row["options of the recipe"] for row in table(report, "Options")}
+    assert told["attention-layerdrop --drop-rate 0"] == "p = 0.0"  # a zero is told as well
+    assert "Made with device cpu; threads 1." in report
+    assert "Nothing was searched" in report
+
+
+def test_what_cannot_be_measured_is_left_blank(tmp_path):
+    study = study_of(tmp_path, "finetune", "ad-drop", equal_time=False)
+    for run in study.runs():
+        write(run, 0.5 + 0.1 * run.seed, peak_memory_bytes=0, environment={"device": "cpu", "threads": run.seed})
+    study.begin()
+    write_report(study)
+    report = (tmp_path / "study" / "report.md").read_text()
+    assert table(report, "Cost")[1]["memory ratio"] == ""
+    assert "Warning, made differently: device cpu; threads 0 | device cpu; threads 1." in report
+
+
+def test_searches_of_the_recipes_own_are_told(tmp_path):
+    study = study_of(
+        tmp_path, "finetune", "ad-drop --search p=0.1:0.2:0.1 q=0.3", "attention-layerdrop", equal_time=False
+    )
+    study.begin()
+    for run in study.runs():
+        search = (
+            {"tries": 2, "rows": 9, "chosen": {"p": 0.1 + 0.1 * run.seed, "q": 0.3}}
+            if "search" in run.method.text
+            else None
+        )
+        held_out = {"rows": 5, "epochs": 2} if "layerdrop" in run.method.text else None
+        write(run, 0.5 + 0.1 * run.seed, search=search, held_out=held_out)
+    write_report(study)
+    report = (tmp_path / "study" / "report.md").read_text()
+    row = table(report, "Options")[1]
+    assert "p = 0.1  0.2 (by seed)" in row["options of the recipe"]
+    assert row["tries"] == "2"
+    assert (
+        "not given the same number of tries: finetune 1, ad-drop --search p=0.1:0.2:0.1 q=0.3 2, attention-layerdrop 1"
+        in report
+    )
+    assert "attention-layerdrop held out 5 of the training rows for its reward in the first 2 epochs" in report
+
+
+def test_a_search_comes_first_and_its_best_is_run(tmp_path):
+    study = study_of(tmp_path, "finetune", "ad-drop --p {0.2,0.4} --q {0.1,0.3}", search_seeds=2, equal_time=False)
+    runs = study.runs()
+    assert [run.role for run in runs] == ["final"] * 2 + ["search"] * 8
+    assert all("--validation-rows" in run.arguments for run in runs[2:])
+    assert {run.seed for run in runs[2:]} == {1000, 1001}
+    best = {"ad-drop --p 0.4 --q 0.1": (0.9, 0.5), "ad-drop --p 0.2 --q 0.3": (0.6, 0.7)}
+    for run in runs[2:]:
+        write(run, best.get(run.method.text, (0.6, 0.6))[run.seed - 1000])
+    assert study.chosen(study.methods[1]).text == "ad-drop --p 0.4 --q 0.1"
+    assert [run.method.text for run in study.runs()][-2:] == ["ad-drop --p 0.4 --q 0.1"] * 2
+
+
+def test_the_baseline_gets_the_same_time(tmp_path):
+    study = study_of(tmp_path, "finetune", "attendout", "attention-layerdrop", options=["--epochs", "10"])
+    study.begin()
+    times = {"finetune": (10.0, 12.0), "attendout": (24.0, 26.0), "attention-layerdrop": (11.0, 11.5)}
+    for run in study.runs():
+        write(run, 0.5, times[run.method.text][run.seed])
+    assert not [run for run in study.runs() if run.role == "equal time"]
+    study.decide()
+    longer = [run for run in study.runs() if run.role == "equal time"]
+    assert [run.method.text for run in longer] == ["finetune --epochs 23"] * 2  # 10 * 25 / 11
+    assert longer[0].settings.epochs == 23
+    assert "--no-baseline" in next(run for run in study.runs() if run.method.text == "attendout").arguments
+    for run in study.final_runs(Method("attendout")):  # times that come out otherwise do not change the plan
+        result = json.loads((run.folder / "result.json").read_text()) | {"training_seconds": 99.0}
+        (run.folder / "result.json").write_text(json.dumps(result))
+    study.decide()
+    assert [run.method.text for run in study.runs() if run.role == "equal time"] == ["finetune --epochs 23"] * 2
+
+
+def test_methods_that_come_to_the_same_runs_share_them(tmp_path):
+    study = study_of(tmp_path, "finetune", "ad-drop --q 0.3", "ad-drop --q {0.1,0.3}", equal_time=False)
+    for run in study.runs():
+        write(run, 0.9 if "0.3" in run.method.text else 0.1)
+    runs = study.runs()
+    assert len(runs) == len({run.folder for run in runs}) == 2 + 2 + 2
+    assert study.final_runs(study.chosen(study.methods[2])) == study.final_runs(study.methods[1])
+
+
+def test_a_run_that_somebody_is_at_is_left_alone(tmp_path):
+    study = study_of(tmp_path, "finetune", equal_time=False)
+    busy, stale = study.runs()
+    for run in (busy, stale):
+        run.folder.mkdir(parents=True)
+        (run.folder / "config.json").write_text(json.dumps(run.settings.to_dict()))
+    printed = []
+    with exclusive(busy.folder / ".lock"):
+        assert busy.running
+        assert commands(study.runs(), 3, printed.append) == 1
+    assert "seed1" in printed[0]
+    assert printed[0].startswith("OMP_NUM_THREADS=3 attnreg recipe finetune ")
+    assert (busy.folder / "config.json").is_file()
+    assert not stale.folder.exists()
+    assert not busy.running
+
+
+def test_a_search_that_was_stopped_is_gone_on_with(tmp_path):
+    run = study_of(tmp_path, "ad-drop --search p=0.1,0.2").runs()[0]
+    (run.folder / "search" / "p=0.1").mkdir(parents=True)
+    run.prepare()
+    assert (run.folder / "search" / "p=0.1").is_dir()
+    assert run.command_line()[-1] == "--resume"
+
+
+@pytest.mark.parametrize(
+    "text", ["ad-drop --search p=0.1:0.9:0.1 q=0.3", "ad-drop --layers 0,1 --p " + "0.3" * 100, "mine/r.py"]
+)
+def test_folders_have_names_that_any_system_takes(text):
+    assert re.fullmatch(r"[\w.=,-]{1,90}", Method(text).slug)
+    assert Method(text).slug != Method(text + "0").slug
