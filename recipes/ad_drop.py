@@ -11,9 +11,9 @@ from attnreg.training import recipe
 RANGES = {"p": (0.0, 1.0), "q": (0.0, 1.0)}
 
 
-def _layers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int] | None:
+def _layers(context: click.Context, parameter: click.Parameter, text: str | None) -> str | list[int] | None:
     try:
-        return None if text in (None, "all") else [int(layer) for layer in str(text).split(",")]
+        return text if text in (None, "all") else [int(layer) for layer in str(text).split(",")]
     except ValueError:
         raise click.BadParameter(f"expected 'all' or layer indices such as 0,1,-1, got {text!r}.") from None
 
@@ -85,6 +85,6 @@ def _train(run: "attnreg.training.Run", options: Mapping[str, Any]) -> "attnreg.
 def _provider(run: "attnreg.training.Run", options: Mapping[str, Any]) -> "attnreg.CrossTuning":
     options = dict(options)
     cycle = {name: options.pop(name) for name in ("every", "offset")}
-    if options["layers"] is None:
-        options["layers"] = run.task.ad_drop_layers
+    layers = run.task.ad_drop_layers if options["layers"] is None else options["layers"]
+    options["layers"] = None if layers == "all" else layers
     return attnreg.CrossTuning(attnreg.AttributionProvider(**options), **cycle)

@@ -73,7 +73,9 @@ def test_mixed_precision(cli, spawn, tmp_path):
     assert process.wait() == 0
     plain = cli("recipe", "attention-layerdrop", *SMALL[:-1], "plain", "--epochs", 1)
     assert plain.exit_code == 0
-    losses = [json.loads((tmp_path / name / "result.json").read_text())["dev"]["loss"] for name in ("out", "plain")]
+    half, full = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("out", "plain"))
+    assert half["backward_rows"] == half["forward_rows"] == full["backward_rows"] == 64
+    losses = [half["dev"]["loss"], full["dev"]["loss"]]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], abs=0.05)
 

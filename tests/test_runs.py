@@ -1,5 +1,6 @@
 """Whole runs through the command line: the folder, the report, determinism, stopping and going on."""
 
+import dataclasses
 import json
 import os
 import re
@@ -190,6 +191,17 @@ def test_ad_drop_drops_p_q_in_every_other_epoch(finished):
     assert list(masked["drop_rate"].values())[:2] == [pytest.approx(0.5 * 0.4, abs=0.05)] * 2  # p n is rounded up
     assert "epoch 1/2  model     dev loss" in outputs["ad-drop"]
     assert re.search(r"epoch 1/2 .* no dropping\nepoch 2/2 .* drop rate 0\.1", outputs["ad-drop"])
+
+
+@pytest.mark.parametrize(("given", "dropping"), [([], [0]), (["--layers", "all"], [0, 1]), (["--layers", "1"], [1])])
+def test_layers_of_ad_drop_all_given_or_the_tasks(cli, tmp_path, monkeypatch, given, dropping):
+    from attnreg.tasks import task
+
+    monkeypatch.setitem(task.TASKS, "agreement", dataclasses.replace(get_task("agreement"), ad_drop_layers=(0,)))
+    result = cli("recipe", "ad-drop", "--epochs", 2, "--train-size", 64, "--q", 1, *given, "--output-dir", "out")
+    assert result.exit_code == 0, result.output
+    rates = read(tmp_path / "out" / "metrics.jsonl")[-1]["drop_rate"]
+    assert [layer for layer in range(2) if rates[f"encoder.{layer}"] > 0] == dropping
 
 
 def test_search_is_on_held_out_rows_and_goes_on_where_it_stopped(cli, tmp_path):

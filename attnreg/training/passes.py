@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,14 +45,20 @@ class PassCounter:
                 hook.remove()
 
     def _forward(self, network: nn.Module, args: Any, output: Any) -> None:
-        logits = getattr(output, "logits", None)
+        logits, loss = getattr(output, "logits", None), getattr(output, "loss", None)
         if not isinstance(logits, Tensor):
             return
         rows = len(logits)
         self.forward += rows
+        # A gradient comes through the loss, through the logits, or first through one and then the other: under mixed
+        # precision the logits that are given are a copy, and the loss is of the others.
+        seen = {"loss": 0, "logits": 0}
 
-        def count(gradient: Tensor) -> None:
-            self.backward += rows
+        def count(way: str, gradient: Tensor) -> None:
+            before = max(seen.values())
+            seen[way] += 1
+            self.backward += rows * (max(seen.values()) - before)
 
-        if logits.requires_grad:
-            logits.register_hook(count)
+        for way, tensor in (("loss", loss), ("logits", logits)):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(functools.partial(count, way))
