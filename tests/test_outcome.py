@@ -176,7 +176,8 @@ def test_rates_by_head_where_masks_differ_by_head():
 
     model, written = tiny(), []
     method, telemetry = FineTuning(model, sgd(model), DropsHeadOne()), Telemetry(written.append)
-    telemetry.note(1, method.step(BATCH), method.drop_rates())
+    telemetry.note(1, method.step(BATCH), method.drop_rates(by_head=True))
+    assert all(rate.dim() == 0 for rate in method.drop_rates().values())
     telemetry.flush(1)
     assert written[0]["drop_rate"]["encoder.0"] == pytest.approx(1 / 6)
     assert written[0]["drop_rate_by_head"]["encoder.1"] == [0.0, pytest.approx(1 / 3)]

@@ -78,11 +78,11 @@ class AttachHandle:
         Counts valid positions of real query rows, never padding. Empty before the first such pass, and while the
         provider is not active.
         """
-        return {label: float(rate.mean()) for label, rate in self.drop_rate_tensors().items()}
+        return {label: float(rate) for label, rate in self.drop_rate_tensors().items()}
 
-    def drop_rate_tensors(self) -> dict[str, Tensor]:
-        """The same without waiting for the device: 0-d tensors, or ``(H,)`` where the masks differ by head."""
-        return dict(self._rates)
+    def drop_rate_tensors(self, *, by_head: bool = False) -> dict[str, Tensor]:
+        """The same as 0-d tensors, or ``(H,)`` where masks differ by head, without waiting for the device."""
+        return dict(self._rates) if by_head else {label: rate.mean() for label, rate in self._rates.items()}
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

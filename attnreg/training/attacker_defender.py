@@ -191,8 +191,8 @@ class AttackerDefender(TrainingMethod):
     def on_epoch(self, epoch: int) -> None:  # noqa: D102
         self.attacker.on_epoch(epoch)
 
-    def drop_rates(self) -> dict[str, Tensor]:  # noqa: D102
-        return {} if self._alone and self.returns == "defender" else self.attacker.drop_rates()
+    def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:  # noqa: D102
+        return {} if self._alone and self.returns == "defender" else self.attacker.drop_rates(by_head=by_head)
 
     def step(self, batch: Batch) -> StepResult:  # noqa: D102
         self.steps += 1

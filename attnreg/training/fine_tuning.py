@@ -77,8 +77,8 @@ class FineTuning(TrainingMethod):
         if self.handle is not None:
             self.handle.provider.on_epoch(epoch)
 
-    def drop_rates(self) -> dict[str, Tensor]:  # noqa: D102
-        return {} if self.handle is None else self.handle.drop_rate_tensors()
+    def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:  # noqa: D102
+        return {} if self.handle is None else self.handle.drop_rate_tensors(by_head=by_head)
 
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
         return {

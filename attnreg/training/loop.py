@@ -98,7 +98,7 @@ def _epoch(method: TrainingMethod, run: Run, history: History, telemetry: Teleme
         history.step += 1
         history.batch += 1
         history.forward_rows, history.backward_rows = passes.forward, passes.backward
-        telemetry.note(history.step, result, method.drop_rates())
+        telemetry.note(history.step, result, method.drop_rates(by_head=True))
         now = time.perf_counter()
         history.seconds, history.training_seconds = now - begin, history.training_seconds + now - clock
         progress.step(history, telemetry)

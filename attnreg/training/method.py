@@ -77,8 +77,12 @@ class TrainingMethod(ABC):
         return None
 
     @abstractmethod
-    def drop_rates(self) -> dict[str, Tensor]:
-        """Drop rate per attention site in the latest step, 0-d or by head ``(H,)``; empty where nothing is attached."""
+    def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:
+        """Drop rate per attention site in the latest step; empty where nothing is attached.
+
+        Args:
+            by_head: ``(H,)`` where the masks differ by head, instead of 0-d.
+        """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
