@@ -66,7 +66,7 @@ def attendout(
         notes.append("Warning: rewards came from the dev set (--reward-data dev), so the dev scores are not held out.")
         click.echo(notes[0], err=True)
 
-    heads = run.model.config.num_attention_heads if masks == "per-head" else 1
+    heads = getattr(run.model.config, "num_attention_heads", 1) if masks == "per-head" else 1
     generator = attnreg.GNetProvider.for_model(run.model, initial_keep=initial_keep, masks_per_layer=heads)
     players = attnreg.training.AttackerDefender(
         run.model,

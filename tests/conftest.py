@@ -1,6 +1,8 @@
 """Fixtures: the command line in this process and in one of its own; real data where it is."""
 
+import functools
 import os
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -33,7 +35,9 @@ def spawn(tmp_path):
         def start(*args):
             command = [sys.executable, "-m", "attnreg", *map(str, args)]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            return stack.enter_context(subprocess.Popen(command, cwd=tmp_path, **pipes))
+            # What a shell starts in the background ignores SIGINT, and so do its children.
+            listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+            return stack.enter_context(subprocess.Popen(command, cwd=tmp_path, preexec_fn=listen, **pipes))
 
         yield start
 

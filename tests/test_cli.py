@@ -82,7 +82,7 @@ def test_importing_the_package_does_not_import_torch():
             "recipes",
             ["ad-drop", "attendout", "attention-dropout", "attention-layerdrop", "finetune", "scheduled-bernoulli"],
         ),
-        ("tasks", ["agreement", "cola", "mrpc", "rte", "sst2"]),
+        ("tasks", ["agreement", "cola", "sst2", "mrpc", "rte"]),
         (
             "providers",
             [
@@ -127,7 +127,7 @@ BAD = [
     bad("copy", "attendin", "x.py", code=2, says="Expected a recipe among"),
     bad("copy", "finetune", "x.txt", code=2, says="Expected FILE to end in .py"),
     bad("copy", "finetune", "no/x.py", says="no folder no"),
-    bad("recipe", "finetune", "--task", "colas", code=2, says="Expected a task among agreement, cola, got 'colas'"),
+    bad("recipe", "finetune", "--task", "colas", code=2, says="Expected a task among agreement, cola, sst2, mrpc, rte, got 'colas'"),
     bad("recipe", "finetune", "--epochs", 0, code=2, says="--epochs.*0 is not in the range"),
     bad("recipe", "finetune", "--learning-rate", -1, code=2, says="--learning-rate"),
     bad("recipe", "finetune", "--device", "tpu", code=2, says="--device"),

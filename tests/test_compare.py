@@ -189,11 +189,11 @@ def test_on_a_ray_cluster(finished, spawn, tmp_path):
 
 
 def test_a_run_that_fails_is_named(cli, tmp_path):
-    result = cli("compare", "finetune", "finetune --train-size 5000", *SMALL, "--seeds", 1, "--output-dir", "study")
+    result = cli("compare", "finetune", "finetune --max-length 100", *SMALL, "--seeds", 1, "--output-dir", "study")
     assert result.exit_code == 1
     assert "Traceback" not in result.output
     assert "Expected all runs to finish, got 1 that did not" in result.output
-    assert "Expected --train-size of at most 2000, got 5000" in result.output.replace("\n", " ")
+    assert "Expected --max-length of at most 64 for this model, got 100" in result.output.replace("\n", " ")
     assert (tmp_path / "study" / "finetune" / "seed0" / "result.json").is_file()
 
 

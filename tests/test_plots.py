@@ -58,7 +58,7 @@ def figures(monkeypatch):
 def test_the_command_draws_what_there_is(runs, cli, recipe):
     result = cli("plot", runs / recipe)
     assert result.exit_code == 0, result.output
-    assert sorted(line.rpartition("/")[2] for line in result.output.split()) == [f"{n}.png" for n in PICTURES[recipe]]
+    assert sorted(line.rpartition("/")[2] for line in result.stdout.split()) == [f"{n}.png" for n in PICTURES[recipe]]
     for name in PICTURES[recipe]:
         assert (runs / recipe / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
