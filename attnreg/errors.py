@@ -9,3 +9,18 @@ class InputError(ValueError):
 
 class UsageError(InputError):
     """An option or argument that is wrong by itself; exit code 2."""
+
+
+class StoppedError(RuntimeError):
+    """A run that ended before its time; what it had is kept.
+
+    Args:
+        message: why, and where what it had is.
+        exit_code: of the command line.
+        can_go_on: whether the same run can be resumed.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = 1, can_go_on: bool = False) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.can_go_on = can_go_on

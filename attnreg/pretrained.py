@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import attnreg.providers  # noqa: F401  (defines the classes that files name)
+from attnreg._checksums import SUMS, check_checksums, write_checksums
 from attnreg._files import replaced_folder
 from attnreg.errors import InputError
 from attnreg.provider import MaskProvider
@@ -60,7 +61,7 @@ def build(description: dict[str, Any]) -> MaskProvider:
 
 
 def save_provider(provider: MaskProvider, folder: str | os.PathLike[str]) -> None:
-    """Write ``config.json`` and ``model.safetensors`` into ``folder``, whole or not at all.
+    """Write ``config.json``, ``model.safetensors`` and their checksums into ``folder``, whole or not at all.
 
     Raises:
         InputError: if an argument of the provider's constructor cannot be written down, as a function cannot, or the
@@ -76,6 +77,7 @@ def save_provider(provider: MaskProvider, folder: str | os.PathLike[str]) -> Non
     with replaced_folder(folder) as new:
         (new / CONFIG).write_text(text, encoding="utf-8")
         save_file({k: v.detach().cpu().contiguous() for k, v in provider.state_dict().items()}, new / WEIGHTS)
+        write_checksums(new)
 
 
 def to_json(provider: MaskProvider) -> str:
@@ -95,7 +97,7 @@ def to_json(provider: MaskProvider) -> str:
 
 def _holds_a_provider(folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {"not a folder"}
-    if names - {CONFIG, WEIGHTS}:
+    if names - {CONFIG, WEIGHTS, SUMS}:
         return False
     try:
         return not names or "provider" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -111,9 +113,10 @@ def load_provider(folder: str | os.PathLike[str]) -> MaskProvider:
     """
     folder = Path(folder)
     try:
+        check_checksums(folder)
         provider = build(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
         provider.load_state_dict(load_file(folder / WEIGHTS))
-    except (OSError, ValueError, AttributeError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"Expected a provider ({CONFIG} and {WEIGHTS}) in {folder}: {reason}") from error
     return provider

@@ -62,7 +62,7 @@ def attendout(
         rows = min(reward_rows, max(1, len(run.train_rows) // 10))
         reward_batches = run.hold_out(rows, epochs=game_epochs)
     elif reward_data == "dev":
-        reward_batches = run.dev_as_batches()
+        reward_batches = run.dev_batches
         notes.append("Warning: rewards came from the dev set (--reward-data dev), so the dev scores are not held out.")
         click.echo(notes[0], err=True)
 

@@ -256,8 +256,7 @@ def test_an_output_folder_that_holds_something_is_left_alone(cli, tmp_path):
     other = ["recipe", "attention-layerdrop", *QUICK, "--output-dir", "out", "--resume"]
     assert_sentence(cli(*other), 1, "--recipe finetune")
     shutil.rmtree(tmp_path / "out" / "checkpoints")
-    del before[tmp_path / "out" / "checkpoints" / "step-0000001" / "state.json"]
-    del before[tmp_path / "out" / "checkpoints" / "step-0000001" / "tensors.safetensors"]
+    before = {path: text for path, text in before.items() if "checkpoints" not in path.parts}
     assert_sentence(cli(*first, "--resume"), 1, "Expected a checkpoint in out/checkpoints, found none")
     assert before == {path: path.read_bytes() for path in sorted((tmp_path / "out").rglob("*")) if path.is_file()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
@@ -12,11 +13,15 @@ from attnreg.cli.copy import copy
 from attnreg.cli.list import list_
 from attnreg.cli.plot import plot
 from attnreg.cli.recipe import recipe
-from attnreg.errors import InputError, UsageError
+from attnreg.errors import InputError, StoppedError, UsageError
 
 
 class _Commands(click.Group):
-    """Prints our own errors as one sentence: exit code 2 for usage, 1 otherwise."""
+    """Prints errors that a person can mend as one sentence: exit code 2 for usage, 1 otherwise."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.obj = list(args)  # as typed
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -25,6 +30,16 @@ class _Commands(click.Group):
             raise click.UsageError(str(error)) from error
         except InputError as error:
             raise click.ClickException(str(error)) from error
+        except StoppedError as error:
+            click.echo(f"Error: {error}", err=True)
+            if error.can_go_on:
+                again = ctx.obj if "--resume" in ctx.obj else [*ctx.obj, "--resume"]
+                click.echo(f"To go on: {shlex.join([str(ctx.info_name), *again])}", err=True)
+            ctx.exit(error.exit_code)
+        except OSError as error:
+            raise click.ClickException(
+                f"Expected files and folders that can be read and written, got: {error}"
+            ) from error
 
 
 @click.group(cls=_Commands, epilog="Examples: attnreg recipe attendout; attnreg list tasks")

@@ -150,7 +150,8 @@ class AttackerDefender(TrainingMethod):
         self._policy: Any = generator
         self._updater = Updater(max_grad_norm, accelerator)
         make = generator_optimizer_factory or (lambda network: torch.optim.Adam(network.parameters(), lr=5e-5))
-        self.generator, self._generator_optimizer = self._updater.prepare(generator, make(generator))
+        self.generator: nn.Module = generator
+        self._generator_optimizer = self._updater.prepare_provider(generator, make(generator))
         self._moves: list[Move] = []
         self.steps = 0
         self.rounds = 0
@@ -214,18 +215,18 @@ class AttackerDefender(TrainingMethod):
         return StepResult(attacker.loss if self.returns == "attacker" else defender.loss, logs, events)
 
     def _finish_round(self, logs: dict[str, Tensor | float]) -> str:
-        per_move = [self._score_both(batch) for batch in self._scored_batches()]
-        attacker, defender = (torch.cat(scores) for scores in zip(*per_move, strict=True))
+        per_batch = [self._score_both(batch) for batch in self._scored_batches()]
+        attacker, defender = (torch.cat(scores) for scores in zip(*self._updater.gathered(per_batch), strict=True))
         reward = self._reward(attacker - defender)
         if self.reward_batches is None:
             # Each sample's own gap, on the scale that the round's reward is on, and of the baseline with it.
             scale = reward.abs() / (attacker - defender).mean().abs().clamp(min=torch.finfo(reward.dtype).tiny)
-            self._update_generator([(a - d) * scale for a, d in per_move])
+            self._update_generator([(a - d) * scale for a, d in per_batch])
         else:
             self._update_generator([reward] * len(self._moves))
         self.baseline += (1 - self.baseline_momentum) * (float(reward) - self.baseline)
         chance = float(self._winner(attacker, defender))
-        attacker_wins = float(torch.rand(())) < chance
+        attacker_wins = self._updater.gathered([float(torch.rand(()))])[0] < chance
         if attacker_wins:
             _copy_learner(self.attacker, self.defender)
         else:
@@ -246,14 +247,15 @@ class AttackerDefender(TrainingMethod):
             return [move.inputs for move in self._moves]
         total = len(self.reward_batches)
         size = min(self.batches_per_round or total, total)
-        return [self.reward_batches[(self.rounds * size + i) % total] for i in range(size)]
+        mine = range(self._updater.rank, size, self._updater.processes)
+        return [self.reward_batches[(self.rounds * size + i) % total] for i in mine]
 
     @torch.no_grad()
     def _score_both(self, batch: Batch) -> tuple[Tensor, Tensor]:
         scores = []
         for network in (self.attacker.model, self.defender.model):
             network.eval()
-            scores.append(self._score(network, batch).float())
+            scores.append(self._score(network, batch).float().cpu())
             network.train()
         return scores[0], scores[1]
 
@@ -261,7 +263,9 @@ class AttackerDefender(TrainingMethod):
         for move, reward in zip(self._moves, rewards, strict=True):
             # One step at a time: the memory of one backward pass, whatever T is.
             log_prob = self._policy.log_prob(move.inputs, move.keep)
-            self._updater.backward(reinforce_loss(log_prob, reward, self.baseline) / len(self._moves))
+            loss = reinforce_loss(log_prob, reward.to(log_prob.device), self.baseline)
+            self._updater.backward(loss / len(self._moves))
+        self._updater.average_gradients(self.generator)
         self._updater.step(self.generator, self._generator_optimizer)
 
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
@@ -269,7 +273,7 @@ class AttackerDefender(TrainingMethod):
             "defender": self.defender.state_dict(),
             "attacker": self.attacker.state_dict(),  # the Generator is its provider
             "generator_optimizer": self._generator_optimizer.state_dict(),
-            "moves": [move.state_dict() for move in self._moves],
+            "moves": self._updater.gathered([[move.state_dict() for move in self._moves]]),  # each process has its own
             "steps": self.steps,
             "rounds": self.rounds,
             "baseline": self.baseline,
@@ -280,7 +284,7 @@ class AttackerDefender(TrainingMethod):
         self.attacker.load_state_dict(state["attacker"])
         self._generator_optimizer.load_state_dict(state["generator_optimizer"])
         device = next(self.generator.parameters()).device
-        self._moves = [Move.from_state_dict(move, device) for move in state["moves"]]
+        self._moves = [Move.from_state_dict(move, device) for move in state["moves"][self._updater.rank]]
         self.steps, self.rounds, self.baseline = state["steps"], state["rounds"], state["baseline"]
 
 

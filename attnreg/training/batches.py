@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,9 +29,11 @@ def encode(task: Task, rows: Dataset, tokenizer: Any, max_length: int) -> Datase
 class TrainBatches:
     """Shuffled, length-bucketed training batches; the order depends on the seed and the epoch alone.
 
+    Several processes share each batch evenly; where its rows cannot be shared so, the first ones are repeated.
+
     Args:
         rows: encoded rows.
-        batch_size: rows in a batch; the last one may be smaller.
+        batch_size: rows in a batch, of all processes together; the last one may be smaller.
         tokenizer: knows how to pad.
         seed: of the order.
         accelerator: where the batches go.
@@ -48,7 +51,8 @@ class TrainBatches:
         loader = DataLoader(
             rows, batch_size, sampler=sampler, collate_fn=DataCollatorWithPadding(tokenizer), generator=self._generator
         )
-        self._loader = accelerator.prepare(loader)
+        self._loader = loader
+        self._accelerator = accelerator
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -56,11 +60,21 @@ class TrainBatches:
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, without the first ``skip``."""
         self._generator.manual_seed(self._seed * 1_000_003 + epoch)
+        rank, processes = self._accelerator.process_index, self._accelerator.num_processes
         for number, batch in enumerate(self._loader):
             if number >= skip:
-                yield dict(batch)
+                rows = len(batch["labels"])
+                share = torch.arange(rank, math.ceil(rows / processes) * processes, processes) % rows
+                yield {
+                    name: (tensor if processes == 1 else tensor[share]).to(self._accelerator.device)
+                    for name, tensor in batch.items()
+                }
 
 
-def in_order(rows: Dataset, batch_size: int, tokenizer: Any, accelerator: Accelerator) -> Any:
-    """A loader of the rows as they come, for evaluation."""
-    return accelerator.prepare(DataLoader(rows, batch_size, collate_fn=DataCollatorWithPadding(tokenizer)))
+def in_order(rows: Dataset, batch_size: int, tokenizer: Any, accelerator: Accelerator) -> list[Batch]:
+    """The rows as they come, for evaluation, on the accelerator's device: the same batches in every process."""
+    # With a generator of its own: a loader draws a number whenever it starts, and how often a run is evaluated must
+    # not change what it draws for training.
+    collate = DataCollatorWithPadding(tokenizer)
+    loader = DataLoader(rows, batch_size, collate_fn=collate, generator=torch.Generator())
+    return [{name: tensor.to(accelerator.device) for name, tensor in batch.items()} for batch in loader]

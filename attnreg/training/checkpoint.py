@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from attnreg._checksums import check_checksums, write_checksums
 from attnreg._files import replaced_folder
 from attnreg.errors import InputError
 
@@ -35,7 +36,8 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> None:
     with replaced_folder(path) as new:
         save_file(tensors, new / TENSORS)
         (new / STATE).write_text(json.dumps(plain), encoding="utf-8")
-    for other in folder.glob("step-*"):
+        write_checksums(new)
+    for other in folder.iterdir():  # what a killed process had begun, too
         if other != path:
             shutil.rmtree(other)
 
@@ -49,14 +51,16 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
     paths = sorted(folder.glob("step-*"))
     if not paths:
         raise InputError(
-            f"Expected a checkpoint in {folder}, found none: the run stopped before its first one, "
-            "so start it in a new folder."
+            f"Expected a checkpoint in {folder}, found none, though the run has evaluations: start it in a new folder."
         )
     try:
+        check_checksums(paths[-1])
         tensors = load_file(paths[-1] / TENSORS)
         return _join(json.loads((paths[-1] / STATE).read_text(encoding="utf-8")), tensors)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise InputError(f"Expected a whole checkpoint in {paths[-1]}, got a damaged one: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        raise InputError(
+            f"Expected a whole checkpoint in {paths[-1]}, got a damaged one: {' '.join(str(error).split())}"
+        ) from error
 
 
 def rng_state() -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from attnreg.tasks.metrics import METRICS
@@ -35,35 +38,40 @@ class Predictions(NamedTuple):
 
 
 @torch.no_grad()
-def predict(network: nn.Module, batches: Iterable[Batch]) -> Predictions:
+def predict(network: nn.Module, batches: Sequence[Batch], accelerator: Accelerator | None = None) -> Predictions:
     """The answers of a classifier, in eval mode; the network's mode is restored.
 
     Args:
         network: gives ``logits`` and ``loss``.
         batches: labelled batches.
+        accelerator: if given, its processes, all of which must call this with the same batches, share the work.
     """
+    rank, processes = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
     training = network.training
     network.eval()
-    logits, labels, loss = [], [], 0.0
-    for batch in batches:
-        output = network(**batch)
-        loss += float(output.loss) * len(batch["labels"])
-        logits.append(output.logits.float().cpu())
-        labels.append(batch["labels"].cpu())
+    mine = []
+    for number in range(rank, len(batches), processes):
+        output = network(**batches[number])
+        labels = batches[number]["labels"]
+        mine.append((number, float(output.loss) * len(labels), output.logits.float().cpu(), labels.cpu()))
     network.train(training)
-    total = sum(map(len, labels))
-    return Predictions(loss / total, torch.cat(logits), torch.cat(labels))
+    shared = mine if processes == 1 else sorted(gather_object(mine), key=itemgetter(0))
+    _, losses, logits, answers = zip(*shared, strict=True)
+    return Predictions(sum(losses) / sum(map(len, answers)), torch.cat(logits), torch.cat(answers))
 
 
-def evaluate(network: nn.Module, batches: Iterable[Batch], metrics: Iterable[str]) -> dict[str, float]:
+def evaluate(
+    network: nn.Module, batches: Sequence[Batch], metrics: Iterable[str], accelerator: Accelerator | None = None
+) -> dict[str, float]:
     """Loss (mean over rows) and metrics of a classifier, in eval mode; the network's mode is restored.
 
     Args:
         network: gives ``logits`` and ``loss``.
         batches: labelled batches.
         metrics: names in :data:`attnreg.tasks.METRICS`.
+        accelerator: if given, its processes, all of which must call this with the same batches, share the work.
 
     Returns:
         ``"loss"`` and the metrics, by name.
     """
-    return predict(network, batches).score(metrics)
+    return predict(network, batches, accelerator).score(metrics)

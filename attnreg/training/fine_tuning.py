@@ -71,7 +71,7 @@ class FineTuning(TrainingMethod):
         self.updater.step(self._network, self.optimizer, self.scheduler)
         if self.handle is not None:
             self.handle.step()
-        return StepResult(loss.detach())
+        return StepResult(self.updater.mean(loss.detach()))
 
     def on_epoch(self, epoch: int) -> None:  # noqa: D102
         if self.handle is not None:

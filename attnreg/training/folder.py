@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from attnreg import __version__
 from attnreg._files import exclusive, replaced_file, replaced_folder
-from attnreg.errors import InputError
+from attnreg.errors import InputError, StoppedError
+from attnreg.training.checkpoint import save_checkpoint
 from attnreg.training.settings import Settings
 
 LOCK = ".lock"
@@ -21,10 +24,12 @@ class RunFolder:
 
     Args:
         path: the folder.
+        writer: whether this process writes; where several train one model, one does, and the others write nothing.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, writer: bool = True) -> None:
         self.path = path
+        self.writer = writer
         self.checkpoints = path / "checkpoints"
 
     def check(self, settings: Settings) -> None:
@@ -58,16 +63,20 @@ class RunFolder:
     def create(self, settings: Settings) -> None:
         """Make the folder and write the configuration down."""
         config = {"attnreg": __version__, **settings.to_dict()}
+        if not self.writer:
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.write("config", config)
+            self.keep_lines(metrics=0, telemetry=0)  # of a run that was killed before its first checkpoint
         except OSError as error:
             raise InputError(f"Expected --output-dir to be a folder that can be written to, got: {error}.") from error
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Add a line to ``name.jsonl``."""
-        with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        if self.writer:
+            with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -76,10 +85,46 @@ class RunFolder:
         Raises:
             InputError: if somebody does.
         """
+        if not self.writer:
+            yield
+            return
         with exclusive(self.path / LOCK) as free:
             if not free:
                 raise InputError(f"Expected {self.path} to be written by this process alone, found another at it.")
             yield
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """Within the block, a file that cannot be written ends the run with a sentence.
+
+        Raises:
+            StoppedError: instead of the error.
+        """
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            raise StoppedError(
+                f"Expected the files of a run to be written, got: {error}. {self.last_good()}",
+                can_go_on=any(self.checkpoints.glob("step-*")),
+            ) from error
+
+    def save_checkpoint(self, step: int, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint; the one before it is removed then."""
+        if self.writer:
+            save_checkpoint(self.checkpoints, step, state)
+
+    def last_good(self) -> str:
+        """A sentence that says which checkpoint is there."""
+        steps = [int(path.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*")]
+        if not steps:
+            return "It has no checkpoint yet."
+        return f"Its last good checkpoint, of step {max(steps)}, is in {self.checkpoints}."
+
+    @property
+    def begun(self) -> bool:
+        """Whether the run in it got as far as a checkpoint or an evaluation, which is lost if it starts anew."""
+        metrics = self.path / "metrics.jsonl"
+        return any(self.checkpoints.glob("step-*")) or (metrics.is_file() and metrics.stat().st_size > 0)
 
     @property
     def has_provider(self) -> bool:
@@ -88,13 +133,17 @@ class RunFolder:
 
     def write(self, name: str, record: Mapping[str, Any]) -> None:
         """Write ``name.json``, whole or not at all."""
-        with replaced_file(self.path / f"{name}.json") as file:
-            file.write(json.dumps(record, indent=2) + "\n")
+        self.write_text(f"{name}.json", json.dumps(record, indent=2) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file, whole or not at all."""
+        if self.writer:
+            with replaced_file(self.path / name) as file:
+                file.write(text)
 
     def write_lines(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         """Write ``name.jsonl``, whole or not at all."""
-        with replaced_file(self.path / f"{name}.jsonl") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
+        self.write_text(f"{name}.jsonl", "".join(json.dumps(record) + "\n" for record in records))
 
     def keep_lines(self, **counts: int) -> None:
         """Drop the lines of what is about to be run again: keep the first so many of each ``NAME.jsonl``."""
@@ -102,11 +151,12 @@ class RunFolder:
             file = self.path / f"{name}.jsonl"
             if file.is_file():
                 lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-                with replaced_file(file) as kept:
-                    kept.writelines(lines[:count])
+                self.write_text(file.name, "".join(lines[:count]))
 
     def save_model(self, model: Any, tokenizer: Any, provider: Any) -> None:
         """Write ``model/`` and ``provider/``, each whole or not at all."""
+        if not self.writer:
+            return
         with replaced_folder(self.path / "model") as new:
             model.save_pretrained(new)
             tokenizer.save_pretrained(new)

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +78,15 @@ def search(
     """
     if run.settings.validation_rows is not None:
         raise UsageError("Expected either --search or --validation-rows, got both: each holds rows out of train.")
-    if run.settings.resume and not any(run.folder.checkpoints.glob("step-*")):
-        # Stopped while it searched: what is chosen is still to be trained.
-        run.folder.keep_lines(metrics=0, telemetry=0)
-        run.settings = replace(run.settings, resume=False)
-    run.folder.create(run.settings)
+    if not run.folder.begun:
+        run.folder.create(run.settings)
     scores = []
     for number, values in enumerate(grid):
         name = ",".join(f"{key}={value:g}" for key, value in values.items())
         folder = run.folder.path / "search" / name
         if not _finished(folder, run.epochs):
-            print(f"search {number + 1}/{len(grid)}: {name}", flush=True)
+            if run.folder.writer:
+                print(f"search {number + 1}/{len(grid)}: {name}", flush=True)
             train(run.trial(folder, values, rows), values)
         scores.append(float(_records(folder)[-1][run.task.metric]))
     best = max(range(len(grid)), key=scores.__getitem__)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from accelerate.utils import set_seed
+from accelerate.utils import gather_object, set_seed
 
+from attnreg.errors import InputError, StoppedError
 from attnreg.pretrained import to_json
-from attnreg.training.checkpoint import load_checkpoint, rng_state, save_checkpoint, set_rng_state
+from attnreg.training.checkpoint import load_checkpoint, rng_state, set_rng_state
+from attnreg.training.divergence import DivergenceCheck
 from attnreg.training.evaluation import evaluate
+from attnreg.training.interruption import Interruption
 from attnreg.training.method import TrainingMethod
 from attnreg.training.outcome import conclude, peak_memory
 from attnreg.training.passes import PassCounter
 from attnreg.training.progress import Progress
 from attnreg.training.run import Run
 from attnreg.training.telemetry import Telemetry
+
+AGREE_EVERY = 10
 
 
 @dataclass
@@ -69,83 +75,149 @@ def fit(method: TrainingMethod, run: Run) -> History:
 
     Returns:
         the history of the whole run, earlier parts included.
+
+    Raises:
+        StoppedError: if training diverges, a file cannot be written, or the process is asked to stop by SIGINT
+            (Ctrl-C) or SIGTERM, which ends the run with a checkpoint after the step that it is at.
     """
-    history, telemetry = History(), Telemetry(run.log_telemetry)
     if method.provider is not None:
         to_json(method.provider)  # what cannot be saved after the first epoch is told before it
-    set_seed(run.settings.seed)
-    if not run.settings.resume:
-        run.folder.create(run.settings)
+    set_seed(run.settings.seed, device_specific=True)
+    run.accelerator.wait_for_everyone()  # until all processes have found the folder as it should be
+    loop = _Loop(method, run)
+    if run.settings.resume and run.folder.begun:
+        loop.restore()
     else:
-        history = _restore(method, run, telemetry)
-    with run.folder.locked():
-        with run.tracked(), Progress(run, history) as progress:
-            while history.epoch < run.epochs:
-                _epoch(method, run, history, telemetry, progress)
-        conclude(method, run, history)
-    return history
+        run.folder.create(run.settings)
+    with run.folder.locked(), run.folder.written(), Interruption() as loop.interruption:
+        with run.tracked(), Progress(run, loop.history) as loop.progress:
+            while loop.history.epoch < run.epochs:
+                loop.epoch()
+        conclude(method, run, loop.history)
+        if loop.interruption.signal:
+            loop.stop()  # before whatever comes after training
+    return loop.history
 
 
-def _epoch(method: TrainingMethod, run: Run, history: History, telemetry: Telemetry, progress: Progress) -> None:
-    begin = time.perf_counter() - history.seconds
-    passes = PassCounter(history.forward_rows, history.backward_rows)
-    if not history.batch:
-        method.on_epoch(history.epoch)
-    clock = time.perf_counter()
-    for batch in run.train_batches(history.epoch).epoch(history.epoch, skip=history.batch):
-        with passes.counting(method.learners):
-            result = method.step(batch)
-        history.step += 1
-        history.batch += 1
-        history.forward_rows, history.backward_rows = passes.forward, passes.backward
-        telemetry.note(history.step, result, method.drop_rates(by_head=True))
-        now = time.perf_counter()
-        history.seconds, history.training_seconds = now - begin, history.training_seconds + now - clock
-        progress.step(history, telemetry)
-        if run.settings.save_steps and history.step % run.settings.save_steps == 0:
-            _save(method, run, history, telemetry)
+class _Loop:
+    """What runs between the first step and the last."""
+
+    progress: Progress
+    interruption: Interruption
+
+    def __init__(self, method: TrainingMethod, run: Run) -> None:
+        self.method = method
+        self.run = run
+        self.history = History()
+        self.telemetry = Telemetry(run.log_telemetry, run.mean)
+        self.divergence = DivergenceCheck(method, run.folder)
+
+    def epoch(self) -> None:
+        """Train for an epoch, or what is left of it; then evaluate and save."""
+        run, history, method = self.run, self.history, self.method
+        begin = time.perf_counter() - history.seconds
+        passes = PassCounter(history.forward_rows, history.backward_rows)
+        if not history.batch:
+            method.on_epoch(history.epoch)
         clock = time.perf_counter()
-    telemetry.flush(history.step)  # waits for the device
-    history.training_seconds += time.perf_counter() - clock
-    history.drop_rates, rates = telemetry.mean_drop_rates(), telemetry.end_epoch()
-    history.active_steps = telemetry.active_steps()
-    best = max((r[run.task.metric] for r in history.of(method.returned_name)), default=-math.inf)
-    last = history.epoch + 1 == run.epochs
-    evaluated = last or (history.epoch + 1) % run.settings.evaluate_every == 0
-    for name, network in method.networks.items() if evaluated else ():
-        metrics = evaluate(network, run.dev_batches, dict.fromkeys([run.task.metric, "accuracy"]))
-        record = {"network": name, "epoch": history.epoch + 1, "step": history.step, **metrics}
-        if method.provider is not None:
-            record["drop_rate"] = rates
-        history.evaluations.append(record)
-        run.log_evaluation(record)
-        progress.evaluated(record)
-    history.epoch, history.batch = history.epoch + 1, 0
-    history.seconds = time.perf_counter() - begin
-    history.peak_memory = max(history.peak_memory, peak_memory() or 0)
-    if evaluated and history.of(method.returned_name)[-1][run.task.metric] > best:
-        run.folder.save_model(method.model, run.tokenizer, method.provider)
-    _save(method, run, history, telemetry)
+        for batch in run.train_batches(history.epoch).epoch(history.epoch, skip=history.batch):
+            with passes.counting(method.learners):
+                result = method.step(batch)
+            history.step += 1
+            history.batch += 1
+            history.forward_rows, history.backward_rows = passes.forward, passes.backward
+            self.divergence.note(history.step, result)
+            self.telemetry.note(history.step, result, method.drop_rates(by_head=True))
+            now = time.perf_counter()
+            history.seconds, history.training_seconds = now - begin, history.training_seconds + now - clock
+            self.progress.step(history, self.telemetry)
+            stopped = self._is_to_stop()
+            if stopped or (run.settings.save_steps and history.step % run.settings.save_steps == 0):
+                self.save()
+            if stopped:
+                self.stop()
+            clock = time.perf_counter()
+        self.telemetry.flush(history.step)  # waits for the device
+        history.training_seconds += time.perf_counter() - clock
+        self.divergence.check(history.step)
+        history.drop_rates, rates = self.telemetry.mean_drop_rates(), self.telemetry.end_epoch()
+        history.active_steps = self.telemetry.active_steps()
+        best = max((r[run.task.metric] for r in history.of(method.returned_name)), default=-math.inf)
+        last = history.epoch + 1 == run.epochs
+        evaluated = last or (history.epoch + 1) % run.settings.evaluate_every == 0
+        if evaluated:
+            self._evaluate(rates)
+        history.epoch, history.batch = history.epoch + 1, 0
+        history.seconds = time.perf_counter() - begin
+        history.peak_memory = max(history.peak_memory, peak_memory() or 0)
+        if evaluated and history.of(method.returned_name)[-1][run.task.metric] > best:
+            run.folder.save_model(method.model, run.tokenizer, method.provider)
+        self.save()
 
+    def _evaluate(self, drop_rates: dict[str, float]) -> None:
+        run, history = self.run, self.history
+        for name, network in self.method.networks.items():
+            metrics = evaluate(network, run.dev_batches, dict.fromkeys([run.task.metric, "accuracy"]), run.accelerator)
+            record = {"network": name, "epoch": history.epoch + 1, "step": history.step, **metrics}
+            if self.method.provider is not None:
+                record["drop_rate"] = drop_rates
+            history.evaluations.append(record)
+            run.log_evaluation(record)
+            self.progress.evaluated(record)
 
-def _save(method: TrainingMethod, run: Run, history: History, telemetry: Telemetry) -> None:
-    state: Mapping[str, Any] = {
-        "method": method.state_dict(),
-        "history": vars(history),
-        "telemetry": telemetry.state_dict(),
-        "rng": rng_state(),
-        "scaler": {} if run.accelerator.scaler is None else run.accelerator.scaler.state_dict(),
-    }
-    save_checkpoint(run.folder.checkpoints, history.step, state)
+    def _is_to_stop(self) -> bool:
+        accelerator, asked = self.run.accelerator, self.interruption.signal is not None
+        if accelerator.num_processes == 1:
+            return asked
+        if asked:
+            accelerator.set_trigger()
+        # All processes stop after the same step; asking them costs a word around, so not after each.
+        return self.history.step % AGREE_EVERY == 0 and accelerator.check_trigger()
 
+    def stop(self) -> None:
+        """End the run here.
 
-def _restore(method: TrainingMethod, run: Run, telemetry: Telemetry) -> History:
-    state = load_checkpoint(run.folder.checkpoints)
-    method.load_state_dict(state["method"])
-    history = History(**state["history"])
-    telemetry.load_state_dict(state["telemetry"])
-    run.folder.keep_lines(metrics=len(history.evaluations), telemetry=telemetry.written)
-    set_rng_state(state["rng"])
-    if run.accelerator.scaler is not None:
-        run.accelerator.scaler.load_state_dict(state["scaler"])
-    return history
+        Raises:
+            StoppedError: always.
+        """
+        number = self.interruption.signal or signal.SIGTERM  # of another process
+        raise StoppedError(
+            f"Stopped by {number.name} after step {self.history.step}; everything up to it is in "
+            f"{self.run.folder.path}.",
+            exit_code=128 + number,
+            can_go_on=True,
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint, unless training has diverged."""
+        run = self.run
+        self.divergence.check(self.history.step)
+        state: Mapping[str, Any] = {
+            "method": self.method.state_dict(),
+            "history": vars(self.history),
+            "telemetry": self.telemetry.state_dict(),
+            "rng": gather_object([rng_state()]),  # each process has its own
+            "scaler": {} if run.accelerator.scaler is None else run.accelerator.scaler.state_dict(),
+        }
+        run.folder.save_checkpoint(self.history.step, state)
+
+    def restore(self) -> None:
+        """Go on from the last checkpoint."""
+        run = self.run
+        state = load_checkpoint(run.folder.checkpoints)
+        try:
+            if len(state["rng"]) != run.accelerator.num_processes:
+                raise InputError(
+                    f"Expected {len(state['rng'])} processes, as in the run in {run.folder.path}, got "
+                    f"{run.accelerator.num_processes}."
+                )
+            self.method.load_state_dict(state["method"])
+            self.history = History(**state["history"])
+            self.telemetry.load_state_dict(state["telemetry"])
+            set_rng_state(state["rng"][run.accelerator.process_index])
+            if run.accelerator.scaler is not None:
+                run.accelerator.scaler.load_state_dict(state["scaler"])
+        except (KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"Expected a checkpoint of this run in {run.folder.checkpoints}, got: {reason}") from error
+        run.folder.keep_lines(metrics=len(self.history.evaluations), telemetry=self.telemetry.written)

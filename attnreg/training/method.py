@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -110,6 +111,38 @@ class Updater:
         if self.accelerator is None:
             return model, optimizer
         return self.accelerator.prepare(model, optimizer)
+
+    @property
+    def processes(self) -> int:
+        """How many processes train the same model."""
+        return 1 if self.accelerator is None else self.accelerator.num_processes
+
+    @property
+    def rank(self) -> int:
+        """Which of them this one is."""
+        return 0 if self.accelerator is None else self.accelerator.process_index
+
+    def prepare_provider(self, provider: nn.Module, optimizer: Optimizer) -> Optimizer:
+        """Place what learns by its own gradients, without a forward pass that could be wrapped, and its optimizer."""
+        if self.accelerator is None:
+            return optimizer
+        provider.to(self.accelerator.device)
+        return self.accelerator.prepare(optimizer)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over processes."""
+        return value if self.processes == 1 else self.accelerator.reduce(value, "mean")  # type: ignore[union-attr]
+
+    def gathered(self, values: list[Any]) -> list[Any]:
+        """The values of all processes, one process after the other."""
+        return values if self.processes == 1 else gather_object(values)
+
+    def average_gradients(self, model: nn.Module) -> None:
+        """Take the mean over processes of gradients that did not come through a wrapped forward pass."""
+        if self.processes > 1:
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = self.mean(parameter.grad)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The model itself, without what the accelerator has put around it."""

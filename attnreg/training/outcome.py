@@ -33,8 +33,9 @@ def conclude(method: TrainingMethod, run: Run, history: History) -> None:
         history: its history.
     """
     metrics = dict.fromkeys([run.task.metric, "accuracy"])
-    dev = predict(method.model, run.dev_batches)
-    train = predict(method.model, run.rows_in_order(run.train_rows.select(range(min(TRAIN_ROWS, len(run.train_rows))))))
+    some = run.train_rows.select(range(min(TRAIN_ROWS, len(run.train_rows))))
+    dev = predict(method.model, run.dev_batches, run.accelerator)
+    train = predict(method.model, run.rows_in_order(some), run.accelerator)
     pairs = zip(dev.labels.tolist(), dev.logits.tolist(), strict=True)
     run.folder.write_lines("predictions", ({"label": label, "logits": logits} for label, logits in pairs))
     result: dict[str, Any] = {
@@ -56,6 +57,7 @@ def conclude(method: TrainingMethod, run: Run, history: History) -> None:
         "held_out": run.held_out,
         "environment": {
             "device": run.accelerator.device.type,
+            "processes": run.accelerator.num_processes,
             "threads": torch.get_num_threads(),
             **{name: version(name) for name in ("attnreg", "torch", "transformers")},
         },

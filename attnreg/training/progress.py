@@ -28,7 +28,7 @@ class Progress:
 
     def __init__(self, run: Run, history: History) -> None:
         self._run = run
-        self._console = Console()
+        self._console = Console(quiet=not run.folder.writer)
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -43,7 +43,7 @@ def report(run: Run, history: History, plain: tuple[Run, History] | None = None,
     rates = [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]
     settings = run.settings
     title = f"{settings.recipe} on {settings.task}: {metric} on {run.scored_on} rows, seed {settings.seed}"
-    console = Console()
+    console = Console(quiet=not run.folder.writer)
     _show(console, title, header, rows)
     if rates:
         _show(console, "drop rate per layer, mean while active", ["layer", "drop rate"], rates)
@@ -60,7 +60,8 @@ def report(run: Run, history: History, plain: tuple[Run, History] | None = None,
             "",
         ]
     text += [f"{note}\n" for note in notes]
-    (run.folder.path / "report.md").write_text("\n".join(text), encoding="utf-8")
+    with run.folder.written():
+        run.folder.write_text("report.md", "\n".join(text))
 
 
 def _of_epoch(epoch: int, epochs: int) -> str:

@@ -50,7 +50,8 @@ class Move:
 
     def state_dict(self) -> dict[str, Any]:
         """The move as plain data."""
-        return {"batch": dict(self.batch), "packed": self.packed, "shape": list(self.shape)}
+        batch = {name: tensor.cpu() for name, tensor in self.batch.items()}
+        return {"batch": batch, "packed": self.packed.cpu(), "shape": list(self.shape)}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any], device: torch.device) -> Move:

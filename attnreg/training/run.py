@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -63,8 +63,18 @@ class Run:
         except ValueError as error:
             wanted = settings.mixed_precision or "float32"
             raise InputError(f"Expected a precision that this process can do, got {wanted}: {error}") from error
-        if self.accelerator.num_processes > 1:
-            raise InputError("Expected one process, got several: recipes do not run in several yet.")
+        kind, processes = self.accelerator.distributed_type.value, self.accelerator.num_processes
+        if processes > 1 and not kind.startswith("MULTI_"):
+            raise InputError(
+                f"Expected data parallelism (`accelerate launch --multi_gpu`, `torchrun`), got {kind}, under which a "
+                "recipe's networks could be neither copied nor looked into."
+            )
+        if settings.batch_size % processes:
+            raise InputError(
+                f"Expected --batch-size, which is that of all processes together, to be a multiple of {processes}, got "
+                f"{settings.batch_size}."
+            )
+        self.folder.writer = self.accelerator.is_main_process
         set_seed(settings.seed)
         self.model, self.tokenizer = load_model(self.task, settings.model)
         limit = _longest_input(self.model)
@@ -98,7 +108,7 @@ class Run:
         return TrainBatches(rows, self.settings.batch_size, self.tokenizer, self.settings.seed, self.accelerator)
 
     @functools.cached_property
-    def dev_batches(self) -> Any:
+    def dev_batches(self) -> list[Batch]:
         """The validation split, in order."""
         return self.rows_in_order(self.dev_rows)
 
@@ -126,13 +136,9 @@ class Run:
         self.held_out = {"rows": size, "epochs": self.epochs if epochs is None else min(epochs, self.epochs)}
         if epochs is not None and epochs < self.epochs:
             self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
-        return self._batches(held)
+        return self.rows_in_order(held)
 
-    def dev_as_batches(self) -> list[Batch]:
-        """The validation split as a list of batches."""
-        return self._batches(self.dev_rows)
-
-    def rows_in_order(self, rows: Any) -> Any:
+    def rows_in_order(self, rows: Any) -> list[Batch]:
         """Batches of encoded rows, as they come."""
         return in_order(rows, self.settings.batch_size * 2, self.tokenizer, self.accelerator)
 
@@ -143,9 +149,6 @@ class Run:
         held = self.train_rows.select(range(left, left + size))
         self.train_rows = self.train_rows.select(range(left))
         return held
-
-    def _batches(self, rows: Any) -> list[Batch]:
-        return [dict(batch) for batch in self.rows_in_order(rows)]
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """AdamW with the run's learning rate."""
@@ -177,6 +180,10 @@ class Run:
     def tracked(self) -> AbstractContextManager[None]:
         """Within the block, what is logged goes to the trackers too."""
         return tracked(self.accelerator, self.settings.to_dict())
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over processes."""
+        return self.accelerator.reduce(value, "mean") if self.accelerator.num_processes > 1 else value
 
     def log_telemetry(self, line: Mapping[str, Any]) -> None:
         """Write a line to ``telemetry.jsonl`` and to the trackers."""

@@ -20,10 +20,14 @@ class Telemetry:
 
     Args:
         write: takes each line.
+        over_processes: the mean over processes of a drop rate; losses come as such means.
     """
 
-    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, write: Callable[[dict[str, Any]], None], over_processes: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         self._write = write
+        self._over_processes = over_processes or (lambda rate: rate)
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
         self._run: dict[str, list[float]] = {}  # by site: sum of drop rates, number of steps
@@ -60,7 +64,7 @@ class Telemetry:
             if not name.startswith("drop/"):
                 logs[name] = float(mean)
                 continue
-            site = name[5:]
+            site, mean = name[5:], self._over_processes(mean)
             rates[site] = float(mean.mean())
             if mean.dim():
                 by_head[site] = mean.tolist()
@@ -91,7 +95,7 @@ class Telemetry:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that resuming needs."""
-        return {name: value for name, value in vars(self).items() if name != "_write"}
+        return {name: value for name, value in vars(self).items() if name not in ("_write", "_over_processes")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""

@@ -1,0 +1,43 @@
+"""Ctrl-C and its like: a run ends between two steps, not within one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Within the block, the first SIGINT and the first SIGTERM are noted; after it, each does what it does otherwise.
+
+    A signal that is ignored stays ignored. Outside the main thread, where Python takes no signals, nothing is changed.
+
+    Example:
+        >>> with Interruption() as interruption:
+        ...     signal.raise_signal(signal.SIGTERM)
+        >>> interruption.signal.name
+        'SIGTERM'
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = signal.Signals(number)
+        signal.signal(number, self._before.pop(self.signal))
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                # None stands for a handler that was not installed from Python and could not be put back.
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while self._before:
+            signal.signal(*self._before.popitem())

@@ -1,0 +1,106 @@
+"""Two processes reproduce one with the same global batch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers as hf
+
+from attnreg.tasks import get_task, load_model
+
+RECIPES = {"finetune": [], "ad-drop": ["--q", 1], "attendout": ["--round-steps", 2, "--no-baseline"]}
+
+
+def start(folder, *words, processes=2):
+    """Run python with some words in so many processes."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", processes, "--rdzv-backend", "c10d"]
+    launcher += ["--rdzv-endpoint", "localhost:0"]
+    command = [sys.executable, *map(str, launcher if processes > 1 else []), *map(str, words)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    return done.returncode, done.stdout + done.stderr
+
+
+def recipe(name, *args):
+    return ["-m", "attnreg", "recipe", name, *RECIPES[name], *args, "--device", "cpu"]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def assert_close(a, b, within=1e-5):
+    if isinstance(a, float):
+        assert a == pytest.approx(b, abs=within)
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_close(x, y, within)
+    elif isinstance(a, dict):
+        assert_close(sorted(a.items()), sorted(b.items()), within)
+    else:
+        assert a == b
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The embedded task's model without dropout, and nothing is left to chance."""
+    folder = tmp_path_factory.mktemp("model")
+    network, tokenizer = load_model(get_task("agreement"))
+    config = network.config
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    hf.set_seed(0)
+    hf.BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["finetune", "ad-drop"])
+def test_a_recipe_in_two_processes_is_the_recipe_in_one(tmp_path, model, name):
+    args = ["--model", model, "--epochs", 2, "--train-size", 256, "--learning-rate", 1e-3]
+    for processes in (1, 2):
+        words = recipe(name, *args, "--output-dir", f"out{processes}")
+        code, output = start(tmp_path, *words, processes=processes)
+        assert code == 0, output
+    one, two = (tmp_path / f"out{processes}" for processes in (1, 2))
+    for file in ("telemetry.jsonl", "metrics.jsonl", "predictions.jsonl"):
+        mine, theirs = lines(one / file), lines(two / file)
+        # Each process takes the share of its own units, so the mean of both is not quite the share of all.
+        rates = [[record.pop("drop_rate", {}) for record in records] for records in (mine, theirs)]
+        assert_close(mine, theirs)
+        assert_close(*rates, within=0.02)
+    assert json.loads((two / "result.json").read_text())["environment"]["processes"] == 2
+
+
+def test_the_game_in_two_processes_is_the_game_in_one(tmp_path):
+    script = Path(__file__).with_name("play_in_processes.py")
+    for processes in (1, 2):
+        code, output = start(tmp_path, script, tmp_path, processes=processes)
+        assert code == 0, output
+    alone, first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1-0", "2-0", "2-1"))
+    assert alone["moves"] == [0]
+    assert first["moves"] == [0, 0]
+    rewards = [step["reward"] for step in alone["steps"] if "reward" in step]
+    assert len(rewards) == 4
+    assert all(reward != 0 for reward in rewards)
+    for mine, other in ((first, second), (first, alone)):
+        assert_close(mine["steps"], other["steps"])  # losses, scores, reward, winner
+        assert_close(mine["generator"], other["generator"])
+        assert_close(mine["attacker"], other["attacker"])
+
+
+def test_attendout_with_chance_agrees_between_processes_and_resumes(tmp_path):
+    args = ["--epochs", 2, "--train-size", 200, "--save-steps", 1]  # the last batch of an epoch cannot be halved
+    code, output = start(tmp_path, *recipe("attendout", *args, "--output-dir", "whole"))
+    assert code == 0, output
+    assert output.count("Everything is in") == 1  # one process speaks
+    code, output = start(tmp_path, *recipe("attendout", *args, "--output-dir", "whole", "--resume"), processes=1)
+    assert code == 1
+    assert "Error: Expected 2 processes, as in the run in whole, got 1." in output
+    code, output = start(tmp_path, *recipe("attendout", *args, "--batch-size", 33, "--output-dir", "odd"))
+    assert code == 1
+    assert "--batch-size, which is that of all processes together, to be a multiple of 2, got 33" in output
+    assert not (tmp_path / "odd").exists()

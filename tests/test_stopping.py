@@ -1,0 +1,154 @@
+"""Runs that end before their time: asked to, diverged, or unable to write. Nothing is lost, nothing half-written."""
+
+import json
+import re
+import resource
+import shlex
+import signal
+import time
+
+import pytest
+import torch
+
+from attnreg.training.checkpoint import load_checkpoint
+from attnreg.training.progress import Progress
+
+SMALL = ["--epochs", 2, "--train-size", 256, "--output-dir", "out"]
+RECIPES = {"finetune": [], "ad-drop": [], "attendout": ["--round-steps", 2, "--no-baseline"]}
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def at_step(monkeypatch, number, what):
+    """Do something at the end of a step."""
+    original = Progress.step
+
+    def step(self, history, telemetry):
+        if history.step == number:
+            what()
+        original(self, history, telemetry)
+
+    monkeypatch.setattr(Progress, "step", step)
+
+
+def assert_stopped(result, code, says):
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit)
+    error = re.search(r"^Error: (.*)$", result.stderr, re.M)
+    assert error, result.output
+    assert re.fullmatch(says, error[1]), error[1]
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_stopped_by_a_signal_it_goes_on_to_the_same_end(cli, tmp_path, monkeypatch, recipe, name):
+    args = ["recipe", recipe, *SMALL, *RECIPES[recipe]]
+    with monkeypatch.context() as patched:
+        at_step(patched, 3, lambda: signal.raise_signal(getattr(signal, name)))
+        before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+        stopped = cli(*args)
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    says = rf"Stopped by {name} after step 3; everything up to it is in out\."
+    assert_stopped(stopped, 128 + getattr(signal, name), says)
+    command = re.search(r"^To go on: (.*)$", stopped.stderr, re.M)[1]
+    assert "--resume" in command
+    assert load_checkpoint(tmp_path / "out" / "checkpoints")["history"]["step"] == 3
+    resumed = cli(*shlex.split(command)[1:])
+    assert resumed.exit_code == 0, resumed.output
+    whole = cli(*args[: -1 - len(RECIPES[recipe])], "whole", *RECIPES[recipe])
+    assert whole.exit_code == 0, whole.output
+    for file in ("metrics.jsonl", "telemetry.jsonl", "predictions.jsonl"):
+        assert lines(tmp_path / "out" / file) == lines(tmp_path / "whole" / file)
+    a, b = (load_checkpoint(tmp_path / run / "checkpoints")["method"] for run in ("out", "whole"))
+    assert json.dumps(a, default=torch.Tensor.tolist) == json.dumps(b, default=torch.Tensor.tolist)
+
+
+def test_a_second_signal_ends_it_at_once(cli, tmp_path, monkeypatch):
+    def twice():
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    at_step(monkeypatch, 3, twice)
+    result = cli("recipe", "finetune", *SMALL)
+    assert result.exit_code == 1
+    assert "Aborted!" in result.output  # click's word for KeyboardInterrupt
+    assert not (tmp_path / "out" / "checkpoints").exists()
+
+
+def test_killed_before_its_first_checkpoint_it_starts_anew(cli, tmp_path, monkeypatch):
+    args = ["recipe", "finetune", *SMALL]
+    with monkeypatch.context() as patched:
+        at_step(patched, 3, lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
+        cli(*args)
+    assert cli(*args, "--resume").exit_code == 0
+    assert [record["step"] for record in lines(tmp_path / "out" / "metrics.jsonl")] == [4, 8]
+    assert [record["step"] for record in lines(tmp_path / "out" / "telemetry.jsonl")] == [4, 8]
+
+
+def test_ctrl_c_in_the_terminal(spawn, tmp_path):
+    process = spawn("recipe", "finetune", "--epochs", 50, "--output-dir", "out")
+    while not (tmp_path / "out" / "telemetry.jsonl").is_file() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert "To go on: attnreg recipe finetune --epochs 50 --output-dir out --resume" in output
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_diverging_run_says_at_which_step_and_keeps_its_last_good_checkpoint(cli, tmp_path, recipe):
+    args = ["--learning-rate", 1e25, "--save-steps", 1]
+    result = cli("recipe", recipe, *SMALL, *args, *RECIPES[recipe])
+    says = r"Expected finite .* at step (\d+): training has diverged, so start it anew with a lower --learning-rate\. "
+    says += r"(It has no checkpoint yet\.|Its last good checkpoint, of step (\d+), is in out/checkpoints\.)"
+    assert_stopped(result, 1, says)
+    assert "To go on" not in result.output
+    if "no checkpoint" not in result.stderr:
+        checkpoint = load_checkpoint(tmp_path / "out" / "checkpoints")
+        weights = checkpoint["method"].get("attacker", checkpoint["method"])["model"].values()
+        assert all(bool(weight.isfinite().all()) for weight in weights)
+
+
+def test_a_loss_that_is_not_finite_is_told_with_its_step(cli, monkeypatch):
+    from attnreg.training.fine_tuning import FineTuning
+
+    step, count = FineTuning.step, [0]
+
+    def bad(self, batch):
+        result = step(self, batch)
+        count[0] += 1
+        return type(result)(result.loss * float("nan")) if count[0] == 6 else result
+
+    monkeypatch.setattr(FineTuning, "step", bad)
+    result = cli("recipe", "finetune", *SMALL)
+    says = r"Expected finite loss, got nan at step 6: .* Its last good checkpoint, of step 4, is in out/checkpoints\."
+    assert_stopped(result, 1, says)
+
+
+def test_a_full_disk_ends_it_with_a_sentence_and_the_last_good_checkpoint(spawn, tmp_path):
+    args = ["recipe", "finetune", "--epochs", 50, "--save-steps", 1, "--output-dir", "out"]
+    process = spawn(*args)
+    checkpoints = tmp_path / "out" / "checkpoints"
+    while not any(checkpoints.glob("step-*")) and process.poll() is None:
+        time.sleep(0.01)
+    # No file may grow beyond this: what writing to a full disk is like, without one.
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, output
+    assert re.search(r"Error: Expected the files of a run to be written, got: .*File too large", output), output
+    assert "Traceback" not in output
+    step = re.search(r"Its last good checkpoint, of step (\d+), is in out/checkpoints\.", output)[1]
+    assert [path.name for path in checkpoints.iterdir()] == [f"step-{int(step):07d}"]
+    assert load_checkpoint(checkpoints)["history"]["step"] == int(step)
+    assert "To go on: attnreg recipe finetune" in output
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_training(cli, tmp_path):
+    (tmp_path / "file").write_text("x")
+    result = cli("recipe", "finetune", "--output-dir", "file/out")
+    assert_stopped(result, 1, "Expected --output-dir to be .*")
+    assert (tmp_path / "file").read_text() == "x"
