@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 SUMS = "SHA256SUMS"
@@ -25,6 +26,11 @@ def write_checksums(folder: Path) -> None:
     names = sorted(path.name for path in folder.iterdir())
     lines = [f"{_checksum(folder / name)}  {name}\n" for name in names]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def checksums_of(texts: Mapping[str, str]) -> str:
+    """The same for files that are still to be written, by name."""
+    return "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in texts.items())
 
 
 def check_checksums(folder: Path) -> None:

@@ -163,7 +163,8 @@ class Compose(MaskProvider):
         return any(provider.active for provider in self._inner())
 
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
-        masks = [mask for provider in self._inner() if (mask := ask(provider, site)) is not None]
+        answers = [ask(provider, site) for provider in self._inner()]
+        masks = [mask for mask in answers if mask is not None]
         return functools.reduce(operator.and_, masks) if masks else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -231,3 +232,13 @@ def tiny_bert(texts: list[str], folder: Path) -> None:
         vocab_size=500, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
     )
     hf.BertForSequenceClassification(config).save_pretrained(folder)
+
+
+def assert_sentence(result, code, says):
+    """A command has failed with one sentence and no traceback."""
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert "Traceback" not in result.output
+    error = result.output[result.output.index("Error: ") :].strip()
+    assert "\n" not in error
+    assert re.search(says, error), error

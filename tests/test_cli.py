@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,8 @@ import pytest
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
+
+from tests.cases import assert_sentence
 
 QUICK = ["--epochs", 1, "--train-size", 64, "--device", "cpu"]
 
@@ -114,64 +115,6 @@ def test_a_copied_recipe_runs(cli, tmp_path):
     result = cli("recipe", "mine.py", *QUICK)
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "runs/mine-agreement-seed0/config.json").read_text())["recipe"] == "mine"
-
-
-def bad(*args, code=1, says=""):
-    return pytest.param(args, code, says, id=" ".join(map(str, args))[:60] or "nothing")
-
-
-BAD = [
-    bad("recipe", "attendin", code=2, says="Expected a recipe among ad-drop, attendout, .* `attnreg list recipes`"),
-    bad("recipe", "nothing.py", code=2, says="Expected a recipe file"),
-    bad("list", "datasets", code=2, says="'datasets' is not one of 'recipes', 'tasks', 'providers'"),
-    bad("copy", "attendin", "x.py", code=2, says="Expected a recipe among"),
-    bad("copy", "finetune", "x.txt", code=2, says="Expected FILE to end in .py"),
-    bad("copy", "finetune", "no/x.py", says="no folder no"),
-    bad("recipe", "finetune", "--task", "colas", code=2, says="Expected a task among agreement, cola, sst2, mrpc, rte, got 'colas'"),
-    bad("recipe", "finetune", "--epochs", 0, code=2, says="--epochs.*0 is not in the range"),
-    bad("recipe", "finetune", "--learning-rate", -1, code=2, says="--learning-rate"),
-    bad("recipe", "finetune", "--device", "tpu", code=2, says="--device"),
-    bad("recipe", "finetune", "--nonsense", code=2, says="No such option"),
-    bad("recipe", "attention-layerdrop", "--drop-rate", 1.5, code=2, says="1.5 is not in the range 0<=x<=1"),
-    bad("recipe", "scheduled-bernoulli", "--end", -0.1, code=2, says="not in the range 0<=x<=1"),
-    bad("recipe", "attendout", "--initial-keep", 1, code=2, says="not in the range 0<x<1"),
-    bad("recipe", "attendout", "--winner", "me", code=2, says="'me' is not one of"),
-    bad("recipe", "attendout", "--reward-rows", 0, code=2, says="--reward-rows"),
-    bad("recipe", "ad-drop", "--q", 2, code=2, says="2.0 is not in the range 0<=x<=1"),
-    bad("recipe", "ad-drop", "--steps", 0, code=2, says="0 is not in the range x>=1"),
-    bad("recipe", "ad-drop", "--method", "lime", code=2, says="'lime' is not one of"),
-    bad("recipe", "ad-drop", "--layers", "0,x", code=2, says="expected 'all' or layer indices such as 0,1,-1, got '0,x'"),
-    bad("recipe", "ad-drop", "--layers", 3, says="Expected layers among .0, 1, 2. in AttributionProvider, got .3."),
-    bad("recipe", "ad-drop", "--every", 2, "--offset", 2, says="Expected `offset` in 0..1, below `every`, got 2"),
-    bad("recipe", "ad-drop", "--search", code=2, says="Expected --search with what to search, .* got nothing"),
-    bad("recipe", "ad-drop", "p=0.5", code=2, says="Expected --search with what to search, .* got p=0.5"),
-    bad("recipe", "ad-drop", "--search", "r=1", code=2, says="Expected --search to name each of p, q at most once"),
-    bad("recipe", "ad-drop", "--search", "p=0:1:0", code=2, says="Expected --search as NAME=START:STOP:STEP"),
-    bad("recipe", "ad-drop", "--search", "p=0:2:1", code=2, says="Expected --search p within .0.0, 1.0., got 'p=0:2:1'"),
-    bad("recipe", "finetune", "--model", "./nowhere", says="Expected --model to be a folder .* no such folder"),
-    bad("recipe", "finetune", "--model", "nobody/nothing", says="the hub cannot be reached and the model nobody/nothing"),
-    bad("recipe", "finetune", "--task", "cola", says="Expected a network or --data-dir for task 'cola', got neither"),
-    bad("recipe", "finetune", "--data-dir", "nowhere", says="no such folder"),
-    bad("recipe", "finetune", "--train-size", 10**6, says="Expected --train-size of at most 2000"),
-    bad("recipe", "finetune", "--max-length", 65, says="Expected --max-length of at most 64"),
-    bad("recipe", "finetune", "--resume", says="Expected a run to resume in .*, found none"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("args", "code", "says"), BAD)
-def test_bad_input_is_one_sentence_and_leaves_nothing(cli, tmp_path, args, code, says):
-    result = cli(*args)
-    assert_sentence(result, code, says)
-    assert list(tmp_path.iterdir()) == []
-
-
-def assert_sentence(result, code, says):
-    assert result.exit_code == code, result.output
-    assert isinstance(result.exception, SystemExit)
-    assert "Traceback" not in result.output
-    error = result.output[result.output.index("Error: ") :].strip()
-    assert "\n" not in error
-    assert re.search(says, error), error
 
 
 @pytest.mark.parametrize(

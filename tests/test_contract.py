@@ -202,7 +202,11 @@ def test_provider_comes_back_from_its_folder(case, provider_case, tmp_path):
     with attnreg.attach(model, provider):
         expected = run(model, batch)
     provider.save_pretrained(tmp_path / "provider")
-    assert sorted(p.name for p in (tmp_path / "provider").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "provider").iterdir()) == [
+        "SHA256SUMS",
+        "config.json",
+        "model.safetensors",
+    ]
     with attnreg.attach(model, type(provider).from_pretrained(tmp_path / "provider")):
         assert same(run(model, batch), expected)
 

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,11 +70,15 @@ def local(jobs: int, threads: int) -> Launcher:
             _make(run.command_line(), str(run.log), threads, children.append)
             run.tidy()
             watcher.ended(run)
+            if not any(other.finished for other in runs):
+                pool.shutdown(wait=False, cancel_futures=True)  # what ails the first one ails them all
 
         with ThreadPoolExecutor(jobs) as pool:
             try:
                 for _ in pool.map(make, runs):
                     pass
+            except CancelledError:
+                pass
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 for child in children:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from attnreg._checksums import check_checksums
 from attnreg._files import exclusive
 from attnreg.compare.method import Method
 from attnreg.errors import InputError
@@ -62,6 +63,7 @@ class PlannedRun:
     @property
     def result(self) -> dict[str, Any]:
         """Its result, with the options it was obtained with."""
+        self._check_files()
         return {**self._json("result.json"), "config": self._json("config.json")}
 
     @property
@@ -77,6 +79,7 @@ class PlannedRun:
 
     def predictions(self) -> list[dict[str, Any]]:
         """Label and logits of each dev row, in order."""
+        self._check_files()
         with (self.folder / "predictions.jsonl").open(encoding="utf-8") as lines:
             return [json.loads(line) for line in lines]
 
@@ -126,11 +129,20 @@ class PlannedRun:
             for name in ("checkpoints", *(() if self.keep_model else ("model", "provider"))):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
+    def _check_files(self) -> None:
+        try:
+            check_checksums(self.folder)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"Expected the run in {self.folder} as it was finished, got: {error}. Remove that folder, and the same "
+                "command runs it again."
+            ) from error
+
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
         try:
             return dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise InputError(f"Expected a JSON object in {path}, got: {error}.") from error
 
 

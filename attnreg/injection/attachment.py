@@ -41,7 +41,8 @@ def attach(
 
     Raises:
         NoAttentionError: if no attention is seen in the model.
-        ValueError: if a layer or stack is not there, or the provider cannot serve the sites.
+        ValueError: if a layer or stack is not there, the provider cannot serve the sites, or the model is compiled:
+            attach first, then compile.
         RuntimeError: if a provider is attached already.
 
     Example:
@@ -64,6 +65,10 @@ def attach(
     for name, wanted in (("layers", layers), ("stacks", stacks)):
         if wanted is not None and (isinstance(wanted, (str, int)) or not len(wanted)):
             raise InputError(f"Expected `{name}` to be a list that is not empty, or None for all, got {wanted!r}.")
+    if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
+        raise InputError(
+            f"Expected a model that is not compiled yet, got {type(model).__name__}: attach first, then compile."
+        )
     found = discover(model, example_inputs)
     chosen = _choose(found, layers, stacks)
     provider.check([site.info for site in chosen])

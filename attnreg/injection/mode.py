@@ -87,8 +87,7 @@ class AttentionMode(TorchFunctionMode):
         mask = ask(self.handle.provider, site)
         if mask is not None:
             mask = _checked(mask, site, type(self.handle.provider).__name__)
-        if not torch.compiler.is_compiling():
-            self.handle.note(site, mask)
+        self.handle.note(site, mask)
         return mask
 
 

@@ -62,7 +62,8 @@ class AttachedModule:
         tap = None if info is None else self.handle.taps.get(info.label)
         if info is None or (tap is None and not (self.module.training and self.handle.active)):
             return self._plain(*args, **kwargs)
-        with AttentionMode(self.handle, info, tap) as mode:
+        mode = AttentionMode(self.handle, info, tap)
+        with mode:
             output = self._plain(*args, **kwargs)
         if not mode.hits:
             raise NoAttentionError(f"Expected attention in {info.name}, saw none in this forward: {HIDDEN_KERNELS}")

@@ -31,6 +31,7 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
         torch.Size([1, 2])
     """
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
     from safetensors import SafetensorError
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     from transformers.utils import logging
@@ -43,7 +44,13 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
     if not Path(name).is_dir():
         if Path(name).is_absolute() or name.startswith((".", "~")):
             raise InputError(f"Expected --model to be a folder with a model or a hub name, got {name}: no such folder.")
-        if not offline_if_unreachable() and not isinstance(try_to_load_from_cache(name, "config.json"), str):
+        try:
+            cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+        except HFValidationError as error:
+            raise InputError(
+                f"Expected --model to be a folder with a model or a hub name, got {name}: it can be neither."
+            ) from error
+        if not cached and not offline_if_unreachable():
             raise InputError(
                 f"Expected a network or --model FOLDER, got neither: the hub cannot be reached and the model {name} is "
                 "not in the local cache."

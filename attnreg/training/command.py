@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from attnreg.errors import UsageError
 from attnreg.tasks.task import TASKS, get_task
 from attnreg.training.settings import Settings
 
@@ -21,7 +23,7 @@ COMMON = (
     click.option(
         "--data-dir", help="Folder with train and validation as .jsonl[.gz], .csv, .tsv or .parquet; no network needed."
     ),
-    click.option("--epochs", type=_POSITIVE, help="By default the task's."),
+    click.option("--epochs", type=click.IntRange(1, 100_000), help="By default the task's."),
     click.option("--batch-size", type=_POSITIVE, help="By default the task's."),
     click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), help="By default the task's."),
     click.option("--max-length", type=click.IntRange(min=4), help="In tokens; by default the task's."),
@@ -38,7 +40,7 @@ _OF_ONE_RUN = (
         type=_POSITIVE,
         help="Score on so many rows held out from train, not on dev: to choose options by.",
     ),
-    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
+    click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True),  # what numpy takes
     click.option("--output-dir", type=click.Path(path_type=Path), help="By default runs/RECIPE-TASK-seedN."),
     click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output-dir."),
     click.option("--save-steps", type=_POSITIVE, help="Write a checkpoint every so many steps, not only each epoch."),
@@ -103,6 +105,10 @@ def recipe(name: str, *own: Callable[[Any], Any]) -> Callable[[Callable[..., Non
 
 
 def _settings(name: str, options: dict[str, Any]) -> Settings:
+    for parameter in click.get_current_context().command.params:
+        value = options.get(str(parameter.name))
+        if isinstance(value, float) and not math.isfinite(value):  # which click's ranges let through
+            raise UsageError(f"Expected a finite number for {parameter.opts[0]}, got {value}.")
     own = dict(options)
     shared = {f.name: own.pop(f.name) for f in dataclasses.fields(Settings) if f.name in own}
     task = get_task(shared["task"])

@@ -11,6 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from attnreg import __version__
+from attnreg._checksums import SUMS, checksums_of
 from attnreg._files import exclusive, replaced_file, replaced_folder
 from attnreg.errors import InputError, StoppedError
 from attnreg.training.checkpoint import save_checkpoint
@@ -52,7 +53,7 @@ class RunFolder:
         try:
             saved = json.loads(config.read_text(encoding="utf-8"))
             differences = settings.differences(saved)
-        except (ValueError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise InputError(f"Expected the options of a run in {config}, got: {error}.") from error
         if differences:
             raise InputError(
@@ -141,9 +142,14 @@ class RunFolder:
             with replaced_file(self.path / name) as file:
                 file.write(text)
 
-    def write_lines(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write ``name.jsonl``, whole or not at all."""
-        self.write_text(f"{name}.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    def write_outcome(self, result: Mapping[str, Any], predictions: Iterable[Mapping[str, Any]]) -> None:
+        """Write ``predictions.jsonl``, then ``result.json``, each whole or not at all; their checksums before."""
+        texts = {
+            "predictions.jsonl": "".join(json.dumps(record) + "\n" for record in predictions),
+            "result.json": json.dumps(result, indent=2) + "\n",
+        }
+        for name, text in {SUMS: checksums_of(texts), **texts}.items():
+            self.write_text(name, text)
 
     def keep_lines(self, **counts: int) -> None:
         """Drop the lines of what is about to be run again: keep the first so many of each ``NAME.jsonl``."""

@@ -14,6 +14,7 @@ from attnreg.training.loop import History
 from attnreg.training.run import Run
 
 Values = Mapping[str, float]
+MOST = 1000
 
 
 def parse_grid(texts: Iterable[str], ranges: Mapping[str, tuple[float, float]]) -> list[dict[str, float]]:
@@ -51,11 +52,12 @@ def _axis(text: str, values: str) -> list[float]:
             return [float(value) for value in values.split(",")]
         start, stop, step = map(float, values.split(":"))
         count = math.floor((stop - start) / step + 1e-9) + 1
-        if count < 1 or step <= 0:
+        if not 1 <= count <= MOST or step <= 0:
             raise ValueError
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, ArithmeticError):
         raise UsageError(
-            f"Expected --search as NAME=START:STOP:STEP or NAME=VALUE,VALUE, got {text!r}: as in p=0.1:0.9:0.1."
+            f"Expected --search as NAME=START:STOP:STEP (at most {MOST} values) or NAME=VALUE,VALUE, got {text!r}: "
+            "as in p=0.1:0.9:0.1."
         ) from None
     return [round(start + number * step, 10) for number in range(count)]
 

@@ -37,7 +37,6 @@ def conclude(method: TrainingMethod, run: Run, history: History) -> None:
     dev = predict(method.model, run.dev_batches, run.accelerator)
     train = predict(method.model, run.rows_in_order(some), run.accelerator)
     pairs = zip(dev.labels.tolist(), dev.logits.tolist(), strict=True)
-    run.folder.write_lines("predictions", ({"label": label, "logits": logits} for label, logits in pairs))
     result: dict[str, Any] = {
         "metric": run.task.metric,
         "scored_on": run.scored_on,
@@ -62,7 +61,7 @@ def conclude(method: TrainingMethod, run: Run, history: History) -> None:
             **{name: version(name) for name in ("attnreg", "torch", "transformers")},
         },
     }
-    run.folder.write("result", result)
+    run.folder.write_outcome(result, ({"label": label, "logits": logits} for label, logits in pairs))
 
 
 def peak_memory() -> int | None:

@@ -145,7 +145,9 @@ class Run:
     def _take(self, size: int) -> Any:
         left = len(self.train_rows) - size
         if left < 1:
-            raise InputError(f"Expected fewer than {len(self.train_rows)} rows to hold out, got {size}.")
+            raise InputError(
+                f"Expected more than {size} rows to train on, to hold {size} of them out, got {len(self.train_rows)}."
+            )
         held = self.train_rows.select(range(left, left + size))
         self.train_rows = self.train_rows.select(range(left))
         return held

@@ -1,0 +1,140 @@
+"""An attached model under torch.compile: the same numbers, drop rates too, and no compilation at each step."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from transformers import BertConfig, BertForSequenceClassification
+
+import attnreg
+from attnreg.training import TwoPass
+from tests.cases import PROVIDERS
+
+MORE = {
+    "bernoulli per layer": lambda m: attnreg.BernoulliScheduleProvider([[(0, 0.6), (1, 0)], [(0, 0)]], 4),
+    "layerdrop 0.5": lambda m: attnreg.AttentionLayerDrop(0.5),
+    "with layerdrop": lambda m: attnreg.AttentionDropout(0.2, "scores") & attnreg.AttentionLayerDrop(0.5),
+}
+CASES = {case.name: case.make for case in PROVIDERS} | MORE
+STEPS = 4
+
+
+def bert():
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    # Without dropout on attention: a dropped layer leaves it out, uncompiled, and draws nothing for it.
+    config = BertConfig(**sizes, intermediate_size=16, attention_probs_dropout_prob=0.0)
+    model = BertForSequenceClassification(config)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=0.3)  # so that a mask makes a difference
+    return model.train()
+
+
+def batch(length=7):
+    ids = torch.arange(3 * length).view(3, length) % 29 + 1
+    mask = torch.ones_like(ids)
+    mask[0, 4:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([0, 1, 0])}
+
+
+def steps(model, provider, runs, lengths=(7,) * STEPS):
+    """Losses, gradients and drop rates of some steps; the provider begins where it began before."""
+    begin = {name: value.clone() for name, value in provider.state_dict().items()}
+    torch.manual_seed(1)
+    seen = []
+    handle = attnreg.injection.handle_of(model, provider)
+    for length in lengths:
+        model.zero_grad()
+        provider.attribute(model, batch(length))
+        loss = runs(**batch(length)).loss
+        loss.backward()
+        handle.step()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        seen.append((loss.detach(), gradient, handle.drop_rates()))
+    provider.load_state_dict(begin)
+    if hasattr(provider, "_update"):
+        provider._update()
+    return seen
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_it_computes_the_same_and_is_compiled_once(name):
+    torch._dynamo.reset()
+    model = bert()
+    provider = CASES[name](model)
+    counter = CompileCounterWithBackend("aot_eager")
+    with attnreg.attach(model, provider):
+        expected = steps(model, provider, model)
+        got = steps(model, provider, torch.compile(model, backend=counter))
+        compiled = counter.frame_count
+        steps(model, provider, torch.compile(model, backend=counter))
+    assert 1 <= compiled <= 2  # a first step may find what later ones do not: nothing drawn yet
+    assert counter.frame_count == compiled
+    for (loss, gradient, rates), (compiled_loss, compiled_gradient, compiled_rates) in zip(expected, got, strict=True):
+        torch.testing.assert_close(compiled_loss, loss, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(compiled_gradient, gradient, rtol=1e-4, atol=1e-4)
+        assert compiled_rates == pytest.approx(rates, abs=1e-6)
+        assert rates
+
+
+def test_other_lengths_are_compiled_for_once():
+    torch._dynamo.reset()
+    model = bert()
+    provider = attnreg.AttentionDropout(0.3, placement="scores")
+    counter = CompileCounterWithBackend("aot_eager")
+    lengths = (7, 9, 5, 8, 10, 11, 6)
+    with attnreg.attach(model, provider):
+        expected = steps(model, provider, model, lengths)
+        got = steps(model, provider, torch.compile(model, backend=counter), lengths)
+    assert counter.frame_count == 2  # one for the first length, one for all
+    for (loss, _, _), (compiled_loss, _, _) in zip(expected, got, strict=True):
+        torch.testing.assert_close(compiled_loss, loss, rtol=1e-5, atol=1e-6)
+
+
+def test_eval_mode_and_detaching_are_noticed():
+    torch._dynamo.reset()
+    model = bert()
+    plain = {**batch(), "labels": None}
+    compiled = torch.compile(model, backend="aot_eager")
+    handle = attnreg.attach(model, attnreg.AttentionLayerDrop(1.0))
+    model.eval()
+    with torch.no_grad():
+        expected = model(**plain).logits
+        torch.testing.assert_close(compiled(**plain).logits, expected)
+        model.train()
+        assert handle.drop_rates() == {}
+        compiled(**plain)
+        assert handle.drop_rates() == {"encoder.0": 1.0, "encoder.1": 1.0}
+        handle.detach()
+        torch.testing.assert_close(compiled(**plain).logits.isfinite(), torch.ones(3, 2, dtype=torch.bool))
+        model.eval()
+        torch.testing.assert_close(compiled(**plain).logits, expected)
+
+
+def test_ad_drop_trains_compiled():
+    torch._dynamo.reset()
+    losses = []
+    for compiled in (False, True):
+        model = bert()
+        handle = attnreg.attach(model, attnreg.CrossTuning(attnreg.AttributionProvider(0.6, 0.6)))
+        runs = torch.compile(model, backend="aot_eager") if compiled else model
+        method = TwoPass(runs, torch.optim.SGD(model.parameters(), lr=0.01), handle)
+        torch.manual_seed(1)
+        for epoch in range(2):
+            method.on_epoch(epoch)
+            losses += [float(method.step(batch()).loss) for _ in range(2)]
+        assert method.drop_rates()
+    assert losses[4:] == pytest.approx(losses[:4], abs=1e-5)
+
+
+@pytest.mark.parametrize("how", ["torch.compile", "in place", "a part"])
+def test_attaching_after_compiling_is_refused_with_advice(how):
+    model = bert()
+    if how == "torch.compile":
+        model = torch.compile(model, backend="eager")
+    else:
+        (model if how == "in place" else model.bert.encoder).compile(backend="eager")
+    with pytest.raises(
+        ValueError, match=r"Expected a model that is not compiled yet, got .*: attach first, then compile"
+    ):
+        attnreg.attach(model, attnreg.AttentionLayerDrop())

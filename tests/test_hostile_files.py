@@ -1,0 +1,171 @@
+"""Truncated, bit-flipped and foreign files are refused with one sentence, and nothing in a file can run code."""
+
+import pickle
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import attnreg
+from attnreg.errors import InputError
+from attnreg.training.checkpoint import load_checkpoint, save_checkpoint
+from tests.cases import assert_sentence
+
+SHARED = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@st.composite
+def damages(draw, names):
+    """The name of a file and what happens to its bytes."""
+    kind = draw(st.sampled_from(["cut", "flip", "replace", "append"]))
+    where, bit = draw(st.floats(0, 1, exclude_max=True)), draw(st.integers(0, 7))
+    other = draw(
+        st.binary(max_size=40) | st.sampled_from([b"", b"{}", b"[]", b"null", b"1e999", b"[" * 10_000, b"\x80\x04N."])
+    )
+
+    def damage(data):
+        index = int(where * len(data))
+        if kind == "cut":
+            return data[:index]
+        if kind == "flip":
+            return data[:index] + bytes([data[index] ^ (1 << bit)]) + data[index + 1 :]
+        return other if kind == "replace" else data + other
+
+    return draw(st.sampled_from(names)), damage
+
+
+class Bomb:
+    """Leaves a file when it is unpickled."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("exploded"),)
+
+
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files") / "provider"
+    inner = attnreg.GNetProvider(vocab_size=5, hidden_size=4, num_layers=1)
+    (inner & attnreg.BernoulliScheduleProvider([(0, 0.5), (1, 0)], 10)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files") / "checkpoints"
+    save_checkpoint(folder, 3, {"a": {"w": torch.randn(3, 4)}, 1: [1.5, None, "text", {"x": torch.arange(3)}]})
+    return folder
+
+
+def damaged(folder, name, damage):
+    """Damage a copy's file; false if that changes nothing."""
+    copy = folder.with_name("copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy)
+    file = next(copy.rglob(name))
+    before = file.read_bytes()
+    file.write_bytes(damage(before))
+    return copy if file.read_bytes() != before else None
+
+
+@SHARED
+@given(damage=damages(["config.json", "model.safetensors"]))
+def test_a_damaged_provider(provider, damage):
+    copy = damaged(provider, *damage)
+    if copy is not None:
+        with pytest.raises(ValueError, match="Expected a provider") as error:
+            attnreg.MaskProvider.from_pretrained(copy)
+        assert "\n" not in str(error.value)
+
+
+@SHARED
+@given(damage=damages(["state.json", "tensors.safetensors"]))
+def test_a_damaged_checkpoint(checkpoints, damage):
+    copy = damaged(checkpoints, *damage)
+    if copy is not None:
+        with pytest.raises(InputError, match="Expected a whole checkpoint") as error:
+            load_checkpoint(copy)
+        assert "\n" not in str(error.value)
+
+
+@SHARED
+@given(damage=damages(["SHA256SUMS"]))
+def test_damaged_checksums(checkpoints, damage):
+    copy = damaged(checkpoints, *damage)
+    if copy is not None:
+        with suppress(InputError):  # a line too few checks a file too few
+            assert load_checkpoint(copy).keys() == {"a", 1}
+
+
+@SHARED
+@given(damage=damages(["config.json", "model.safetensors"]))
+def test_a_damaged_provider_without_checksums_is_refused_or_of_a_known_class(provider, damage):
+    copy = damaged(provider, *damage)
+    if copy is not None:
+        (copy / "SHA256SUMS").unlink()
+        with suppress(ValueError):
+            assert type(attnreg.MaskProvider.from_pretrained(copy)).__module__.startswith("attnreg.")
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json"])
+def test_a_pickle_is_not_opened(checkpoints, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    copy = damaged(checkpoints, name, lambda data: pickle.dumps(Bomb()))
+    with pytest.raises(InputError):
+        load_checkpoint(copy)
+    next(copy.rglob("SHA256SUMS")).unlink()
+    with pytest.raises(InputError):
+        load_checkpoint(copy)
+    torch.save({"w": Bomb()}, next(copy.rglob(name)))
+    with pytest.raises(InputError):
+        load_checkpoint(copy)
+    assert not Path("exploded").exists()
+
+
+def test_a_whole_checkpoint_of_something_else(cli, tmp_path):
+    args = ["recipe", "finetune", "--epochs", 1, "--train-size", 64, "--output-dir", "out"]
+    assert cli(*args).exit_code == 0
+    save_checkpoint(tmp_path / "out" / "checkpoints", 9, {"weights": torch.ones(2), "rng": [0]})
+    assert_sentence(cli(*args, "--resume"), 1, "Expected a checkpoint of this run in out/checkpoints, got")
+
+
+CONFIG = {
+    "[]": "Expected the options",
+    "{": "Expected the options",
+    '{"own": 3}': "Expected the options",
+    "{}": "resume with",
+}
+
+
+@pytest.mark.parametrize("text", CONFIG)
+def test_a_run_folder_with_a_foreign_config(cli, tmp_path, text):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text(text)
+    result = cli("recipe", "finetune", "--epochs", 1, "--output-dir", "out", "--resume")
+    assert_sentence(result, 1, CONFIG[text])
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
+
+
+def test_a_comparison_with_a_damaged_run(cli, tmp_path):
+    args = ["compare", "finetune", "attention-dropout", "--seeds", 2, "--epochs", 1, "--train-size", 64]
+    args += ["--no-equal-time", "--output-dir", "out"]
+    assert cli(*args).exit_code == 0
+    run = tmp_path / "out" / "finetune" / "seed1"
+    for name, says in {
+        "result.json": "Expected the run in out/finetune/seed1 as it was finished, got: result.json is not as",
+        "predictions.jsonl": "Expected the run in out/finetune/seed1 as it was finished, got: predictions.jsonl is not",
+        "config.json": "Expected the run in out/finetune/seed1 to have the options of this comparison, got",
+    }.items():
+        text = (run / name).read_text()
+        for other in (text.replace("1", "2", 1), text[:-5], "[1]"):
+            (run / name).write_text(other.replace('"epochs": 1', '"epochs": 2'))
+            result = cli(*args)
+            assert result.exit_code == 1, result.output
+            assert "Traceback" not in result.output
+            assert re.search(f"Error: ({says}|Expected a JSON object in)", result.output), result.output
+        (run / name).write_text(text)
+    assert cli(*args).exit_code == 0
