@@ -15,9 +15,8 @@ from attnreg.training import AttackerDefender
 class Sure(attnreg.GNetProvider):
     """Drops what it would rather drop than the average."""
 
-    def prepare(self, inputs):
-        logits = self.logits(inputs).detach()
-        self.keep = (logits > logits.mean((-1, -2), keepdim=True) - 1e-4).unsqueeze(2)
+    def _draw(self, logits):
+        return (logits > logits.mean((-1, -2), keepdim=True) - 1e-4).unsqueeze(2)
 
 
 def batches(number, rows, seed):
@@ -60,7 +59,7 @@ def main(folder):
         "steps": steps,
         "generator": [parameter.double().sum().item() for parameter in game.generator.parameters()],
         "attacker": [parameter.double().sum().item() for parameter in game.model.parameters()],
-        "moves": [len(moves) for moves in game.state_dict()["moves"]],
+        "moves": game.state_dict()["moves"],
     }
     (Path(folder) / f"{processes}-{rank}.json").write_text(json.dumps(record))
 

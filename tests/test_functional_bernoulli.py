@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from attnreg import functional
 
@@ -27,6 +25,21 @@ def test_log_prob_is_the_mean_over_units_of_log_sigmoid():
                         total += math.log(p if keep[b, layer, i, j] else 1 - p)
                         n += 1
         assert float(got[b]) == pytest.approx(total / n if n else 0.0, abs=1e-12)
+
+
+def test_log_prob_of_several_draws_is_the_mean_of_theirs():
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(2, 3, 4, dtype=torch.float64)
+    keep, valid = torch.rand(5, 2, 3, 4) < 0.5, torch.rand(2, 3, 4) < 0.7
+    got = functional.bernoulli_log_prob(logits, keep.sum(0), valid, draws=5)
+    expected = torch.stack([functional.bernoulli_log_prob(logits, k, valid) for k in keep]).mean(0)
+    assert (got - expected).abs().max() < 1e-12
+
+
+def test_log_prob_of_what_was_almost_certain():
+    logits = torch.tensor([[100.0], [-100.0], [100.0], [-100.0]])
+    keep = torch.tensor([[True], [False], [False], [True]])
+    assert functional.bernoulli_log_prob(logits, keep, torch.tensor(True)).tolist() == pytest.approx([0, 0, -100, -100])
 
 
 def test_log_prob_gradient():
@@ -75,16 +88,3 @@ def test_drop_rate_counts_units_only():
     assert functional.drop_rate(keep) == 0.75
     assert functional.drop_rate(keep.float() * 2, units) == 0.5
     assert functional.drop_rate(keep, torch.zeros_like(units)) == 0
-
-
-@given(st.lists(st.booleans(), min_size=0, max_size=70))
-def test_bits_come_back(values):
-    mask = torch.tensor(values, dtype=torch.bool)
-    packed = functional.pack_bits(mask)
-    assert packed.nbytes == math.ceil(len(values) / 8)
-    assert torch.equal(functional.unpack_bits(packed, mask.shape), mask)
-
-
-def test_bits_keep_their_shape():
-    mask = torch.rand(3, 5, 7) < 0.5
-    assert torch.equal(functional.unpack_bits(functional.pack_bits(mask), mask.shape), mask)

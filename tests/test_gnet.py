@@ -54,6 +54,28 @@ def test_logits(causal):
 
 
 @pytest.mark.parametrize("masks", [1, 3])
+def test_sampled_masks_are_those_of_the_next_forward_pass_alone(masks):
+    net = small(masks_per_layer=masks)
+    inputs = {"input_ids": torch.tensor([[1, 5, 2, 4]])}
+    value = net.sample(inputs)
+    keep = net.keep
+    assert value.requires_grad
+    assert torch.equal(value, net.log_prob(inputs, keep))
+    net.prepare(inputs)
+    assert net.keep is keep
+    torch.manual_seed(0)
+    net.prepare(inputs)
+    assert net.keep is not keep
+    torch.manual_seed(0)
+    net.sample(inputs)
+    again = net.keep
+    torch.manual_seed(0)
+    net.prepare(inputs)
+    net.prepare(inputs)
+    assert torch.equal(net.keep, again)  # the same draw, whichever way
+
+
+@pytest.mark.parametrize("masks", [1, 3])
 def test_log_prob_is_differentiable_and_counts_real_units_only(masks):
     net = small(masks_per_layer=masks)
     inputs = {"input_ids": torch.tensor([[1, 5, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}

@@ -22,7 +22,7 @@ from attnreg.training.rewards import (
 )
 
 INPUTS = {"input_ids": torch.tensor([[1, 2]])}
-ACTIONS = [torch.tensor(bits).view(1, 1, 2, 2) for bits in itertools.product([False, True], repeat=4)]
+ACTIONS = [torch.tensor(bits).view(1, 1, 1, 2, 2) for bits in itertools.product([False, True], repeat=4)]
 REWARDS = dict(enumerate(torch.randn(16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).tolist()))
 BASELINE = 0.3
 

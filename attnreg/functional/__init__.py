@@ -8,7 +8,6 @@ from attnreg.functional.attention import (
     weights_dropout,
 )
 from attnreg.functional.bernoulli import bernoulli_log_prob, drop_rate, sample_keep
-from attnreg.functional.bits import pack_bits, unpack_bits
 from attnreg.functional.region import candidate_region
 from attnreg.functional.validity import units
 
@@ -18,11 +17,9 @@ __all__ = [
     "candidate_region",
     "drop_rate",
     "masked_scores",
-    "pack_bits",
     "sample_keep",
     "scores_dropout",
     "uniform_attention",
     "units",
-    "unpack_bits",
     "weights_dropout",
 ]

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def sample_keep(logits: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+def sample_keep(
+    logits: Tensor, shape: Sequence[int] | None = None, *, generator: torch.Generator | None = None
+) -> Tensor:
     r"""Draw hard keep decisions with logistic (Gumbel-difference) noise.
 
-    .. math:: d = [\,s + \mathrm{logit}(u) > 0\,], \quad u \sim U(0, 1), \qquad P(d = 1) = \sigma(s)
+    .. math::
+        d = [\,s + \mathrm{logit}(u) > 0\,] = [\,u > \sigma(-s)\,], \quad u \sim U(0, 1), \qquad P(d = 1) = \sigma(s)
 
     Args:
         logits: any shape, the logits of keeping.
+        shape: of the decisions, to which ``logits`` can be broadcast; their own by default.
         generator: source of randomness; the global one by default, which gradient checkpointing replays.
 
     Returns:
-        bool, the shape of ``logits``, ``True`` = kept.
+        bool, of that shape, ``True`` = kept.
 
     Reference:
         AttendOut (arXiv 2104.04692), Section 4.1.
@@ -26,19 +32,24 @@ def sample_keep(logits: Tensor, *, generator: torch.Generator | None = None) -> 
         >>> sample_keep(torch.tensor([-100.0, 100.0]))
         tensor([False,  True])
     """
-    uniform = torch.rand(logits.shape, dtype=logits.dtype, device=logits.device, generator=generator)
-    return logits + torch.logit(uniform) > 0
+    shape = logits.shape if shape is None else shape
+    uniform = torch.rand(shape, dtype=logits.dtype, device=logits.device, generator=generator)
+    return uniform > torch.sigmoid(-logits)
 
 
-def bernoulli_log_prob(logits: Tensor, keep: Tensor, valid: Tensor) -> Tensor:
+def bernoulli_log_prob(logits: Tensor, keep: Tensor, valid: Tensor, draws: int = 1) -> Tensor:
     r"""Mean log-probability of the decisions taken, over the units that count.
 
     .. math:: \log P(a) = \frac{1}{n} \sum_{ij \in \text{valid}} \log P(d_{ij}), \qquad P(d_{ij} = 1) = \sigma(s_{ij})
 
+    Since :math:`\log\sigma(-s) = \log\sigma(s) - s`, several draws from the same logits need no more than their number
+    and how many of them kept the unit.
+
     Args:
         logits: ``(B, ...)``, the logits of keeping.
-        keep: bool, the shape of ``logits``: the decisions taken.
+        keep: bool, the shape of ``logits``: the decisions taken; or how many of the draws kept each unit.
         valid: bool, broadcastable to ``logits``: the units that count.
+        draws: number of decisions taken with each logit.
 
     Returns:
         ``(B,)``; 0 for a sample in which no unit counts.
@@ -50,10 +61,10 @@ def bernoulli_log_prob(logits: Tensor, keep: Tensor, valid: Tensor) -> Tensor:
         >>> bernoulli_log_prob(torch.zeros(1, 2, 2), torch.tensor([[[True, False], [True, True]]]), torch.tensor(True))
         tensor([-0.6931])
     """
-    per_unit = F.logsigmoid(torch.where(keep, logits, -logits))
+    per_unit = draws * F.logsigmoid(logits) - (draws - keep.to(logits.dtype)) * logits
     valid = valid.expand(logits.shape)
     total = per_unit.masked_fill(~valid, 0.0).flatten(1).sum(1)
-    return total / valid.flatten(1).sum(1).clamp(min=1)
+    return total / (draws * valid.flatten(1).sum(1)).clamp(min=1)
 
 
 def drop_rate(keep: Tensor, units: Tensor | None = None, *, by_head: bool = False) -> Tensor:

@@ -101,6 +101,7 @@ class GNetProvider(MaskProvider):
         self.norm = nn.LayerNorm(hidden_size)
         self.bias = nn.Parameter(torch.full((num_layers,), math.log(initial_keep / (1 - initial_keep))))
         self.keep: Tensor | None = None
+        self._sampled = False  # the masks of the next forward pass are there already
 
     @classmethod
     def for_model(
@@ -189,7 +190,23 @@ class GNetProvider(MaskProvider):
     @torch.no_grad()
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Draw the masks of all layers for one forward pass of the main model; they stay in :attr:`keep`."""
-        self.keep = functional.sample_keep(self._for_each_mask(self.logits(inputs)))
+        if not self._sampled:
+            self.keep = self._draw(self.logits(inputs))
+        self._sampled = False
+
+    def sample(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Draw the masks of the main model's next forward pass, which must be on these inputs.
+
+        Args:
+            inputs: the main model's inputs.
+
+        Returns:
+            ``(B,)``: the masks' log-probability as in :meth:`log_prob`, differentiable, from one pass of G-Net.
+        """
+        logits = self.logits(inputs)
+        self.keep = self._draw(logits.detach())
+        self._sampled = True
+        return self._log_prob(logits, self.keep, inputs)
 
     def logits(self, inputs: Mapping[str, Any]) -> Tensor:
         """Logits of keeping each unit.
@@ -232,12 +249,16 @@ class GNetProvider(MaskProvider):
         Returns:
             ``(B,)``: :math:`(1/n) \sum \log P(d_{lmij})` over layers, draws and units.
         """
-        logits, units = self._for_each_mask(self.logits(inputs)), self.units(inputs)
-        return functional.bernoulli_log_prob(logits, keep, units[:, None, None])
+        return self._log_prob(self.logits(inputs), keep, inputs)
 
-    def _for_each_mask(self, logits: Tensor) -> Tensor:
+    def _draw(self, logits: Tensor) -> Tensor:
         """``(B, L, N, N)`` to ``(B, L, M, N, N)``."""
-        return logits.unsqueeze(2).expand(-1, -1, self.masks_per_layer, -1, -1)
+        batch, layers, *units = logits.shape
+        return functional.sample_keep(logits.unsqueeze(2), (batch, layers, self.masks_per_layer, *units))
+
+    def _log_prob(self, logits: Tensor, keep: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        units = self.units(inputs).unsqueeze(1)
+        return functional.bernoulli_log_prob(logits, keep.sum(2), units, self.masks_per_layer)
 
     @property
     def _stack(self) -> str:

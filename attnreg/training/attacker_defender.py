@@ -17,18 +17,15 @@ from attnreg.provider import MaskProvider
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater
 from attnreg.training.rewards import REWARDS, SCORES, WINNERS, Reward, Score, Winner, reinforce_loss
-from attnreg.training.round import Move
 
 Returned = Literal["attacker", "defender"]
 
 
 class Generator(Protocol):
-    """A provider that draws masks and can say how probable they were, such as :class:`attnreg.GNetProvider`."""
+    """A provider that says how probable the masks are that it draws, such as :class:`attnreg.GNetProvider`."""
 
-    keep: Tensor | None
-
-    def log_prob(self, inputs: Batch, keep: Tensor) -> Tensor:
-        """``(B,)``, differentiable."""
+    def sample(self, inputs: Batch) -> Tensor:
+        """Draw the masks of the next forward pass; their log-probability, ``(B,)``, differentiable."""
 
 
 class AttackerDefender(TrainingMethod):
@@ -43,7 +40,7 @@ class AttackerDefender(TrainingMethod):
         generator: draws the masks; attached to the Attacker.
         optimizer_factory: makes the optimizer of a network; called for each of the two.
         reward_batches: labelled batches on which the networks are scored, away from the training data. ``None`` scores
-            them on the round's own training batches, and each of those samples is rewarded with its own gap.
+            them on the round's own training batches.
         batches_per_round: how many of the reward batches each round uses, in turn; all by default.
         steps_per_round: T.
         warmup_steps: for so many steps at the start, only the Defender trains; then the Attacker is a copy of it.
@@ -149,10 +146,12 @@ class AttackerDefender(TrainingMethod):
         self.defender = learner(model, None)
         self._policy: Any = generator
         self._updater = Updater(max_grad_norm, accelerator)
+        self._generator_updater = Updater(max_grad_norm)  # its gradients are never scaled, whatever the precision
         make = generator_optimizer_factory or (lambda network: torch.optim.Adam(network.parameters(), lr=5e-5))
         self.generator: nn.Module = generator
-        self._generator_optimizer = self._updater.prepare_provider(generator, make(generator))
-        self._moves: list[Move] = []
+        self._generator_optimizer = make(generator)
+        self._batches: list[Batch] = []  # of the running round, if it is scored on them
+        self._moves = 0
         self.steps = 0
         self.rounds = 0
         self.baseline = 0.0
@@ -184,11 +183,6 @@ class AttackerDefender(TrainingMethod):
     def provider(self) -> MaskProvider | None:  # noqa: D102
         return self.attacker.provider
 
-    @property
-    def round_nbytes(self) -> int:
-        """Memory that the running round holds: masks at one bit per unit, and token ids."""
-        return sum(move.nbytes for move in self._moves)
-
     def on_epoch(self, epoch: int) -> None:  # noqa: D102
         self.attacker.on_epoch(epoch)
 
@@ -198,7 +192,7 @@ class AttackerDefender(TrainingMethod):
     def step(self, batch: Batch) -> StepResult:  # noqa: D102
         self.steps += 1
         if self._alone:
-            self._moves.clear()  # of a round that the end of the game cut short
+            self._forget_round()  # which the end of the game cut short
             loss = self._returned.step(batch).loss
             return StepResult(loss, {f"{self.returns}_loss": loss})
         defender = self.defender.step(batch)
@@ -206,11 +200,16 @@ class AttackerDefender(TrainingMethod):
             if self.steps == self.warmup_steps:
                 _copy_learner(self.defender, self.attacker)
             return StepResult(defender.loss, {"defender_loss": defender.loss})
+        # The Generator stays as it is until the round ends, so REINFORCE's gradient is a sum over steps, times what the
+        # reward is then: it is summed up as the masks are drawn, and nothing need be remembered of a step.
+        (reinforce_loss(self._policy.sample(batch), 1.0, 0.0) / self.steps_per_round).backward()
         attacker = self.attacker.step(batch)
-        self._moves.append(Move.of(batch, self._policy.keep, with_labels=self.reward_batches is None))
+        self._moves += 1
+        if self.reward_batches is None:
+            self._batches.append(batch)
         logs: dict[str, Tensor | float] = {"defender_loss": defender.loss, "attacker_loss": attacker.loss}
         events: dict[str, str] = {}
-        if len(self._moves) == self.steps_per_round:
+        if self._moves == self.steps_per_round:
             events["winner"] = self._finish_round(logs)
         return StepResult(attacker.loss if self.returns == "attacker" else defender.loss, logs, events)
 
@@ -218,12 +217,7 @@ class AttackerDefender(TrainingMethod):
         per_batch = [self._score_both(batch) for batch in self._scored_batches()]
         attacker, defender = (torch.cat(scores) for scores in zip(*self._updater.gathered(per_batch), strict=True))
         reward = self._reward(attacker - defender)
-        if self.reward_batches is None:
-            # Each sample's own gap, on the scale that the round's reward is on, and of the baseline with it.
-            scale = reward.abs() / (attacker - defender).mean().abs().clamp(min=torch.finfo(reward.dtype).tiny)
-            self._update_generator([(a - d) * scale for a, d in per_batch])
-        else:
-            self._update_generator([reward] * len(self._moves))
+        self._update_generator(float(reward) - self.baseline)
         self.baseline += (1 - self.baseline_momentum) * (float(reward) - self.baseline)
         chance = float(self._winner(attacker, defender))
         attacker_wins = self._updater.gathered([float(torch.rand(()))])[0] < chance
@@ -231,7 +225,7 @@ class AttackerDefender(TrainingMethod):
             _copy_learner(self.attacker, self.defender)
         else:
             _copy_learner(self.defender, self.attacker)
-        self._moves.clear()
+        self._forget_round()
         self.rounds += 1
         logs.update(
             attacker_score=float(attacker.mean()),
@@ -244,7 +238,7 @@ class AttackerDefender(TrainingMethod):
 
     def _scored_batches(self) -> list[Batch]:
         if self.reward_batches is None:
-            return [move.inputs for move in self._moves]
+            return self._batches
         total = len(self.reward_batches)
         size = min(self.batches_per_round or total, total)
         mine = range(self._updater.rank, size, self._updater.processes)
@@ -259,21 +253,26 @@ class AttackerDefender(TrainingMethod):
             network.train()
         return scores[0], scores[1]
 
-    def _update_generator(self, rewards: Sequence[Tensor]) -> None:
-        for move, reward in zip(self._moves, rewards, strict=True):
-            # One step at a time: the memory of one backward pass, whatever T is.
-            log_prob = self._policy.log_prob(move.inputs, move.keep)
-            loss = reinforce_loss(log_prob, reward.to(log_prob.device), self.baseline)
-            self._updater.backward(loss / len(self._moves))
+    def _update_generator(self, advantage: float) -> None:
+        for parameter in self.generator.parameters():
+            if parameter.grad is not None:
+                parameter.grad *= advantage
         self._updater.average_gradients(self.generator)
-        self._updater.step(self.generator, self._generator_optimizer)
+        self._generator_updater.step(self.generator, self._generator_optimizer)
+
+    def _forget_round(self) -> None:
+        self._batches, self._moves = [], 0
+        self.generator.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        self._updater.average_gradients(self.generator)  # of a round that has not ended: the same for all processes
         return {
             "defender": self.defender.state_dict(),
             "attacker": self.attacker.state_dict(),  # the Generator is its provider
             "generator_optimizer": self._generator_optimizer.state_dict(),
-            "moves": self._updater.gathered([[move.state_dict() for move in self._moves]]),  # each process has its own
+            "generator_gradients": [parameter.grad for parameter in self.generator.parameters()],
+            "batches": self._updater.gathered([[dict(batch) for batch in self._batches]]),  # each process has its own
+            "moves": self._moves,
             "steps": self.steps,
             "rounds": self.rounds,
             "baseline": self.baseline,
@@ -284,7 +283,11 @@ class AttackerDefender(TrainingMethod):
         self.attacker.load_state_dict(state["attacker"])
         self._generator_optimizer.load_state_dict(state["generator_optimizer"])
         device = next(self.generator.parameters()).device
-        self._moves = [Move.from_state_dict(move, device) for move in state["moves"][self._updater.rank]]
+        for parameter, gradient in zip(self.generator.parameters(), state["generator_gradients"], strict=True):
+            parameter.grad = None if gradient is None else gradient.to(device)
+        batches = state["batches"][self._updater.rank]
+        self._batches = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
+        self._moves = state["moves"]
         self.steps, self.rounds, self.baseline = state["steps"], state["rounds"], state["baseline"]
 
 

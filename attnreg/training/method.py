@@ -122,13 +122,6 @@ class Updater:
         """Which of them this one is."""
         return 0 if self.accelerator is None else self.accelerator.process_index
 
-    def prepare_provider(self, provider: nn.Module, optimizer: Optimizer) -> Optimizer:
-        """Place what learns by its own gradients, without a forward pass that could be wrapped, and its optimizer."""
-        if self.accelerator is None:
-            return optimizer
-        provider.to(self.accelerator.device)
-        return self.accelerator.prepare(optimizer)
-
     def mean(self, value: Tensor) -> Tensor:
         """The mean over processes."""
         return value if self.processes == 1 else self.accelerator.reduce(value, "mean")  # type: ignore[union-attr]

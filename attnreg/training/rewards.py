@@ -96,7 +96,7 @@ def proportional(attacker: Tensor, defender: Tensor) -> Tensor:
 WINNERS: dict[str, Winner] = {"evidence": by_evidence, "greedy": greedy, "proportional": proportional}
 
 
-def reinforce_loss(log_prob: Tensor, reward: Tensor, baseline: Tensor | float) -> Tensor:
+def reinforce_loss(log_prob: Tensor, reward: Tensor | float, baseline: Tensor | float) -> Tensor:
     r"""The loss whose gradient is REINFORCE's estimate for the expected reward.
 
     .. math:: -\frac{1}{B} \sum_b \log P(a_b)\, (r - b)

@@ -1,0 +1,92 @@
+"""Models, batches, clocks and memory for the benchmarks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers as hf
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's size and a batch's."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    batch_size: int
+    length: int
+
+    def model(self) -> hf.BertForSequenceClassification:
+        """A BERT of this size with random weights."""
+        torch.manual_seed(0)
+        config = hf.BertConfig(
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            intermediate_size=4 * self.hidden,
+            attn_implementation="sdpa",
+        )
+        return hf.BertForSequenceClassification(config)
+
+    def batch(self, seed: int = 0) -> dict[str, torch.Tensor]:
+        """Random tokens, without padding."""
+        draw = torch.Generator().manual_seed(seed)
+        return {
+            "input_ids": torch.randint(1000, 30000, (self.batch_size, self.length), generator=draw),
+            "attention_mask": torch.ones(self.batch_size, self.length, dtype=torch.long),
+            "labels": torch.randint(0, 2, (self.batch_size,), generator=draw),
+        }
+
+    def __str__(self) -> str:
+        return f"{self.name} shape, batch {self.batch_size} x {self.length}"
+
+
+SHAPES = {
+    "base": Shape("BERT-base", 768, 12, 12, 8, 128),
+    "minilm": Shape("MiniLM", 384, 6, 12, 16, 48),
+    "tiny": Shape("tiny", 64, 2, 2, 4, 16),
+}
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Seconds."""
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def grown(make: Callable[[], Callable[[], object]], rounds: int, threads: int) -> float:
+    """MiB by which a process of its own grows at most while it makes and runs something some times."""
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=_measure, args=(make, rounds, threads, queue))
+    process.start()
+    result = queue.get()
+    process.join()
+    return result
+
+
+def _measure(make: Callable[[], Callable[[], object]], rounds: int, threads: int, queue: multiprocessing.Queue) -> None:
+    torch.set_num_threads(threads)
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak so far
+    run = make()
+    for _ in range(rounds):
+        run()
+    queue.put((_status("VmHWM") - before) / 1024)
+    queue.close()
+    queue.join_thread()
+    os._exit(0)
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
