@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,28 +61,14 @@ def timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def grown(make: Callable[[], Callable[[], object]], rounds: int, threads: int) -> float:
-    """MiB by which a process of its own grows at most while it makes and runs something some times."""
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    process = context.Process(target=_measure, args=(make, rounds, threads, queue))
-    process.start()
-    result = queue.get()
-    process.join()
-    return result
-
-
-def _measure(make: Callable[[], Callable[[], object]], rounds: int, threads: int, queue: multiprocessing.Queue) -> None:
-    torch.set_num_threads(threads)
+def grown(make: Callable[[], tuple[Callable[[], object], int]]) -> float:
+    """MiB by which this process, which must have done nothing like it before, grows at most in at least two steps."""
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak so far
-    run = make()
-    for _ in range(rounds):
+    run, steps = make()
+    for _ in range(1 if steps > 1 else 2):
         run()
-    queue.put((_status("VmHWM") - before) / 1024)
-    queue.close()
-    queue.join_thread()
-    os._exit(0)
+    return (_status("VmHWM") - before) / 1024
 
 
 def _status(field: str) -> int:

@@ -1,22 +1,23 @@
 """What each regularizer costs over a plain SDPA fine-tuning step of the same model, batch and optimizer.
 
-Usage: python benchmarks/steps.py [--shape base|minilm|tiny] [--rounds N] [--threads N]
+Usage: python benchmarks/steps.py [--shape base|minilm|tiny] [--rounds N] [--threads N] [--mixed-precision bf16]
 
 All arms run in one process, in turn, so that whatever else the machine does meets them alike. The table shows the
-medians of each arm's times and the median of its ratios to the plain step of the same round, with the middle half of
-them. Peak memory is measured once per arm, each in a fresh process: what the process grows by over two rounds of
-training steps.
+median of each arm's times and of their ratios to the plain steps before and after, with the middle half of the
+ratios. Peak memory is measured once per arm, each in a fresh process: what it grows by, at most, in a few steps.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 
 import torch
 import transformers as hf
+from accelerate import Accelerator
 from common import SHAPES, Shape, grown, timed
 
 import attnreg
@@ -30,7 +31,7 @@ Arm = Callable[[Shape], tuple[Callable[[], object], int]]  # what to time, and h
 def plain(shape: Shape) -> tuple[Callable[[], object], int]:
     """Plain fine-tuning."""
     model, batch = shape.model(), shape.batch()
-    return _step(FineTuning(model, adamw(model, LEARNING_RATE)), batch)
+    return _step(FineTuning(model, adamw(model, LEARNING_RATE), accelerator=Accelerator()), batch)
 
 
 def under(make: Callable[[hf.PreTrainedModel], attnreg.MaskProvider]) -> Arm:
@@ -38,7 +39,7 @@ def under(make: Callable[[hf.PreTrainedModel], attnreg.MaskProvider]) -> Arm:
 
     def arm(shape: Shape) -> tuple[Callable[[], object], int]:
         model, batch = shape.model(), shape.batch()
-        return _step(FineTuning(model, adamw(model, LEARNING_RATE), make(model)), batch)
+        return _step(FineTuning(model, adamw(model, LEARNING_RATE), make(model), accelerator=Accelerator()), batch)
 
     return arm
 
@@ -48,12 +49,13 @@ def ad_drop(**options: object) -> Arm:
 
     def arm(shape: Shape) -> tuple[Callable[[], object], int]:
         model, batch = shape.model(), shape.batch()
-        return _step(TwoPass(model, adamw(model, LEARNING_RATE), attnreg.AttributionProvider(**options)), batch)
+        provider = attnreg.AttributionProvider(**options)
+        return _step(TwoPass(model, adamw(model, LEARNING_RATE), provider, accelerator=Accelerator()), batch)
 
     return arm
 
 
-def attendout(steps: int = T, **options: object) -> Arm:
+def attendout(steps: int = T) -> Arm:
     """A round of AttendOut: both networks, G's masks and update, scores on as many rows as a step has, copying."""
 
     def arm(shape: Shape) -> tuple[Callable[[], object], int]:
@@ -65,7 +67,7 @@ def attendout(steps: int = T, **options: object) -> Arm:
             lambda network: adamw(network, LEARNING_RATE),
             reward_batches=[shape.batch(seed=1)],
             steps_per_round=steps,
-            **options,
+            accelerator=Accelerator(),
         )
 
         def a_round() -> None:
@@ -107,15 +109,29 @@ ARMS: dict[str, tuple[Arm, Arm]] = {
     "AttentionLayerDrop, p = 1": (under(lambda m: attnreg.AttentionLayerDrop(1.0)), plain),
     "AttentionLayerDrop, p = 0.2": (under(lambda m: attnreg.AttentionLayerDrop(0.2)), plain),
     "AD-DROP, gradient, all layers": (ad_drop(), plain),
-    "AD-DROP, pass 1 in bfloat16": (ad_drop(first_pass_dtype="bfloat16"), plain),
+    "AD-DROP, gradient, pass 1 in bfloat16": (ad_drop(first_pass_dtype="bfloat16"), plain),
     "AttendOut, a step of a round": (attendout(), plain),
 }
 MEMORY: dict[str, Arm] = {
     "plain": plain,
-    **{name: arm for name, (arm, base) in ARMS.items() if base is plain},
-    "AttendOut, T = 1": attendout(1),
-    "AttendOut, T = 64": attendout(64),
+    "AttentionDropout, scores": under(lambda m: attnreg.AttentionDropout(0.1, "scores")),
+    "AD-DROP, gradient, all layers": ad_drop(),
+    **{f"AttendOut, T = {steps}": attendout(steps) for steps in (1, 8, 64)},
 }
+
+
+def ratios_to(
+    base: Callable[[], object], run: Callable[[], object], steps: int, rounds: int
+) -> tuple[float, list[float]]:
+    """Median seconds of a step, and each step's ratio to the mean of the plain ones before and after it."""
+    base(), run()
+    seconds, before, ratios = [], timed(base), []
+    for _ in range(rounds):
+        seconds.append(timed(run) / steps)
+        after = timed(base)
+        ratios.append(2 * seconds[-1] / (before + after))
+        before = after
+    return statistics.median(seconds), sorted(ratios)
 
 
 def main() -> None:
@@ -124,33 +140,33 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="base")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--mixed-precision", choices=["no", "bf16"], default="no")
     parser.add_argument("--only", help="arms with this in their name")
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--memory-of", choices=MEMORY, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    Accelerator(cpu=True, mixed_precision=options.mixed_precision)  # all later ones are like the first
     shape = SHAPES[options.shape]
-    arms = {name: pair for name, pair in ARMS.items() if not options.only or options.only in name}
+    if options.memory_of:
+        print(grown(lambda: MEMORY[options.memory_of](shape)))
+        return
 
-    print(
-        f"{shape}, {options.threads} threads, torch {torch.__version__}, {platform.processor() or platform.machine()}\n"
-    )
-    print("| step | seconds | over plain | middle half of the ratios |\n| --- | ---: | ---: | ---: |")
-    for name, pair in arms.items():
-        (run, steps), (base, _) = (make(shape) for make in pair)
-        run(), base()
-        seconds, ratios = [], []
-        for _ in range(options.rounds):
-            before, mine, after = timed(base), timed(run) / steps, timed(base)
-            seconds.append(mine)
-            ratios.append(mine / ((before + after) / 2))
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(f"| {name} | {statistics.median(seconds):.3f} | {middle:.2f} | {low:.2f} to {high:.2f} |", flush=True)
+    print(f"{shape}, {options.threads} threads, precision {options.mixed_precision}, torch {torch.__version__}\n")
+    print("| step | seconds | over plain | ratios of |\n| --- | ---: | ---: | ---: |")
+    for name, pair in ARMS.items():
+        if not options.only or options.only in name:
+            (run, steps), (base, _) = (make(shape) for make in pair)
+            seconds, ratios = ratios_to(base, run, steps, options.rounds)
+            middle = f"{ratios[len(ratios) // 4]:.2f} to {ratios[-1 - len(ratios) // 4]:.2f}"
+            print(f"| {name} | {seconds:.3f} | {statistics.median(ratios):.2f} | {middle} |", flush=True)
     if options.no_memory:
         return
     print("\n| training | memory grows by (MiB) | over plain |\n| --- | ---: | ---: |")
     base_memory = 0.0
-    for name, make in MEMORY.items():
-        memory = grown(lambda make=make: make(shape)[0], rounds=2, threads=options.threads)
+    for name in MEMORY:
+        words = ["--shape", options.shape, "--threads", str(options.threads), "--memory-of", name]
+        memory = float(subprocess.check_output([sys.executable, __file__, *words], text=True))
         base_memory = base_memory or memory
         print(f"| {name} | {memory:.0f} | {memory / base_memory:.2f} |", flush=True)
 

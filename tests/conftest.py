@@ -15,6 +15,7 @@ from click.testing import CliRunner
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 os.environ.pop("HF_HUB_OFFLINE", None)
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported; tests run in several processes
 
 
 @pytest.fixture

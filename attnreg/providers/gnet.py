@@ -228,10 +228,12 @@ class GNetProvider(MaskProvider):
         for layer in range(self.num_layers):
             query, key, value = self.qkv(x).chunk(3, dim=-1)
             scores = query @ key.transpose(1, 2) / math.sqrt(self.hidden_size)
+            # Under autocast, scores are of low precision; probabilities near 0 and 1 and what is drawn must not be.
+            scores = scores.to(self.bias.dtype)
             logits.append(scores + self.bias[layer])
             if layer < self.num_layers - 1:
                 weights = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1)
-                x = self.norm(x + self.out(weights @ value))
+                x = self.norm(x + self.out(weights.to(value.dtype) @ value))
         return torch.stack(logits, dim=1)
 
     def units(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -254,7 +256,10 @@ class GNetProvider(MaskProvider):
     def _draw(self, logits: Tensor) -> Tensor:
         """``(B, L, N, N)`` to ``(B, L, M, N, N)``."""
         batch, layers, *units = logits.shape
-        return functional.sample_keep(logits.unsqueeze(2), (batch, layers, self.masks_per_layer, *units))
+        keep = logits.new_empty((batch, layers, self.masks_per_layer, *units), dtype=torch.bool)
+        for layer in range(layers):  # the noise is in float, so of one layer at a time
+            keep[:, layer] = functional.sample_keep(logits[:, layer, None], keep[:, layer].shape)
+        return keep
 
     def _log_prob(self, logits: Tensor, keep: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         units = self.units(inputs).unsqueeze(1)

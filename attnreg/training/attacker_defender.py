@@ -202,7 +202,9 @@ class AttackerDefender(TrainingMethod):
             return StepResult(defender.loss, {"defender_loss": defender.loss})
         # The Generator stays as it is until the round ends, so REINFORCE's gradient is a sum over steps, times what the
         # reward is then: it is summed up as the masks are drawn, and nothing need be remembered of a step.
-        (reinforce_loss(self._policy.sample(batch), 1.0, 0.0) / self.steps_per_round).backward()
+        with self._updater.autocast():
+            log_prob = self._policy.sample(batch)
+        (reinforce_loss(log_prob, 1.0, 0.0) / self.steps_per_round).backward()
         attacker = self.attacker.step(batch)
         self._moves += 1
         if self.reward_batches is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,7 +88,10 @@ class TrainingMethod(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Everything that resuming needs, as nested dicts and lists of tensors and plain values."""
+        """Everything that resuming needs, as nested dicts and lists of tensors and plain values.
+
+        Where several processes train one model, all of them must call this at the same time.
+        """
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -121,6 +125,10 @@ class Updater:
     def rank(self) -> int:
         """Which of them this one is."""
         return 0 if self.accelerator is None else self.accelerator.process_index
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Within the block, the precision is the accelerator's."""
+        return nullcontext() if self.accelerator is None else self.accelerator.autocast()
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean over processes."""
