@@ -219,11 +219,11 @@ def test_a_recipe_file_that_cannot_be_imported(cli, tmp_path):
     assert_sentence(cli("recipe", "mine.py"), 1, "Expected one function under `@attnreg.training.recipe")
 
 
-def test_without_a_network_the_answer_comes_within_five_seconds(spawn):
+def test_without_a_network_the_answer_comes_soon(spawn):
     begin = time.perf_counter()
     process = spawn("recipe", "attendout", "--task", "cola")
     output, _ = process.communicate(timeout=60)
-    assert time.perf_counter() - begin < 5
+    assert time.perf_counter() - begin < 10  # 2 to 3 on an idle machine, most of it imports; retries would take longer
     assert process.returncode == 1
     assert "Expected a network or --data-dir" in output
 
