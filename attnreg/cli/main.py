@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from typing import Any
 
@@ -31,10 +32,12 @@ class _Commands(click.Group):
         except InputError as error:
             raise click.ClickException(str(error)) from error
         except StoppedError as error:
-            click.echo(f"Error: {error}", err=True)
-            if error.can_go_on:
-                again = ctx.obj if "--resume" in ctx.obj else [*ctx.obj, "--resume"]
-                click.echo(f"To go on: {shlex.join([str(ctx.info_name), *again])}", err=True)
+            if os.environ.get("RANK", "0") == "0":  # the others stop for the same reason
+                click.echo(f"Error: {error}", err=True)
+                if error.can_go_on:
+                    again = ctx.obj if "--resume" in ctx.obj else [*ctx.obj, "--resume"]
+                    launcher = "with the same launcher, " if "RANK" in os.environ else ""
+                    click.echo(f"To go on: {launcher}{shlex.join([str(ctx.info_name), *again])}", err=True)
             ctx.exit(error.exit_code)
         except OSError as error:
             raise click.ClickException(
