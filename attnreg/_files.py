@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -25,7 +25,7 @@ def replaced_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
     path = Path(path)
     new = path.with_name(f".{path.name}.new")
     try:
-        with new.open("w", encoding="utf-8") as file:
+        with new.open("w", encoding="utf-8", newline="\n") as file:  # as it is checksummed
             yield file
         new.replace(path)
     finally:
@@ -73,6 +73,7 @@ def replaced_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     new, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
     path.parent.mkdir(parents=True, exist_ok=True)
+    recover_folders(path.parent)
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir()
@@ -82,5 +83,24 @@ def replaced_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             path.rename(old)
         new.rename(path)
     finally:
+        recover_folders(path.parent)
         for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def recover_folders(parent: Path) -> None:
+    """Put back what :func:`replaced_folder` had moved away when it was cut short between its two renames.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / ".weights.old").mkdir()
+        >>> recover_folders(folder)
+        >>> [path.name for path in folder.iterdir()]
+        ['weights']
+    """
+    for old in parent.glob(".*.old"):
+        path = old.with_name(old.name[1 : -len(".old")])
+        with suppress(FileNotFoundError):  # another process of the same run was quicker
+            if not path.exists():
+                old.rename(path)

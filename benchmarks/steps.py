@@ -86,7 +86,13 @@ def evaluation(attached: bool) -> Arm:
         model, batch = shape.model().eval(), shape.batch()
         if attached:
             attnreg.attach(model, attnreg.AttentionDropout(0.1, "scores"))
-        return torch.inference_mode()(lambda: model(**batch)), 1
+
+        @torch.inference_mode()
+        def forward() -> None:
+            with Accelerator().autocast():
+                model(**batch)
+
+        return forward, 1
 
     return arm
 
@@ -166,6 +172,7 @@ def main() -> None:
     base_memory = 0.0
     for name in MEMORY:
         words = ["--shape", options.shape, "--threads", str(options.threads), "--memory-of", name]
+        words += ["--mixed-precision", options.mixed_precision]
         memory = float(subprocess.check_output([sys.executable, __file__, *words], text=True))
         base_memory = base_memory or memory
         print(f"| {name} | {memory:.0f} | {memory / base_memory:.2f} |", flush=True)

@@ -1,9 +1,9 @@
 """Two processes reproduce one with the same global batch."""
 
 import json
-import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,17 @@ from attnreg.tasks import get_task, load_model
 RECIPES = {"finetune": [], "ad-drop": ["--q", 1], "attendout": ["--round-steps", 2, "--no-baseline"]}
 
 
-def start(folder, *words, processes=2):
-    """Run python with some words in so many processes."""
+def launched(*words, processes=2):
+    """The command that runs python with some words in so many processes."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", processes, "--rdzv-backend", "c10d"]
     launcher += ["--rdzv-endpoint", "localhost:0"]
-    command = [sys.executable, *map(str, launcher if processes > 1 else []), *map(str, words)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    return [sys.executable, *map(str, launcher if processes > 1 else []), *map(str, words)]
+
+
+def start(folder, *words, processes=2):
+    """Run it to its end."""
+    command = launched(*words, processes=processes)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -70,6 +74,8 @@ def test_a_recipe_in_two_processes_is_the_recipe_in_one(tmp_path, model, name):
         mine, theirs = lines(one / file), lines(two / file)
         # Each process takes the share of its own units, so the mean of both is not quite the share of all.
         rates = [[record.pop("drop_rate", {}) for record in records] for records in (mine, theirs)]
+        for record in (*mine, *theirs):
+            record.pop("drop_rate_by_head", None)  # of one process
         assert_close(mine, theirs)
         assert_close(*rates, within=0.02)
     assert json.loads((two / "result.json").read_text())["environment"]["processes"] == 2
@@ -91,15 +97,34 @@ def test_the_game_in_two_processes_is_the_game_in_one(tmp_path):
         assert_close(mine["attacker"], other["attacker"])
 
 
-def test_attendout_with_chance_agrees_between_processes_and_resumes(tmp_path):
-    args = ["--epochs", 2, "--train-size", 200, "--save-steps", 1]  # the last batch of an epoch cannot be halved
+def test_attendout_with_chance_is_stopped_and_goes_on_in_two_processes(tmp_path):
+    args = ["--epochs", 4, "--train-size", 200, "--game", 1]  # the last batch of an epoch cannot be halved
     code, output = start(tmp_path, *recipe("attendout", *args, "--output-dir", "whole"))
     assert code == 0, output
     assert output.count("Everything is in") == 1  # one process speaks
-    code, output = start(tmp_path, *recipe("attendout", *args, "--output-dir", "whole", "--resume"), processes=1)
+    command = launched(*recipe("attendout", *args, "--output-dir", "part"))
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as running:
+        while running.poll() is None and not (tmp_path / "part" / "telemetry.jsonl").is_file():
+            time.sleep(0.02)
+        running.terminate()  # torchrun hands it on
+        output, _ = running.communicate(timeout=100)
+    assert output.count("Error: Stopped by SIGTERM after step") == 1, output
+    assert "To go on: with the same launcher, attnreg recipe attendout" in output
+    code, output = start(tmp_path, *recipe("attendout", *args, "--output-dir", "part", "--resume"), processes=1)
     assert code == 1
-    assert "Error: Expected 2 processes, as in the run in whole, got 1." in output
-    code, output = start(tmp_path, *recipe("attendout", *args, "--batch-size", 33, "--output-dir", "odd"))
+    assert "Error: Expected 2 processes, as in the run in part, got 1." in output
+    code, output = start(tmp_path, *recipe("attendout", *args, "--output-dir", "part", "--resume"))
+    assert code == 0, output
+    for file in ("telemetry.jsonl", "metrics.jsonl", "predictions.jsonl"):
+        assert_close(lines(tmp_path / "part" / file), lines(tmp_path / "whole" / file))
+    rows = [json.loads((tmp_path / run / "result.json").read_text())["forward_rows"] for run in ("part", "whole")]
+    assert rows[0] == rows[1] > 2 * 4 * 180
+
+
+def test_a_batch_that_cannot_be_shared(tmp_path):
+    code, output = start(tmp_path, *recipe("attendout", "--epochs", 1, "--batch-size", 33, "--output-dir", "odd"))
     assert code == 1
     assert "--batch-size, which is that of all processes together, to be a multiple of 2, got 33" in output
     assert not (tmp_path / "odd").exists()

@@ -39,6 +39,8 @@ class _Commands(click.Group):
                     launcher = "with the same launcher, " if "RANK" in os.environ else ""
                     click.echo(f"To go on: {launcher}{shlex.join([str(ctx.info_name), *again])}", err=True)
             ctx.exit(error.exit_code)
+        except ConnectionError:  # of a pipe that nobody reads any more, which click sees to
+            raise
         except OSError as error:
             raise click.ClickException(
                 f"Expected files and folders that can be read and written, got: {error}"

@@ -149,6 +149,7 @@ class AttackerDefender(TrainingMethod):
         self._generator_updater = Updater(max_grad_norm)  # its gradients are never scaled, whatever the precision
         make = generator_optimizer_factory or (lambda network: torch.optim.Adam(network.parameters(), lr=5e-5))
         self.generator: nn.Module = generator
+        self._updater.share(generator)
         self._generator_optimizer = make(generator)
         self._batches: list[Batch] = []  # of the running round, if it is scored on them
         self._moves = 0

@@ -15,6 +15,7 @@ from attnreg.errors import UsageError
 from attnreg.tasks.task import TASKS, get_task
 from attnreg.training.settings import Settings
 
+LARGEST = 2**31 - 1
 _POSITIVE = click.IntRange(min=1)
 # What the runs of a comparison have in common.
 COMMON = (
@@ -40,7 +41,7 @@ _OF_ONE_RUN = (
         type=_POSITIVE,
         help="Score on so many rows held out from train, not on dev: to choose options by.",
     ),
-    click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True),  # what numpy takes
+    click.option("--seed", type=click.IntRange(0, LARGEST), default=0, show_default=True),
     click.option("--output-dir", type=click.Path(path_type=Path), help="By default runs/RECIPE-TASK-seedN."),
     click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output-dir."),
     click.option("--save-steps", type=_POSITIVE, help="Write a checkpoint every so many steps, not only each epoch."),
@@ -109,6 +110,8 @@ def _settings(name: str, options: dict[str, Any]) -> Settings:
         value = options.get(str(parameter.name))
         if isinstance(value, float) and not math.isfinite(value):  # which click's ranges let through
             raise UsageError(f"Expected a finite number for {parameter.opts[0]}, got {value}.")
+        if isinstance(value, int) and value > LARGEST:
+            raise UsageError(f"Expected at most {LARGEST} for {parameter.opts[0]}, got {value}.")
     own = dict(options)
     shared = {f.name: own.pop(f.name) for f in dataclasses.fields(Settings) if f.name in own}
     task = get_task(shared["task"])

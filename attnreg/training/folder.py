@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from attnreg import __version__
 from attnreg._checksums import SUMS, checksums_of
-from attnreg._files import exclusive, replaced_file, replaced_folder
+from attnreg._files import exclusive, recover_folders, replaced_file, replaced_folder
 from attnreg.errors import InputError, StoppedError
 from attnreg.training.checkpoint import save_checkpoint
 from attnreg.training.settings import Settings
@@ -41,6 +41,8 @@ class RunFolder:
                 checkpoint, or a run with other options.
         """
         config = self.path / "config.json"
+        recover_folders(self.path)
+        recover_folders(self.checkpoints)
         if not settings.resume:
             if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
                 raise InputError(
@@ -63,13 +65,15 @@ class RunFolder:
 
     def create(self, settings: Settings) -> None:
         """Make the folder and write the configuration down."""
-        config = {"attnreg": __version__, **settings.to_dict()}
-        if not self.writer:
-            return
+        if self.writer:
+            self._make()
+            self.write("config", {"attnreg": __version__, **settings.to_dict()})
+            self.keep_lines(metrics=0, telemetry=0)  # of a run that was killed before its first checkpoint
+
+    def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.write("config", config)
-            self.keep_lines(metrics=0, telemetry=0)  # of a run that was killed before its first checkpoint
+            (self.path / LOCK).touch()
         except OSError as error:
             raise InputError(f"Expected --output-dir to be a folder that can be written to, got: {error}.") from error
 
@@ -89,6 +93,7 @@ class RunFolder:
         if not self.writer:
             yield
             return
+        self._make()
         with exclusive(self.path / LOCK) as free:
             if not free:
                 raise InputError(f"Expected {self.path} to be written by this process alone, found another at it.")
@@ -103,6 +108,8 @@ class RunFolder:
         """
         try:
             yield
+        except ConnectionError:  # a tracker's, or of a pipe that nobody reads any more
+            raise
         except (OSError, SafetensorError) as error:
             raise StoppedError(
                 f"Expected the files of a run to be written, got: {error}. {self.last_good()}",

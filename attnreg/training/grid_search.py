@@ -80,6 +80,7 @@ def search(
     """
     if run.settings.validation_rows is not None:
         raise UsageError("Expected either --search or --validation-rows, got both: each holds rows out of train.")
+    run.accelerator.wait_for_everyone()  # until all processes have found the folder as it should be
     if not run.folder.begun:
         run.folder.create(run.settings)
     scores = []

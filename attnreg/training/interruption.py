@@ -28,7 +28,7 @@ class Interruption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number)
-        signal.signal(number, self._before.pop(self.signal))
+        signal.signal(number, self._before[self.signal])
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
@@ -39,5 +39,5 @@ class Interruption:
         return self
 
     def __exit__(self, *error: object) -> None:
-        while self._before:
-            signal.signal(*self._before.popitem())
+        for number, before in self._before.items():
+            signal.signal(number, before)

@@ -24,8 +24,6 @@ from attnreg.training.progress import Progress
 from attnreg.training.run import Run
 from attnreg.training.telemetry import Telemetry
 
-AGREE_EVERY = 10
-
 
 @dataclass
 class History:
@@ -85,11 +83,11 @@ def fit(method: TrainingMethod, run: Run) -> History:
     set_seed(run.settings.seed, device_specific=True)
     run.accelerator.wait_for_everyone()  # until all processes have found the folder as it should be
     loop = _Loop(method, run)
-    if run.settings.resume and run.folder.begun:
-        loop.restore()
-    else:
-        run.folder.create(run.settings)
     with run.folder.locked(), run.folder.written(), Interruption() as loop.interruption:
+        if run.settings.resume and run.folder.begun:
+            loop.restore()
+        else:
+            run.folder.create(run.settings)
         with run.tracked(), Progress(run, loop.history) as loop.progress:
             while loop.history.epoch < run.epochs:
                 loop.epoch()
@@ -171,8 +169,7 @@ class _Loop:
             return asked
         if asked:
             accelerator.set_trigger()
-        # All processes stop after the same step; asking them costs a word around, so not after each.
-        return self.history.step % AGREE_EVERY == 0 and accelerator.check_trigger()
+        return accelerator.check_trigger()  # all processes stop after the same step
 
     def stop(self) -> None:
         """End the run here.
@@ -180,6 +177,7 @@ class _Loop:
         Raises:
             StoppedError: always.
         """
+        self.run.accelerator.wait_for_everyone()  # the first process to end may take the others with it
         number = self.interruption.signal or signal.SIGTERM  # of another process
         raise StoppedError(
             f"Stopped by {number.name} after step {self.history.step}; everything up to it is in "
@@ -195,8 +193,10 @@ class _Loop:
         state: Mapping[str, Any] = {
             "method": self.method.state_dict(),
             "history": vars(self.history),
-            "telemetry": self.telemetry.state_dict(),
-            "rng": gather_object([rng_state()]),  # each process has its own
+            # Each process has its own of these.
+            "rows": gather_object([[self.history.forward_rows, self.history.backward_rows]]),
+            "telemetry": gather_object([self.telemetry.state_dict()]),
+            "rng": gather_object([rng_state()]),
             "scaler": {} if run.accelerator.scaler is None else run.accelerator.scaler.state_dict(),
         }
         run.folder.save_checkpoint(self.history.step, state)
@@ -213,8 +213,10 @@ class _Loop:
                 )
             self.method.load_state_dict(state["method"])
             self.history = History(**state["history"])
-            self.telemetry.load_state_dict(state["telemetry"])
-            set_rng_state(state["rng"][run.accelerator.process_index])
+            rank = run.accelerator.process_index
+            self.history.forward_rows, self.history.backward_rows = state["rows"][rank]
+            self.telemetry.load_state_dict(state["telemetry"][rank])
+            set_rng_state(state["rng"][rank])
             if run.accelerator.scaler is not None:
                 run.accelerator.scaler.load_state_dict(state["scaler"])
         except (KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast, gather_object
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -127,12 +127,20 @@ class Updater:
         return 0 if self.accelerator is None else self.accelerator.process_index
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Within the block, the precision is the accelerator's."""
-        return nullcontext() if self.accelerator is None else self.accelerator.autocast()
+        """Within the block, the precision is the accelerator's; but for float16, in which unscaled gradients vanish."""
+        if self.accelerator is None or self.accelerator.mixed_precision == "fp16":
+            return nullcontext()
+        return self.accelerator.autocast()
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean over processes."""
         return value if self.processes == 1 else self.accelerator.reduce(value, "mean")  # type: ignore[union-attr]
+
+    def share(self, module: nn.Module) -> None:
+        """Give all processes the first one's weights of a module that has no wrapped forward pass to see to that."""
+        if self.processes > 1:
+            for tensor in module.state_dict().values():
+                broadcast(tensor)
 
     def gathered(self, values: list[Any]) -> list[Any]:
         """The values of all processes, one process after the other."""

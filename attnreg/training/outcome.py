@@ -37,6 +37,7 @@ def conclude(method: TrainingMethod, run: Run, history: History) -> None:
     dev = predict(method.model, run.dev_batches, run.accelerator)
     train = predict(method.model, run.rows_in_order(some), run.accelerator)
     pairs = zip(dev.labels.tolist(), dev.logits.tolist(), strict=True)
+    forward, backward = run.total(history.forward_rows, history.backward_rows)
     result: dict[str, Any] = {
         "metric": run.task.metric,
         "scored_on": run.scored_on,
@@ -48,8 +49,8 @@ def conclude(method: TrainingMethod, run: Run, history: History) -> None:
         "seconds": history.seconds,
         "training_seconds": history.training_seconds,
         "peak_memory_bytes": history.peak_memory,
-        "forward_rows": history.forward_rows,
-        "backward_rows": history.backward_rows,
+        "forward_rows": forward,
+        "backward_rows": backward,
         "drop_rates": history.drop_rates,
         "active_steps": history.active_steps,
         "search": run.search,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import gather_object, set_seed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -185,7 +185,13 @@ class Run:
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean over processes."""
-        return self.accelerator.reduce(value, "mean") if self.accelerator.num_processes > 1 else value
+        if self.accelerator.num_processes == 1:
+            return value
+        return self.accelerator.reduce(value.to(self.accelerator.device), "mean")
+
+    def total(self, *counts: int) -> list[int]:
+        """Sums over processes."""
+        return [sum(all_of_one) for all_of_one in zip(*gather_object([counts]), strict=True)]
 
     def log_telemetry(self, line: Mapping[str, Any]) -> None:
         """Write a line to ``telemetry.jsonl`` and to the trackers."""

@@ -64,8 +64,8 @@ class Telemetry:
             if not name.startswith("drop/"):
                 logs[name] = float(mean)
                 continue
-            site, mean = name[5:], self._over_processes(mean)
-            rates[site] = float(mean.mean())
+            site = name[5:]
+            rates[site] = float(self._over_processes(mean.mean()))  # by head, they are those of this process
             if mean.dim():
                 by_head[site] = mean.tolist()
             for sums in (self._run, self._epoch):

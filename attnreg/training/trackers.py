@@ -35,8 +35,8 @@ def tracked(accelerator: Accelerator, options: Mapping[str, Any]) -> Iterator[No
     try:
         yield
     finally:
-        if accelerator.log_with:
-            accelerator.end_training()
+        for tracker in accelerator.trackers:
+            tracker.finish()  # not `end_training`, which would part the processes too
 
 
 def flattened(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
