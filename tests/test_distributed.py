@@ -10,6 +10,7 @@ import pytest
 import transformers as hf
 
 from attnreg.tasks import get_task, load_model
+from tests.cases import assert_sentence
 
 RECIPES = {"finetune": [], "ad-drop": ["--q", 1], "attendout": ["--round-steps", 2, "--no-baseline"]}
 
@@ -121,6 +122,14 @@ def test_attendout_with_chance_is_stopped_and_goes_on_in_two_processes(tmp_path)
         assert_close(lines(tmp_path / "part" / file), lines(tmp_path / "whole" / file))
     rows = [json.loads((tmp_path / run / "result.json").read_text())["forward_rows"] for run in ("part", "whole")]
     assert rows[0] == rows[1] > 2 * 4 * 180
+
+
+@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED"])
+def test_a_sharded_model_is_refused(cli, tmp_path, monkeypatch, name):
+    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
+    says = f"Expected data parallelism .*, got {name}: a sharded network could be neither copied nor"
+    assert_sentence(cli("recipe", "finetune"), 1, says)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_batch_that_cannot_be_shared(tmp_path):

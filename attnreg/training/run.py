@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -29,6 +30,7 @@ from attnreg.training.settings import Settings
 from attnreg.training.trackers import check_trackers, flattened, tracked
 
 WARMUP_SHARE = 0.1
+SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 
 class Run:
@@ -53,9 +55,15 @@ class Run:
         if settings.device not in (None, "cpu") and not getattr(torch, settings.device).is_available():
             raise InputError(f"Expected --device to be a device of this machine, got {settings.device}: none is there.")
         check_trackers(settings.report_to)
+        if sharding := [name for name in SHARDED if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"]:
+            raise InputError(
+                f"Expected data parallelism (`torchrun`, `accelerate launch --multi_gpu`), got {sharding[0]}: a "
+                "sharded network could be neither copied nor looked into."
+            )
         try:
             self.accelerator = Accelerator(
-                cpu=settings.device == "cpu",
+                # Where there is nothing else, it must be said, or several processes would each train alone.
+                cpu=settings.device == "cpu" or not torch.accelerator.is_available(),
                 mixed_precision=settings.mixed_precision or "no",
                 log_with=list(settings.report_to) or None,
                 project_dir=settings.output_dir,
@@ -63,12 +71,7 @@ class Run:
         except ValueError as error:
             wanted = settings.mixed_precision or "float32"
             raise InputError(f"Expected a precision that this process can do, got {wanted}: {error}") from error
-        kind, processes = self.accelerator.distributed_type.value, self.accelerator.num_processes
-        if processes > 1 and not kind.startswith("MULTI_"):
-            raise InputError(
-                f"Expected data parallelism (`accelerate launch --multi_gpu`, `torchrun`), got {kind}, under which a "
-                "recipe's networks could be neither copied nor looked into."
-            )
+        processes = self.accelerator.num_processes
         if settings.batch_size % processes:
             raise InputError(
                 f"Expected --batch-size, which is that of all processes together, to be a multiple of {processes}, got "
