@@ -244,3 +244,15 @@ def test_other_options_in_a_folder_that_has_runs(finished, cli, tmp_path):
     assert result.exit_code == 1
     assert "--learning-rate 0.002 (not 0.5)" in result.output
     assert results(tmp_path / "study") == results(finished[0] / "study")
+
+
+def test_the_numbers_do_not_depend_on_how_many_run_at_a_time(cli, tmp_path):
+    seen = []
+    for jobs in (1, 3):
+        words = ["--epochs", 1, "--train-size", 64, "--seeds", 2, "--threads", 2, "--no-equal-time"]
+        result = cli("compare", "finetune", "attention-dropout", *words, "--jobs", jobs, "--output-dir", f"jobs{jobs}")
+        assert result.exit_code == 0, result.output
+        files = sorted((tmp_path / f"jobs{jobs}").glob("*/seed*/predictions.jsonl"))
+        seen.append([file.read_text() for file in files])
+    assert len(seen[0]) == 4
+    assert seen[0] == seen[1]

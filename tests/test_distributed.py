@@ -63,7 +63,7 @@ def model(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["finetune", "ad-drop"])
+@pytest.mark.parametrize("name", ["finetune", pytest.param("ad-drop", marks=pytest.mark.slow)])
 def test_a_recipe_in_two_processes_is_the_recipe_in_one(tmp_path, model, name):
     args = ["--model", model, "--epochs", 2, "--train-size", 256, "--learning-rate", 1e-3]
     for processes in (1, 2):
