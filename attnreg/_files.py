@@ -73,7 +73,7 @@ def replaced_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     new, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
     path.parent.mkdir(parents=True, exist_ok=True)
-    recover_folders(path.parent)
+    recover_folder(path)
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir()
@@ -83,24 +83,23 @@ def replaced_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             path.rename(old)
         new.rename(path)
     finally:
-        recover_folders(path.parent)
+        recover_folder(path)
         for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def recover_folders(parent: Path) -> None:
-    """Put back what :func:`replaced_folder` had moved away when it was cut short between its two renames.
+def recover_folder(path: Path) -> None:
+    """Put a folder back that :func:`replaced_folder` had moved away when it was cut short between its two renames.
 
     Example:
         >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> (folder / ".weights.old").mkdir()
-        >>> recover_folders(folder)
-        >>> [path.name for path in folder.iterdir()]
+        >>> folder = Path(tempfile.mkdtemp()) / "weights"
+        >>> folder.with_name(".weights.old").mkdir()
+        >>> recover_folder(folder)
+        >>> [path.name for path in folder.parent.iterdir()]
         ['weights']
     """
-    for old in parent.glob(".*.old"):
-        path = old.with_name(old.name[1 : -len(".old")])
-        with suppress(FileNotFoundError):  # another process of the same run was quicker
-            if not path.exists():
-                old.rename(path)
+    old = path.with_name(f".{path.name}.old")
+    with suppress(FileNotFoundError):  # another process of the same run was quicker
+        if old.is_dir() and not path.exists():
+            old.rename(path)

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 
+import attnreg
 from attnreg.training.checkpoint import load_checkpoint
 from attnreg.training.progress import Progress
 
@@ -152,3 +153,18 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_training(cli, tmp_pat
     result = cli("recipe", "finetune", "--output-dir", "file/out")
     assert_stopped(result, 1, "Expected --output-dir to be .*")
     assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_checkpoint_that_was_being_replaced_when_its_writer_died(cli, tmp_path):
+    args = ["recipe", "finetune", *SMALL]
+    assert cli(*args).exit_code == 0
+    (path,) = (tmp_path / "out" / "checkpoints").iterdir()
+    path.rename(path.with_name(f".{path.name}.old"))
+    (tmp_path / ".mine.old").mkdir()  # not a run's, and left alone
+    (tmp_path / "out" / ".mine.old").mkdir()
+    result = cli(*args, "--resume")
+    assert result.exit_code == 0, result.output
+    assert path.is_dir()
+    attnreg.AttentionLayerDrop().save_pretrained(tmp_path / "provider")
+    assert (tmp_path / ".mine.old").is_dir()
+    assert (tmp_path / "out" / ".mine.old").is_dir()

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attnreg._checksums import check_checksums, write_checksums
-from attnreg._files import replaced_folder
+from attnreg._files import recover_folder, replaced_folder
 from attnreg.errors import InputError
 
 STATE, TENSORS = "state.json", "tensors.safetensors"
@@ -40,6 +40,12 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> None:
     for other in folder.iterdir():  # what a killed process had begun, too
         if other != path:
             shutil.rmtree(other)
+
+
+def recover_checkpoints(folder: Path) -> None:
+    """Put back a checkpoint whose writer died while it was being replaced by one of the same step."""
+    for old in folder.glob(".step-*.old"):
+        recover_folder(folder / old.name[1 : -len(".old")])
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any]:

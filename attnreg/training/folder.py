@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 
 from attnreg import __version__
 from attnreg._checksums import SUMS, checksums_of
-from attnreg._files import exclusive, recover_folders, replaced_file, replaced_folder
+from attnreg._files import exclusive, replaced_file, replaced_folder
 from attnreg.errors import InputError, StoppedError
-from attnreg.training.checkpoint import save_checkpoint
+from attnreg.training.checkpoint import recover_checkpoints, save_checkpoint
 from attnreg.training.settings import Settings
 
 LOCK = ".lock"
@@ -41,8 +41,6 @@ class RunFolder:
                 checkpoint, or a run with other options.
         """
         config = self.path / "config.json"
-        recover_folders(self.path)
-        recover_folders(self.checkpoints)
         if not settings.resume:
             if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
                 raise InputError(
@@ -97,6 +95,7 @@ class RunFolder:
         with exclusive(self.path / LOCK) as free:
             if not free:
                 raise InputError(f"Expected {self.path} to be written by this process alone, found another at it.")
+            recover_checkpoints(self.checkpoints)
             yield
 
     @contextmanager

@@ -84,6 +84,7 @@ def fit(method: TrainingMethod, run: Run) -> History:
     run.accelerator.wait_for_everyone()  # until all processes have found the folder as it should be
     loop = _Loop(method, run)
     with run.folder.locked(), run.folder.written(), Interruption() as loop.interruption:
+        run.accelerator.wait_for_everyone()  # until the one that writes has made the folder, or put it right
         if run.settings.resume and run.folder.begun:
             loop.restore()
         else:
