@@ -17,7 +17,7 @@ from attnreg.training.checkpoint import load_checkpoint, rng_state, set_rng_stat
 from attnreg.training.divergence import DivergenceCheck
 from attnreg.training.evaluation import evaluate
 from attnreg.training.interruption import Interruption
-from attnreg.training.method import TrainingMethod
+from attnreg.training.method import TrainingMethod, Updater
 from attnreg.training.outcome import conclude, peak_memory
 from attnreg.training.passes import PassCounter
 from attnreg.training.progress import Progress
@@ -108,7 +108,7 @@ class _Loop:
         self.method = method
         self.run = run
         self.history = History()
-        self.telemetry = Telemetry(run.log_telemetry, run.mean)
+        self.telemetry = Telemetry(run.log_telemetry, Updater(accelerator=run.accelerator).mean)
         self.divergence = DivergenceCheck(method, run.folder)
 
     def epoch(self) -> None:

@@ -134,7 +134,9 @@ class Updater:
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean over processes."""
-        return value if self.processes == 1 else self.accelerator.reduce(value, "mean")  # type: ignore[union-attr]
+        if self.accelerator is None or self.processes == 1:
+            return value
+        return self.accelerator.reduce(value.to(self.accelerator.device), "mean")
 
     def share(self, module: nn.Module) -> None:
         """Give all processes the first one's weights of a module that has no wrapped forward pass to see to that."""

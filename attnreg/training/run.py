@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -185,12 +185,6 @@ class Run:
     def tracked(self) -> AbstractContextManager[None]:
         """Within the block, what is logged goes to the trackers too."""
         return tracked(self.accelerator, self.settings.to_dict())
-
-    def mean(self, value: Tensor) -> Tensor:
-        """The mean over processes."""
-        if self.accelerator.num_processes == 1:
-            return value
-        return self.accelerator.reduce(value.to(self.accelerator.device), "mean")
 
     def total(self, *counts: int) -> list[int]:
         """Sums over processes."""
