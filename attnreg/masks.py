@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attnreg import functional
 from attnreg.errors import InputError
+from attnreg.functional.attention import Normalize
 
 Stack = Literal["encoder", "decoder", "cross"]
 
@@ -126,9 +127,15 @@ class Mask:
         scores: bool, ``True`` = kept, broadcastable to ``(B, H, Q, K)``: a dropped score becomes :math:`-\infty` before
             the softmax. A 0-d ``False`` drops the whole layer (uniform attention) and spares :math:`QK^\top`.
         weights: bool or float, broadcastable to ``(B, H, Q, K)``: multiplies the attention weights after the softmax.
+            It may have a gradient.
+        normalize: ``"sum"`` divides each row by its sum after that, so that it sums to 1 again; ``"detached sum"``
+            does so without a gradient through the sum. A row of which everything is dropped becomes uniform over its
+            valid keys.
+        kept: bool, broadcastable to ``(B, H, Q, K)``: what drop rates count as kept. By default, what ``scores`` keeps
+            and ``weights`` does not make zero; of use where a relaxed mask makes nothing quite zero.
 
     Raises:
-        TypeError: if ``scores`` is not boolean.
+        TypeError: if ``scores`` or ``kept`` is not boolean.
 
     Example:
         >>> a = Mask(scores=torch.tensor([[True, False]]))
@@ -139,8 +146,12 @@ class Mask:
 
     scores: Tensor | None = None
     weights: Tensor | None = None
+    normalize: Normalize | None = field(default=None, repr=False)
+    kept: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.kept is not None and self.kept.dtype != torch.bool:
+            raise TypeError(f"Expected `kept` to be a bool tensor (True = kept), got {self.kept.dtype}.")
         if self.scores is not None and self.scores.dtype != torch.bool:
             raise TypeError(
                 f"Expected `scores` to be a bool tensor (True = kept), got {self.scores.dtype}; "
@@ -161,9 +172,21 @@ class Mask:
             and not bool(self.scores)
         )
 
+    @property
+    def units_kept(self) -> Tensor | None:
+        """What drop rates count as kept, bool; ``None`` where nothing can be dropped."""
+        if self.kept is not None:
+            return self.kept
+        return _both(self.scores, None if self.weights is None else self.weights != 0, torch.logical_and)
+
     def __and__(self, other: Mask) -> Mask:
         """Both masks apply: what either drops is dropped, factors multiply."""
-        return Mask(_both(self.scores, other.scores, torch.logical_and), _both(self.weights, other.weights, torch.mul))
+        return Mask(
+            _both(self.scores, other.scores, torch.logical_and),
+            _both(self.weights, other.weights, torch.mul),
+            self.normalize or other.normalize,
+            None if self.kept is other.kept is None else _both(self.units_kept, other.units_kept, torch.logical_and),
+        )
 
 
 def _both(a: Tensor | None, b: Tensor | None, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo, on_layers
@@ -64,6 +64,15 @@ class MaskProvider(nn.Module, ABC):
         """Called once at the start of each forward pass in training mode, with the model's inputs by name."""
         for provider in self._inner():
             provider.prepare(inputs)
+
+    def penalty(self) -> Tensor | None:
+        """What is added to the training loss, after a forward pass in training mode: 0-d; ``None`` for nothing.
+
+        With it, a provider learns its parameters together with the model's. They must be in the optimizer:
+        ``optimizer.add_param_group({"params": provider.parameters()})``.
+        """
+        terms = (provider.penalty() for provider in self._inner() if provider.training and provider.active)
+        return functools.reduce(_sum, terms, None)
 
     def step(self) -> None:
         """Called after each optimizer step; schedules advance here."""
@@ -133,6 +142,10 @@ class MaskProvider(nn.Module, ABC):
         if not isinstance(provider, cls):
             raise ValueError(f"Expected a {cls.__name__} in {folder}, got a {type(provider).__name__}.")
         return provider
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
 
 
 def ask(provider: MaskProvider, site: AttentionSite) -> Mask | None:

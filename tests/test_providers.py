@@ -134,6 +134,26 @@ def test_composition_is_and_of_scores_and_product_of_weights():
     assert (Fixed() & Fixed())(SITE) is None
 
 
+def test_composition_normalizes_if_any_does_and_counts_what_is_kept():
+    relaxed = attnreg.Mask(weights=torch.tensor([0.9, 0.1]), kept=torch.tensor([True, False]))
+    hard = attnreg.Mask(scores=torch.tensor([False, True]), normalize="sum")
+    assert (relaxed & hard).normalize == (hard & relaxed).normalize == "sum"
+    assert (relaxed & hard).units_kept.tolist() == (hard & relaxed).units_kept.tolist() == [False, False]
+    assert (relaxed & relaxed).units_kept.tolist() == [True, False]
+    assert attnreg.Mask().units_kept is None
+
+
+class Penalized(Fixed):
+    def penalty(self):
+        return torch.tensor(2.0)
+
+
+def test_penalties_add_up_where_they_are_active():
+    quiet = attnreg.CrossTuning(Penalized())  # in epoch 0
+    assert attnreg.OnLayers(Penalized() & Penalized() & quiet & Fixed(), [0]).penalty() == 4
+    assert Fixed().penalty() is None
+
+
 def test_composition_leaves_out_who_is_in_eval_mode():
     quiet = Fixed(scores=torch.tensor(False)).eval()
     both = Fixed(weights=torch.tensor(2.0)) & quiet

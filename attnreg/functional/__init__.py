@@ -3,6 +3,7 @@
 from attnreg.functional.attention import (
     attention_weights,
     masked_scores,
+    reweighted,
     scores_dropout,
     uniform_attention,
     weights_dropout,
@@ -17,6 +18,7 @@ __all__ = [
     "candidate_region",
     "drop_rate",
     "masked_scores",
+    "reweighted",
     "sample_keep",
     "scores_dropout",
     "uniform_attention",

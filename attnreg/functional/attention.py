@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Normalize = Literal["sum", "detached sum"]
 
 
 def scores_dropout(
@@ -179,6 +182,43 @@ def masked_scores(scores: Tensor, keep: Tensor, valid: Tensor | None = None) -> 
     orphan = ~valid.any(-1, keepdim=True)
     uniform = scores.new_zeros(()).masked_fill(~(dead & valid), -math.inf)
     return torch.where(allowed | orphan, scores, uniform)
+
+
+def reweighted(
+    weights: Tensor, factor: Tensor, valid: Tensor | None = None, normalize: Normalize | None = None
+) -> Tensor:
+    r"""Multiply attention weights, and make the rows sum to 1 again if asked to.
+
+    .. math:: A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}
+
+    Args:
+        weights: ``(B, H, Q, K)``, A.
+        factor: M, bool or float, broadcastable to ``(B, H, Q, K)``.
+        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
+        normalize: ``"sum"`` as in the formula; ``"detached sum"`` without a gradient through the sum; by default not.
+
+    Returns:
+        ``(B, H, Q, K)``; with ``normalize``, a row of which everything is dropped is uniform over its valid keys.
+
+    Example:
+        >>> weights = torch.tensor([[0.2, 0.3, 0.5], [0.0, 0.5, 0.5]])
+        >>> reweighted(weights, torch.tensor([True, True, False]), normalize="sum")
+        tensor([[0.4000, 0.6000, 0.0000],
+                [0.0000, 1.0000, 0.0000]])
+    """
+    weights = weights * (factor.to(weights.dtype) if factor.is_floating_point() else factor)
+    if normalize is None:
+        return weights
+    total = weights.sum(-1, keepdim=True)
+    if normalize == "detached sum":
+        total = total.detach()
+    dead = total < torch.finfo(weights.dtype).tiny
+    if valid is None:
+        uniform = weights.new_tensor(1.0 / weights.shape[-1])
+    else:
+        share = torch.atleast_2d(valid).expand(*torch.atleast_2d(valid).shape[:-1], weights.shape[-1]).to(weights.dtype)
+        uniform = share / share.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(dead, uniform, weights / total.masked_fill(dead, 1.0))
 
 
 def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int]) -> Tensor:

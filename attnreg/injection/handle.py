@@ -134,14 +134,10 @@ class AttachHandle:
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Remember the drop rate of a site."""
-        if mask is None:
+        kept = None if mask is None else mask.units_kept
+        if kept is None:
             self._rates[site.label] = torch.zeros((), device=site.device)
-            return
-        kept = mask.weights != 0 if mask.weights is not None else None
-        if mask.scores is not None:
-            kept = mask.scores if kept is None else kept & mask.scores
-        assert kept is not None
-        if kept.dim() == 0:
+        elif kept.dim() == 0:
             self._rates[site.label] = 1.0 - kept.float()
         else:
             by_head = kept.dim() == 4 and kept.shape[1] > 1

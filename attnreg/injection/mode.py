@@ -92,7 +92,7 @@ class AttentionMode(TorchFunctionMode):
 
 
 def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
-    for field, tensor in (("scores", mask.scores), ("weights", mask.weights)):
+    for field, tensor in (("scores", mask.scores), ("weights", mask.weights), ("kept", mask.kept)):
         if tensor is None:
             continue
         try:
@@ -111,4 +111,5 @@ def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
         return None
     if mask.drops_layer:
         return mask
-    return Mask(*(t if t is None else t.to(site.device) for t in (scores, weights)))
+    scores, weights, kept = (t if t is None else t.to(site.device) for t in (scores, weights, mask.kept))
+    return Mask(scores, weights, mask.normalize, kept)

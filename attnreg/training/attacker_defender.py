@@ -260,7 +260,7 @@ class AttackerDefender(TrainingMethod):
         for parameter in self.generator.parameters():
             if parameter.grad is not None:
                 parameter.grad *= advantage
-        self._updater.average_gradients(self.generator)
+        self._updater.average_gradients(self.generator.parameters())
         self._generator_updater.step(self.generator, self._generator_optimizer)
 
     def _forget_round(self) -> None:
@@ -268,7 +268,9 @@ class AttackerDefender(TrainingMethod):
         self.generator.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
-        self._updater.average_gradients(self.generator)  # of a round that has not ended: the same for all processes
+        self._updater.average_gradients(
+            self.generator.parameters()
+        )  # of a round that has not ended: the same for all processes
         return {
             "defender": self.defender.state_dict(),
             "attacker": self.attacker.state_dict(),  # the Generator is its provider

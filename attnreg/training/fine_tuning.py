@@ -20,7 +20,7 @@ class FineTuning(TrainingMethod):
 
     Args:
         model: a model whose output has a ``loss`` when it is given ``labels``.
-        optimizer: over the model's parameters (and the provider's, if it learns by the same loss).
+        optimizer: over the model's parameters, and the provider's if it learns by the same loss.
         provider: attached to every self-attention of the model; to choose layers, attach it yourself and pass the
             handle instead.
         scheduler: advanced after each optimizer step.
@@ -53,8 +53,14 @@ class FineTuning(TrainingMethod):
         self.updater = Updater(max_grad_norm, accelerator)
         self._network, self.optimizer = self.updater.prepare(model, optimizer)
         self.scheduler = scheduler
-        if self.handle is not None and accelerator is not None:
-            self.handle.provider.to(accelerator.device)
+        self._learned: list[Tensor] = []  # the provider's parameters that learn by the same loss
+        if self.handle is not None:
+            if accelerator is not None:
+                self.handle.provider.to(accelerator.device)
+            optimized = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+            self._learned = [p for p in self.handle.provider.parameters() if id(p) in optimized]
+            if self._learned:
+                self.updater.share(self.handle.provider)
 
     @property
     def model(self) -> nn.Module:  # noqa: D102
@@ -66,12 +72,19 @@ class FineTuning(TrainingMethod):
 
     def step(self, batch: Batch) -> StepResult:  # noqa: D102
         self._network.train()
-        loss = self._network(**batch).loss
+        loss = self._loss(batch)
         self.updater.backward(loss)
+        self.updater.average_gradients(self._learned)
         self.updater.step(self._network, self.optimizer, self.scheduler)
         if self.handle is not None:
             self.handle.step()
         return StepResult(self.updater.mean(loss.detach()))
+
+    def _loss(self, batch: Batch) -> Tensor:
+        """The loss of a batch, with what the provider adds to it."""
+        loss = self._network(**batch).loss
+        penalty = self.handle.provider.penalty() if self.handle is not None and self.handle.active else None
+        return loss if penalty is None else loss + penalty
 
     def on_epoch(self, epoch: int) -> None:  # noqa: D102
         if self.handle is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,10 +148,10 @@ class Updater:
         """The values of all processes, one process after the other."""
         return values if self.processes == 1 else gather_object(values)
 
-    def average_gradients(self, model: nn.Module) -> None:
+    def average_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Take the mean over processes of gradients that did not come through a wrapped forward pass."""
         if self.processes > 1:
-            for parameter in model.parameters():
+            for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad = self.mean(parameter.grad)
 

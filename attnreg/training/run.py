@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from attnreg.errors import InputError
+from attnreg.provider import MaskProvider
 from attnreg.tasks.data import load_splits
 from attnreg.tasks.model import load_model
 from attnreg.tasks.task import get_task
@@ -155,9 +156,22 @@ class Run:
         self.train_rows = self.train_rows.select(range(left))
         return held
 
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        """AdamW with the run's learning rate."""
-        return adamw(model, self.settings.learning_rate)
+    def optimizer(
+        self, model: nn.Module, provider: MaskProvider | None = None, provider_lr: float | None = None
+    ) -> Optimizer:
+        """AdamW with the run's learning rate.
+
+        Args:
+            model: the network.
+            provider: what it learns is learned with the network.
+            provider_lr: the learning rate of that; by default the network's.
+        """
+        optimizer = adamw(model, self.settings.learning_rate)
+        learned = [] if provider is None else [p for p in provider.parameters() if p.requires_grad]
+        if learned:
+            learning_rate = self.settings.learning_rate if provider_lr is None else provider_lr
+            optimizer.add_param_group({"params": learned, "lr": learning_rate, "weight_decay": 0.0})
+        return optimizer
 
     def schedule(self, optimizer: Optimizer) -> LRScheduler:
         """Linear warm-up over a tenth of the steps, then linear decay to zero."""

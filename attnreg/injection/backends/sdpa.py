@@ -78,7 +78,7 @@ def _attend(
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     weights = functional.attention_weights(query, key, valid, bias, scale, keep)
     if mask.weights is not None:
-        weights = weights * mask.weights
+        weights = functional.reweighted(weights, mask.weights, valid, mask.normalize)
     if tap is not None:
         weights = tap(weights)
     return F.dropout(weights, dropout_p) @ value if dropout_p else weights @ value

@@ -56,6 +56,6 @@ def intercept(mode: AttentionMode, func: Any, *args: Any, **kwargs: Any) -> Tens
     rest = {name: value for name, value in kwargs.items() if name != "input"}
     weights = func(scores, *args[1:], **rest)
     if mask.weights is not None:
-        factor = mask.weights.to(weights.dtype) if mask.weights.is_floating_point() else mask.weights
-        weights = (weights.reshape(shape) * factor).reshape(weights.shape)
+        weights = weights.reshape(shape)
+        weights = functional.reweighted(weights, mask.weights, valid, mask.normalize).reshape(scores.shape)
     return weights
