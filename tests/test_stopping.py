@@ -18,6 +18,14 @@ SMALL = ["--epochs", 2, "--train-size", 256, "--output-dir", "out"]
 RECIPES = {"finetune": [], "ad-drop": [], "attendout": ["--round-steps", 2, "--no-baseline"]}
 
 
+@pytest.fixture(autouse=True)
+def listen_to_ctrl_c():
+    """Whatever started the tests: what a shell runs in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
