@@ -24,6 +24,7 @@ _NAMES = {
     "functional": "attnreg.functional",
     "integrations": "attnreg.integrations",
     "is_attached": "attnreg.injection",
+    "parse_provider": "attnreg.expression",
     "tasks": "attnreg.tasks",
     "training": "attnreg.training",
 }
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from attnreg import integrations as integrations
     from attnreg import tasks as tasks
     from attnreg import training as training
+    from attnreg.expression import parse_provider as parse_provider
     from attnreg.injection import attach as attach
     from attnreg.injection import detach as detach
     from attnreg.injection import is_attached as is_attached

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,33 @@ def describe(provider: MaskProvider) -> dict[str, Any]:
     return {"provider": type(provider).__name__, "config": {k: _plain(v) for k, v in provider.config.items()}}
 
 
-def build(description: dict[str, Any]) -> MaskProvider:
+def _construct(cls: type[MaskProvider], *args: Any, **options: Any) -> MaskProvider:
+    return cls(*args, **options)
+
+
+def known_providers() -> dict[str, type[MaskProvider]]:
+    """All provider classes that are loaded, by name, those of one's own too."""
+    return {cls.__name__: cls for cls in _concrete_providers()}
+
+
+def build(description: dict[str, Any], make: Callable[..., MaskProvider] = _construct) -> MaskProvider:
     """Undo :func:`describe`.
+
+    Args:
+        description: class name and constructor arguments.
+        make: makes a provider of its class and arguments.
 
     Raises:
         ValueError: if the description names no known provider or does not fit its constructor.
     """
-    known = {cls.__name__: cls for cls in _concrete_providers()}
+    known = known_providers()
     name, config = description.get("provider"), description.get("config")
     if name not in known or not isinstance(config, dict):
         raise ValueError(
             f"Expected `provider` to be one of {', '.join(sorted(known))}, with a `config`, got {name!r}; "
             "a provider of your own must be imported before it is loaded."
         )
-    values = {key: _restored(value) for key, value in config.items()}
+    values = {key: _restored(value, make) for key, value in config.items()}
     signature = inspect.signature(known[name])
     try:
         positional = [
@@ -55,7 +68,7 @@ def build(description: dict[str, Any]) -> MaskProvider:
             if parameter.kind is parameter.VAR_POSITIONAL
             for item in values.pop(key)
         ]
-        return known[name](*positional, **values)
+        return make(known[name], *positional, **values)
     except (TypeError, KeyError) as error:
         raise ValueError(f"Expected the arguments of {name}{signature}, got {config}: {error}.") from error
 
@@ -128,10 +141,10 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple, nn.ModuleList)) else value
 
 
-def _restored(value: Any) -> Any:
+def _restored(value: Any, make: Callable[..., MaskProvider]) -> Any:
     if isinstance(value, dict) and "provider" in value:
-        return build(value)
-    return [_restored(item) for item in value] if isinstance(value, list) else value
+        return build(value, make)
+    return [_restored(item, make) for item in value] if isinstance(value, list) else value
 
 
 def _concrete_providers() -> Iterator[type[MaskProvider]]:

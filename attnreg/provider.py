@@ -148,6 +148,17 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
+def a_provider(value: Any, where: str) -> MaskProvider:
+    """Return ``value`` if it is a provider.
+
+    Raises:
+        InputError: if it is not.
+    """
+    if not isinstance(value, MaskProvider):
+        raise InputError(f"Expected a provider in {where}, got {value!r}.")
+    return value
+
+
 def ask(provider: MaskProvider, site: AttentionSite) -> Mask | None:
     """The provider's mask for a site; ``None`` while the provider is in eval mode or not active."""
     return provider(site) if provider.training and provider.active else None
@@ -168,7 +179,7 @@ class Compose(MaskProvider):
     def __init__(self, *providers: MaskProvider) -> None:
         super().__init__()
         self.providers: nn.ModuleList = nn.ModuleList(
-            q for p in providers for q in (p.providers if isinstance(p, Compose) else (p,))
+            q for p in providers for q in (p.providers if isinstance(p, Compose) else (a_provider(p, "Compose"),))
         )
 
     @property
@@ -200,7 +211,7 @@ class OnLayers(MaskProvider):
 
     def __init__(self, provider: MaskProvider, layers: Sequence[int]) -> None:
         super().__init__()
-        self.provider = provider
+        self.provider = a_provider(provider, "OnLayers")
         if isinstance(layers, int) or not len(layers):
             raise InputError(f"Expected `layers` of OnLayers to be a list with at least one index, got {layers!r}.")
         self.layers = list(layers)

@@ -19,6 +19,7 @@ LAYERS = [
     {"attribution"},
     {"providers"},
     {"pretrained"},
+    {"expression"},
     {"tasks", "integrations"},
     {"training"},
     {"plots"},

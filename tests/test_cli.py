@@ -81,7 +81,7 @@ def test_importing_the_package_does_not_import_torch():
     [
         (
             "recipes",
-            ["ad-drop", "attendout", "attention-dropout", "attention-layerdrop", "finetune", "scheduled-bernoulli"],
+            ["ad-drop", "attendout", "attention-dropout", "attention-layerdrop", "finetune", "regularize", "scheduled-bernoulli"],
         ),
         ("tasks", ["agreement", "cola", "sst2", "mrpc", "rte"]),
         (

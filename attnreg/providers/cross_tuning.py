@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask
-from attnreg.provider import MaskProvider, ask
+from attnreg.provider import MaskProvider, a_provider, ask
 
 
 class CrossTuning(MaskProvider):
@@ -49,7 +49,7 @@ class CrossTuning(MaskProvider):
             raise InputError(f"Expected `every` to be at least 1 epoch, got {every}.")
         if not 0 <= offset < every:
             raise InputError(f"Expected `offset` in 0..{every - 1}, below `every`, got {offset}.")
-        self.provider = provider
+        self.provider = a_provider(provider, "CrossTuning")
         self.every = every
         self.offset = offset
         self.epoch = 0

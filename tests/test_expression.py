@@ -1,0 +1,133 @@
+"""Providers written as text: what the text says is what is built, and nothing in it is ever run."""
+
+import json
+
+import pytest
+from transformers import BertConfig, BertModel
+
+import attnreg
+from attnreg.expression import read_expression
+from attnreg.pretrained import describe
+from tests.cases import assert_sentence
+
+SMALL = ["--epochs", 1, "--train-size", 64, "--output-dir", "out"]
+
+
+def bert():
+    return BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=3, num_attention_heads=2))
+
+
+@pytest.mark.parametrize(
+    ("text", "provider"),
+    [
+        ("AttentionLayerDrop()", lambda: attnreg.AttentionLayerDrop()),
+        ("AttentionDropout(0.1,placement='scores')", lambda: attnreg.AttentionDropout(0.1, placement="scores")),
+        (
+            "AttentionDropout(.1, 'scores', rescale=False) & (AttentionLayerDrop(p=1e-1) & AttentionLayerDrop(1))",
+            lambda: (
+                attnreg.AttentionDropout(0.1, "scores", rescale=False)
+                & attnreg.AttentionLayerDrop(0.1)
+                & attnreg.AttentionLayerDrop(1)
+            ),
+        ),
+        (
+            "OnLayers(CrossTuning(AttentionLayerDrop(0.2) & AttentionDropout(0.3), every=3), [0, -1])",
+            lambda: attnreg.OnLayers(
+                attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.2) & attnreg.AttentionDropout(0.3), every=3), [0, -1]
+            ),
+        ),
+        ("Compose(AttentionDropout(0.5))", lambda: attnreg.Compose(attnreg.AttentionDropout(0.5))),
+        (
+            "BernoulliScheduleProvider([(0, 0.2), (1, 0.0)])",
+            lambda: attnreg.BernoulliScheduleProvider([(0, 0.2), (1, 0.0)], total_steps=7),
+        ),
+        (
+            "BernoulliScheduleProvider([[0, 0.2], [1, 0.0]], total_steps=3)",
+            lambda: attnreg.BernoulliScheduleProvider([[0, 0.2], [1, 0.0]], total_steps=3),
+        ),
+        ("GNetProvider(initial_keep=0.8)", lambda: attnreg.GNetProvider.for_model(bert(), initial_keep=0.8)),
+    ],
+)
+def test_the_text_says_what_is_built(text, provider):
+    parsed = attnreg.parse_provider(text, bert(), total_steps=7)
+    assert json.dumps(describe(parsed)) == json.dumps(describe(provider()))
+    again = attnreg.parse_provider(read_expression(text), bert(), total_steps=7)
+    assert json.dumps(describe(again)) == json.dumps(describe(parsed))
+
+
+YAML = """
+- AttentionDropout: {p: 0.1, placement: scores}
+- OnLayers:
+    provider:
+      - AttentionLayerDrop: [0.2]
+      - AttentionLayerDrop: {}
+    layers: [0, -1]
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (YAML, "AttentionDropout(p=0.1, placement='scores') & OnLayers(provider=AttentionLayerDrop(0.2) & AttentionLayerDrop(), layers=[0, -1])"),
+        ("provider:\n  CrossTuning:\n    provider: {AttentionLayerDrop: }\n    every: 3", "CrossTuning(provider=AttentionLayerDrop(), every=3)"),
+        ("provider: AttentionLayerDrop(0.5) & AttentionDropout(0.1)", "AttentionLayerDrop(0.5) & AttentionDropout(0.1)"),
+    ],
+)  # fmt: skip
+def test_yaml_says_the_same(content, text, tmp_path):
+    (tmp_path / "p.yaml").write_text(content)
+    assert read_expression(str(tmp_path / "p.yaml")) == read_expression(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "Expected a provider such as"),
+        ("AttentionDropout(0.1", "was never closed"),
+        ("AttentionDropout", "Expected calls of providers joined by &"),
+        ("AttentionDropout(0.1) | AttentionLayerDrop()", "Expected calls of providers joined by &"),
+        ("attnreg.AttentionLayerDrop()", "Expected calls of providers joined by &"),
+        ("DropEverything(0.1)", "Expected a provider among .*AttentionLayerDrop.*got 'DropEverything'"),
+        ("__import__('os').system('touch hacked')", "Expected calls of providers joined by &"),
+        ("AttentionDropout(__import__('os').system('touch hacked'))", "Expected calls of providers joined by &"),
+        ("AttentionDropout(open('hacked', 'w'))", "Expected a provider among"),
+        ("AttentionDropout([x for x in (1,)])", "Expected numbers, strings, lists"),
+        ("AttentionDropout(*[0.1])", "Expected numbers, strings, lists"),
+        ("AttentionDropout(**{'p': 0.1})", "Expected the arguments of AttentionDropout"),
+        ("AttentionDropout(0.1, 0.2, 0.3, 0.4)", "Expected the arguments of AttentionDropout"),
+        ("AttentionDropout(rate=0.1)", "got an unexpected keyword argument 'rate'"),
+        ("AttentionDropout(7)", r"Expected `p` to be a probability in \[0, 1\], got 7"),
+        ("AttentionDropout(1+2j)", "Expected `p` to be a probability"),
+        ("AttentionDropout()", "Expected the arguments of AttentionDropout"),
+        ("CrossTuning(3)", "Expected a provider in CrossTuning, got 3"),
+        ("Compose(3)", "Expected a provider in Compose, got 3"),
+        ("OnLayers('x', [0])", "Expected a provider in OnLayers, got 'x'"),
+        ("OnLayers(AttentionLayerDrop(), [9])", r"Expected layers among \[0, 1, 2\] in OnLayers, got \[9\]"),
+        ("(" * 300 + "AttentionLayerDrop()" + ")" * 300, "Expected a provider such as"),
+        ("AttentionLayerDrop() & " * 50 + "AttentionLayerDrop()", "in at most 1000 characters"),
+        ("absent.yaml", "Expected a YAML file with a provider, got absent.yaml"),
+    ],
+)  # fmt: skip
+def test_anything_else_is_one_sentence(cli, tmp_path, text, says):
+    result = cli("recipe", "regularize", "--provider", text, *SMALL)
+    assert_sentence(result, 1, says)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["3", "[]", "{a: 1, b: 2}", "- 3", "a: [", "!!python/object/apply:os.getcwd []"])
+def test_other_yaml_is_one_sentence(cli, tmp_path, content):
+    (tmp_path / "p.yaml").write_text(content)
+    assert_sentence(cli("recipe", "regularize", "--provider", "p.yaml", *SMALL), 1, "Expected")
+    assert [path.name for path in tmp_path.iterdir()] == ["p.yaml"]
+
+
+def test_a_composition_trains_and_goes_on(cli, tmp_path):
+    (tmp_path / "p.yaml").write_text(YAML)
+    options = ["--save-steps", 1]
+    whole = cli("recipe", "regularize", "--provider", "p.yaml", *SMALL, *options)
+    assert whole.exit_code == 0, whole.output
+    assert "The regularizer was active in 1 of 1 steps" in whole.output
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["own"]["provider"].startswith("AttentionDropout(p=0.1, placement='scores') & OnLayers(")
+    (tmp_path / "p.yaml").write_text("AttentionLayerDrop: {p: 0.1}")
+    other = cli("recipe", "regularize", "--provider", "p.yaml", *SMALL, *options, "--resume")
+    assert_sentence(other, 1, "--provider AttentionDropout")
