@@ -13,10 +13,9 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-ROOT = Path(__file__).parent.parent
-
 from tests.cases import assert_sentence
 
+ROOT = Path(__file__).parent.parent
 QUICK = ["--epochs", 1, "--train-size", 64, "--device", "cpu"]
 
 
