@@ -14,6 +14,7 @@ _NAMES = {
     "BernoulliScheduleProvider": "attnreg.providers.bernoulli_schedule",
     "Compose": "attnreg.provider",
     "CrossTuning": "attnreg.providers.cross_tuning",
+    "DropHead": "attnreg.providers.drop_head",
     "GNetProvider": "attnreg.providers.gnet",
     "Mask": "attnreg.masks",
     "MaskProvider": "attnreg.provider",
@@ -51,4 +52,5 @@ if TYPE_CHECKING:
     from attnreg.providers.attribution import AttributionProvider as AttributionProvider
     from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider as BernoulliScheduleProvider
     from attnreg.providers.cross_tuning import CrossTuning as CrossTuning
+    from attnreg.providers.drop_head import DropHead as DropHead
     from attnreg.providers.gnet import GNetProvider as GNetProvider

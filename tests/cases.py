@@ -212,6 +212,8 @@ PROVIDERS = [
     ProviderCase("g-net", lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5), needs_token_ids=True),
     ProviderCase("on-layers", lambda m: attnreg.OnLayers(attnreg.AttentionDropout(0.4, "scores"), [-1])),
     ProviderCase("ad-drop", lambda m: attnreg.AttributionProvider(0.6, 0.6)),
+    ProviderCase("drop-head", lambda m: attnreg.DropHead(0.5)),
+    ProviderCase("drop-head-v", lambda m: attnreg.DropHead(0.5, "v", 10)),
     ProviderCase("composition", lambda m: attnreg.AttentionDropout(0.2) & attnreg.AttentionDropout(0.2, "scores")),
 ]
 

@@ -15,6 +15,7 @@ PROVIDERS = {
     "g-net drops all": lambda m: attnreg.GNetProvider.for_model(m, initial_keep=1e-6),
     "ad-drop p=q=1": lambda m: attnreg.AttributionProvider(1.0, 1.0),
     "ad-drop, integrated": lambda m: attnreg.AttributionProvider(1.0, 1.0, method="integrated_gradients", steps=2),
+    "drop-head p=1": lambda m: attnreg.DropHead(1.0),
     "both": lambda m: attnreg.AttentionDropout(1.0, "scores") & attnreg.AttentionDropout(0.5),
 }
 INPUTS = {

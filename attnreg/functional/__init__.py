@@ -9,6 +9,7 @@ from attnreg.functional.attention import (
     weights_dropout,
 )
 from attnreg.functional.bernoulli import bernoulli_log_prob, drop_rate, sample_keep
+from attnreg.functional.heads import rescaled_heads, sample_heads
 from attnreg.functional.region import candidate_region
 from attnreg.functional.validity import units
 
@@ -19,6 +20,8 @@ __all__ = [
     "drop_rate",
     "masked_scores",
     "reweighted",
+    "rescaled_heads",
+    "sample_heads",
     "sample_keep",
     "scores_dropout",
     "uniform_attention",

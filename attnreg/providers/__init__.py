@@ -6,6 +6,7 @@ from attnreg.providers.attention_layerdrop import AttentionLayerDrop
 from attnreg.providers.attribution import AttributionProvider
 from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider
 from attnreg.providers.cross_tuning import CrossTuning
+from attnreg.providers.drop_head import DropHead
 from attnreg.providers.gnet import GNetProvider
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "BernoulliScheduleProvider",
     "Compose",
     "CrossTuning",
+    "DropHead",
     "GNetProvider",
     "OnLayers",
 ]
