@@ -16,6 +16,7 @@ _NAMES = {
     "CrossTuning": "attnreg.providers.cross_tuning",
     "DropHead": "attnreg.providers.drop_head",
     "GNetProvider": "attnreg.providers.gnet",
+    "HeadMask": "attnreg.providers.head_mask",
     "Mask": "attnreg.masks",
     "MaskProvider": "attnreg.provider",
     "OnLayers": "attnreg.provider",
@@ -54,3 +55,4 @@ if TYPE_CHECKING:
     from attnreg.providers.cross_tuning import CrossTuning as CrossTuning
     from attnreg.providers.drop_head import DropHead as DropHead
     from attnreg.providers.gnet import GNetProvider as GNetProvider
+    from attnreg.providers.head_mask import HeadMask as HeadMask

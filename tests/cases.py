@@ -214,6 +214,8 @@ PROVIDERS = [
     ProviderCase("ad-drop", lambda m: attnreg.AttributionProvider(0.6, 0.6)),
     ProviderCase("drop-head", lambda m: attnreg.DropHead(0.5)),
     ProviderCase("drop-head-v", lambda m: attnreg.DropHead(0.5, "v", 10)),
+    ProviderCase("head-mask", lambda m: attnreg.HeadMask(1)),
+    ProviderCase("head-mask-importance", lambda m: attnreg.HeadMask(1, "importance", target="predicted")),
     ProviderCase("composition", lambda m: attnreg.AttentionDropout(0.2) & attnreg.AttentionDropout(0.2, "scores")),
 ]
 

@@ -16,6 +16,8 @@ PROVIDERS = {
     "ad-drop p=q=1": lambda m: attnreg.AttributionProvider(1.0, 1.0),
     "ad-drop, integrated": lambda m: attnreg.AttributionProvider(1.0, 1.0, method="integrated_gradients", steps=2),
     "drop-head p=1": lambda m: attnreg.DropHead(1.0),
+    "head-mask": lambda m: attnreg.HeadMask(1),
+    "head-mask, importance": lambda m: attnreg.HeadMask(1, "importance"),
     "both": lambda m: attnreg.AttentionDropout(1.0, "scores") & attnreg.AttentionDropout(0.5),
 }
 INPUTS = {

@@ -94,16 +94,12 @@ def explain(
 
 def gradient(run: _Pass) -> dict[str, Tensor]:
     """GA: the signed partial derivatives of s by A, of all layers in one backward pass."""
-    from captum.attr import LayerGradientXActivation
+    return _gradients(run, times_attention=False)
 
-    def score(unused: Tensor) -> Tensor:
-        output = run.output()
-        return run.target.score(output, run.batch, run.target.classes(output, run.batch))
 
-    taps = {label: Tap() for label in run.labels}
-    with run.handle.tapped(taps):
-        captum = LayerGradientXActivation(score, list(taps.values()), multiply_by_inputs=False)
-        return dict(zip(taps, captum.attribute(torch.zeros(1)), strict=True))
+def gradient_times_attention(run: _Pass) -> dict[str, Tensor]:
+    r""":math:`A \odot \partial s / \partial A`; summed over a head, the derivative of s by a gate on that head."""
+    return _gradients(run, times_attention=True)
 
 
 def integrated_gradients(run: _Pass) -> dict[str, Tensor]:
@@ -147,9 +143,23 @@ def attention(run: _Pass) -> dict[str, Tensor]:
 
 METHODS: dict[str, Callable[[_Pass], dict[str, Tensor]]] = {
     "gradient": gradient,
+    "gradient_times_attention": gradient_times_attention,
     "integrated_gradients": integrated_gradients,
     "attention": attention,
 }
+
+
+def _gradients(run: _Pass, *, times_attention: bool) -> dict[str, Tensor]:
+    from captum.attr import LayerGradientXActivation
+
+    def score(unused: Tensor) -> Tensor:
+        output = run.output()
+        return run.target.score(output, run.batch, run.target.classes(output, run.batch))
+
+    taps = {label: Tap() for label in run.labels}
+    with run.handle.tapped(taps):
+        captum = LayerGradientXActivation(score, list(taps.values()), multiply_by_inputs=times_attention)
+        return dict(zip(taps, captum.attribute(torch.zeros(1)), strict=True))
 
 
 def _weights(run: _Pass) -> tuple[dict[str, Tensor], Any]:

@@ -9,7 +9,7 @@ from attnreg.functional.attention import (
     weights_dropout,
 )
 from attnreg.functional.bernoulli import bernoulli_log_prob, drop_rate, sample_keep
-from attnreg.functional.heads import rescaled_heads, sample_heads
+from attnreg.functional.heads import head_importance, rescaled_heads, sample_heads, without_top
 from attnreg.functional.region import candidate_region
 from attnreg.functional.validity import units
 
@@ -18,6 +18,7 @@ __all__ = [
     "bernoulli_log_prob",
     "candidate_region",
     "drop_rate",
+    "head_importance",
     "masked_scores",
     "reweighted",
     "rescaled_heads",
@@ -27,4 +28,5 @@ __all__ = [
     "uniform_attention",
     "units",
     "weights_dropout",
+    "without_top",
 ]

@@ -54,3 +54,42 @@ def rescaled_heads(keep: Tensor) -> Tensor:
         tensor([[2., 0., 2., 0.]])
     """
     return keep.float() * (keep.shape[1] / keep.sum(1, keepdim=True))
+
+
+def head_importance(attribution: Tensor) -> Tensor:
+    r"""How much a score depends on each head: the derivative by a gate on its attention weights, without its sign.
+
+    .. math:: I_h = \Big| \frac{\partial s}{\partial \xi_h} \Big|
+              = \Big| \sum_{b,q,k} A_{bhqk} \frac{\partial s}{\partial A_{bhqk}} \Big|, \quad A_h \leftarrow \xi_h A_h
+
+    Args:
+        attribution: ``(B, H, Q, K)``, the attention weights times the gradients of the score by them.
+
+    Returns:
+        ``(H,)``, in float32 at least.
+
+    Reference:
+        Are Sixteen Heads Really Better than One? (NeurIPS 2019, arXiv 1905.10650), Section 4.1.
+
+    Example:
+        >>> head_importance(torch.tensor([[[[1.0, -3.0]], [[0.5, 0.5]]]]))
+        tensor([2., 1.])
+    """
+    return attribution.sum((0, 2, 3), dtype=torch.promote_types(attribution.dtype, torch.float32)).abs()
+
+
+def without_top(values: Tensor, n: int) -> Tensor:
+    """Keep all but the n highest values.
+
+    Args:
+        values: ``(H,)``.
+        n: how many to drop, exactly; which of equal ones is open.
+
+    Returns:
+        bool, ``(H,)``, ``True`` = kept.
+
+    Example:
+        >>> without_top(torch.tensor([0.1, 0.7, 0.3]), 1)
+        tensor([ True, False,  True])
+    """
+    return torch.ones_like(values, dtype=torch.bool).scatter(0, values.topk(n).indices, False)

@@ -8,6 +8,7 @@ from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider
 from attnreg.providers.cross_tuning import CrossTuning
 from attnreg.providers.drop_head import DropHead
 from attnreg.providers.gnet import GNetProvider
+from attnreg.providers.head_mask import HeadMask
 
 __all__ = [
     "AttentionDropout",
@@ -18,5 +19,6 @@ __all__ = [
     "CrossTuning",
     "DropHead",
     "GNetProvider",
+    "HeadMask",
     "OnLayers",
 ]

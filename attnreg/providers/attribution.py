@@ -16,6 +16,7 @@ from attnreg.injection import handle_of
 from attnreg.masks import AttentionSite, Mask, SiteInfo, on_layers
 from attnreg.provider import MaskProvider
 from attnreg.providers._arguments import one_of, probability
+from attnreg.providers._two_passes import TwoPasses
 
 Method = Literal["gradient", "integrated_gradients", "attention", "random"]
 FirstPass = Literal["eval", "train"]
@@ -104,7 +105,7 @@ class AttributionProvider(MaskProvider):
         self.attributions: dict[str, Tensor] = {}
         self._regions: dict[str, Tensor] = {}
         self._labels: list[str] = []
-        self._state: Literal["never", "idle", "armed", "masking"] = "never"
+        self._passes = TwoPasses()
 
     def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
         chosen = sites if self.layers is None else on_layers(sites, self.layers, "AttributionProvider")
@@ -138,30 +139,24 @@ class AttributionProvider(MaskProvider):
                 training=self.first_pass == "train",
                 dtype=None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype),
             )
-        self._state = "armed"
+        self._passes.made_first()
 
     def clear(self) -> None:
         """Forget the attributions: what comes next is not masked."""
         self.attributions, self._regions = {}, {}
-        self._state = "never" if self._state == "never" else "idle"
+        self._passes.end()
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
         self._regions = {}
-        if self._state != "never":
-            self._state = "masking" if self._state == "armed" else "idle"
+        self._passes.begin_forward()
 
     def step(self) -> None:  # noqa: D102
         self._regions = {}
-        self._state = "never" if self._state == "never" else "idle"
+        self._passes.end()
 
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
-        if self._state == "never":
-            raise RuntimeError(
-                "Expected `provider.attribute(model, batch)` before a training step under AttributionProvider, found "
-                "it was never called: call it, or train with `attnreg.training.TwoPass` or "
-                "`attnreg.integrations.ADDropTrainer`, which do."
-            )
-        if self._state != "masking" or site.label not in self._labels:
+        self._passes.check(self)
+        if not self._passes.masking or site.label not in self._labels:
             return None
         if self.method == "random":
             self.attributions[site.label] = torch.rand(site.shape, device=site.device)

@@ -1,0 +1,149 @@
+"""HeadMask: a fixed number of heads is masked at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from attnreg import functional
+from attnreg.attribution import Target, explain
+from attnreg.errors import InputError
+from attnreg.injection import handle_of
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.provider import MaskProvider
+from attnreg.providers._arguments import one_of
+from attnreg.providers._two_passes import TwoPasses
+
+By = Literal["random", "importance"]
+
+
+class HeadMask(MaskProvider):
+    r"""Mask a fixed number of heads of each layer at each step: random ones, or the most important ones.
+
+    .. math:: A_{bh} \leftarrow \xi_h A_{bh}, \quad \xi_h = 0 \text{ for } n \text{ of the } H \text{ heads, else } 1
+
+    The same heads for all samples of the batch; kept heads are not scaled up. ``"random"`` (Mask-Rand) draws each set
+    of n heads with the same probability. ``"importance"`` (Mask-Imp) takes the n heads of largest
+
+    .. math:: I_h = \Big| \frac{\partial \mathcal L}{\partial \xi_h} \Big|
+              = \Big| \sum_{b,q,k} A_{bhqk} \frac{\partial \mathcal L}{\partial A_{bhqk}} \Big|
+
+    on the batch that is about to be trained on. That takes a first pass, :meth:`attribute`, which updates nothing; its
+    masks hold for the next forward pass and its backward pass.
+
+    The paper counts its n over the heads of the whole model; here n is of each layer, so that no layer loses them all.
+
+    Args:
+        heads: n, the number of heads masked in each layer.
+        by: ``"random"`` or ``"importance"``.
+        target: what heads are important for: ``"loss"``, which the model returns when it is given ``labels``, or what
+            :class:`attnreg.attribution.Target` takes.
+
+    Shape:
+        weights are ``(1, H, 1, 1)``, bool.
+
+    Raises:
+        ValueError: if an argument is out of range; in a forward pass, if a layer has no more than n heads.
+
+    Reference:
+        Alleviating the Inequality of Attention Heads for Neural Machine Translation (COLING 2022, arXiv 2009.09672);
+        Are Sixteen Heads Really Better than One? (NeurIPS 2019, arXiv 1905.10650) for the importance.
+
+    Example:
+        >>> HeadMask(3)(AttentionSite(shape=(2, 8, 5, 5))).weights.sum()
+        tensor(5)
+        >>> import attnreg
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=4)
+        >>> model = BertForSequenceClassification(config)
+        >>> provider = HeadMask(1, by="importance")
+        >>> handle = attnreg.attach(model, provider)
+        >>> batch = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}
+        >>> provider.attribute(model, batch)
+        >>> model.train()(**batch).loss.backward()
+        >>> handle.drop_rates()
+        {'encoder.0': 0.25, 'encoder.1': 0.25}
+    """
+
+    def __init__(
+        self,
+        heads: int = 1,
+        by: By = "random",
+        target: Literal["loss", "predicted", "label"] | Callable[[Any, Mapping[str, Any]], Tensor] = "loss",
+    ) -> None:
+        super().__init__()
+        if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
+            raise InputError(f"Expected `heads` to be the number of heads to mask, at least 1, got {heads!r}.")
+        if target != "loss" and target not in ("predicted", "label") and not callable(target):
+            raise InputError(
+                f"Expected `target` to be one of 'loss', 'predicted', 'label' or a function, got {target!r}."
+            )
+        self.heads = heads
+        self.by = one_of("by", by, get_args(By))
+        self.target = target
+        #: ``(H,)`` by ``"<stack>.<layer>"``, of the latest batch.
+        self.importances: dict[str, Tensor] = {}
+        self._labels: list[str] = []
+        self._passes = TwoPasses()
+
+    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+        self._labels = [site.label for site in sites]
+
+    def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
+        """The first pass of ``by="importance"``; the model's next forward pass in training mode is masked.
+
+        The model's modes, ``requires_grad``, ``grad``, hooks and the random state are left as they were.
+
+        Args:
+            model: the model to which the provider is attached, or what wraps it.
+            batch: its keyword arguments, ``labels`` among them for ``target="loss"``.
+
+        Raises:
+            RuntimeError: if the provider is not attached to the model.
+            InputError: if the model's output has no loss, or none that ``target`` can explain.
+        """
+        if self.by != "importance":
+            return
+        self._passes.end()
+        found = explain(
+            model,
+            batch,
+            handle_of(model, self),
+            self._labels,
+            method="gradient_times_attention",
+            target=Target(_loss if self.target == "loss" else self.target),
+        )
+        self.importances = {label: functional.head_importance(value) for label, value in found.items()}
+        self._passes.made_first()
+
+    def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
+        self._passes.begin_forward()
+
+    def step(self) -> None:  # noqa: D102
+        self._passes.end()
+
+    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        heads = site.shape[1]
+        if self.heads >= heads:
+            raise InputError(f"Expected `heads` below {heads}, the number of heads at {site.name}, got {self.heads}.")
+        if self.by == "random":
+            values = torch.rand(heads, device=site.device)
+        else:
+            self._passes.check(self)
+            if not self._passes.masking or site.label not in self.importances:
+                return None
+            values = self.importances[site.label]
+        return Mask(weights=functional.without_top(values, self.heads).view(1, heads, 1, 1))
+
+
+def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise InputError(
+            f"Expected a `loss` in the model's output, got {type(output).__name__} without one: pass `labels` in the "
+            "batch, or choose another `target`."
+        )
+    return loss

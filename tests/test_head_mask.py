@@ -1,0 +1,170 @@
+"""HeadMask: as many heads as asked for, and the ones that a gate on them finds important."""
+
+import math
+
+import pytest
+import torch
+import transformers as hf
+from transformers.models.bert import modeling_bert
+
+import attnreg
+from attnreg import functional
+from attnreg.training import TwoPass
+from tests.cases import SMALL, TEXT
+
+BATCH = {
+    "input_ids": torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 0, 0]]),
+    "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
+    "labels": torch.tensor([1, 0]),
+}
+
+
+def bert(**options):
+    torch.manual_seed(0)
+    config = hf.BertConfig(**{**TEXT, **SMALL, "initializer_range": 0.4, **options})
+    return hf.BertForSequenceClassification(config).double()
+
+
+def test_random_sets_of_heads_are_all_as_likely():
+    torch.manual_seed(0)
+    provider, site = attnreg.HeadMask(2), attnreg.AttentionSite(shape=(3, 4, 5, 5))
+    drawn = []
+    for _ in range(3000):
+        weights = provider(site).weights
+        assert weights.shape == (1, 4, 1, 1)
+        drawn.append(tuple((~weights).flatten().nonzero().flatten().tolist()))
+    assert all(len(heads) == 2 for heads in drawn)
+    for heads in set(drawn):
+        assert abs(drawn.count(heads) / 3000 - 1 / 6) < 5 * math.sqrt(1 / 6 * 5 / 6 / 3000)
+    assert len(set(drawn)) == 6
+
+
+@pytest.mark.parametrize("n", [1, 3, 7])
+def test_all_but_the_highest_are_kept(n):
+    torch.manual_seed(n)
+    values = torch.rand(8)
+    keep = functional.without_top(values, n)
+    for h in range(8):
+        assert bool(keep[h]) == (sum(bool(other > values[h]) for other in values) >= n)
+
+
+def gated_loss(model, gates):
+    """The loss with a gate on each head of each layer: transformers' own eager attention, gated."""
+    plain = modeling_bert.eager_attention_forward
+
+    def forward(module, query, key, value, mask, **kwargs):
+        out, a = plain(module, query, key, value, mask, **kwargs)
+        return out * gates[module.layer_idx][None, None, :, None], a
+
+    modeling_bert.eager_attention_forward = forward
+    try:
+        return model(**BATCH).loss
+    finally:
+        modeling_bert.eager_attention_forward = plain
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_importance_is_the_derivative_by_a_gate_on_the_head(implementation):
+    model = bert().eval()
+    model.set_attn_implementation("eager")
+    gates = torch.ones(2, 4, dtype=torch.float64, requires_grad=True)
+    gated_loss(model, gates).backward()
+    differences = torch.zeros(2, 4, dtype=torch.float64)
+    for layer in range(2):
+        for h in range(4):
+            step = torch.zeros(2, 4, dtype=torch.float64)
+            step[layer, h] = 1e-6
+            with torch.no_grad():
+                differences[layer, h] = (gated_loss(model, 1 + step) - gated_loss(model, 1 - step)) / 2e-6
+    assert (gates.grad - differences).abs().max() < 1e-8
+    model.set_attn_implementation(implementation)
+    model.train()
+    provider = attnreg.HeadMask(2, by="importance")
+    with attnreg.attach(model, provider):
+        provider.attribute(model, BATCH)
+        masks = []
+        for layer in range(2):
+            got = provider.importances[f"encoder.{layer}"]
+            assert (got - gates.grad[layer].abs()).abs().max() < 1e-12
+        model(**BATCH)
+        for layer in range(2):
+            site = attnreg.AttentionSite(shape=(2, 4, 5, 5), layer=layer, num_layers=2)
+            masks.append(provider(site).weights.flatten())
+    for layer in range(2):
+        order = gates.grad[layer].abs().tolist()
+        assert {h for h in range(4) if not masks[layer][h]} == set(sorted(range(4), key=lambda h: -order[h])[:2])
+
+
+def test_masked_heads_contribute_nothing():
+    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    provider = attnreg.HeadMask(1, by="importance")
+    with attnreg.attach(model, provider) as handle:
+        provider.attribute(model, BATCH)
+        got = model(**BATCH).loss
+        assert handle.drop_rates() == {"encoder.0": 0.25, "encoder.1": 0.25}
+    gates = torch.stack([functional.without_top(provider.importances[f"encoder.{i}"], 1) for i in range(2)])
+    model.set_attn_implementation("eager")
+    assert (gated_loss(model, gates.double()) - got).abs() < 1e-12
+
+
+def test_the_mask_holds_for_one_forward_pass():
+    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    plain = model(**BATCH).loss
+    provider = attnreg.HeadMask(1, by="importance")
+    with attnreg.attach(model, provider) as handle:
+        with pytest.raises(RuntimeError, match=r"before a training step under HeadMask, found it was never called"):
+            model(**BATCH)
+        provider.attribute(model, BATCH)
+        assert not torch.equal(model(**BATCH).loss, plain)
+        assert torch.equal(model(**BATCH).loss, plain)
+        provider.attribute(model, BATCH)
+        handle.step()
+        assert torch.equal(model(**BATCH).loss, plain)
+
+
+def test_two_pass_trains_with_it():
+    model = bert()
+    method = TwoPass(model, torch.optim.SGD(model.parameters(), lr=0.1), attnreg.HeadMask(1, by="importance"))
+    for _ in range(2):
+        assert method.step(BATCH).loss.isfinite()
+        assert method.drop_rates() == {"encoder.0": 0.25, "encoder.1": 0.25}
+
+
+def test_other_targets_need_no_labels():
+    model = bert()
+    batch = {name: value for name, value in BATCH.items() if name != "labels"}
+    for target in ("predicted", lambda output, batch: output.logits.sum(-1)):
+        provider = attnreg.HeadMask(1, by="importance", target=target)
+        with attnreg.attach(model, provider):
+            provider.attribute(model, batch)
+        assert len(provider.importances) == 2
+    provider = attnreg.HeadMask(1, by="importance")
+    with (
+        attnreg.attach(model, provider),
+        pytest.raises(attnreg.errors.InputError, match=r"Expected a `loss` in the model's output.*pass `labels`"),
+    ):
+        provider.attribute(model, batch)
+
+
+@pytest.mark.parametrize("heads", [4, 5])
+def test_a_layer_without_that_many_heads_is_refused(heads):
+    model = bert().train()
+    with (
+        attnreg.attach(model, attnreg.HeadMask(heads)),
+        pytest.raises(ValueError, match=rf"Expected `heads` below 4, .* at bert.encoder.layer.0.*, got {heads}"),
+    ):
+        model(**BATCH)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: attnreg.HeadMask(0), "Expected `heads` to be the number of heads to mask, at least 1, got 0"),
+        (lambda: attnreg.HeadMask(0.5), "got 0.5"),
+        (lambda: attnreg.HeadMask(1, by="chance"), "Expected `by` to be one of random, importance, got 'chance'"),
+        (lambda: attnreg.HeadMask(1, target="gold"), "Expected `target` to be one of 'loss', .*got 'gold'"),
+    ],
+)
+def test_arguments_out_of_range(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()
