@@ -15,6 +15,7 @@ _NAMES = {
     "Compose": "attnreg.provider",
     "CrossTuning": "attnreg.providers.cross_tuning",
     "DropHead": "attnreg.providers.drop_head",
+    "DropKey": "attnreg.providers.drop_key",
     "GNetProvider": "attnreg.providers.gnet",
     "HeadMask": "attnreg.providers.head_mask",
     "Mask": "attnreg.masks",
@@ -54,5 +55,6 @@ if TYPE_CHECKING:
     from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider as BernoulliScheduleProvider
     from attnreg.providers.cross_tuning import CrossTuning as CrossTuning
     from attnreg.providers.drop_head import DropHead as DropHead
+    from attnreg.providers.drop_key import DropKey as DropKey
     from attnreg.providers.gnet import GNetProvider as GNetProvider
     from attnreg.providers.head_mask import HeadMask as HeadMask

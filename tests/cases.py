@@ -216,6 +216,8 @@ PROVIDERS = [
     ProviderCase("drop-head-v", lambda m: attnreg.DropHead(0.5, "v", 10)),
     ProviderCase("head-mask", lambda m: attnreg.HeadMask(1)),
     ProviderCase("head-mask-importance", lambda m: attnreg.HeadMask(1, "importance", target="predicted")),
+    ProviderCase("drop-key", lambda m: attnreg.DropKey(0.5, end=0.2)),
+    ProviderCase("drop-key-shared", lambda m: attnreg.DropKey(0.5, share_heads=True, share_queries=True)),
     ProviderCase("composition", lambda m: attnreg.AttentionDropout(0.2) & attnreg.AttentionDropout(0.2, "scores")),
 ]
 

@@ -18,6 +18,7 @@ PROVIDERS = {
     "drop-head p=1": lambda m: attnreg.DropHead(1.0),
     "head-mask": lambda m: attnreg.HeadMask(1),
     "head-mask, importance": lambda m: attnreg.HeadMask(1, "importance"),
+    "drop-key p=1": lambda m: attnreg.DropKey(1.0, share_queries=True),
     "both": lambda m: attnreg.AttentionDropout(1.0, "scores") & attnreg.AttentionDropout(0.5),
 }
 INPUTS = {

@@ -7,6 +7,7 @@ from attnreg.providers.attribution import AttributionProvider
 from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider
 from attnreg.providers.cross_tuning import CrossTuning
 from attnreg.providers.drop_head import DropHead
+from attnreg.providers.drop_key import DropKey
 from attnreg.providers.gnet import GNetProvider
 from attnreg.providers.head_mask import HeadMask
 
@@ -18,6 +19,7 @@ __all__ = [
     "Compose",
     "CrossTuning",
     "DropHead",
+    "DropKey",
     "GNetProvider",
     "HeadMask",
     "OnLayers",

@@ -1,0 +1,95 @@
+"""DropKey: at which rate keys go, and who shares them."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import attnreg
+
+SHAPE = (40, 4, 30, 30)
+
+
+def close(rate, p, n):
+    return abs(float(rate) - p) <= 5 * math.sqrt(p * (1 - p) / n)
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"), [(None, [0.4] * 5), (0.0, [0.4, 0.3, 0.2, 0.1, 0.0]), (0.8, [0.4, 0.5, 0.6, 0.7, 0.8])]
+)
+def test_the_rate_runs_linearly_over_the_layers(end, expected):
+    torch.manual_seed(0)
+    provider = attnreg.DropKey(0.4, end)
+    for layer, p in enumerate(expected):
+        assert provider.rate(layer, 5) == pytest.approx(p)
+        keep = provider(attnreg.AttentionSite(shape=SHAPE, layer=layer, num_layers=5)).scores
+        assert keep.shape == SHAPE
+        assert close((~keep).float().mean(), p, keep.numel())
+
+
+@pytest.mark.parametrize("end", [0.0, 1.0])
+def test_the_only_layer_has_the_first_rate(end):
+    assert attnreg.DropKey(0.3, end).rate(0, 1) == 0.3
+
+
+@pytest.mark.parametrize("layers", [2, 3, 7, 12])
+def test_both_ends_are_exact(layers):
+    provider = attnreg.DropKey(0.3, 1.0)
+    assert [provider.rate(i, layers) for i in (0, layers - 1)] == [0.3, 1.0]
+
+
+@pytest.mark.parametrize("share_heads", [False, True])
+@pytest.mark.parametrize("share_queries", [False, True])
+def test_who_shares_a_draw(share_heads, share_queries):
+    torch.manual_seed(0)
+    provider = attnreg.DropKey(0.3, share_heads=share_heads, share_queries=share_queries)
+    scores = provider(attnreg.AttentionSite(shape=SHAPE)).scores
+    assert scores.shape == (40, 1 if share_heads else 4, 1 if share_queries else 30, 30)
+    assert close((~scores).float().mean(), 0.3, scores.numel())
+    keep = scores.expand(SHAPE)
+    assert (keep[:, 0] == keep[:, 1]).all() == share_heads
+    assert (keep[:, :, 0] == keep[:, :, 1]).all() == share_queries
+    for dim in (0, 3):  # samples and keys are independent
+        agree = (keep.select(dim, 0) == keep.select(dim, 1)).float().mean()
+        effective = scores.numel() / scores.shape[dim]
+        assert close(agree, 0.3**2 + 0.7**2, effective)
+
+
+def test_output_of_a_model_is_attention_over_the_keys_that_are_left():
+    """Against attention written as a loop over rows, in float64; a row without a key is uniform."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(6, 2, batch_first=True, bias=False).double()
+    x = torch.randn(3, 4, 6, dtype=torch.float64)
+    provider = attnreg.DropKey(0.6)
+    with attnreg.attach(attention, provider, example_inputs=(x, x, x)):
+        torch.manual_seed(1)
+        got = attention(x, x, x, need_weights=False)[0]
+    torch.manual_seed(1)
+    keep = provider(attnreg.AttentionSite(shape=(3, 2, 4, 4))).scores
+    assert not keep.any(-1).all()
+    attention.requires_grad_(False)
+    q, k, v = (x @ w.T for w in attention.in_proj_weight.chunk(3))
+    out = torch.zeros_like(x)
+    for b in range(3):
+        for h in range(2):
+            part = slice(3 * h, 3 * h + 3)
+            for i in range(4):
+                left = [j for j in range(4) if keep[b, h, i, j]]
+                scores = {j: math.exp(float(q[b, i, part] @ k[b, j, part]) / math.sqrt(3)) for j in left}
+                weights = {j: s / sum(scores.values()) for j, s in scores.items()} or dict.fromkeys(range(4), 1 / 4)
+                for j, weight in weights.items():
+                    out[b, i, part] += weight * v[b, j, part]
+    assert (got - out @ attention.out_proj.weight.T).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: attnreg.DropKey(1.5), r"Expected `p` to be a probability in \[0, 1\], got 1.5"),
+        (lambda: attnreg.DropKey(0.1, -0.1), "Expected `end` to be a probability"),
+    ],
+)
+def test_arguments_out_of_range(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()
