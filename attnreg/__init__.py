@@ -22,6 +22,7 @@ _NAMES = {
     "MaskProvider": "attnreg.provider",
     "OnLayers": "attnreg.provider",
     "SiteInfo": "attnreg.masks",
+    "StructuralMask": "attnreg.providers.structural_mask",
     "attach": "attnreg.injection",
     "detach": "attnreg.injection",
     "functional": "attnreg.functional",
@@ -58,3 +59,4 @@ if TYPE_CHECKING:
     from attnreg.providers.drop_key import DropKey as DropKey
     from attnreg.providers.gnet import GNetProvider as GNetProvider
     from attnreg.providers.head_mask import HeadMask as HeadMask
+    from attnreg.providers.structural_mask import StructuralMask as StructuralMask

@@ -218,6 +218,8 @@ PROVIDERS = [
     ProviderCase("head-mask-importance", lambda m: attnreg.HeadMask(1, "importance", target="predicted")),
     ProviderCase("drop-key", lambda m: attnreg.DropKey(0.5, end=0.2)),
     ProviderCase("drop-key-shared", lambda m: attnreg.DropKey(0.5, share_heads=True, share_queries=True)),
+    ProviderCase("structural-mask", lambda m: attnreg.StructuralMask(1, heads=[0, 1])),
+    ProviderCase("structural-mask-first", lambda m: attnreg.StructuralMask(1, keep_first=True)),
     ProviderCase("composition", lambda m: attnreg.AttentionDropout(0.2) & attnreg.AttentionDropout(0.2, "scores")),
 ]
 

@@ -19,6 +19,10 @@ PROVIDERS = {
     "head-mask": lambda m: attnreg.HeadMask(1),
     "head-mask, importance": lambda m: attnreg.HeadMask(1, "importance"),
     "drop-key p=1": lambda m: attnreg.DropKey(1.0, share_queries=True),
+    "structural-mask": lambda m: attnreg.StructuralMask(0, keep_first=True),
+    "structural-mask, no edges": lambda m: attnreg.StructuralMask(
+        lambda inputs: torch.zeros(inputs["input_ids"].shape[-1:] * 2).bool()
+    ),
     "both": lambda m: attnreg.AttentionDropout(1.0, "scores") & attnreg.AttentionDropout(0.5),
 }
 INPUTS = {

@@ -11,9 +11,11 @@ from attnreg.functional.attention import (
 from attnreg.functional.bernoulli import bernoulli_log_prob, drop_rate, sample_keep
 from attnreg.functional.heads import head_importance, rescaled_heads, sample_heads, without_top
 from attnreg.functional.region import candidate_region
+from attnreg.functional.structure import ancestor_mask, window_mask
 from attnreg.functional.validity import units
 
 __all__ = [
+    "ancestor_mask",
     "attention_weights",
     "bernoulli_log_prob",
     "candidate_region",
@@ -28,5 +30,6 @@ __all__ = [
     "uniform_attention",
     "units",
     "weights_dropout",
+    "window_mask",
     "without_top",
 ]

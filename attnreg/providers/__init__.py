@@ -10,6 +10,7 @@ from attnreg.providers.drop_head import DropHead
 from attnreg.providers.drop_key import DropKey
 from attnreg.providers.gnet import GNetProvider
 from attnreg.providers.head_mask import HeadMask
+from attnreg.providers.structural_mask import StructuralMask
 
 __all__ = [
     "AttentionDropout",
@@ -23,4 +24,5 @@ __all__ = [
     "GNetProvider",
     "HeadMask",
     "OnLayers",
+    "StructuralMask",
 ]

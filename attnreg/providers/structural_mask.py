@@ -1,0 +1,109 @@
+"""Attention along a structure: a window, a parse, a program's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnreg import functional
+from attnreg.errors import InputError
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.provider import MaskProvider
+
+
+class StructuralMask(MaskProvider):
+    r"""Keep only the positions that a graph connects.
+
+    .. math:: \tilde S_{bhqk} = -\infty \text{ if } G_{bqk} = 0 \text{ and } h \in \text{heads}
+
+    It draws nothing. Like every provider it acts in training mode only: evaluation is that of the plain model, unless
+    the model is given the graph as its own attention mask.
+
+    Args:
+        graph: a distance d, for :math:`G_{qk} = [\,|q - k| \le d\,]`, or a function that is called at the start of each
+            forward pass with the model's inputs by name and gives G, bool, ``(B, N, N)`` or ``(N, N)``,
+            ``True`` = kept. A function cannot be written down by :meth:`save_pretrained`.
+        heads: the heads that are restricted, by index from 0; all of them by default.
+        keep_first: keep the first position for all queries and all keys for the first query; for ``[CLS]``.
+
+    Shape:
+        scores are broadcastable to ``(B, H, N, N)``.
+
+    Raises:
+        ValueError: if an argument is out of range; when attached, if queries and keys are of different sequences; in a
+            forward pass, if a head is not there or the graph has another shape.
+
+    Reference:
+        SG-Net: Syntax-Guided Machine Reading Comprehension (AAAI 2020, arXiv 1908.05147); Code Summarization with
+        Structure-induced Transformer (ACL Findings 2021, arXiv 2012.14710); Code Structure Guided Transformer for
+        Source Code Summarization (arXiv 2104.09340) for some heads of some layers.
+
+    Example:
+        >>> StructuralMask(1)(AttentionSite(shape=(2, 4, 3, 3))).scores.int()[0, 0]
+        tensor([[1, 1, 0],
+                [1, 1, 1],
+                [0, 1, 1]], dtype=torch.int32)
+    """
+
+    def __init__(
+        self,
+        graph: int | Callable[[Mapping[str, Any]], Tensor],
+        heads: Sequence[int] | None = None,
+        keep_first: bool = False,
+    ) -> None:
+        super().__init__()
+        if not callable(graph) and (isinstance(graph, bool) or not isinstance(graph, int) or graph < 0):
+            raise InputError(f"Expected `graph` to be a distance, at least 0, or a function, got {graph!r}.")
+        self.graph = graph
+        self.heads = None if heads is None else list(heads)
+        if self.heads is not None and not all(isinstance(head, int) and head >= 0 for head in self.heads):
+            raise InputError(f"Expected `heads` to be indices from 0, got {heads!r}.")
+        self.keep_first = keep_first
+        self._graph: Tensor | None = None
+
+    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+        if cross := [site.name for site in sites if site.stack == "cross"]:
+            raise InputError(
+                f"Expected self-attention, got cross-attention at {', '.join(cross)}: attach it to other `stacks`."
+            )
+
+    def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
+        if isinstance(self.graph, int):
+            return
+        self._graph = self.graph(inputs)
+        if self._graph.dtype != torch.bool or self._graph.dim() not in (2, 3):
+            raise InputError(
+                "Expected `graph` to give a bool tensor (True = kept) of shape (B, N, N) or (N, N), got "
+                f"{self._graph.dtype} of shape {tuple(self._graph.shape)}."
+            )
+
+    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        keep = self._of_site(site)
+        if self.keep_first:
+            first = torch.arange(site.shape[-1], device=site.device) == 0
+            keep = keep | first[:, None] | first
+        if self.heads is not None:
+            heads = site.shape[1]
+            if missing := [head for head in self.heads if head >= heads]:
+                raise InputError(f"Expected `heads` below {heads}, the number of heads at {site.name}, got {missing}.")
+            free = torch.tensor([head not in self.heads for head in range(heads)], device=site.device)
+            keep = keep | free.view(1, heads, 1, 1)
+        return Mask(scores=keep)
+
+    def _of_site(self, site: AttentionSite) -> Tensor:
+        """``(B, 1, N, N)`` or ``(1, 1, N, N)``."""
+        batch, _, queries, keys = site.shape
+        if isinstance(self.graph, int):
+            return functional.window_mask(keys, self.graph, device=site.device)[None, None]
+        if self._graph is None:
+            raise RuntimeError("Expected `prepare` before `forward`: call the attached model itself, not a part of it.")
+        graph = self._graph if self._graph.dim() == 3 else self._graph[None]
+        if graph.shape[1:] != (queries, keys) or graph.shape[0] not in (1, batch):
+            raise InputError(
+                f"Expected a graph of shape {(batch, queries, keys)}, (B, N, N), got {tuple(graph.shape)} at "
+                f"{site.name}: if the model's stacks are of different lengths, attach it to one of them (`stacks`)."
+            )
+        return graph.to(site.device).unsqueeze(1)
