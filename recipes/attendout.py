@@ -15,6 +15,8 @@ from attnreg.training import recipe
                  show_default=True, help="The Generator's rate of keeping before it has learned."),
     click.option("--masks", type=click.Choice(["shared", "per-head"]), default="per-head", show_default=True,
                  help="One draw for all heads of a layer, or one for each from the same probabilities."),
+    click.option("--generator-heads", type=click.Choice(["one", "per-head"]), default="one", show_default=True,
+                 help="Heads of the Generator: one for all heads of a layer, or one for each."),
     click.option("--warmup", type=click.FloatRange(0, 1), default=0.1, show_default=True,
                  help="Share of training before the game begins."),
     click.option("--game", type=click.FloatRange(0, 1, min_open=True), default=0.3, show_default=True,
@@ -37,6 +39,7 @@ def attendout(
     round_steps: int,
     initial_keep: float,
     masks: str,
+    generator_heads: str,
     warmup: float,
     game: float,
     generator_lr: float,
@@ -56,6 +59,10 @@ def attendout(
 
     if warmup >= game:
         raise click.UsageError(f"Expected --warmup below --game, got {warmup} and {game}: the game would not begin.")
+    if masks == "shared" and generator_heads == "per-head":
+        raise click.UsageError(
+            "Expected --masks per-head with --generator-heads per-head, got shared: each head then has its own draw."
+        )
     reward_batches, notes = None, []
     game_epochs = max(1, round(game * run.epochs))
     if reward_data == "held-out":
@@ -67,7 +74,13 @@ def attendout(
         click.echo(notes[0], err=True)
 
     heads = getattr(run.model.config, "num_attention_heads", 1) if masks == "per-head" else 1
-    generator = attnreg.GNetProvider.for_model(run.model, initial_keep=initial_keep, masks_per_layer=heads)
+    one = generator_heads == "one"
+    generator = attnreg.GNetProvider.for_model(
+        run.model,
+        initial_keep=initial_keep,
+        masks_per_layer=heads if one else 1,
+        num_heads=1 if one else heads,
+    )
     players = attnreg.training.AttackerDefender(
         run.model,
         generator,

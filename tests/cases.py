@@ -204,12 +204,21 @@ class ProviderCase:
         return self.name
 
 
+def heads(model: nn.Module) -> int:
+    return getattr(getattr(model, "config", None), "num_attention_heads", 4)
+
+
 PROVIDERS = [
     ProviderCase("weights-dropout", lambda m: attnreg.AttentionDropout(0.4)),
     ProviderCase("scores-dropout", lambda m: attnreg.AttentionDropout(0.4, placement="scores")),
     ProviderCase("layerdrop", lambda m: attnreg.AttentionLayerDrop(1.0)),
     ProviderCase("bernoulli-schedule", lambda m: attnreg.BernoulliScheduleProvider([(0, 0.6), (1, 0.2)], 10)),
     ProviderCase("g-net", lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5), needs_token_ids=True),
+    ProviderCase(
+        "g-net-heads",
+        lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5, num_heads=heads(m)),
+        needs_token_ids=True,
+    ),
     ProviderCase("on-layers", lambda m: attnreg.OnLayers(attnreg.AttentionDropout(0.4, "scores"), [-1])),
     ProviderCase("ad-drop", lambda m: attnreg.AttributionProvider(0.6, 0.6)),
     ProviderCase("drop-head", lambda m: attnreg.DropHead(0.5)),

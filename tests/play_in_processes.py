@@ -16,7 +16,7 @@ class Sure(attnreg.GNetProvider):
     """Drops what it would rather drop than the average."""
 
     def _draw(self, logits):
-        return (logits > logits.mean((-1, -2), keepdim=True) - 1e-4).unsqueeze(2)
+        return logits > logits.mean((-1, -2), keepdim=True) - 1e-4
 
 
 def batches(number, rows, seed):

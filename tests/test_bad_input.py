@@ -89,6 +89,7 @@ BAD = [
     bad("recipe", "ad-drop", "--first-pass", "never", code=2, says="'never' is not one of"),
     bad("recipe", "ad-drop", "--target", "me", code=2, says="'me' is not one of"),
     bad("recipe", "attendout", "--warmup", 0.5, code=2, says="Expected --warmup below --game, got 0.5 and 0.3"),
+    bad("recipe", "attendout", "--masks", "shared", "--generator-heads", "per-head", code=2, says="Expected --masks per-head with --generator-heads per-head, got shared"),
     bad("recipe", "attendout", "--game", 0, code=2, says="0.0 is not in the range 0<x<=1"),
     bad("recipe", "attendout", "--generator-lr", "nan", code=2, says="Expected a finite number for --generator-lr"),
     bad("recipe", "attendout", "--round-steps", 0, code=2, says="--round-steps"),

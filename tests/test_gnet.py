@@ -1,5 +1,6 @@
 """G-Net against a slow version, and where it gets its sizes."""
 
+import itertools
 import math
 
 import pytest
@@ -18,44 +19,53 @@ def small(**options):
     return attnreg.GNetProvider(11, 6, 3, 8, initial_keep=0.7, **options).double()
 
 
-def by_loops(net, ids, real):
-    """Logits (B, L, N, N) of keeping: Section 4.1 written out."""
-    batch, length = ids.shape
-    out = torch.zeros(batch, net.num_layers, length, length, dtype=torch.float64)
+def normed(norm, y):
+    return (y - y.mean()) / torch.sqrt(((y - y.mean()) ** 2).mean() + 1e-5) * norm.weight + norm.bias
+
+
+def by_loops(provider, ids, real):
+    """Logits (B, L, G, N, N) of keeping: Section 4.1 written out."""
+    net, heads = provider.network, provider.num_heads
+    (batch, length), width = ids.shape, provider.hidden_size // heads
+    out = torch.zeros(batch, provider.num_layers, heads, length, length, dtype=torch.float64)
     wq, wk, wv = net.qkv.weight.chunk(3)
     bq, bk, bv = net.qkv.bias.chunk(3)
     for b in range(batch):
-        x = [net.tokens.weight[ids[b, i]] + net.positions.weight[net.position_offset + i] for i in range(length)]
-        for layer in range(net.num_layers):
-            s = [[(wq @ x[i] + bq) @ (wk @ x[j] + bk) / math.sqrt(net.hidden_size) for j in range(length)]
-                 for i in range(length)]  # fmt: skip
+        x = [net.tokens.weight[ids[b, i]] + net.positions.weight[provider.position_offset + i] for i in range(length)]
+        for layer in range(provider.num_layers):
             new = []
             for i in range(length):
-                allowed = [j for j in range(length) if real[b, j] and (not net.causal or j <= i)]
-                total = sum(torch.exp(s[i][j]) for j in allowed)
-                mixed = sum(torch.exp(s[i][j]) / total * (wv @ x[j] + bv) for j in allowed)
-                y = x[i] + net.out.weight @ mixed + net.out.bias
-                y = (y - y.mean()) / torch.sqrt(((y - y.mean()) ** 2).mean() + 1e-5)
-                new.append(y * net.norm.weight + net.norm.bias)
-                for j in range(length):
-                    out[b, layer, i, j] = s[i][j] + net.bias[layer]
+                allowed = [j for j in range(length) if real[b, j] and (not provider.causal or j <= i)]
+                mixed = []
+                for g in range(heads):
+                    own = slice(g * width, (g + 1) * width)
+                    s = [(wq @ x[i] + bq)[own] @ (wk @ x[j] + bk)[own] / math.sqrt(width) for j in range(length)]
+                    total = sum(torch.exp(s[j]) for j in allowed)
+                    mixed.append(sum(torch.exp(s[j]) / total * (wv @ x[j] + bv)[own] for j in allowed))
+                    for j in range(length):
+                        out[b, layer, g, i, j] = s[j] + net.bias[layer]
+                new.append(normed(net.norm, x[i] + net.out.weight @ torch.cat(mixed) + net.out.bias))
             x = new
     return out
 
 
+@pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("causal", [False, True])
-def test_logits(causal):
-    net = small(causal=causal, position_offset=2)
+def test_logits(causal, heads):
+    net = small(causal=causal, position_offset=2, num_heads=heads)
     ids = torch.tensor([[1, 5, 2, 0], [3, 3, 9, 4]])
     mask = (ids != 0).long()
     got = net.logits({"input_ids": ids, "attention_mask": mask})
     assert (got - by_loops(net, ids, mask)).abs().max() < 1e-12
-    assert torch.equal(net.bias, torch.full((3,), math.log(0.7 / 0.3)).double())
+    assert torch.equal(net.network.bias, torch.full((3,), math.log(0.7 / 0.3)).double())
 
 
-@pytest.mark.parametrize("masks", [1, 3])
-def test_sampled_masks_are_those_of_the_next_forward_pass_alone(masks):
-    net = small(masks_per_layer=masks)
+masks_and_heads = pytest.mark.parametrize(("masks", "heads"), [(1, 1), (3, 1), (1, 3)])
+
+
+@masks_and_heads
+def test_sampled_masks_are_those_of_the_next_forward_pass_alone(masks, heads):
+    net = small(masks_per_layer=masks, num_heads=heads)
     inputs = {"input_ids": torch.tensor([[1, 5, 2, 4]])}
     value = net.sample(inputs)
     keep = net.keep
@@ -75,9 +85,9 @@ def test_sampled_masks_are_those_of_the_next_forward_pass_alone(masks):
     assert torch.equal(net.keep, again)  # the same draw, whichever way
 
 
-@pytest.mark.parametrize("masks", [1, 3])
-def test_log_prob_is_differentiable_and_counts_real_units_only(masks):
-    net = small(masks_per_layer=masks)
+@masks_and_heads
+def test_log_prob_is_differentiable_and_counts_real_units_only(masks, heads):
+    net = small(masks_per_layer=masks, num_heads=heads)
     inputs = {"input_ids": torch.tensor([[1, 5, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
     net.prepare(inputs)
     keep = net.keep.clone()
@@ -91,9 +101,30 @@ def test_log_prob_is_differentiable_and_counts_real_units_only(masks):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
     logits = net.logits(inputs)[..., :2, :2]
     keep[:, 0, -1, 0, 0] ^= True
-    p = torch.sigmoid(logits)
-    expected = sum(torch.where(keep[:, :, m, :2, :2], p, 1 - p).log().sum() for m in range(masks)) / (3 * masks * 4)
+    assert logits.shape == (1, 3, heads, 2, 2)
+    p = torch.sigmoid(logits).expand(1, 3, masks * heads, 2, 2)
+    expected = torch.where(keep[..., :2, :2], p, 1 - p).log().sum() / (3 * masks * heads * 4)
     assert value.item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize(("masks", "heads"), [(2, 1), (1, 2)])
+def test_masks_of_several_heads_come_as_often_as_they_are_probable(masks, heads):
+    """By enumeration: over all masks of one layer of two tokens, probabilities add up to 1, and to the marginals."""
+    torch.manual_seed(0)
+    net = attnreg.GNetProvider(5, 4, 1, 2, initial_keep=0.6, masks_per_layer=masks, num_heads=heads).double()
+    nn.init.normal_(net.network.qkv.weight)
+    inputs = {"input_ids": torch.tensor([[1, 2]])}
+    keeps = torch.tensor(list(itertools.product([False, True], repeat=8))).view(256, 1, 2, 2, 2)
+    many = {"input_ids": inputs["input_ids"].expand(256, 2)}
+    with torch.no_grad():
+        chances = (net.log_prob(many, keeps) * 8).exp()  # a mean over 8 units
+        marginals = (chances.view(-1, 1, 1, 1, 1) * keeps).sum(0)
+        expected = torch.sigmoid(net.logits(inputs))[0]
+        net.prepare({"input_ids": inputs["input_ids"].expand(10_000, 2)})
+    assert chances.sum().item() == pytest.approx(1.0, abs=1e-12)
+    assert (marginals - expected).abs().max() < 1e-12
+    assert (net.keep.double().mean(0) - expected).abs().max() < 5 * 0.5 / 100
+    assert ((expected[:, 0] - expected[:, -1]).abs().min() > 0.01) == (heads > 1)
 
 
 def test_padding_is_told_by_the_pad_token_where_there_is_no_attention_mask():
@@ -119,11 +150,11 @@ def test_for_model_takes_embeddings_and_sizes(name, hidden, length, offset):
     net = attnreg.GNetProvider.for_model(model)
     assert (net.vocab_size, net.hidden_size, net.num_layers) == (40, hidden, 2)
     assert (net.max_length, net.position_offset) == (length, offset)
-    assert torch.equal(net.tokens.weight, model.get_input_embeddings().weight)
-    assert net.tokens.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr()
+    assert torch.equal(net.network.tokens.weight, model.get_input_embeddings().weight)
+    assert net.network.tokens.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr()
     assert net.causal == (name == "gpt2")
     tables = [m for n, m in model.named_modules() if isinstance(m, nn.Embedding) and ("position" in n or "wpe" in n)]
-    assert torch.equal(net.positions.weight, tables[0].weight)
+    assert torch.equal(net.network.positions.weight, tables[0].weight)
 
 
 def test_size_for_roberta_base_is_the_papers():
@@ -132,11 +163,11 @@ def test_size_for_roberta_base_is_the_papers():
     assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == 41.4
 
 
-@pytest.mark.parametrize("masks", [1, 4])
-def test_masks_reach_their_layer_shared_by_heads_or_not(masks):
+@pytest.mark.parametrize(("masks", "heads"), [(1, 1), (4, 1), (1, 4)])
+def test_masks_reach_their_layer_shared_by_heads_or_not(masks, heads):
     case = CASES["bert"]
     model, batch = case.build(), case.batch()
-    net = attnreg.GNetProvider.for_model(model, initial_keep=0.5, masks_per_layer=masks)
+    net = attnreg.GNetProvider.for_model(model, initial_keep=0.5, masks_per_layer=masks, num_heads=heads)
     seen = {}
 
     class Spy(attnreg.MaskProvider):
@@ -148,18 +179,40 @@ def test_masks_reach_their_layer_shared_by_heads_or_not(masks):
         output(model, batch)
     for layer in range(2):
         assert torch.equal(seen[layer], net.keep[:, layer])
-        assert seen[layer].shape[1] == masks
-    assert masks == 1 or not torch.equal(seen[0][:, 0], seen[0][:, 1])
+        assert seen[layer].shape[1] == masks * heads
+    assert masks == heads == 1 or not torch.equal(seen[0][:, 0], seen[0][:, 1])
 
 
-def test_masks_for_another_number_of_heads_are_refused():
+@pytest.mark.parametrize("option", ["masks_per_layer", "num_heads"])
+def test_masks_for_another_number_of_heads_are_refused(option):
     case = CASES["bert"]
     model = case.build()
     with (
-        attnreg.attach(model, attnreg.GNetProvider.for_model(model, masks_per_layer=5)),
-        pytest.raises(ValueError, match=r"Expected `masks_per_layer` of 1 or 4, the number of heads at .*, got 5"),
+        attnreg.attach(model, attnreg.GNetProvider.for_model(model, **{option: 8})),
+        pytest.raises(ValueError, match=rf"Expected `{option}` of 1 or 4, the number of heads at .*, got 8"),
     ):
         output(model, case.batch())
+
+
+def test_several_heads_and_several_draws_are_refused():
+    with pytest.raises(ValueError, match=r"Expected `masks_per_layer` of 1 where `num_heads` is 2, .*, got 2"):
+        small(num_heads=2, masks_per_layer=2)
+
+
+def test_heads_that_do_not_divide_the_width_are_refused():
+    with pytest.raises(ValueError, match=r"Expected `num_heads` to divide .*, 6, got 4"):
+        small(num_heads=4)
+
+
+def test_rates_are_told_by_head():
+    case = CASES["bert"]
+    model = case.build()
+    net = attnreg.GNetProvider.for_model(model, num_heads=4)
+    with attnreg.attach(model, net) as handle:
+        output(model, case.batch())
+        by_head = handle.drop_rate_tensors(by_head=True)["encoder.1"]
+    units = net.units(case.batch())[:, None]
+    assert torch.allclose(by_head, (~net.keep[:, 1] & units).sum((0, 2, 3)) / units.sum())
 
 
 def test_a_decoder_of_an_encoder_decoder_is_left_alone():
@@ -195,7 +248,7 @@ class Tagger(nn.Module):
 def test_a_model_of_ones_own():
     model, words = Tagger(), torch.randint(1, 20, (3, 7))
     net = attnreg.GNetProvider.for_model(model, initial_keep=0.5, example_inputs=(words,))
-    assert torch.equal(net.tokens.weight, model.words.weight)
+    assert torch.equal(net.network.tokens.weight, model.words.weight)
     with attnreg.attach(model, net, example_inputs=(words,)) as handle:
         model(words)
         assert all(rate > 0.2 for rate in handle.drop_rates().values())

@@ -38,6 +38,7 @@ def net():
 
 
 def parameters(net):
+    net = net.network
     return [net.tokens.weight, net.positions.weight, net.qkv.weight, net.qkv.bias, net.bias]
 
 

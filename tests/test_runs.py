@@ -245,6 +245,19 @@ def test_rewards_from_the_training_batches(cli):
     assert result.exit_code == 0, result.output
 
 
+VARIANTS = {"heads": (["--generator-heads", "per-head"], {"num_heads": 6, "masks_per_layer": 1})}
+
+
+@pytest.mark.parametrize(("options", "config"), VARIANTS.values(), ids=VARIANTS)
+def test_variants_of_the_generator(cli, tmp_path, options, config):
+    args = ["--epochs", 1, "--train-size", 128, "--no-baseline", "--round-steps", 1, "--game", 1, "--output-dir", "out"]
+    result = cli("recipe", "attendout", *args, *options)
+    assert result.exit_code == 0, result.output
+    generator = attnreg.GNetProvider.from_pretrained(tmp_path / "out" / "provider")
+    assert {name: generator.config[name] for name in config} == config
+    assert all(0 < rate < 1 for rate in read(tmp_path / "out" / "metrics.jsonl")[-1]["drop_rate"].values())
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_real_cola(real_data, cli, tmp_path, recipe):
     options = ["--task", "cola", "--data-dir", real_data / "cola", "--model", tmp_path / "model", "--epochs", 1]

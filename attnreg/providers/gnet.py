@@ -14,21 +14,23 @@ from attnreg.errors import InputError
 from attnreg.injection.discovery import discover
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import MaskProvider
+from attnreg.providers._generator import GeneratorNetwork, embedding_tables
 
 
 class GNetProvider(MaskProvider):
     r"""A small attention network whose scores are the logits of keeping the main model's attention scores.
 
-    Own token and position embeddings, then L times the *same* single-head attention, residual and LayerNorm; no
+    Own token and position embeddings, then L times the *same* attention with G heads, residual and LayerNorm; no
     feed-forward, no output head:
 
     .. math::
-        s_l = \frac{Q_l K_l^\top}{\sqrt d}, \quad
-        x_{l+1} = \mathrm{LN}(x_l + W_O\, \mathrm{softmax}(s_l) V_l), \quad
-        P(\text{keep}) = \sigma(s_l + b_l)
+        s_{lg} = \frac{Q_{lg} K_{lg}^\top}{\sqrt{d / G}}, \quad
+        x_{l+1} = \mathrm{LN}(x_l + W_O\, [\mathrm{softmax}(s_{lg}) V_{lg}]_{g=1}^G), \quad
+        P(\text{keep}) = \sigma(s_{lg} + b_l)
 
-    One mask per layer and sample, shared by the heads of the main model, drawn once at the start of each forward pass;
-    with as many ``masks_per_layer`` as the model has heads, each head has its own draw from the same probabilities.
+    Drawn once at the start of each forward pass, for each layer and sample: one mask that the heads of the main model
+    share (the paper's G-Net, with G = 1); with as many ``masks_per_layer`` as the model has heads, a draw for each head
+    from the same probabilities; with as many ``num_heads``, a draw for each head from probabilities of its own.
     :math:`b_l` starts at the logit of ``initial_keep`` and is learned; ``initial_keep=0.5`` is the paper's G-Net.
 
     Args:
@@ -37,17 +39,23 @@ class GNetProvider(MaskProvider):
         num_layers: L, the number of layers of the main model.
         max_length: longest input.
         initial_keep: probability of keeping before any training, in ``(0, 1)``.
-        masks_per_layer: independent draws, M: 1, as in the paper, or the number of heads of the main model.
+        masks_per_layer: independent draws from the same probabilities: 1, as in the paper, or the number of heads of
+            the main model. With several ``num_heads`` it is 1.
+        num_heads: G: 1, as in the paper, or the number of heads of the main model, of which head h is masked by what
+            head h of the G-Net says.
         causal: mask a causal (decoder) stack instead of an encoder.
         position_offset: index of the first position's embedding.
         pad_token_id: tells padding where the model is not given an ``attention_mask``.
 
     Shape:
-        masks are ``(B, M, N, N)`` for inputs ``(B, N)``; ``(B, C, N)`` for multiple choice counts as ``(B * C, N)``.
+        masks are ``(B, M, N, N)`` for inputs ``(B, N)``, where M is 1 or the number of heads; ``(B, C, N)`` for
+        multiple choice counts as ``(B * C, N)``.
 
     Raises:
-        ValueError: if a size is not positive or ``initial_keep`` is outside ``(0, 1)``; when attached, if the model
-            has another number of layers; in a forward pass without token ids or with inputs that are too long.
+        ValueError: if a size is not positive, ``initial_keep`` is outside ``(0, 1)``, ``num_heads`` does not divide
+            ``hidden_size``, or both ``masks_per_layer`` and ``num_heads`` are above 1; when attached, if the model has
+            another number of layers; in a forward pass without token ids, with inputs that are too long, or of a model
+            with another number of heads.
 
     Reference:
         AttendOut (arXiv 2104.04692), Section 4.1.
@@ -70,6 +78,7 @@ class GNetProvider(MaskProvider):
         *,
         initial_keep: float = 0.9,
         masks_per_layer: int = 1,
+        num_heads: int = 1,
         causal: bool = False,
         position_offset: int = 0,
         pad_token_id: int | None = None,
@@ -81,31 +90,49 @@ class GNetProvider(MaskProvider):
             "num_layers": num_layers,
             "max_length": max_length,
             "masks_per_layer": masks_per_layer,
+            "num_heads": num_heads,
         }
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"Expected `{name}` to be at least 1, got {size}.")
         if not 0 < initial_keep < 1:
             raise ValueError(f"Expected `initial_keep` to be a probability in (0, 1), got {initial_keep}.")
-        self.vocab_size, self.hidden_size, self.num_layers, self.max_length, self.masks_per_layer = sizes.values()
+        if masks_per_layer > 1 < num_heads:
+            raise InputError(
+                f"Expected `masks_per_layer` of 1 where `num_heads` is {num_heads}, for each head has one draw from "
+                f"probabilities of its own, got {masks_per_layer}."
+            )
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.max_length = max_length
+        self.masks_per_layer = masks_per_layer
+        self.num_heads = num_heads
         self.initial_keep = initial_keep
         self.causal = causal
         self.position_offset = position_offset
         self.pad_token_id = pad_token_id
-        self.tokens = nn.Embedding(vocab_size, hidden_size)
-        self.positions = nn.Embedding(max_length + position_offset, hidden_size)
-        for embedding in (self.tokens, self.positions):
-            nn.init.normal_(embedding.weight, std=0.02)
-        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
-        self.out = nn.Linear(hidden_size, hidden_size)
-        self.norm = nn.LayerNorm(hidden_size)
-        self.bias = nn.Parameter(torch.full((num_layers,), math.log(initial_keep / (1 - initial_keep))))
+        self.network = GeneratorNetwork(
+            vocab_size,
+            hidden_size,
+            num_layers,
+            max_length + position_offset,
+            num_heads,
+            initial_logit=math.log(initial_keep / (1 - initial_keep)),
+            position_offset=position_offset,
+        )
         self.keep: Tensor | None = None
         self._sampled = False  # the masks of the next forward pass are there already
 
     @classmethod
     def for_model(
-        cls, model: nn.Module, *, initial_keep: float = 0.9, masks_per_layer: int = 1, example_inputs: Any = None
+        cls,
+        model: nn.Module,
+        *,
+        initial_keep: float = 0.9,
+        masks_per_layer: int = 1,
+        num_heads: int = 1,
+        example_inputs: Any = None,
     ) -> GNetProvider:
         """A G-Net of the model's depth, with copies of its token and position embeddings, on its device.
 
@@ -114,6 +141,7 @@ class GNetProvider(MaskProvider):
                 told from the name), positions are learned from scratch.
             initial_keep: probability of keeping before any training.
             masks_per_layer: 1, or the number of the model's heads.
+            num_heads: 1, or the number of the model's heads.
             example_inputs: as in :func:`attnreg.attach`.
 
         Raises:
@@ -127,21 +155,7 @@ class GNetProvider(MaskProvider):
             >>> generator.num_layers, generator.hidden_size, generator.max_length
             (3, 8, 512)
         """
-        tables = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-        tokens: Any = getattr(model, "get_input_embeddings", lambda: None)()
-        if tokens is None:
-            tokens = next((table for name, table in tables.items() if not _is_position(name)), None)
-        if not isinstance(tokens, nn.Embedding):
-            raise InputError(
-                f"Expected a model with token embeddings, got {type(model).__name__}, which takes no token ids."
-            )
-        positions = next(
-            (t for n, t in tables.items() if _is_position(n) and t.embedding_dim == tokens.embedding_dim), None
-        )
-        offset = 0
-        if positions is not None:
-            first = -1 if positions.padding_idx is None else positions.padding_idx
-            offset = getattr(positions, "offset", first + 1)
+        tokens, positions, offset = embedding_tables(model)
         stacks = [site.info.stack for site in discover(model, example_inputs)]
         config = getattr(model, "config", None)
         generator = cls(
@@ -151,14 +165,15 @@ class GNetProvider(MaskProvider):
             512 if positions is None else positions.num_embeddings - offset,
             initial_keep=initial_keep,
             masks_per_layer=masks_per_layer,
+            num_heads=num_heads,
             causal="encoder" not in stacks,
             position_offset=offset,
             pad_token_id=getattr(config, "pad_token_id", None),
         )
         with torch.no_grad():
-            generator.tokens.weight.copy_(tokens.weight)
+            generator.network.tokens.weight.copy_(tokens.weight)
             if positions is not None:
-                generator.positions.weight.copy_(positions.weight)
+                generator.network.positions.weight.copy_(positions.weight)
         return generator.to(tokens.weight.device)
 
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
@@ -167,11 +182,11 @@ class GNetProvider(MaskProvider):
         if self.keep is None:
             raise RuntimeError("Expected `prepare` before `forward`: call the attached model itself, not a part of it.")
         batch, heads, queries, keys = site.shape
-        if self.masks_per_layer not in (1, heads):
-            raise InputError(
-                f"Expected `masks_per_layer` of 1 or {heads}, the number of heads at {site.name}, got "
-                f"{self.masks_per_layer}."
-            )
+        for name, number in (("masks_per_layer", self.masks_per_layer), ("num_heads", self.num_heads)):
+            if number not in (1, heads):
+                raise InputError(
+                    f"Expected `{name}` of 1 or {heads}, the number of heads at {site.name}, got {number}."
+                )
         if (batch, queries, keys) != (self.keep.shape[0], *self.keep.shape[3:]):
             raise InputError(
                 f"Expected attention over {self.keep.shape[0]} inputs of {self.keep.shape[3]} tokens, got (B, H, Q, K) "
@@ -216,25 +231,12 @@ class GNetProvider(MaskProvider):
                 ``attention_mask`` ``(B, N)``.
 
         Returns:
-            ``(B, L, N, N)``.
+            ``(B, L, G, N, N)``.
         """
         ids = _token_ids(inputs)
         if ids.shape[-1] > self.max_length:
             raise InputError(f"Expected at most {self.max_length} tokens, got {ids.shape[-1]}.")
-        allowed = self._allowed(inputs)
-        steps = torch.arange(ids.shape[-1], device=ids.device) + self.position_offset
-        x = self.tokens(ids) + self.positions(steps)
-        logits = []
-        for layer in range(self.num_layers):
-            query, key, value = self.qkv(x).chunk(3, dim=-1)
-            scores = query @ key.transpose(1, 2) / math.sqrt(self.hidden_size)
-            # Under autocast, scores are of low precision; probabilities near 0 and 1 and what is drawn must not be.
-            scores = scores.to(self.bias.dtype)
-            logits.append(scores + self.bias[layer])
-            if layer < self.num_layers - 1:
-                weights = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1)
-                x = self.norm(x + self.out(weights.to(value.dtype) @ value))
-        return torch.stack(logits, dim=1)
+        return self.network(ids, self._allowed(inputs))
 
     def units(self, inputs: Mapping[str, Any]) -> Tensor:
         """The units that rates and log-probabilities count, ``(B, N, N)``, bool: real keys of real query rows."""
@@ -249,21 +251,22 @@ class GNetProvider(MaskProvider):
             keep: bool, ``(B, L, M, N, N)``, as :attr:`keep` was.
 
         Returns:
-            ``(B,)``: :math:`(1/n) \sum \log P(d_{lmij})` over layers, draws and units.
+            ``(B,)``: :math:`(1/n) \sum \log P(d_{lmij})` over layers, masks and units.
         """
         return self._log_prob(self.logits(inputs), keep, inputs)
 
     def _draw(self, logits: Tensor) -> Tensor:
-        """``(B, L, N, N)`` to ``(B, L, M, N, N)``."""
-        batch, layers, *units = logits.shape
-        keep = logits.new_empty((batch, layers, self.masks_per_layer, *units), dtype=torch.bool)
+        """``(B, L, G, N, N)`` to ``(B, L, M, N, N)``."""
+        batch, layers, heads, *units = logits.shape
+        keep = logits.new_empty((batch, layers, heads * self.masks_per_layer, *units), dtype=torch.bool)
         for layer in range(layers):  # the noise is in float, so of one layer at a time
-            keep[:, layer] = functional.sample_keep(logits[:, layer, None], keep[:, layer].shape)
+            keep[:, layer] = functional.sample_keep(logits[:, layer], keep[:, layer].shape)
         return keep
 
     def _log_prob(self, logits: Tensor, keep: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        units = self.units(inputs).unsqueeze(1)
-        return functional.bernoulli_log_prob(logits, keep.sum(2), units, self.masks_per_layer)
+        units = self.units(inputs)[:, None, None]
+        kept = keep.unflatten(2, (self.num_heads, self.masks_per_layer)).sum(3)
+        return functional.bernoulli_log_prob(logits, kept, units, self.masks_per_layer)
 
     @property
     def _stack(self) -> str:
@@ -278,11 +281,6 @@ class GNetProvider(MaskProvider):
             raise InputError(f"Expected `attention_mask` in the shape of the token ids, got {tuple(mask.shape)}.")
         allowed = mask.reshape(-1, 1, length).bool().expand(-1, length, length)
         return allowed.tril() if self.causal else allowed
-
-
-def _is_position(name: str) -> bool:
-    last = name.rpartition(".")[2]
-    return "position" in last or last == "wpe"
 
 
 def _token_ids(inputs: Mapping[str, Any]) -> Tensor:

@@ -1,0 +1,118 @@
+"""G-Net's network: from token ids to the logits of keeping."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnreg.errors import InputError
+
+
+class GeneratorNetwork(nn.Module):
+    """Token and position embeddings, then L times the same attention, whose scores are the logits.
+
+    Args:
+        vocab_size: number of tokens.
+        hidden_size: d.
+        num_layers: L.
+        num_positions: number of position embeddings.
+        num_heads: G.
+        initial_logit: what each layer's bias starts at.
+        position_offset: index of the first position's embedding.
+
+    Shape:
+        token ids ``(B, N)`` and what may be attended to, bool, ``(B, N, N)``, give logits ``(B, L, G, N, N)``.
+
+    Raises:
+        ValueError: if ``num_heads`` does not divide ``hidden_size``.
+
+    Example:
+        >>> network = GeneratorNetwork(10, 4, num_layers=3, num_positions=5, num_heads=2, initial_logit=1.0)
+        >>> network(torch.tensor([[1, 2]]), torch.ones(1, 2, 2, dtype=torch.bool)).shape
+        torch.Size([1, 3, 2, 2, 2])
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        num_layers: int,
+        num_positions: int,
+        num_heads: int,
+        initial_logit: float,
+        position_offset: int = 0,
+    ) -> None:
+        super().__init__()
+        if hidden_size % num_heads:
+            raise InputError(
+                f"Expected `num_heads` to divide `hidden_size`, the width of the embeddings, {hidden_size}, got "
+                f"{num_heads}."
+            )
+        self.num_heads = num_heads
+        self.position_offset = position_offset
+        self.tokens = nn.Embedding(vocab_size, hidden_size)
+        self.positions = nn.Embedding(num_positions, hidden_size)
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.out = nn.Linear(hidden_size, hidden_size)
+        self.norm = nn.LayerNorm(hidden_size)
+        self.bias = nn.Parameter(torch.full((num_layers,), initial_logit))
+
+    def forward(self, ids: Tensor, allowed: Tensor) -> Tensor:
+        steps = torch.arange(ids.shape[-1], device=ids.device) + self.position_offset
+        x = self.tokens(ids) + self.positions(steps)
+        logits = []
+        for layer in range(len(self.bias)):
+            query, key, value = (
+                part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
+            )
+            scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+            # Under autocast, scores are of low precision; probabilities near 0 and 1 and what is drawn must not be.
+            scores = scores.to(self.bias.dtype)
+            logits.append(scores + self.bias[layer])
+            if layer < len(self.bias) - 1:
+                weights = scores.masked_fill(~allowed[:, None], torch.finfo(scores.dtype).min).softmax(-1)
+                mixed = (weights.to(value.dtype) @ value).transpose(1, 2).flatten(2)
+                x = self.norm(x + self.out(mixed))
+        return torch.stack(logits, dim=1)
+
+
+def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | None, int]:
+    """A model's token embeddings, its absolute positions if it has them, and the index of the first position.
+
+    Args:
+        model: the model.
+
+    Raises:
+        ValueError: if it has no token embeddings.
+
+    Example:
+        >>> from transformers import RobertaConfig, RobertaModel
+        >>> sizes = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 4, "intermediate_size": 4}
+        >>> embedding_tables(RobertaModel(RobertaConfig(vocab_size=9, max_position_embeddings=7, **sizes)))
+        (Embedding(9, 4, padding_idx=1), Embedding(7, 4, padding_idx=1), 2)
+    """
+    tables = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    tokens: Any = getattr(model, "get_input_embeddings", lambda: None)()
+    if tokens is None:
+        tokens = next((table for name, table in tables.items() if not _is_position(name)), None)
+    if not isinstance(tokens, nn.Embedding):
+        raise InputError(
+            f"Expected a model with token embeddings, got {type(model).__name__}, which takes no token ids."
+        )
+    positions = next(
+        (t for n, t in tables.items() if _is_position(n) and t.embedding_dim == tokens.embedding_dim), None
+    )
+    if positions is None:
+        return tokens, None, 0
+    first = -1 if positions.padding_idx is None else positions.padding_idx
+    return tokens, positions, getattr(positions, "offset", first + 1)
+
+
+def _is_position(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return "position" in last or last == "wpe"
