@@ -17,6 +17,7 @@ from attnreg.training import recipe
                  help="One draw for all heads of a layer, or one for each from the same probabilities."),
     click.option("--generator-heads", type=click.Choice(["one", "per-head"]), default="one", show_default=True,
                  help="Heads of the Generator: one for all heads of a layer, or one for each."),
+    click.option("--feed-forward", is_flag=True, help="Give the Generator a feed-forward block, shared by its layers."),
     click.option("--warmup", type=click.FloatRange(0, 1), default=0.1, show_default=True,
                  help="Share of training before the game begins."),
     click.option("--game", type=click.FloatRange(0, 1, min_open=True), default=0.3, show_default=True,
@@ -40,6 +41,7 @@ def attendout(
     initial_keep: float,
     masks: str,
     generator_heads: str,
+    feed_forward: bool,
     warmup: float,
     game: float,
     generator_lr: float,
@@ -80,6 +82,7 @@ def attendout(
         initial_keep=initial_keep,
         masks_per_layer=heads if one else 1,
         num_heads=1 if one else heads,
+        feed_forward=feed_forward,
     )
     players = attnreg.training.AttackerDefender(
         run.model,

@@ -219,6 +219,11 @@ PROVIDERS = [
         lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5, num_heads=heads(m)),
         needs_token_ids=True,
     ),
+    ProviderCase(
+        "g-net-feed-forward",
+        lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5, feed_forward=True),
+        needs_token_ids=True,
+    ),
     ProviderCase("on-layers", lambda m: attnreg.OnLayers(attnreg.AttentionDropout(0.4, "scores"), [-1])),
     ProviderCase("ad-drop", lambda m: attnreg.AttributionProvider(0.6, 0.6)),
     ProviderCase("drop-head", lambda m: attnreg.DropHead(0.5)),

@@ -45,14 +45,20 @@ def by_loops(provider, ids, real):
                     for j in range(length):
                         out[b, layer, g, i, j] = s[j] + net.bias[layer]
                 new.append(normed(net.norm, x[i] + net.out.weight @ torch.cat(mixed) + net.out.bias))
+                if provider.feed_forward:
+                    block, y = net.block, new[-1]
+                    inner = block.inner.weight @ y + block.inner.bias
+                    gelu = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
+                    new[-1] = normed(block.norm, y + block.outer.weight @ gelu + block.outer.bias)
             x = new
     return out
 
 
+@pytest.mark.parametrize("feed_forward", [False, True])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("causal", [False, True])
-def test_logits(causal, heads):
-    net = small(causal=causal, position_offset=2, num_heads=heads)
+def test_logits(causal, heads, feed_forward):
+    net = small(causal=causal, position_offset=2, num_heads=heads, feed_forward=feed_forward)
     ids = torch.tensor([[1, 5, 2, 0], [3, 3, 9, 4]])
     mask = (ids != 0).long()
     got = net.logits({"input_ids": ids, "attention_mask": mask})
@@ -86,8 +92,9 @@ def test_sampled_masks_are_those_of_the_next_forward_pass_alone(masks, heads):
 
 
 @masks_and_heads
-def test_log_prob_is_differentiable_and_counts_real_units_only(masks, heads):
-    net = small(masks_per_layer=masks, num_heads=heads)
+@pytest.mark.parametrize("feed_forward", [False, True])
+def test_log_prob_is_differentiable_and_counts_real_units_only(masks, heads, feed_forward):
+    net = small(masks_per_layer=masks, num_heads=heads, feed_forward=feed_forward)
     inputs = {"input_ids": torch.tensor([[1, 5, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
     net.prepare(inputs)
     keep = net.keep.clone()
@@ -157,10 +164,14 @@ def test_for_model_takes_embeddings_and_sizes(name, hidden, length, offset):
     assert torch.equal(net.network.positions.weight, tables[0].weight)
 
 
-def test_size_for_roberta_base_is_the_papers():
+@pytest.mark.parametrize(
+    ("options", "millions"),
+    [({}, 41.4), ({"num_heads": 12}, 41.4), ({"feed_forward": True}, 46.1)],  # 41.4 is the paper's
+)
+def test_size_for_roberta_base(options, millions):
     with torch.device("meta"):
-        net = attnreg.GNetProvider(50265, 768, 12, 512, position_offset=2)
-    assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == 41.4
+        net = attnreg.GNetProvider(50265, 768, 12, 512, position_offset=2, **options)
+    assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == millions
 
 
 @pytest.mark.parametrize(("masks", "heads"), [(1, 1), (4, 1), (1, 4)])

@@ -245,7 +245,10 @@ def test_rewards_from_the_training_batches(cli):
     assert result.exit_code == 0, result.output
 
 
-VARIANTS = {"heads": (["--generator-heads", "per-head"], {"num_heads": 6, "masks_per_layer": 1})}
+VARIANTS = {
+    "heads": (["--generator-heads", "per-head"], {"num_heads": 6, "masks_per_layer": 1}),
+    "feed-forward": (["--feed-forward"], {"feed_forward": True, "num_heads": 1, "masks_per_layer": 6}),
+}
 
 
 @pytest.mark.parametrize(("options", "config"), VARIANTS.values(), ids=VARIANTS)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
@@ -22,6 +23,7 @@ class GeneratorNetwork(nn.Module):
         num_heads: G.
         initial_logit: what each layer's bias starts at.
         position_offset: index of the first position's embedding.
+        feed_forward: whether a feed-forward block, the same for all layers, follows the attention.
 
     Shape:
         token ids ``(B, N)`` and what may be attended to, bool, ``(B, N, N)``, give logits ``(B, L, G, N, N)``.
@@ -44,6 +46,7 @@ class GeneratorNetwork(nn.Module):
         num_heads: int,
         initial_logit: float,
         position_offset: int = 0,
+        feed_forward: bool = False,
     ) -> None:
         super().__init__()
         if hidden_size % num_heads:
@@ -60,6 +63,7 @@ class GeneratorNetwork(nn.Module):
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
         self.out = nn.Linear(hidden_size, hidden_size)
         self.norm = nn.LayerNorm(hidden_size)
+        self.block = _FeedForward(hidden_size) if feed_forward else nn.Identity()
         self.bias = nn.Parameter(torch.full((num_layers,), initial_logit))
 
     def forward(self, ids: Tensor, allowed: Tensor) -> Tensor:
@@ -77,8 +81,21 @@ class GeneratorNetwork(nn.Module):
             if layer < len(self.bias) - 1:
                 weights = scores.masked_fill(~allowed[:, None], torch.finfo(scores.dtype).min).softmax(-1)
                 mixed = (weights.to(value.dtype) @ value).transpose(1, 2).flatten(2)
-                x = self.norm(x + self.out(mixed))
+                x = self.block(self.norm(x + self.out(mixed)))
         return torch.stack(logits, dim=1)
+
+
+class _FeedForward(nn.Module):
+    """Two linear maps with a GELU between them, residual and LayerNorm."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(hidden_size, 4 * hidden_size)
+        self.outer = nn.Linear(4 * hidden_size, hidden_size)
+        self.norm = nn.LayerNorm(hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.outer(F.gelu(self.inner(x))))
 
 
 def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | None, int]:

@@ -20,8 +20,8 @@ from attnreg.providers._generator import GeneratorNetwork, embedding_tables
 class GNetProvider(MaskProvider):
     r"""A small attention network whose scores are the logits of keeping the main model's attention scores.
 
-    Own token and position embeddings, then L times the *same* attention with G heads, residual and LayerNorm; no
-    feed-forward, no output head:
+    Own token and position embeddings, then L times the *same* attention with G heads, residual and LayerNorm; no output
+    head, and no feed-forward by default:
 
     .. math::
         s_{lg} = \frac{Q_{lg} K_{lg}^\top}{\sqrt{d / G}}, \quad
@@ -31,6 +31,8 @@ class GNetProvider(MaskProvider):
     Drawn once at the start of each forward pass, for each layer and sample: one mask that the heads of the main model
     share (the paper's G-Net, with G = 1); with as many ``masks_per_layer`` as the model has heads, a draw for each head
     from the same probabilities; with as many ``num_heads``, a draw for each head from probabilities of its own.
+    With ``feed_forward``, each :math:`x_{l+1}` goes through :math:`\mathrm{LN}(x + W_2\, \mathrm{GELU}(W_1 x))`, of the
+    same weights in all layers and an inner size of 4 d.
     :math:`b_l` starts at the logit of ``initial_keep`` and is learned; ``initial_keep=0.5`` is the paper's G-Net.
 
     Args:
@@ -43,6 +45,7 @@ class GNetProvider(MaskProvider):
             the main model. With several ``num_heads`` it is 1.
         num_heads: G: 1, as in the paper, or the number of heads of the main model, of which head h is masked by what
             head h of the G-Net says.
+        feed_forward: whether each attention is followed by a feed-forward block; the paper's G-Net has none.
         causal: mask a causal (decoder) stack instead of an encoder.
         position_offset: index of the first position's embedding.
         pad_token_id: tells padding where the model is not given an ``attention_mask``.
@@ -79,6 +82,7 @@ class GNetProvider(MaskProvider):
         initial_keep: float = 0.9,
         masks_per_layer: int = 1,
         num_heads: int = 1,
+        feed_forward: bool = False,
         causal: bool = False,
         position_offset: int = 0,
         pad_token_id: int | None = None,
@@ -108,6 +112,7 @@ class GNetProvider(MaskProvider):
         self.max_length = max_length
         self.masks_per_layer = masks_per_layer
         self.num_heads = num_heads
+        self.feed_forward = feed_forward
         self.initial_keep = initial_keep
         self.causal = causal
         self.position_offset = position_offset
@@ -120,6 +125,7 @@ class GNetProvider(MaskProvider):
             num_heads,
             initial_logit=math.log(initial_keep / (1 - initial_keep)),
             position_offset=position_offset,
+            feed_forward=feed_forward,
         )
         self.keep: Tensor | None = None
         self._sampled = False  # the masks of the next forward pass are there already
@@ -132,6 +138,7 @@ class GNetProvider(MaskProvider):
         initial_keep: float = 0.9,
         masks_per_layer: int = 1,
         num_heads: int = 1,
+        feed_forward: bool = False,
         example_inputs: Any = None,
     ) -> GNetProvider:
         """A G-Net of the model's depth, with copies of its token and position embeddings, on its device.
@@ -142,6 +149,7 @@ class GNetProvider(MaskProvider):
             initial_keep: probability of keeping before any training.
             masks_per_layer: 1, or the number of the model's heads.
             num_heads: 1, or the number of the model's heads.
+            feed_forward: whether it has a feed-forward block.
             example_inputs: as in :func:`attnreg.attach`.
 
         Raises:
@@ -166,6 +174,7 @@ class GNetProvider(MaskProvider):
             initial_keep=initial_keep,
             masks_per_layer=masks_per_layer,
             num_heads=num_heads,
+            feed_forward=feed_forward,
             causal="encoder" not in stacks,
             position_offset=offset,
             pad_token_id=getattr(config, "pad_token_id", None),
