@@ -44,6 +44,18 @@ class MaskProvider(nn.Module, ABC):
         for provider in self._inner():
             provider.check(sites)
 
+    def bind(self, model: nn.Module) -> None:
+        """Called by :func:`attnreg.attach` after :meth:`check`, before it touches the model: note what to read of it.
+
+        Args:
+            model: the model to which the provider will be attached.
+
+        Raises:
+            ValueError: if the model does not have what the provider would read.
+        """
+        for provider in self._inner():
+            provider.bind(model)
+
     @property
     def active(self) -> bool:
         """Whether it acts at present; an attached model runs as the plain one while its provider does not."""

@@ -18,6 +18,7 @@ from attnreg.training import recipe
     click.option("--generator-heads", type=click.Choice(["one", "per-head"]), default="one", show_default=True,
                  help="Heads of the Generator: one for all heads of a layer, or one for each."),
     click.option("--feed-forward", is_flag=True, help="Give the Generator a feed-forward block, shared by its layers."),
+    click.option("--share-embeddings", is_flag=True, help="Let the Generator read the Attacker's embeddings."),
     click.option("--warmup", type=click.FloatRange(0, 1), default=0.1, show_default=True,
                  help="Share of training before the game begins."),
     click.option("--game", type=click.FloatRange(0, 1, min_open=True), default=0.3, show_default=True,
@@ -42,6 +43,7 @@ def attendout(
     masks: str,
     generator_heads: str,
     feed_forward: bool,
+    share_embeddings: bool,
     warmup: float,
     game: float,
     generator_lr: float,
@@ -83,6 +85,7 @@ def attendout(
         masks_per_layer=heads if one else 1,
         num_heads=1 if one else heads,
         feed_forward=feed_forward,
+        share_embeddings=share_embeddings,
     )
     players = attnreg.training.AttackerDefender(
         run.model,

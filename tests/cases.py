@@ -224,6 +224,11 @@ PROVIDERS = [
         lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5, feed_forward=True),
         needs_token_ids=True,
     ),
+    ProviderCase(
+        "g-net-shared",
+        lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5, share_embeddings=True),
+        needs_token_ids=True,
+    ),
     ProviderCase("on-layers", lambda m: attnreg.OnLayers(attnreg.AttentionDropout(0.4, "scores"), [-1])),
     ProviderCase("ad-drop", lambda m: attnreg.AttributionProvider(0.6, 0.6)),
     ProviderCase("drop-head", lambda m: attnreg.DropHead(0.5)),

@@ -36,9 +36,13 @@ def adamw(network):
     return torch.optim.AdamW(network.parameters(), lr=1e-2)
 
 
-def make_game(model=None, **options):
+VARIANTS = [{}, {"num_heads": 4, "feed_forward": True, "share_embeddings": True}]
+variants = pytest.mark.parametrize("variant", VARIANTS, ids=["paper", "variant"])
+
+
+def make_game(model=None, variant=VARIANTS[0], **options):
     model = model or make_model()
-    generator = attnreg.GNetProvider.for_model(model, initial_keep=0.5)
+    generator = attnreg.GNetProvider.for_model(model, initial_keep=0.5, **variant)
     options.setdefault("reward_batches", make_batches(2, seed=9))
     return AttackerDefender(model, generator, adamw, **options)
 
@@ -99,10 +103,11 @@ def test_the_winner_is_drawn_with_its_chance():
     assert abs(sum(wins) / 200 - 0.8) < 5 * math.sqrt(0.8 * 0.2 / 200)
 
 
-def test_the_generators_update_is_reinforce_over_the_rounds_moves():
+@variants
+def test_the_generators_update_is_reinforce_over_the_rounds_moves(variant):
     torch.manual_seed(0)
     model = make_model()
-    generator = attnreg.GNetProvider.for_model(model, initial_keep=0.5)
+    generator = attnreg.GNetProvider.for_model(model, initial_keep=0.5, **variant)
     twin = copy.deepcopy(generator)
     reward = 1.7
     game = AttackerDefender(
@@ -116,18 +121,40 @@ def test_the_generators_update_is_reinforce_over_the_rounds_moves():
         max_grad_norm=None,
     )
     game.baseline = 0.5
-    keeps, batches = [], make_batches(2)
+    keeps, tables, batches = [], [], make_batches(2)
     for batch in batches:
+        tables.append(copy.deepcopy(generator.network.tables))
         result = game.step(batch)
         keeps.append(generator.keep)
+    assert not variant or not torch.equal(tables[0]["tokens"].weight, tables[1]["tokens"].weight)
     # From the masks, after the round, by the formula: what the game sums up as it goes.
-    log_probs = [twin.log_prob(batch, keep) for batch, keep in zip(batches, keeps, strict=True)]
+    log_probs = []
+    for batch, keep, twin.network.tables in zip(batches, keeps, tables, strict=True):
+        log_probs.append(twin.log_prob(batch, keep))
     loss = sum(reinforce_loss(log_prob, torch.tensor(reward), 0.5) for log_prob in log_probs) / 2
     loss.backward()
     for ours, theirs in zip(generator.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(ours, theirs - theirs.grad, atol=1e-6)
     assert result.logs["baseline"] == pytest.approx(0.9 * 0.5 + 0.1 * reward)
     assert game.rounds == 1
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.0])
+def test_shared_embeddings_are_the_attackers_throughout_the_game(chance):
+    game = make_game(
+        variant=VARIANTS[1], steps_per_round=2, warmup_steps=1, game_steps=5, winner=lambda a, d: torch.tensor(chance)
+    )
+    for batch in make_batches(7):
+        game.step(batch)
+        for played in (game, copy.deepcopy(game)):
+            attacker, tables = played.attacker.model, played.generator.network.tables
+            assert tables["tokens"] is attacker.get_input_embeddings()
+            assert tables["positions"] is attacker.bert.embeddings.position_embeddings
+    state = game.state_dict()
+    assert set(state["attacker"]["provider"]) == set(dict(game.generator.named_parameters()))
+    networks = {id(p) for model in game.learners for p in model.parameters()}
+    held = {id(p) for group in game._generator_optimizer.param_groups for p in group["params"]}
+    assert not held & networks
 
 
 def test_scores_are_taken_in_eval_mode_on_the_reward_batches_in_turn():
@@ -199,9 +226,10 @@ def test_memory_does_not_grow_with_the_round():
     assert held[0] == held[1]
 
 
-def test_state_goes_on_in_the_middle_of_a_round():
+@variants
+def test_state_goes_on_in_the_middle_of_a_round(variant):
     batches = make_batches(10)
-    make = lambda: make_game(steps_per_round=4, warmup_steps=1)  # noqa: E731
+    make = lambda: make_game(steps_per_round=4, warmup_steps=1, variant=variant)  # noqa: E731
     torch.manual_seed(0)
     unbroken = make()
     torch.manual_seed(1)

@@ -247,6 +247,7 @@ def test_rewards_from_the_training_batches(cli):
 
 VARIANTS = {
     "heads": (["--generator-heads", "per-head"], {"num_heads": 6, "masks_per_layer": 1}),
+    "shared": (["--share-embeddings"], {"shared_tables": ["tokens", "positions"]}),
     "feed-forward": (["--feed-forward"], {"feed_forward": True, "num_heads": 1, "masks_per_layer": 6}),
 }
 
@@ -259,6 +260,7 @@ def test_variants_of_the_generator(cli, tmp_path, options, config):
     generator = attnreg.GNetProvider.from_pretrained(tmp_path / "out" / "provider")
     assert {name: generator.config[name] for name in config} == config
     assert all(0 < rate < 1 for rate in read(tmp_path / "out" / "metrics.jsonl")[-1]["drop_rate"].values())
+    assert cli("plot", "out").exit_code == 0  # which attaches what was saved
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -72,6 +72,7 @@ def attach(
     found = discover(model, example_inputs)
     chosen = _choose(found, layers, stacks)
     provider.check([site.info for site in chosen])
+    provider.bind(model)
     return AttachHandle(model, provider, found, {site.info.name for site in chosen})
 
 

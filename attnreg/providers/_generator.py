@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
+
+TABLES = ("tokens", "positions")
 
 
 class GeneratorNetwork(nn.Module):
@@ -24,12 +27,14 @@ class GeneratorNetwork(nn.Module):
         initial_logit: what each layer's bias starts at.
         position_offset: index of the first position's embedding.
         feed_forward: whether a feed-forward block, the same for all layers, follows the attention.
+        shared_tables: of ``"tokens"`` and ``"positions"``, those that it does not own but finds in :attr:`tables`.
 
     Shape:
         token ids ``(B, N)`` and what may be attended to, bool, ``(B, N, N)``, give logits ``(B, L, G, N, N)``.
 
     Raises:
-        ValueError: if ``num_heads`` does not divide ``hidden_size``.
+        ValueError: if ``num_heads`` does not divide ``hidden_size``, or a table has another name.
+        RuntimeError: in a forward pass, if a shared table has not been put into :attr:`tables`.
 
     Example:
         >>> network = GeneratorNetwork(10, 4, num_layers=3, num_positions=5, num_heads=2, initial_logit=1.0)
@@ -47,6 +52,7 @@ class GeneratorNetwork(nn.Module):
         initial_logit: float,
         position_offset: int = 0,
         feed_forward: bool = False,
+        shared_tables: Collection[str] = (),
     ) -> None:
         super().__init__()
         if hidden_size % num_heads:
@@ -54,12 +60,18 @@ class GeneratorNetwork(nn.Module):
                 f"Expected `num_heads` to divide `hidden_size`, the width of the embeddings, {hidden_size}, got "
                 f"{num_heads}."
             )
+        if isinstance(shared_tables, str) or not set(shared_tables) <= set(TABLES):
+            raise InputError(f"Expected `shared_tables` to be a list of {', '.join(TABLES)}, got {shared_tables!r}.")
         self.num_heads = num_heads
         self.position_offset = position_offset
-        self.tokens = nn.Embedding(vocab_size, hidden_size)
-        self.positions = nn.Embedding(num_positions, hidden_size)
+        self.tokens = None if "tokens" in shared_tables else nn.Embedding(vocab_size, hidden_size)
+        self.positions = None if "positions" in shared_tables else nn.Embedding(num_positions, hidden_size)
         for embedding in (self.tokens, self.positions):
-            nn.init.normal_(embedding.weight, std=0.02)
+            if embedding is not None:
+                nn.init.normal_(embedding.weight, std=0.02)
+        # Modules, for their weights may be replaced; in a dict, for as attributes they would be submodules. What is
+        # copied or pickled together with the model finds the new model's tables here.
+        self.tables: dict[str, nn.Embedding] = {}
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
         self.out = nn.Linear(hidden_size, hidden_size)
         self.norm = nn.LayerNorm(hidden_size)
@@ -68,7 +80,7 @@ class GeneratorNetwork(nn.Module):
 
     def forward(self, ids: Tensor, allowed: Tensor) -> Tensor:
         steps = torch.arange(ids.shape[-1], device=ids.device) + self.position_offset
-        x = self.tokens(ids) + self.positions(steps)
+        x = self._embed("tokens", ids) + self._embed("positions", steps)
         logits = []
         for layer in range(len(self.bias)):
             query, key, value = (
@@ -83,6 +95,17 @@ class GeneratorNetwork(nn.Module):
                 mixed = (weights.to(value.dtype) @ value).transpose(1, 2).flatten(2)
                 x = self.block(self.norm(x + self.out(mixed)))
         return torch.stack(logits, dim=1)
+
+    def _embed(self, name: str, indices: Tensor) -> Tensor:
+        own: nn.Embedding | None = getattr(self, name)
+        if own is not None:
+            return own(indices)
+        if name not in self.tables:
+            raise RuntimeError(
+                "Expected a G-Net that reads a model's embeddings to be attached to one first, found it is not: call "
+                "`attnreg.attach(model, provider)`."
+            )
+        return F.embedding(indices, self.tables[name].weight.detach()).to(self.bias.dtype)
 
 
 class _FeedForward(nn.Module):

@@ -33,6 +33,8 @@ class GNetProvider(MaskProvider):
     from the same probabilities; with as many ``num_heads``, a draw for each head from probabilities of its own.
     With ``feed_forward``, each :math:`x_{l+1}` goes through :math:`\mathrm{LN}(x + W_2\, \mathrm{GELU}(W_1 x))`, of the
     same weights in all layers and an inner size of 4 d.
+    With ``shared_tables``, it reads the embeddings of the model to which it was attached last, as they are at the time:
+    no gradient reaches them through it, and they are neither its parameters nor in its ``state_dict``.
     :math:`b_l` starts at the logit of ``initial_keep`` and is learned; ``initial_keep=0.5`` is the paper's G-Net.
 
     Args:
@@ -49,6 +51,8 @@ class GNetProvider(MaskProvider):
         causal: mask a causal (decoder) stack instead of an encoder.
         position_offset: index of the first position's embedding.
         pad_token_id: tells padding where the model is not given an ``attention_mask``.
+        shared_tables: of ``"tokens"`` and ``"positions"``, the embeddings that are read from the model; by default both
+            are its own.
 
     Shape:
         masks are ``(B, M, N, N)`` for inputs ``(B, N)``, where M is 1 or the number of heads; ``(B, C, N)`` for
@@ -57,8 +61,9 @@ class GNetProvider(MaskProvider):
     Raises:
         ValueError: if a size is not positive, ``initial_keep`` is outside ``(0, 1)``, ``num_heads`` does not divide
             ``hidden_size``, or both ``masks_per_layer`` and ``num_heads`` are above 1; when attached, if the model has
-            another number of layers; in a forward pass without token ids, with inputs that are too long, or of a model
-            with another number of heads.
+            another number of layers or shared embeddings of another size; in a forward pass without token ids, with
+            inputs that are too long, or of a model with another number of heads.
+        RuntimeError: if it is asked before it was attached and has ``shared_tables``.
 
     Reference:
         AttendOut (arXiv 2104.04692), Section 4.1.
@@ -86,6 +91,7 @@ class GNetProvider(MaskProvider):
         causal: bool = False,
         position_offset: int = 0,
         pad_token_id: int | None = None,
+        shared_tables: Sequence[str] = (),
     ) -> None:
         super().__init__()
         sizes = {
@@ -126,7 +132,9 @@ class GNetProvider(MaskProvider):
             initial_logit=math.log(initial_keep / (1 - initial_keep)),
             position_offset=position_offset,
             feed_forward=feed_forward,
+            shared_tables=shared_tables,
         )
+        self.shared_tables = list(shared_tables)
         self.keep: Tensor | None = None
         self._sampled = False  # the masks of the next forward pass are there already
 
@@ -139,6 +147,7 @@ class GNetProvider(MaskProvider):
         masks_per_layer: int = 1,
         num_heads: int = 1,
         feed_forward: bool = False,
+        share_embeddings: bool = False,
         example_inputs: Any = None,
     ) -> GNetProvider:
         """A G-Net of the model's depth, with copies of its token and position embeddings, on its device.
@@ -150,6 +159,7 @@ class GNetProvider(MaskProvider):
             masks_per_layer: 1, or the number of the model's heads.
             num_heads: 1, or the number of the model's heads.
             feed_forward: whether it has a feed-forward block.
+            share_embeddings: instead of copying the model's embeddings, read them (``shared_tables``).
             example_inputs: as in :func:`attnreg.attach`.
 
         Raises:
@@ -164,6 +174,7 @@ class GNetProvider(MaskProvider):
             (3, 8, 512)
         """
         tokens, positions, offset = embedding_tables(model)
+        present = {"tokens": tokens} if positions is None else {"tokens": tokens, "positions": positions}
         stacks = [site.info.stack for site in discover(model, example_inputs)]
         config = getattr(model, "config", None)
         generator = cls(
@@ -178,11 +189,12 @@ class GNetProvider(MaskProvider):
             causal="encoder" not in stacks,
             position_offset=offset,
             pad_token_id=getattr(config, "pad_token_id", None),
+            shared_tables=list(present) if share_embeddings else (),
         )
+        generator.bind(model)
         with torch.no_grad():
-            generator.network.tokens.weight.copy_(tokens.weight)
-            if positions is not None:
-                generator.network.positions.weight.copy_(positions.weight)
+            for name, table in {} if share_embeddings else present.items():
+                getattr(generator.network, name).weight.copy_(table.weight)
         return generator.to(tokens.weight.device)
 
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
@@ -210,6 +222,24 @@ class GNetProvider(MaskProvider):
                 f"Expected {self.num_layers} {self._stack} layers, for which this G-Net was made, got "
                 f"{depths.pop() if depths else 'none'}: use `GNetProvider.for_model(model)`."
             )
+
+    def bind(self, model: nn.Module) -> None:  # noqa: D102
+        if not self.shared_tables:
+            return
+        tokens, positions, _ = embedding_tables(model)
+        rows = {"tokens": self.vocab_size, "positions": self.max_length + self.position_offset}
+        found = {"tokens": tokens, "positions": positions}
+        tables = {}
+        for name in self.shared_tables:
+            table, wanted = found[name], (rows[name], self.hidden_size)
+            if table is None or table.weight.shape != wanted:
+                raise InputError(
+                    f"Expected {wanted} embeddings of {name}, for which this G-Net was made, got "
+                    f"{None if table is None else tuple(table.weight.shape)} in {type(model).__name__}: use "
+                    "`GNetProvider.for_model(model, share_embeddings=True)`."
+                )
+            tables[name] = table
+        self.network.tables = tables
 
     @torch.no_grad()
     def prepare(self, inputs: Mapping[str, Any]) -> None:

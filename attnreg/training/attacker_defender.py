@@ -202,7 +202,8 @@ class AttackerDefender(TrainingMethod):
                 _copy_learner(self.defender, self.attacker)
             return StepResult(defender.loss, {"defender_loss": defender.loss})
         # The Generator stays as it is until the round ends, so REINFORCE's gradient is a sum over steps, times what the
-        # reward is then: it is summed up as the masks are drawn, and nothing need be remembered of a step.
+        # reward is then: it is summed up as the masks are drawn, and nothing need be remembered of a step. Embeddings
+        # that it reads from the Attacker do change within a round: the gradient is that of each draw at its time.
         with self._updater.autocast():
             log_prob = self._policy.sample(batch)
         (reinforce_loss(log_prob, 1.0, 0.0) / self.steps_per_round).backward()
