@@ -257,3 +257,33 @@ def test_a_lora_model(tmp_path, by_trainer):
     after = {name.replace("base_layer.", ""): parameter for name, parameter in base.named_parameters()}
     assert all(torch.equal(after[name], before[name]) for name in before if name in frozen)
     assert any("lora_B" in name and parameter.abs().max() > 0 for name, parameter in model.named_parameters())
+
+
+class Learned(attnreg.MaskProvider):
+    """Weighs attention by a number that it learns and that has a price."""
+
+    def __init__(self, price=1.0):
+        super().__init__()
+        self.price = price
+        self.factor = torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, site):
+        return attnreg.Mask(weights=self.factor)
+
+    def penalty(self):
+        return self.price * self.factor**2
+
+
+def test_what_a_provider_learns_is_learned(tmp_path):
+    losses = []
+    for price in (0.0, 100.0):
+        provider = Learned(price)
+        trainer = ADDropTrainer(bert(0.0), arguments(tmp_path), train_dataset=Rows(), provider=provider)
+        trainer.train()
+        losses.append(column(trainer, "loss"))
+        assert provider.factor != 0.5
+    assert losses[1][0] == pytest.approx(losses[0][0] + 25, abs=0.01)
+    assert losses[1][-1] < losses[1][0]  # the price has brought the factor down
+    assert provider.factor < 0.5
+    evaluated = trainer.evaluate(Rows())["eval_loss"]
+    assert evaluated < 5  # without the price

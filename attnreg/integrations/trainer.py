@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from transformers import Seq2SeqTrainer, Trainer
 from transformers.modeling_utils import unwrap_model
 
@@ -18,6 +19,8 @@ from attnreg.providers import AttributionProvider, CrossTuning
 
 class ADDropTrainer(Trainer):
     """A :class:`transformers.Trainer` that trains in two passes a step, as :class:`attnreg.training.TwoPass` does.
+
+    Any provider will do; what it adds to the loss and learns itself (``penalty``) is seen to.
 
     Works with gradient accumulation, mixed precision, gradient checkpointing, label smoothing and resuming. An
     :class:`AttnRegCallback` comes with it.
@@ -71,6 +74,23 @@ class ADDropTrainer(Trainer):
             with self.compute_loss_context_manager():
                 self.handle.provider.attribute(model, inputs)
         return super().training_step(model, inputs, num_items_in_batch)
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The loss, in training with what the provider adds to it."""
+        result = super().compute_loss(model, inputs, *args, **kwargs)
+        penalty = self.handle.provider.penalty() if model.training and self.handle.active else None
+        if penalty is None:
+            return result
+        return (result[0] + penalty, *result[1:]) if isinstance(result, tuple) else result + penalty
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
+        """The optimizer, with what the provider learns as a group of its own, without weight decay."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        learned = [p for p in self.handle.provider.parameters() if p.requires_grad and id(p) not in held]
+        if learned:
+            optimizer.add_param_group({"params": learned, "weight_decay": 0.0})
+        return optimizer
 
 
 class Seq2SeqADDropTrainer(ADDropTrainer, Seq2SeqTrainer):
