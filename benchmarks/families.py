@@ -77,7 +77,9 @@ def table():
         "| provider | " + " | ".join(NAMES[case.name] for case in families) + " |",
         "| --- |" + " :---: |" * len(families),
     ]
-    for provider_case in PROVIDERS:
+    kinds = [type(case.make(MODELS[0].build())).__name__ for case in PROVIDERS]
+    for provider_case, kind in zip(PROVIDERS, kinds, strict=True):
+        name = kind if kinds.count(kind) == 1 else f"{kind} ({provider_case.name})"
         cells = []
         for case in families:
             reason = attempt(case, provider_case)
@@ -85,7 +87,7 @@ def table():
                 reason = reason.replace(type(case.build()).__name__, "the model")
                 reason = reasons.setdefault(reason, chr(ord("a") + len(reasons)))
             cells.append(reason or "&#10003;")
-        lines.append(f"| {provider_case.name} | " + " | ".join(cells) + " |")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     notes = [f"- {letter}: {reason}" for reason, letter in reasons.items()]
     return "\n".join([INTRODUCTION, *lines, "", *notes, ""])
 
