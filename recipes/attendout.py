@@ -67,6 +67,8 @@ def attendout(
         raise click.UsageError(
             "Expected --masks per-head with --generator-heads per-head, got shared: each head then has its own draw."
         )
+    if score == "accuracy" and not run.kind.can_be_right:
+        raise click.UsageError(f"Expected --score loss for the {run.task.kind} task {run.task.name}, got accuracy.")
     reward_batches, notes = None, []
     game_epochs = max(1, round(game * run.epochs))
     if reward_data == "held-out":

@@ -57,10 +57,12 @@ def without_attention(tmp_path_factory):
     [
         ["--help"],
         ["list", "recipes"],
+        ["list", "tasks"],
         ["recipe", "attendout", "--help"],
         ["recipe", "--help"],
         ["compare", "--help"],
         ["plot", "--help"],
+        ["evaluate", "--help"],
     ],
 )
 def test_help_and_lists_do_not_wait_for_torch(args):
@@ -90,7 +92,7 @@ def test_lists_are_complete(cli):
 
 
 def test_every_command_ends_with_an_example(cli):
-    for args in ([], ["recipe"], ["list"], ["copy"], ["compare"], ["plot"], *(["recipe", line.split()[0]] for line in cli("list", "recipes").output.splitlines())):  # fmt: skip
+    for args in ([], ["recipe"], ["list"], ["copy"], ["compare"], ["plot"], ["evaluate"], *(["recipe", line.split()[0]] for line in cli("list", "recipes").output.splitlines())):  # fmt: skip
         assert "Example" in cli(*args, "--help").output, args
 
 

@@ -11,6 +11,7 @@ import click
 from attnreg import __version__
 from attnreg.cli.compare import compare
 from attnreg.cli.copy import copy
+from attnreg.cli.evaluate import evaluate
 from attnreg.cli.list import list_
 from attnreg.cli.plot import plot
 from attnreg.cli.recipe import recipe
@@ -55,6 +56,7 @@ def main() -> None:
 
 main.add_command(recipe)
 main.add_command(compare)
+main.add_command(evaluate)
 main.add_command(plot)
 main.add_command(list_)
 main.add_command(copy)

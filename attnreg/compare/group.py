@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnreg.compare.planned import PlannedRun
+from attnreg.tasks.metrics import CONFUSION
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class Group:
         """A number of the results, per seed."""
         return [float(_at(result, path)) for result in self.results]
 
+    def has(self, *path: str) -> bool:
+        """Whether the results have a number there."""
+        return all(_at(result, path) is not None for result in self.results)
+
     def mean(self, *path: str) -> float:
         """Its mean over seeds."""
         return fmean(self.values(*path))
@@ -57,12 +62,26 @@ class Group:
     @cached_property
     def labels(self) -> NDArray[np.int64]:
         """The dev rows' labels."""
-        return np.array([row["label"] for row in self.runs[0].predictions()])
+        return np.array([row["label"] for row in self._records[0]])
+
+    @property
+    def size(self) -> int:
+        """Number of dev rows."""
+        return len(self._records[0])
+
+    @cached_property
+    def _records(self) -> list[list[dict[str, Any]]]:
+        return [run.predictions() for run in self.runs]
 
     @cached_property
     def predictions(self) -> list[NDArray[np.int64]]:
         """The predicted classes of the dev rows, per seed."""
-        return [np.array([row["logits"] for row in run.predictions()]).argmax(-1) for run in self.runs]
+        return [np.array([row["prediction"] for row in records]) for records in self._records]
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether counts of rows, by class and predicted class, are enough for the metric."""
+        return self.metric in CONFUSION and not isinstance(self._records[0][0]["label"], list)
 
 
 def _at(result: Any, path: Sequence[str]) -> Any:

@@ -12,7 +12,6 @@ from attnreg.compare.document import Block, Code, Heading, Paragraph, Picture, T
 from attnreg.compare.group import Group
 from attnreg.compare.study import Study
 from attnreg.plots.seeds import plot_seeds
-from attnreg.training.outcome import TRAIN_ROWS
 
 
 def write_report(study: Study) -> list[Table]:
@@ -48,15 +47,16 @@ def write_report(study: Study) -> list[Table]:
     if others:
         text = (
             "Seed by seed, the method minus the baseline. Over seeds: Student's paired t, which answers for other "
-            "seeds on the same dev rows. Over dev rows: a percentile bootstrap with 2000 resamples, which answers for "
-            "other dev rows with the same networks. p is of the first. The intervals are not corrected "
-            "for the number of methods; p (Holm) is, within this table."
+            f"seeds on the same dev rows. {_over_rows(baseline)} The intervals are not corrected for the number of "
+            "methods; p (Holm) is, within this table."
         )
         blocks += [Heading(f"Differences to {baseline.name}"), shown[1], Paragraph(text)]
     text = (
-        f"Train is the score on at most {TRAIN_ROWS} of the rows that were trained on. The calibration error is the "
-        "expected one over 15 bins of confidence, on dev."
-    )
+        f"Train is the score on {baseline.results[0]['train_rows_scored']} of the rows that were trained on. "
+        + ("The calibration error is the expected one over 15 bins of confidence, on dev."
+           if baseline.has("dev", "calibration_error")
+           else "There is no calibration error: the answers are no classes of whole rows.")
+    )  # fmt: skip
     blocks += [Heading("Fit"), tables.fit(groups), Paragraph(text)]
     text = (
         "Means over seeds; ratios are to the baseline. Time is that of training, without evaluations, checkpoints and "
@@ -90,12 +90,24 @@ def _command(study: Study) -> str:
     return shlex.join(words if study.equal_time else [*words, "--no-equal-time"])
 
 
+def _over_rows(baseline: Group) -> str:
+    if baseline.counts_rows:
+        return (
+            "Over dev rows: a percentile bootstrap with 2000 resamples, which answers for other dev rows with the same "
+            "networks. p is of the first."
+        )
+    return (
+        f"There is no interval over dev rows: {baseline.metric} of this task is not made of counts of rows. What other "
+        "dev rows would change is not in the interval over seeds."
+    )
+
+
 def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     names = ("model", "batch_size", "learning_rate", "max_length")
     values = ", ".join(f"{name.replace('_', ' ')} {_config(baseline, name) or 'of the task'}" for name in names)
     precision = _config(baseline, "mixed_precision") or "float32"
     yield (
-        f"{len(baseline.runs)} seeds; {baseline.results[0]['rows']} training rows, {len(baseline.labels)} dev rows; "
+        f"{len(baseline.runs)} seeds; {baseline.results[0]['rows']} training rows, {baseline.size} dev rows; "
         f"{_config(baseline, 'epochs')} epochs; {values}; {precision}. The score is that of the last epoch, for the "
         "network that the method returns."
     )

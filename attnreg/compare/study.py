@@ -12,10 +12,14 @@ from attnreg._files import replaced_file
 from attnreg.compare.method import Method
 from attnreg.compare.planned import PlannedRun, Role, finished
 from attnreg.errors import InputError, UsageError
+from attnreg.training.settings import TASK_OPTIONS
 
 SEARCH_SEED = 1000
 EQUAL_TIME_FROM = 1.1
-OF_ALL = {"task", "data_dir", "train_size", "validation_rows", "seed", "output_dir", "resume", "device"}
+OF_ALL = {
+    *("task", *TASK_OPTIONS, "data_dir"),
+    *("train_size", "validation_rows", "seed", "output_dir", "resume", "device"),
+}
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,16 @@ def differences(groups: Sequence[Group], baseline: Group) -> Table:
     """Each method minus the baseline, seed by seed."""
     results = [paired_difference(group.scores, baseline.scores) for group in groups]
     adjusted = holm([result.p for result in results])
-    header = ["method", "difference", "95 % over seeds", "p", "p (Holm)", "95 % over dev rows"]
-    rows = []
-    for group, result, p in zip(groups, results, adjusted, strict=True):
-        low, high = bootstrap_over_rows(CONFUSION[group.metric], group.labels, group.predictions, baseline.predictions)
-        rows.append([group.name, *_difference(result), _p(p), f"[{low:+.4f}, {high:+.4f}]"])
+    header = ["method", "difference", "95 % over seeds", "p", "p (Holm)"]
+    rows = [
+        [group.name, *_difference(result), _p(p)] for group, result, p in zip(groups, results, adjusted, strict=True)
+    ]
+    if baseline.counts_rows:
+        header.append("95 % over dev rows")
+        for row, group in zip(rows, groups, strict=True):
+            metric = CONFUSION[group.metric]
+            low, high = bootstrap_over_rows(metric, baseline.labels, group.predictions, baseline.predictions)
+            row.append(f"[{low:+.4f}, {high:+.4f}]")
     return Table(header, rows)
 
 
@@ -47,7 +52,8 @@ def fit(groups: Sequence[Group]) -> Table:
     for group in groups:
         train, dev = group.mean("train", group.metric), group.mean("dev", group.metric)
         losses = [f"{group.mean(split, 'loss'):.3f}" for split in ("train", "dev")]
-        calibration = f"{group.mean('dev', 'calibration_error'):.3f}"
+        calibrated = group.has("dev", "calibration_error")
+        calibration = f"{group.mean('dev', 'calibration_error'):.3f}" if calibrated else ""
         rows.append([group.name, f"{train:.4f}", f"{dev:.4f}", f"{train - dev:+.4f}", *losses, calibration])
     return Table(header, rows)
 

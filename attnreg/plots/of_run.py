@@ -54,20 +54,24 @@ def has_attention(folder: Path) -> bool:
 
 def _attention(run: Records, path: Path, layer: int) -> None:
     """The attention map of the first dev row that is short enough to read."""
-    from attnreg.tasks import get_task, load_model, load_splits
-    from attnreg.training.batches import encode
+    from attnreg.tasks import choose_task, load_data, load_model
+    from attnreg.tasks.kinds import kind_class
+    from attnreg.tasks.kinds.base import REFERENCE
+    from attnreg.training.settings import TASK_OPTIONS
 
-    task = get_task(run.config["task"])
+    chosen = choose_task(run.config["task"], **{name: run.config.get(name) for name in TASK_OPTIONS})
+    task, splits = load_data(chosen, run.config["data_dir"])
     model, tokenizer = load_model(task, str(run.folder / "model"))
     layers = int(model.config.num_hidden_layers)
     if not 0 <= layer < layers:
         raise InputError(f"Expected --layer from 0 to {layers - 1} for the model of {run.folder}, got {layer}.")
-    rows = encode(task, load_splits(task, run.config["data_dir"])["validation"], tokenizer, run.config["max_length"])
-    number = next((i for i, ids in enumerate(rows["input_ids"]) if 8 <= len(ids) <= LONGEST_SAMPLE), 0)
-    sample = rows.select([number])
-    batch = tokenizer.pad(sample.to_dict(), return_tensors="pt")
-    tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0])
-    plot_attention(model, dict(batch), tokens, _innermost(run.folder / "provider"), path, layer=layer)
+    kind = kind_class(task.kind)(task, tokenizer, run.config["max_length"])
+    rows = kind.encode(splits["validation"]).remove_columns(REFERENCE)
+    number = next((i for i, ids in enumerate(rows["input_ids"]) if 8 <= kind.length(ids) <= LONGEST_SAMPLE), 0)
+    batch = kind.collate([rows[number]])
+    ids = batch["input_ids"]
+    tokens = tokenizer.convert_ids_to_tokens(ids.reshape(-1, ids.shape[-1])[0])  # of several choices, the first
+    plot_attention(model, batch, tokens, _innermost(run.folder / "provider"), path, layer=layer)
 
 
 def _innermost(folder: Path) -> MaskProvider:

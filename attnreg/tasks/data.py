@@ -7,6 +7,7 @@ import gzip
 import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import datasets
 
 from attnreg.errors import InputError
 from attnreg.tasks import agreement
+from attnreg.tasks.columns import column_of, top_column
+from attnreg.tasks.definition import Task
 from attnreg.tasks.hub import offline_if_unreachable
-from attnreg.tasks.task import Task
+from attnreg.tasks.kinds import kind_class
 
 READERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".jsonl": ("json", {}),
@@ -27,7 +30,7 @@ READERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, datasets.Dataset]:
-    """The splits of a task, checked: its text columns, its integer labels, no empty split.
+    """The splits of a task, checked: its columns, its labels, no empty split.
 
     Args:
         task: the task.
@@ -35,7 +38,8 @@ def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, dat
             ``.tsv`` or ``.parquet``, in the hub's columns; by default the hub, or the rows that come with the package.
 
     Returns:
-        ``"train"``, ``"validation"`` and, where there is one with labels, ``"test"``.
+        ``"train"`` (unless the task is for evaluation only), ``"validation"``, what else the task is scored on and,
+        where there is one with labels, ``"test"``.
 
     Raises:
         InputError: if the data cannot be found or does not fit.
@@ -45,45 +49,87 @@ def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, dat
         >>> {name: len(rows) for name, rows in load_splits(get_task("agreement")).items()}
         {'train': 2000, 'validation': 1000, 'test': 1000}
     """
+    return load_data(task, data_dir)[1]
+
+
+def load_data(task: Task, data_dir: str | Path | None = None) -> tuple[Task, dict[str, datasets.Dataset]]:
+    """A task with the names of its classes, which may have to be read off the data, and its splits.
+
+    Args:
+        task: the task.
+        data_dir: as in :func:`load_splits`.
+
+    Raises:
+        InputError: if the data cannot be found or does not fit.
+    """
     datasets.disable_progress_bars()
     if data_dir is not None:
-        splits = dict(_from_folder(Path(data_dir)))
-    elif task.hub is None:
+        splits = dict(_from_folder(task, Path(data_dir)))
+    elif task.embedded:
         splits = {name: datasets.Dataset.from_list(agreement.rows(name)) for name in agreement.SIZES}
+    elif task.hub is None:
+        raise InputError(f"Expected --data-dir with task {task.name!r}, which is not on the hub, got none.")
     else:
         splits = _from_hub(task)
-    checked = {name: _check(task, name, rows, data_dir) for name, rows in splits.items()}
-    return {name: rows for name, rows in checked.items() if rows is not None}
+    kind, where = kind_class(task.kind), data_dir or task.hub or task.name
+    places = {name: f"split {name} of {where}" for name in splits}
+    for name, rows in splits.items():
+        _check_columns(task, rows, places[name])
+    if "test" in splits and all(label == -1 for label in column_of(splits["test"], task.label)):
+        del splits["test"]  # GLUE keeps its test labels to itself
+    task = replace(task, labels=kind.label_names(task, splits, where))
+    for name, rows in splits.items():
+        kind.check(task, rows, places[name])
+    return task, splits
 
 
 def _from_hub(task: Task) -> dict[str, datasets.Dataset]:
     assert task.hub is not None
     online = offline_if_unreachable()
     repository, configuration = task.hub
+    named = repository if configuration is None else f"{repository} ({configuration})"
     try:
-        return dict(datasets.load_dataset(repository, configuration))
-    except (ConnectionError, OSError, ValueError) as error:
+        found = dict(datasets.load_dataset(repository, configuration))
+    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         if not online:
             raise InputError(
                 f"Expected a network or --data-dir for task {task.name!r}, got neither: the hub cannot be reached and "
-                f"{repository} ({configuration}) is not in the local cache; --data-dir takes a folder with train and "
+                f"{named} is not in the local cache; --data-dir takes a folder with train and "
                 f"validation as .jsonl, .csv, .tsv or .parquet."
             ) from error
-        raise InputError(f"Expected {repository} ({configuration}) on the hub, got: {_one_line(error)}") from error
+        raise InputError(f"Expected {named} on the hub, got: {_one_line(error)}") from error
+    primary, *further = task.validation
+    wanted = {"validation": primary, **{name: name for name in further}}
+    if not task.evaluation_only:
+        wanted["train"] = "train"
+    if missing := [name for name in wanted.values() if name not in found]:
+        raise InputError(f"Expected splits {', '.join(wanted.values())} in {named}, got {', '.join(found)}: "
+                         f"{missing[0]} is missing.")  # fmt: skip
+    if "test" in found and primary != "test":
+        wanted["test"] = "test"
+    return {name: found[theirs] for name, theirs in wanted.items()}
 
 
-def _from_folder(folder: Path) -> Iterator[tuple[str, datasets.Dataset]]:
+def _from_folder(task: Task, folder: Path) -> Iterator[tuple[str, datasets.Dataset]]:
     if not folder.is_dir():
         raise InputError(f"Expected --data-dir to be a folder, got {folder}: no such folder.")
-    for split in ("train", "validation", "test"):
-        files = [folder / f"{split}{suffix}" for suffix in READERS if (folder / f"{split}{suffix}").is_file()]
-        if not files and split != "test":
-            names = ", ".join(f"{split}{suffix}" for suffix in READERS)
-            raise InputError(f"Expected one of {names} in {folder}, found none.")
-        if len(files) > 1:
-            raise InputError(f"Expected one file for split {split} in {folder}, found {len(files)}: keep one of them.")
-        if files:
-            yield split, _read(files[0])
+    primary, *further = task.validation
+    splits = {"train": ["train"], "validation": ["validation", primary], **{name: [name] for name in further}}
+    needed = {"train", "validation"}
+    if task.evaluation_only:
+        del splits["train"]
+    for split, names in {**splits, "test": ["test"]}.items():
+        files = [folder / f"{name}{suffix}" for name in dict.fromkeys(names) for suffix in READERS]
+        found = [file for file in files if file.is_file()]
+        if not found and split in needed:
+            raise InputError(f"Expected one of {', '.join(file.name for file in files)} in {folder}, found none.")
+        if split == "validation" and found:  # its own name goes before the hub's
+            stem = found[0].name.partition(".")[0]
+            found = [file for file in found if file.name.partition(".")[0] == stem]
+        if len(found) > 1:
+            raise InputError(f"Expected one file for split {split} in {folder}, found {len(found)}: keep one of them.")
+        if found and not (split == "test" and primary == "test"):
+            yield split, _read(found[0])
 
 
 def _read(file: Path) -> datasets.Dataset:
@@ -116,29 +162,15 @@ def _complaint(file: Path, error: BaseException) -> str:
     return f"Expected a readable {file.suffix} file, got {file}: {_one_line(cause)}"
 
 
-def _check(task: Task, split: str, rows: datasets.Dataset, where: Any) -> datasets.Dataset | None:
-    place = f"split {split} of {where or task.hub or task.name}"
+def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
     if not len(rows):
         raise InputError(f"Expected rows in {place}, got none.")
-    wanted = (*task.columns, "label")
+    wanted = dict.fromkeys(top_column(name, rows.column_names) for name in (*task.columns, *task.choices, task.label))
     if missing := [column for column in wanted if column not in rows.column_names]:
         raise InputError(
             f"Expected columns {', '.join(wanted)} for task {task.name!r}, got {', '.join(rows.column_names)}: "
             f"{', '.join(missing)} missing in {place}."
         )
-    labels = rows["label"]
-    known = range(len(task.labels))
-    if split == "test" and all(label == -1 for label in labels):
-        return None  # GLUE keeps its test labels to itself
-    for number, label in enumerate(labels):
-        if label not in known or isinstance(label, bool):
-            names = ", ".join(f"{i} ({name})" for i, name in enumerate(task.labels))
-            raise InputError(f"Expected labels {names}, got {label!r} in row {number + 1} of {place}.")
-    for column in task.columns:
-        for number, text in enumerate(rows[column]):
-            if not isinstance(text, str):
-                raise InputError(f"Expected text in column {column}, got {text!r} in row {number + 1} of {place}.")
-    return rows
 
 
 def _one_line(error: BaseException) -> str:

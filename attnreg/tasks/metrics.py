@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import datasets
 import evaluate
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 from sklearn import metrics as sk
 from torch import Tensor
 
-_LABELS = datasets.Features({"predictions": datasets.Value("int64"), "references": datasets.Value("int64")})
+
+def _both(feature: Any) -> datasets.Features:
+    return datasets.Features({"predictions": feature, "references": feature})
+
+
+_LABELS = _both(datasets.Value("int64"))
+_NUMBERS = _both(datasets.Value("float64"))
+_TAGS = _both(datasets.Sequence(datasets.Value("string")))
+_TEXTS = _both(datasets.Value("string"))
 
 
 class MatthewsCorrelation(evaluate.Metric):
@@ -46,6 +56,109 @@ class Accuracy(evaluate.Metric):
 
     def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
         return {"accuracy": float(sk.accuracy_score(references, predictions))}
+
+
+class F1(evaluate.Metric):
+    """F1 of class 1, of two.
+
+    Example:
+        >>> F1(keep_in_memory=True).compute(predictions=[1, 0, 1, 1], references=[1, 0, 0, 1])
+        {'f1': 0.8}
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(description="F1 of class 1", citation="", features=_LABELS)
+
+    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
+        return {"f1": float(sk.f1_score(references, predictions, labels=[1], average="micro", zero_division=0.0))}
+
+
+class MacroF1(evaluate.Metric):
+    """Mean of the F1 of each class that occurs, in labels or predictions.
+
+    Example:
+        >>> MacroF1(keep_in_memory=True).compute(predictions=[1, 0, 1, 1], references=[1, 0, 0, 1])
+        {'macro_f1': 0.7333333333333334}
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(description="Mean of the classes' F1", citation="", features=_LABELS)
+
+    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
+        return {"macro_f1": float(sk.f1_score(references, predictions, average="macro", zero_division=0.0))}
+
+
+class Pearson(evaluate.Metric):
+    """Pearson's correlation; 0 where all numbers of a side are equal.
+
+    Example:
+        >>> Pearson(keep_in_memory=True).compute(predictions=[1.0, 2.0, 3.0], references=[2.0, 4.0, 6.0])
+        {'pearson': 1.0}
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(description="Pearson's correlation", citation="Pearson, 1895", features=_NUMBERS)
+
+    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
+        return {"pearson": _correlation(stats.pearsonr, predictions, references)}
+
+
+class Spearman(evaluate.Metric):
+    """Spearman's correlation of ranks; 0 where all numbers of a side are equal.
+
+    Example:
+        >>> Spearman(keep_in_memory=True).compute(predictions=[1.0, 2.0, 9.0], references=[2.0, 4.0, 6.0])
+        {'spearman': 1.0}
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(description="Spearman's correlation", citation="Spearman, 1904", features=_NUMBERS)
+
+    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
+        return {"spearman": _correlation(stats.spearmanr, predictions, references)}
+
+
+def _correlation(function: Callable[[Any, Any], Any], predictions: Any, references: Any) -> float:
+    sides = [np.asarray(side, float) for side in (predictions, references)]
+    if any(len(side) < 2 or np.ptp(side) <= 1e-12 * np.abs(side).max() for side in sides):
+        return 0.0
+    return float(function(*sides).statistic)
+
+
+class EntityF1(evaluate.Metric):
+    """F1 of whole entities, right in type and in both ends, over all of them (seqeval, as CoNLL's own script).
+
+    Example:
+        >>> rows = {"predictions": [["B-PER", "O", "B-LOC"]], "references": [["B-PER", "I-PER", "B-LOC"]]}
+        >>> EntityF1(keep_in_memory=True).compute(**rows)
+        {'entity_f1': 0.5}
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(description="F1 of entities", citation="Nakayama, seqeval, 2018", features=_TAGS)
+
+    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
+        from seqeval.metrics import f1_score
+
+        return {"entity_f1": float(f1_score(references, predictions, zero_division=0))}
+
+
+class Bleu(evaluate.Metric):
+    """BLEU of the corpus by sacreBLEU with its defaults (13a tokens, mixed case), from 0 to 100.
+
+    Example:
+        >>> Bleu(keep_in_memory=True).compute(predictions=["a b c d e"], references=["a b c d e"])
+        {'bleu': 100.0}
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(description="sacreBLEU", citation="Post, 2018", features=_TEXTS)
+
+    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
+        from sacrebleu import corpus_bleu
+
+        # A single perfect line comes out a few units in the last place above 100.
+        return {"bleu": min(100.0, float(corpus_bleu(list(predictions), [list(references)], force=True).score))}
 
 
 def accuracy_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -87,6 +200,46 @@ def matthews_correlation_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]
     return np.where(variances > 0, covariance / np.sqrt(np.where(variances > 0, variances, 1.0)), 0.0)
 
 
+def f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
+    """F1 of class 1 from counts; :class:`F1` for a thousand resamples at once.
+
+    Args:
+        confusion: ``(..., C, C)``, how many rows of a class (first) were given a class (second).
+
+    Returns:
+        ``(...)``; 0 where no row is of class 1 or was given it.
+
+    Example:
+        >>> float(f1_of(np.array([[1, 1], [0, 2]])))
+        0.8
+    """
+    if confusion.shape[-1] < 2:
+        return np.zeros(confusion.shape[:-2])
+    return _f1_by_class(confusion)[0][..., 1]
+
+
+def macro_f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Mean F1 of the classes that occur, from counts; :class:`MacroF1` for a thousand resamples at once.
+
+    Args:
+        confusion: ``(..., C, C)``, how many rows of a class (first) were given a class (second).
+
+    Returns:
+        ``(...)``.
+
+    Example:
+        >>> float(macro_f1_of(np.array([[1, 1], [0, 2]])).round(4))
+        0.7333
+    """
+    scores, occurs = _f1_by_class(confusion)
+    return scores.sum(-1) / occurs.sum(-1)
+
+
+def _f1_by_class(confusion: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    both = confusion.sum(-1) + confusion.sum(-2)
+    return 2 * np.diagonal(confusion, axis1=-2, axis2=-1) / np.maximum(both, 1), both > 0
+
+
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
     """Expected calibration error: how far confidence is from accuracy, weighted over bins of confidence.
 
@@ -114,5 +267,20 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> 
     return float(sums.abs().sum() / len(labels))
 
 
-METRICS: dict[str, type[evaluate.Metric]] = {"matthews_correlation": MatthewsCorrelation, "accuracy": Accuracy}
-CONFUSION = {"matthews_correlation": matthews_correlation_of, "accuracy": accuracy_of}
+METRICS: dict[str, type[evaluate.Metric]] = {
+    "matthews_correlation": MatthewsCorrelation,
+    "accuracy": Accuracy,
+    "f1": F1,
+    "macro_f1": MacroF1,
+    "pearson": Pearson,
+    "spearman": Spearman,
+    "entity_f1": EntityF1,
+    "bleu": Bleu,
+}
+# Those that counts of labels and predictions are enough for.
+CONFUSION = {
+    "matthews_correlation": matthews_correlation_of,
+    "accuracy": accuracy_of,
+    "f1": f1_of,
+    "macro_f1": macro_f1_of,
+}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 from attnreg.errors import InputError
 from attnreg.tasks import agreement
+from attnreg.tasks.definition import Task
 from attnreg.tasks.hub import offline_if_unreachable
-from attnreg.tasks.task import Task
+from attnreg.tasks.kinds import kind_class
 
 
 def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
@@ -22,7 +24,7 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
         the model and the tokenizer.
 
     Raises:
-        InputError: if the model is neither a folder nor on the hub, or has no sequence classification head.
+        InputError: if the model is neither a folder nor on the hub, or has no head of the kind that the task needs.
 
     Example:
         >>> from attnreg.tasks import get_task
@@ -33,7 +35,7 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
     from safetensors import SafetensorError
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # a new head is what is asked for, not a cause for a warning
@@ -55,12 +57,16 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
                 f"Expected a network or --model FOLDER, got neither: the hub cannot be reached and the model {name} is "
                 "not in the local cache."
             )
-    id2label = dict(enumerate(task.labels))
+    kind = kind_class(task.kind)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForSequenceClassification.from_pretrained(
-            name, id2label=id2label, label2id={label: i for i, label in id2label.items()}
+        tokenizer = kind.fitting(
+            AutoTokenizer.from_pretrained(name), name, functools.partial(AutoTokenizer.from_pretrained, name)
         )
+        head = _head(kind.head, name, AutoConfig.from_pretrained(name))
+        # A head of another task, with other classes, is no use here: it is made anew.
+        model = head.from_pretrained(name, ignore_mismatched_sizes=True, **kind.head_options(task))
+    except InputError:
+        raise
     except (OSError, ValueError, ConnectionError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
@@ -75,6 +81,19 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
             f"{len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
         )
     return model, tokenizer
+
+
+def _head(kind: str, name: str, config: Any) -> Any:
+    """The class of transformers that puts a head on a model of this configuration."""
+    import transformers
+
+    head = getattr(transformers, kind)
+    if type(config) not in head._model_mapping:
+        raise InputError(
+            f"Expected --model {name} to be of an architecture that {kind} knows, as the task needs, got "
+            f"{config.model_type}."
+        )
+    return head
 
 
 def _tiny_bert(task: Task) -> tuple[Any, Any]:
@@ -98,7 +117,6 @@ def _tiny_bert(task: Task) -> tuple[Any, Any]:
         initializer_range=0.04,  # BERT's 0.02 is for 768 dimensions
         max_position_embeddings=64,
         type_vocab_size=2,
-        id2label=dict(enumerate(task.labels)),
-        label2id={label: i for i, label in enumerate(task.labels)},
+        **kind_class(task.kind).head_options(task),
     )
     return BertForSequenceClassification(config), tokenizer

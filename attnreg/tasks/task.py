@@ -1,99 +1,36 @@
-"""What a task is; the list of tasks. Adding one costs an entry here."""
+"""The list of tasks, and choosing one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 from attnreg.errors import UsageError
+from attnreg.tasks import further, glue
+from attnreg.tasks.definition import Task as Task
+from attnreg.tasks.kinds import KINDS, kind_class
 
+_AGREEMENT = Task(
+    name="agreement",
+    summary="English acceptability by agreement, made by a grammar; embedded, needs no network",
+    columns=("sentence",),
+    labels=("unacceptable", "acceptable"),
+    metrics=("matthews_correlation", "accuracy"),
+    embedded=True,
+    model=None,
+    epochs=30,
+    batch_size=64,
+    learning_rate=2e-3,
+    max_length=32,
+)
+_CUSTOM = Task(
+    name="custom",
+    summary="a set of your own: --data-dir, --kind, --text-columns, --label-column, --metric",
+    columns=(),
+    metrics=(),
+)
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """A text classification task.
-
-    Args:
-        name: what ``--task`` takes.
-        summary: one line for ``attnreg list tasks``.
-        columns: the text columns, one or two.
-        labels: class names, in the order of the integer labels in column ``label``.
-        metric: the metric that is optimised and reported first, a name in :data:`attnreg.tasks.METRICS`.
-        hub: repository and configuration on the Hugging Face hub; ``None`` for the embedded task.
-        model: default model, a hub name; ``None`` for the embedded tiny BERT.
-        epochs: default number of epochs.
-        batch_size: default batch size.
-        learning_rate: default learning rate.
-        max_length: default longest input, in tokens; longer ones are cut.
-        ad_drop_layers: layers that AD-DROP attributes by default, as its paper chose them; ``None`` for all.
-
-    Example:
-        >>> get_task("cola").columns
-        ('sentence',)
-    """
-
-    name: str
-    summary: str
-    columns: tuple[str, ...]
-    labels: tuple[str, ...]
-    metric: str
-    hub: tuple[str, str] | None = None
-    model: str | None = "google-bert/bert-base-uncased"
-    epochs: int = 3
-    batch_size: int = 32
-    learning_rate: float = 5e-5
-    max_length: int = 128
-    ad_drop_layers: tuple[int, ...] | None = None
-
-
-TASKS = {
-    task.name: task
-    for task in (
-        Task(
-            name="agreement",
-            summary="English acceptability by agreement, made by a grammar; embedded, needs no network",
-            columns=("sentence",),
-            labels=("unacceptable", "acceptable"),
-            metric="matthews_correlation",
-            model=None,
-            epochs=30,
-            batch_size=64,
-            learning_rate=2e-3,
-            max_length=32,
-        ),
-        Task(
-            name="cola",
-            summary="Corpus of Linguistic Acceptability (GLUE): is the sentence acceptable English?",
-            columns=("sentence",),
-            labels=("unacceptable", "acceptable"),
-            metric="matthews_correlation",
-            hub=("nyu-mll/glue", "cola"),
-        ),
-        Task(
-            name="sst2",
-            summary="Stanford Sentiment Treebank (GLUE): is the sentence of a film review positive?",
-            columns=("sentence",),
-            labels=("negative", "positive"),
-            metric="accuracy",
-            hub=("nyu-mll/glue", "sst2"),
-            ad_drop_layers=(0,),
-        ),
-        Task(
-            name="mrpc",
-            summary="Microsoft Research Paraphrase Corpus (GLUE): do the two sentences say the same?",
-            columns=("sentence1", "sentence2"),
-            labels=("not_equivalent", "equivalent"),
-            metric="accuracy",
-            hub=("nyu-mll/glue", "mrpc"),
-        ),
-        Task(
-            name="rte",
-            summary="Recognizing Textual Entailment (GLUE): does the second sentence follow from the first?",
-            columns=("sentence1", "sentence2"),
-            labels=("entailment", "not_entailment"),
-            metric="accuracy",
-            hub=("nyu-mll/glue", "rte"),
-        ),
-    )
-}
+TASKS = {task.name: task for task in (_AGREEMENT, *glue.TASKS, *further.TASKS, _CUSTOM)}
 
 
 def get_task(name: str) -> Task:
@@ -105,3 +42,85 @@ def get_task(name: str) -> Task:
     if name not in TASKS:
         raise UsageError(f"Expected a task among {', '.join(TASKS)}, got {name!r}; see `attnreg list tasks`.")
     return TASKS[name]
+
+
+def choose_task(
+    name: str,
+    *,
+    kind: str | None = None,
+    text_columns: str | None = None,
+    label_column: str | None = None,
+    choice_columns: str | None = None,
+    metric: str | None = None,
+) -> Task:
+    """A task as the command line names it: by its name and, for ``custom``, by the columns of the data.
+
+    Args:
+        name: of the task.
+        kind: of ``custom``, a name in :data:`attnreg.tasks.kinds.KINDS`; classification by default.
+        text_columns: of ``custom``, names with commas between them.
+        label_column: of ``custom``.
+        choice_columns: of ``custom`` of kind ``"multiple-choice"``, names with commas between them.
+        metric: the metric that chooses the best epoch, in place of the task's.
+
+    Raises:
+        UsageError: if there is no such task, an option is for ``custom`` alone, one is missing, or one does not fit.
+
+    Example:
+        >>> choose_task("custom", text_columns="question,answer", metric="f1").metrics
+        ('f1', 'accuracy')
+        >>> choose_task("mrpc", metric="f1").metrics
+        ('f1', 'accuracy')
+    """
+    task = get_task(name)
+    columns = {
+        "--kind": kind,
+        "--text-columns": text_columns,
+        "--label-column": label_column,
+        "--choice-columns": choice_columns,
+    }
+    if task is TASKS["custom"]:
+        task = _custom(task, kind or "classification", text_columns, label_column, choice_columns)
+    elif given := [option for option, value in columns.items() if value is not None]:
+        raise UsageError(f"Expected {given[0]} with --task custom alone, got it with --task {name}.")
+    if metric is None:
+        return task
+    known = kind_class(task.kind).metrics
+    if metric not in known:
+        raise UsageError(f"Expected --metric of a {task.kind} task among {', '.join(known)}, got {metric!r}.")
+    return replace(task, metrics=tuple(dict.fromkeys((metric, *task.metrics))))
+
+
+def _custom(template: Task, kind: str, texts: str | None, label: str | None, choices: str | None) -> Task:
+    if kind not in KINDS:
+        raise UsageError(f"Expected --kind among {', '.join(KINDS)}, got {kind!r}.")
+    expected = kind_class(kind)
+    columns, chosen_from = _names("--text-columns", texts), _names("--choice-columns", choices)
+    if not columns:
+        raise UsageError(
+            "Expected --text-columns with --task custom, as in --text-columns premise,hypothesis, got none."
+        )
+    if len(columns) > expected.most_columns:
+        raise UsageError(
+            f"Expected at most {expected.most_columns} --text-columns for kind {kind}, got {len(columns)}: {texts}."
+        )
+    if expected.needs_choices != (len(chosen_from) > 1):
+        raise UsageError(
+            "Expected --choice-columns with two names or more for --kind multiple-choice, and none for others, got "
+            f"{choices or 'none'} with --kind {kind}."
+        )
+    return replace(
+        template,
+        kind=kind,
+        columns=columns,
+        label=label or template.label,
+        choices=chosen_from,
+        metrics=expected.metrics[:1],
+    )
+
+
+def _names(option: str, text: str | None) -> tuple[str, ...]:
+    names: Sequence[str] = [] if text is None else [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise UsageError(f"Expected {option} as names of columns with commas between them, each once, got {text!r}.")
+    return tuple(names)

@@ -1,29 +1,30 @@
-"""From rows of text to batches of similar lengths, padded no further than each batch needs."""
+"""From encoded rows to batches of similar lengths, padded no further than each batch needs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
 from torch.utils.data import DataLoader
-from transformers import DataCollatorWithPadding
 
-from attnreg.tasks.task import Task
+from attnreg.tasks.kinds.base import REFERENCE, Kind
 from attnreg.training.method import Batch
 
 
-def encode(task: Task, rows: Dataset, tokenizer: Any, max_length: int) -> Dataset:
-    """Tokenize a split: ``input_ids``, ``attention_mask``, what else the tokenizer gives, and ``labels``."""
+class Labelled(NamedTuple):
+    """Rows to score a network on.
 
-    def tokenize(batch: dict[str, list[Any]]) -> dict[str, Any]:
-        texts = [batch[column] for column in task.columns]
-        return {**tokenizer(*texts, truncation=True, max_length=max_length), "labels": batch["label"]}
+    Args:
+        batches: what the network is given.
+        references: what its answers are held against, one for each row, in order.
+    """
 
-    return rows.map(tokenize, batched=True, remove_columns=rows.column_names, keep_in_memory=True)
+    batches: list[Batch]
+    references: list[Any]
 
 
 class TrainBatches:
@@ -34,24 +35,27 @@ class TrainBatches:
     Args:
         rows: encoded rows.
         batch_size: rows in a batch, of all processes together; the last one may be smaller.
-        tokenizer: knows how to pad.
+        kind: knows how to pad.
         seed: of the order.
         accelerator: where the batches go.
     """
 
-    def __init__(self, rows: Dataset, batch_size: int, tokenizer: Any, seed: int, accelerator: Accelerator) -> None:
+    def __init__(self, rows: Dataset, batch_size: int, kind: Kind, seed: int, accelerator: Accelerator) -> None:
         # Imported late: transformers' trainer modules import peft too, for two seconds, before anything can be said.
         from transformers.trainer_pt_utils import LengthGroupedSampler
 
         self._generator = torch.Generator()
         self._seed = seed
-        lengths = [len(ids) for ids in rows["input_ids"]]
+        lengths = [kind.length(ids) for ids in rows["input_ids"]]
         sampler = LengthGroupedSampler(batch_size, lengths=lengths, generator=self._generator)
         # With a generator of its own, a loader that starts again in the middle of an epoch draws nothing from torch's.
-        loader = DataLoader(
-            rows, batch_size, sampler=sampler, collate_fn=DataCollatorWithPadding(tokenizer), generator=self._generator
+        self._loader = DataLoader(
+            rows.remove_columns(REFERENCE),
+            batch_size,
+            sampler=sampler,
+            collate_fn=kind.collate,
+            generator=self._generator,
         )
-        self._loader = loader
         self._accelerator = accelerator
 
     def __len__(self) -> int:
@@ -71,10 +75,11 @@ class TrainBatches:
                 }
 
 
-def in_order(rows: Dataset, batch_size: int, tokenizer: Any, accelerator: Accelerator) -> list[Batch]:
-    """The rows as they come, for evaluation, on the accelerator's device: the same batches in every process."""
+def in_order(rows: Dataset, batch_size: int, kind: Kind, device: torch.device) -> Labelled:
+    """The rows as they come, for evaluation, on a device: the same batches in every process."""
     # With a generator of its own: a loader draws a number whenever it starts, and how often a run is evaluated must
     # not change what it draws for training.
-    collate = DataCollatorWithPadding(tokenizer)
-    loader = DataLoader(rows, batch_size, collate_fn=collate, generator=torch.Generator())
-    return [{name: tensor.to(accelerator.device) for name, tensor in batch.items()} for batch in loader]
+    given = rows.remove_columns(REFERENCE)
+    loader = DataLoader(given, batch_size, collate_fn=kind.collate, generator=torch.Generator())
+    batches: list[Batch] = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in loader]
+    return Labelled(batches, list(rows[REFERENCE]))

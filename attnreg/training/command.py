@@ -12,14 +12,24 @@ from typing import Any
 import click
 
 from attnreg.errors import UsageError
-from attnreg.tasks.task import TASKS, get_task
+from attnreg.tasks.kinds import KINDS
+from attnreg.tasks.task import TASKS, choose_task
+from attnreg.training.settings import TASK_OPTIONS as TASK_OPTION_NAMES
 from attnreg.training.settings import Settings
 
 LARGEST = 2**31 - 1
 _POSITIVE = click.IntRange(min=1)
+TASK_OPTIONS = (
+    click.option("--kind", type=click.Choice(list(KINDS)), help="Of --task custom; by default classification."),
+    click.option("--text-columns", help="Of --task custom: what is read, one column or, as in a,b, two."),
+    click.option("--label-column", help="Of --task custom: what is to be answered; by default label."),
+    click.option("--choice-columns", help="Of --task custom of kind multiple-choice, as in a,b,c."),
+    click.option("--metric", help="What chooses the best epoch; by default the task's."),
+)
 # What the runs of a comparison have in common.
 COMMON = (
     click.option("--task", default="agreement", show_default=True, help=f"One of {', '.join(TASKS)}."),
+    *TASK_OPTIONS,
     click.option("--model", help="Folder or hub name; by default the task's."),
     click.option(
         "--data-dir", help="Folder with train and validation as .jsonl[.gz], .csv, .tsv or .parquet; no network needed."
@@ -114,7 +124,14 @@ def _settings(name: str, options: dict[str, Any]) -> Settings:
             raise UsageError(f"Expected at most {LARGEST} for {parameter.opts[0]}, got {value}.")
     own = dict(options)
     shared = {f.name: own.pop(f.name) for f in dataclasses.fields(Settings) if f.name in own}
-    task = get_task(shared["task"])
+    task = choose_task(shared["task"], **{name: shared[name] for name in TASK_OPTION_NAMES})
+    if task.evaluation_only:
+        raise UsageError(
+            f"Expected a task to train on, got {task.name!r}: train on another one, then `attnreg evaluate RUN --task "
+            f"{task.name}`."
+        )
+    if task.name == "custom" and shared["data_dir"] is None:
+        raise UsageError("Expected --data-dir with --task custom, got none.")
     for option in ("epochs", "batch_size", "learning_rate", "max_length"):
         if shared[option] is None:
             shared[option] = getattr(task, option)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -11,67 +11,88 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from attnreg.tasks.metrics import METRICS
+from attnreg.tasks.kinds.base import Kind, Record
+from attnreg.training.batches import Labelled
 from attnreg.training.method import Batch
+
+IGNORED = -100  # the label that transformers gives to positions without one
 
 
 class Predictions(NamedTuple):
     """A network's answers to labelled rows.
 
     Args:
-        loss: mean over rows.
-        logits: ``(n, classes)``, float32, on the CPU.
-        labels: ``(n,)``.
+        loss: mean over labels: rows, or the words and tokens that carry one; ``None`` where the network gives none.
+        records: one for each row, in order: ``label``, ``prediction`` and what else the kind of task knows.
     """
 
-    loss: float
-    logits: Tensor
-    labels: Tensor
-
-    def score(self, metrics: Iterable[str]) -> dict[str, float]:
-        """Loss and metrics, by name; names in :data:`attnreg.tasks.METRICS`."""
-        results = {"loss": self.loss}
-        for name in metrics:
-            metric = METRICS[name](keep_in_memory=True)
-            results.update(metric.compute(predictions=self.logits.argmax(-1).tolist(), references=self.labels.tolist()))
-        return results
+    loss: float | None
+    records: list[Record]
 
 
 @torch.no_grad()
-def predict(network: nn.Module, batches: Sequence[Batch], accelerator: Accelerator | None = None) -> Predictions:
-    """The answers of a classifier, in eval mode; the network's mode is restored.
+def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Accelerator | None = None) -> Predictions:
+    """The answers of a network, in eval mode; the network's mode is restored.
 
     Args:
-        network: gives ``logits`` and ``loss``.
-        batches: labelled batches.
-        accelerator: if given, its processes, all of which must call this with the same batches, share the work.
+        network: gives ``logits`` and, if it is given labels, ``loss``.
+        labelled: the rows.
+        kind: of the task.
+        accelerator: if given, its processes, all of which must call this with the same rows, share the work.
     """
     rank, processes = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
     training = network.training
     network.eval()
     mine = []
-    for number in range(rank, len(batches), processes):
-        output = network(**batches[number])
-        labels = batches[number]["labels"]
-        mine.append((number, float(output.loss) * len(labels), output.logits.float().cpu(), labels.cpu()))
+    for number in range(rank, len(labelled.batches), processes):
+        batch = labelled.batches[number]
+        # Labels of other classes than the network's own would be taken for them.
+        output = network(**(batch if kind.reading is None else _without_labels(batch)))
+        weight = 0 if kind.reading is not None else _labels_in(batch)
+        loss = float(output.loss) * weight if weight else 0.0
+        mine.append((number, loss, weight, kind.answers(network, batch, output)))
     network.train(training)
     shared = mine if processes == 1 else sorted(gather_object(mine), key=itemgetter(0))
-    _, losses, logits, answers = zip(*shared, strict=True)
-    return Predictions(sum(losses) / sum(map(len, answers)), torch.cat(logits), torch.cat(answers))
+    _, losses, weights, answers = zip(*shared, strict=True)
+    each = (answer for some in answers for answer in some)
+    records = [kind.record(answer, gold) for answer, gold in zip(each, labelled.references, strict=True)]
+    return Predictions(sum(losses) / sum(weights) if sum(weights) else None, records)
 
 
 def evaluate(
-    network: nn.Module, batches: Sequence[Batch], metrics: Iterable[str], accelerator: Accelerator | None = None
+    network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Accelerator | None = None
 ) -> dict[str, float]:
-    """Loss (mean over rows) and metrics of a classifier, in eval mode; the network's mode is restored.
+    """Loss (mean over labels) and the task's metrics, in eval mode; the network's mode is restored.
 
     Args:
-        network: gives ``logits`` and ``loss``.
-        batches: labelled batches.
-        metrics: names in :data:`attnreg.tasks.METRICS`.
-        accelerator: if given, its processes, all of which must call this with the same batches, share the work.
+        network: gives ``logits`` and, if it is given labels, ``loss``.
+        labelled: the rows.
+        kind: of the task.
+        accelerator: if given, its processes, all of which must call this with the same rows, share the work.
 
     Returns:
-        ``"loss"`` and the metrics, by name.
+        ``"loss"``, if there is one, and the metrics, by name.
     """
-    return predict(network, batches, accelerator).score(metrics)
+    predictions = predict(network, labelled, kind, accelerator)
+    loss = {} if predictions.loss is None else {"loss": predictions.loss}
+    return {**loss, **kind.score(predictions.records)}
+
+
+def evaluate_all(
+    network: nn.Module, sets: Mapping[str, Labelled], kind: Kind, accelerator: Accelerator | None = None
+) -> dict[str, float]:
+    """:func:`evaluate` on several sets, each name before its numbers; ``""`` is the name of the first one."""
+    return {
+        f"{name}_{key}" if name else key: value
+        for name, labelled in sets.items()
+        for key, value in evaluate(network, labelled, kind, accelerator).items()
+    }
+
+
+def _labels_in(batch: Batch) -> int:
+    labels: Tensor = batch["labels"]
+    return len(labels) if labels.is_floating_point() else int((labels != IGNORED).sum())
+
+
+def _without_labels(batch: Batch) -> Batch:
+    return {name: tensor for name, tensor in batch.items() if name != "labels"}

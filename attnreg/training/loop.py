@@ -15,7 +15,7 @@ from attnreg.errors import InputError, StoppedError
 from attnreg.pretrained import to_json
 from attnreg.training.checkpoint import load_checkpoint, rng_state, set_rng_state
 from attnreg.training.divergence import DivergenceCheck
-from attnreg.training.evaluation import evaluate
+from attnreg.training.evaluation import evaluate_all
 from attnreg.training.interruption import Interruption
 from attnreg.training.method import TrainingMethod, Updater
 from attnreg.training.outcome import conclude, peak_memory
@@ -156,7 +156,7 @@ class _Loop:
     def _evaluate(self, drop_rates: dict[str, float]) -> None:
         run, history = self.run, self.history
         for name, network in self.method.networks.items():
-            metrics = evaluate(network, run.dev_batches, dict.fromkeys([run.task.metric, "accuracy"]), run.accelerator)
+            metrics = evaluate_all(network, {"": run.dev, **run.further}, run.kind, run.accelerator)
             record = {"network": name, "epoch": history.epoch + 1, "step": history.step, **metrics}
             if self.method.provider is not None:
                 record["drop_rate"] = drop_rates

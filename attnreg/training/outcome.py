@@ -9,40 +9,41 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnreg.tasks.metrics import calibration_error
-from attnreg.training.evaluation import predict
+from attnreg.training.evaluation import evaluate, evaluate_all, predict
 from attnreg.training.method import TrainingMethod
 
 if TYPE_CHECKING:
     from attnreg.training.loop import History
     from attnreg.training.run import Run
 
-TRAIN_ROWS = 1000
-
 
 def conclude(method: TrainingMethod, run: Run, history: History) -> None:
     """Write down how the network that the method returns came out after the last epoch.
 
-    ``predictions.jsonl`` has its logits for each dev row, in order. ``result.json`` has the scores on dev and on (at
-    most the first thousand of) the training rows, the calibration error, time, memory and passes. It is written last:
-    a run that has it is finished.
+    ``predictions.jsonl`` has label and prediction (and, for classes, the logits) of each dev row, in order.
+    ``result.json`` has the scores on dev and on (at most the first thousand of) the training rows, the calibration
+    error, time, memory and passes. It is written last: a run that has it is finished.
 
     Args:
         method: the method, after its last step.
         run: the run.
         history: its history.
     """
-    metrics = dict.fromkeys([run.task.metric, "accuracy"])
-    some = run.train_rows.select(range(min(TRAIN_ROWS, len(run.train_rows))))
-    dev = predict(method.model, run.dev_batches, run.accelerator)
-    train = predict(method.model, run.rows_in_order(some), run.accelerator)
-    pairs = zip(dev.labels.tolist(), dev.logits.tolist(), strict=True)
+    kind = run.kind
+    some = run.train_rows.select(range(min(kind.scored_train_rows, len(run.train_rows))))
+    dev = predict(method.model, run.dev, kind, run.accelerator)
+    scores = {
+        "loss": dev.loss,
+        **kind.score(dev.records),
+        **evaluate_all(method.model, run.further, kind, run.accelerator),
+    }
     forward, backward = run.total(history.forward_rows, history.backward_rows)
     result: dict[str, Any] = {
         "metric": run.task.metric,
         "scored_on": run.scored_on,
-        "dev": {**dev.score(metrics), "calibration_error": calibration_error(dev.logits.softmax(-1), dev.labels)},
-        "train": train.score(metrics),
+        "dev": {**scores, "calibration_error": kind.calibration_error(dev.records)},
+        "train": evaluate(method.model, run.labelled(some), kind, run.accelerator),
+        "train_rows_scored": len(some),
         "best_epoch": history.best(run.task.metric, method.returned_name),
         "rows": len(run.train_rows),
         "steps": history.step,
@@ -62,7 +63,7 @@ def conclude(method: TrainingMethod, run: Run, history: History) -> None:
             **{name: version(name) for name in ("attnreg", "torch", "transformers")},
         },
     }
-    run.folder.write_outcome(result, ({"label": label, "logits": logits} for label, logits in pairs))
+    run.folder.write_outcome(result, dev.records)
 
 
 def peak_memory() -> int | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attnreg.errors import InputError
 from attnreg.training.method import Batch
 
+IGNORED = -100  # the label that transformers gives to positions without one
 Score = Callable[[nn.Module, Batch], Tensor]
 Reward = Callable[[Tensor], Tensor]
 Winner = Callable[[Tensor, Tensor], Tensor]
@@ -20,15 +21,27 @@ def negative_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Log-likelihood of the gold labels (minus the squared error, for regression), one per sample, ``(B,)``."""
     logits, labels = model(**batch).logits, batch["labels"]
     if not labels.is_floating_point():
-        per_label = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="none")
-        counted = (labels != -100).view(len(labels), -1)
+        per_label = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
+        counted = (labels != IGNORED).view(len(labels), -1)
         return -per_label.view(counted.shape).sum(1) / counted.sum(1).clamp(min=1)
     return -F.mse_loss(logits.view(len(labels), -1), labels.view(len(labels), -1), reduction="none").mean(1)
 
 
 def correctness(model: nn.Module, batch: Batch) -> Tensor:
-    """1 where the prediction is right and 0 where it is wrong, ``(B,)``; for classification."""
-    return (model(**batch).logits.argmax(-1) == batch["labels"]).float()
+    """1 where the prediction is right and 0 where it is wrong, ``(B,)``.
+
+    Of words and tokens, the share of a sample's labels that are right; a text that is generated is scored token by
+    token, given the right ones before.
+
+    Raises:
+        InputError: for regression, where nothing is right or wrong.
+    """
+    logits, labels = model(**batch).logits, batch["labels"]
+    if labels.is_floating_point():
+        raise InputError("Expected classes to be right or wrong, got numbers: use score 'loss' for regression.")
+    counted = (labels != IGNORED).view(len(labels), -1)
+    right = (logits.argmax(-1) == labels).view(counted.shape) & counted
+    return right.sum(1) / counted.sum(1).clamp(min=1)
 
 
 SCORES: dict[str, Score] = {"loss": negative_loss, "accuracy": correctness}

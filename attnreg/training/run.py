@@ -20,10 +20,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from attnreg.errors import InputError
 from attnreg.provider import MaskProvider
-from attnreg.tasks.data import load_splits
+from attnreg.tasks.data import load_data
+from attnreg.tasks.kinds import kind_class
 from attnreg.tasks.model import load_model
-from attnreg.tasks.task import get_task
-from attnreg.training.batches import TrainBatches, encode, in_order
+from attnreg.training.batches import Labelled, TrainBatches, in_order
 from attnreg.training.folder import RunFolder
 from attnreg.training.method import Batch
 from attnreg.training.optim import adamw
@@ -49,10 +49,9 @@ class Run:
         self.scored_on = "dev" if settings.validation_rows is None else "held-out"
         self.search: dict[str, Any] | None = None
         self.held_out: dict[str, int] | None = None
-        self.task = get_task(settings.task)
         self.folder = RunFolder(settings.output_dir)
         self.folder.check(settings)
-        splits = load_splits(self.task, settings.data_dir)
+        self.task, splits = load_data(settings.chosen_task(), settings.data_dir)
         if settings.device not in (None, "cpu") and not getattr(torch, settings.device).is_available():
             raise InputError(f"Expected --device to be a device of this machine, got {settings.device}: none is there.")
         check_trackers(settings.report_to)
@@ -86,9 +85,13 @@ class Run:
             raise InputError(f"Expected --max-length of at most {limit} for this model, got {settings.max_length}.")
         self._available = len(splits["train"])
         train, dev = _select(splits, settings)
-        self.train_rows, self.dev_rows = (
-            encode(self.task, rows, self.tokenizer, settings.max_length) for rows in (train, dev)
-        )
+        self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, settings.max_length)
+        self.train_rows, self.dev_rows = self.kind.encode(train), self.kind.encode(dev)
+        self._further_rows = {
+            name.removeprefix("validation_"): self.kind.encode(splits[name])
+            for name in self.task.validation[1:]
+            if name in splits and settings.validation_rows is None
+        }
         self._rows_left, self._held_until = self.train_rows, 0
 
     @property
@@ -109,12 +112,22 @@ class Run:
         return self._train_batches_of(self._rows_left)
 
     def _train_batches_of(self, rows: Any) -> TrainBatches:
-        return TrainBatches(rows, self.settings.batch_size, self.tokenizer, self.settings.seed, self.accelerator)
+        return TrainBatches(rows, self.settings.batch_size, self.kind, self.settings.seed, self.accelerator)
 
     @functools.cached_property
+    def dev(self) -> Labelled:
+        """What the run is scored on, in order."""
+        return self.labelled(self.dev_rows)
+
+    @functools.cached_property
+    def further(self) -> dict[str, Labelled]:
+        """What else the task reports, by name."""
+        return {name: self.labelled(rows) for name, rows in self._further_rows.items()}
+
+    @property
     def dev_batches(self) -> list[Batch]:
-        """The validation split, in order."""
-        return self.rows_in_order(self.dev_rows)
+        """The batches of :attr:`dev`."""
+        return self.dev.batches
 
     @property
     def total_steps(self) -> int:
@@ -144,7 +157,11 @@ class Run:
 
     def rows_in_order(self, rows: Any) -> list[Batch]:
         """Batches of encoded rows, as they come."""
-        return in_order(rows, self.settings.batch_size * 2, self.tokenizer, self.accelerator)
+        return self.labelled(rows).batches
+
+    def labelled(self, rows: Any) -> Labelled:
+        """Batches of encoded rows, as they come, and what answers to them are held against."""
+        return in_order(rows, self.settings.batch_size * 2, self.kind, self.accelerator.device)
 
     def _take(self, size: int) -> Any:
         left = len(self.train_rows) - size

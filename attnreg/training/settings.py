@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from attnreg.tasks.definition import Task
+from attnreg.tasks.task import choose_task
+
+TASK_OPTIONS = ("kind", "text_columns", "label_column", "choice_columns", "metric")
 # What may differ between a run and its continuation.
 _NOT_COMPARED = {"output_dir", "resume", "device", "save_steps", "report_to"}
 
@@ -34,7 +38,20 @@ class Settings:
     save_steps: int | None = None
     mixed_precision: str | None = None
     report_to: tuple[str, ...] = ()
+    kind: str | None = None
+    text_columns: str | None = None
+    label_column: str | None = None
+    choice_columns: str | None = None
+    metric: str | None = None
     own: dict[str, Any] = field(default_factory=dict)
+
+    def chosen_task(self) -> Task:
+        """The task that the options name.
+
+        Raises:
+            UsageError: if they name none.
+        """
+        return choose_task(self.task, **{name: getattr(self, name) for name in TASK_OPTIONS})
 
     def to_dict(self) -> dict[str, Any]:
         """What ``config.json`` holds."""

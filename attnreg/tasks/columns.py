@@ -1,0 +1,123 @@
+"""Looking into columns: text, class labels, and columns within columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnreg.errors import InputError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def top_column(column: str, names: Iterable[str]) -> str:
+    """The name under which a column stands in a table: ``translation`` for ``translation.en``, unless it is flat."""
+    return column if column in names else column.partition(".")[0]
+
+
+def column_of(rows: Dataset | Mapping[str, Any], column: str) -> list[Any]:
+    """The values of a column, or of a field of a column of records, ``None`` where it lacks.
+
+    Example:
+        >>> column_of({"translation": [{"en": "yes"}, {}]}, "translation.en")
+        ['yes', None]
+    """
+    names = list(rows) if isinstance(rows, Mapping) else rows.column_names
+    top = top_column(column, names)
+    values = list(rows[top])
+    field = column[len(top) + 1 :]
+    return [value.get(field) if isinstance(value, dict) else None for value in values] if field else values
+
+
+def texts_of(rows: Dataset, column: str, place: str) -> list[str]:
+    """The values of a column of text.
+
+    Raises:
+        InputError: if one is not text.
+    """
+    values = column_of(rows, column)
+    for number, text in enumerate(values):
+        if not isinstance(text, str):
+            raise InputError(f"Expected text in column {column}, got {text!r} in row {number + 1} of {place}.")
+    return values
+
+
+class Classes:
+    """The classes of labels: by name, by number, or as the data's own names have them.
+
+    Args:
+        labels: the names, in order.
+        names: what the integers in the data stand for, where the data says so.
+
+    Example:
+        >>> classes = Classes(["no", "yes"])
+        >>> classes.number("yes"), classes.number(1), classes.number(2), classes.number(True)
+        (1, 1, None, None)
+        >>> Classes(["no", "yes"], ["yes", "no"]).number(0)
+        1
+        >>> Classes(["1", "3"]).number(3)
+        1
+    """
+
+    def __init__(self, labels: Sequence[str], names: Sequence[str] | None = None) -> None:
+        self.labels = labels
+        known: dict[Any, int] = {name: i for i, name in enumerate(labels)}
+        numbers = {name: _integer(name) for name in labels}
+        if names is not None and set(names) <= set(labels):
+            known.update({i: known[name] for i, name in enumerate(names)})
+        elif all(number is not None for number in numbers.values()):
+            known.update({number: known[name] for name, number in numbers.items()})
+        else:
+            known.update({i: i for i in range(len(labels))})
+        self._known = known
+
+    def number(self, value: Any) -> int | None:
+        """The number of a value's class; ``None`` if it has none."""
+        return self._known.get(plain_label(value)) if isinstance(value, (str, int, float)) else None
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{i} ({name})" for i, name in enumerate(self.labels[:20]))
+        return shown if len(self.labels) <= 20 else f"{shown} and so on, {len(self.labels)} of them"
+
+
+def plain_label(value: Any) -> Any:
+    """A label as a name or an integer: truth values by name, whole numbers without their point."""
+    if isinstance(value, bool):
+        return str(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def names_of(values: Iterable[Any], names: Sequence[str] | None) -> list[str]:
+    """The names of all classes that occur, integers in their order and before words.
+
+    Args:
+        values: labels.
+        names: what integers stand for, where the data says so; then these are the names.
+
+    Example:
+        >>> names_of([10, 2, 2], None), names_of(["b", "a"], None)
+        (['2', '10'], ['a', 'b'])
+    """
+    if names is not None:
+        return list(names)
+    found = {plain_label(value) for value in values if isinstance(value, (str, int, float))}
+    found = {value for value in found if not isinstance(value, float)}
+    return [str(v) for v in sorted(v for v in found if isinstance(v, int))] + sorted(
+        v for v in found if isinstance(v, str)
+    )
+
+
+def class_names(rows: Dataset, column: str) -> list[str] | None:
+    """What the integers of a label column stand for, where the data says so."""
+    feature = rows.features.get(column)
+    feature = getattr(feature, "feature", feature)  # of each element of a list
+    names = getattr(feature, "names", None)
+    return None if names is None else list(names)
+
+
+def _integer(text: str) -> int | None:
+    try:
+        return int(text) if str(int(text)) == text else None
+    except ValueError:
+        return None

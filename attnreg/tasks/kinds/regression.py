@@ -1,0 +1,53 @@
+"""Regression: a number for a text, or for a pair of texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnreg.errors import InputError
+from attnreg.tasks.columns import column_of
+from attnreg.tasks.definition import Task
+from attnreg.tasks.kinds.base import REFERENCE, Kind, Record
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from torch import Tensor, nn
+
+
+class Regression(Kind):
+    """One finite number for each row, learned by the squared error."""
+
+    head: ClassVar[str] = "AutoModelForSequenceClassification"
+    metrics: ClassVar[tuple[str, ...]] = ("pearson", "spearman")
+    can_be_right: ClassVar[bool] = False
+
+    @classmethod
+    def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:  # noqa: D102
+        numbers = column_of(rows, task.label)
+        for row, number in enumerate(numbers):
+            if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+                raise InputError(
+                    f"Expected finite numbers in column {task.label}, got {number!r} in row {row + 1} of {place}."
+                )
+        return [float(number) for number in numbers]
+
+    @classmethod
+    def head_options(cls, task: Task) -> dict[str, Any]:  # noqa: D102
+        return {"num_labels": 1, "problem_type": "regression"}
+
+    def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:  # noqa: D102
+        encoded = self.tokenizer(*self._texts(batch), truncation=True, max_length=self.max_length)
+        return {**encoded, "labels": gold, REFERENCE: gold}
+
+    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:  # noqa: D102
+        from transformers import DataCollatorWithPadding
+
+        return dict(DataCollatorWithPadding(self.tokenizer)(rows))
+
+    def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:  # noqa: D102
+        return output.logits.float().flatten().cpu().tolist()
+
+    def record(self, answer: Any, reference: Any) -> Record:  # noqa: D102
+        return {"label": reference, "prediction": answer}

@@ -1,0 +1,130 @@
+"""Made-up data in the hub's columns, one maker for each kind of task, and a tiny random model for each."""
+
+import json
+import random
+
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+NAMES = {"Anna": "PER", "Bert": "PER", "Rome": "LOC", "Oslo": "LOC", "Acme": "ORG"}
+WORDS = ["red", "green", "blue", "one", "two", "three", "near", "far", "the", "a", "went", "saw"]
+GERMAN = {"red": "rot", "green": "gruen", "blue": "blau", "one": "eins", "two": "zwei", "three": "drei"}
+
+
+def words(rng, least=3, most=6):
+    return [rng.choice(WORDS) for _ in range(rng.randint(least, most))]
+
+
+def pair(rng, labels=("entailment", "neutral", "contradiction")):
+    label = rng.randrange(len(labels))
+    first = " ".join(words(rng))
+    return {"premise": first, "hypothesis": f"{WORDS[label]} {' '.join(words(rng))}", "label": label, "idx": 0}
+
+
+def similarity(rng):
+    number = rng.randrange(6)
+    return {"sentence1": " ".join(words(rng)), "sentence2": " ".join([WORDS[number]] * 3), "label": float(number)}
+
+
+def entities(rng):
+    tokens, tags = [], []
+    for word in words(rng):
+        if rng.random() < 0.4:
+            name = rng.choice(list(NAMES))
+            tokens += [name, "Smith"]
+            tags += [f"B-{NAMES[name]}", f"I-{NAMES[name]}"]
+        tokens.append(word)
+        tags.append("O")
+    return {"id": "0", "tokens": tokens, "ner_tags": tags}
+
+
+def endings(rng):
+    label, cue = rng.randrange(4), rng.choice(["red", "green", "blue"])
+    others = ["one", "two", "three", "near"]
+    choices = {f"ending{i}": f"{cue} {cue}" if i == label else f"{others[i]} far" for i in range(4)}
+    return {"sent1": f"the {cue}", "sent2": "a", **choices, "label": label, "video-id": "x"}
+
+
+def translation(rng):
+    source = [rng.choice(list(GERMAN)) for _ in range(3)]
+    return {"translation": {"en": " ".join(source), "ro": " ".join(GERMAN[word] for word in source)}}
+
+
+def make(maker, count, seed):
+    rng = random.Random(seed)
+    return [maker(rng) for _ in range(count)]
+
+
+def write(folder, train=96, validation=32, maker=pair, **others):
+    """Splits as JSON lines; ``others`` are further splits, by name."""
+    folder.mkdir(exist_ok=True)
+    splits = {"train": make(maker, train, 0), "validation": make(maker, validation, 1), **others}
+    for split, rows in splits.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def word_pieces(texts, vocab_size=80):
+    """A fast tokenizer of word pieces, as BERT's, trained on texts."""
+    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False)
+    backend.train_from_iterator(texts, trainer)
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+
+
+TEXTS = [*WORDS, *NAMES, "Smith", *GERMAN.values()]
+
+
+def tiny_bert(folder, **options):
+    """Save a tiny random BERT, without a head, and its tokenizer."""
+    tokenizer = word_pieces(TEXTS, 200)
+    config = hf.BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.1,
+        **options,
+    )
+    hf.BertModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_marian(folder, texts=TEXTS):
+    """Save a tiny random Marian, and a tokenizer of words: Marian's own wants files made by sentencepiece."""
+    backend = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(special_tokens=["<pad>", "</s>", "<unk>"], show_progress=False)
+    backend.train_from_iterator(texts, trainer)
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
+    config = hf.MarianConfig(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=1,
+        decoder_start_token_id=0,
+        forced_eos_token_id=1,
+        init_std=0.1,
+    )
+    hf.MarianMTModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
