@@ -46,7 +46,7 @@ def endings(rng):
 
 
 def translation(rng):
-    source = [rng.choice(list(GERMAN)) for _ in range(3)]
+    source = [rng.choice(list(GERMAN)) for _ in range(5)]
     return {"translation": {"en": " ".join(source), "ro": " ".join(GERMAN[word] for word in source)}}
 
 
@@ -60,8 +60,13 @@ def write(folder, train=96, validation=32, maker=pair, **others):
     folder.mkdir(exist_ok=True)
     splits = {"train": make(maker, train, 0), "validation": make(maker, validation, 1), **others}
     for split, rows in splits.items():
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / f"{split}.jsonl", rows)
     return folder
+
+
+def write_rows(path, rows):
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def word_pieces(texts, vocab_size=80):

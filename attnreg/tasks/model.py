@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +58,8 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
             )
     kind = kind_class(task.kind)
     try:
-        tokenizer = kind.fitting(
-            AutoTokenizer.from_pretrained(name), name, functools.partial(AutoTokenizer.from_pretrained, name)
-        )
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        kind.fit_tokenizer(tokenizer, name)
         head = _head(kind.head, name, AutoConfig.from_pretrained(name))
         # A head of another task, with other classes, is no use here: it is made anew.
         model = head.from_pretrained(name, ignore_mismatched_sizes=True, **kind.head_options(task))

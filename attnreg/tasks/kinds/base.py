@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnreg.errors import InputError
@@ -79,18 +79,16 @@ class Kind(ABC):
         return {"id2label": dict(enumerate(task.labels)), "label2id": {name: i for i, name in enumerate(task.labels)}}
 
     @classmethod
-    def fitting(cls, tokenizer: Any, name: str, reload: Callable[..., Any]) -> Any:
-        """The tokenizer as this kind needs it.
+    def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:
+        """Set a tokenizer as this kind needs it.
 
         Args:
             tokenizer: as it was loaded.
             name: of the model.
-            reload: loads it again with other options.
 
         Raises:
             InputError: if it cannot do what the kind needs.
         """
-        return tokenizer
 
     def encode(self, rows: Dataset) -> Dataset:
         """Tokenize rows: what the model is given, ``labels`` among it, and ``reference``, what answers are for."""

@@ -11,8 +11,6 @@ from attnreg.tasks.definition import Task
 from attnreg.tasks.kinds.base import REFERENCE, Kind, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from datasets import Dataset
     from torch import Tensor, nn
 
@@ -89,15 +87,16 @@ class Tokens(Kind):
         return every
 
     @classmethod
-    def fitting(cls, tokenizer: Any, name: str, reload: Callable[..., Any]) -> Any:  # noqa: D102
+    def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:  # noqa: D102
         if not tokenizer.is_fast:
             raise InputError(
                 f"Expected --model {name} with a fast tokenizer, which knows the words that tokens come from, got "
                 f"{type(tokenizer).__name__}: choose a model with a tokenizer.json."
             )
-        if not _marks_words(tokenizer):
-            tokenizer = reload(add_prefix_space=True)  # words that are given one by one have no space before them
-        return tokenizer
+        pieces = tokenizer.backend_tokenizer.pre_tokenizer
+        if type(pieces).__name__ == "ByteLevel":  # which knows a word by the space before it; single words have none
+            pieces.add_prefix_space = True
+            tokenizer.backend_tokenizer.pre_tokenizer = pieces
 
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:  # noqa: D102
         encoded = self.tokenizer(
@@ -144,9 +143,3 @@ def first_sub_words(word_ids: Sequence[int | None]) -> list[int | None]:
     """
     before = [None, *word_ids[:-1]]
     return [word if word != previous else None for word, previous in zip(word_ids, before, strict=True)]
-
-
-def _marks_words(tokenizer: Any) -> bool:
-    """Whether a word given alone is what it is within a sentence: byte-level tokenizers want a space before it."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return "ByteLevel" not in str(getattr(backend, "pre_tokenizer", "")) or bool(tokenizer.add_prefix_space)

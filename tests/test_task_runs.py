@@ -1,0 +1,244 @@
+"""Runs on tasks of every kind through the command line: trained, compared, gone on with, scored on other sets."""
+
+import json
+import re
+
+import pytest
+
+from tests import task_data as made
+from tests.cases import assert_sentence
+
+KINDS = {
+    "mnli": (made.pair, "bert", ["accuracy"], 0.5),
+    "stsb": (made.similarity, "bert", ["pearson", "spearman"], 0.6),
+    "conll2003": (made.entities, "bert", ["entity_f1", "accuracy"], 0.3),
+    "swag": (made.endings, "bert", ["accuracy"], 0.6),
+    "wmt16-en-ro": (made.translation, "marian", ["bleu"], 0.0),
+}
+QUICK = ["--batch-size", 8, "--learning-rate", 3e-3, "--max-length", 32, "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Tiny models, and data for each kind of task."""
+    folder = tmp_path_factory.mktemp("tasks")
+    made.tiny_bert(folder / "bert")
+    made.tiny_marian(folder / "marian")
+    for task, (maker, *_) in KINDS.items():
+        further = {"validation_mismatched": made.make(maker, 12, 2)} if task == "mnli" else {}
+        made.write(folder / task, maker=maker, **further)
+    return folder
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def recipe(home, name, task, *options, epochs=2):
+    model = home / KINDS[task][1]
+    return ["recipe", name, "--task", task, "--data-dir", home / task, "--model", model, "--epochs", epochs, *QUICK, *options]  # fmt: skip
+
+
+@pytest.mark.parametrize("task", KINDS)
+def test_every_kind_is_learned(cli, home, tmp_path, task):
+    _, _, metrics, least = KINDS[task]
+    result = cli(*recipe(home, "finetune", task, "--output-dir", "out", epochs=6))
+    assert result.exit_code == 0, result.output
+    records = lines(tmp_path / "out" / "metrics.jsonl")
+    assert records[-1]["loss"] < 0.8 * records[0]["loss"]
+    got = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert got["metric"] == metrics[0]
+    assert got["dev"].keys() >= {"loss", "calibration_error", *metrics}
+    assert got["dev"][metrics[0]] >= least
+    assert all(got["dev"][name] == pytest.approx(records[-1][name]) for name in metrics)
+    assert got["train"].keys() == {"loss", *metrics}
+    assert (got["forward_rows"], got["backward_rows"]) == (6 * 96, 6 * 96)
+    assert (got["dev"]["calibration_error"] is not None) == (task in ("mnli", "swag"))
+    if task == "mnli":
+        assert {"mismatched_loss", "mismatched_accuracy"} <= got["dev"].keys() & records[0].keys()
+    predictions = lines(tmp_path / "out" / "predictions.jsonl")
+    assert len(predictions) == 32
+    assert predictions[0].keys() >= {"label", "prediction"}
+    assert (tmp_path / "out" / "model" / "config.json").is_file()
+    again = cli("evaluate", "out")
+    assert again.exit_code == 0, again.output
+    best = max(record[metrics[0]] for record in records)
+    assert f"{metrics[0]} {best:.4f}" in again.output
+    written = json.loads((tmp_path / "out" / "evaluations" / f"{task}.json").read_text())
+    assert written["metrics"][metrics[0]] == pytest.approx(best)
+    assert written["rows"] == 32
+    pictures = cli("plot", "out")
+    assert pictures.exit_code == 0, pictures.output
+
+
+@pytest.mark.parametrize("task", KINDS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ad-drop", ["--q", 0.5, "--layers", "all"]),
+        ("ad-drop", ["--method", "integrated_gradients", "--steps", 2, "--target", "label", "--every", 1, "--offset", 0]),
+        ("attendout", ["--round-steps", 2, "--no-baseline"]),
+    ],
+)  # fmt: skip
+def test_every_regularizer_trains_on_every_kind(cli, home, tmp_path, task, name, options):
+    result = cli(*recipe(home, name, task, *options, "--train-size", 48, "--output-dir", "out"))
+    assert result.exit_code == 0, result.output
+    got = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert max(got["drop_rates"].values()) > 0
+    if name == "attendout":
+        assert any("winner" in line for line in lines(tmp_path / "out" / "telemetry.jsonl"))
+
+
+def test_the_games_score_by_right_answers(cli, home, tmp_path):
+    options = ["--score", "accuracy", "--round-steps", 2, "--no-baseline", "--train-size", 48]
+    result = cli(*recipe(home, "attendout", "conll2003", *options, "--output-dir", "out"))
+    assert result.exit_code == 0, result.output
+    assert_sentence(cli(*recipe(home, "attendout", "stsb", *options, "--output-dir", "no")), 2,
+                    "Expected --score loss for the regression task stsb, got accuracy")  # fmt: skip
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("task", ["conll2003", "swag"])
+def test_a_run_goes_on_to_the_same_end(cli, home, tmp_path, monkeypatch, task):
+    from attnreg.training import loop
+
+    whole = recipe(home, "ad-drop", task, "--output-dir", "whole")
+    assert cli(*whole).exit_code == 0
+    args = recipe(home, "ad-drop", task, "--output-dir", "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Loop, "_is_to_stop", lambda self: self.history.step == 17)
+        stopped = cli(*args)
+    assert "Stopped by" in stopped.output
+    resumed = cli(*args, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    for name in ("metrics.jsonl", "telemetry.jsonl", "predictions.jsonl"):
+        assert lines(tmp_path / "out" / name) == lines(tmp_path / "whole" / name)
+
+
+def test_a_comparison_whose_metric_is_not_made_of_counts(cli, home, tmp_path):
+    args = recipe(home, "", "conll2003")[2:]
+    result = cli("compare", "finetune", "ad-drop --q 0.5", *args, "--train-size", 32, "--seeds", 2, "--jobs", 1,
+                 "--no-equal-time", "--output-dir", "study")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    report = (tmp_path / "study" / "report.md").read_text()
+    assert "entity_f1 on dev" in report
+    assert "There is no interval over dev rows: entity_f1 of this task is not made of counts of rows." in report
+    assert "There is no calibration error" in report
+    assert "95 % over dev rows" not in report
+
+
+CUSTOM = {
+    "classification": (
+        [{"note": f"{color} a", "colour": color} for color in ("red", "green", "blue")],
+        ["--text-columns", "note", "--label-column", "colour", "--metric", "macro_f1"],
+        {"macro_f1", "accuracy"},
+    ),
+    "regression": (
+        [{"a": "one", "b": "two", "y": number} for number in range(3)],
+        ["--text-columns", "a,b", "--label-column", "y", "--metric", "spearman"],
+        {"pearson", "spearman"},
+    ),
+    "tokens": (
+        [{"words": ["a", "red"], "labels": ["DET", "ADJ"]}, {"words": ["saw"], "labels": ["VERB"]}],
+        ["--text-columns", "words", "--label-column", "labels"],
+        {"accuracy"},
+    ),
+    "multiple-choice": (
+        [{"q": "red", "x": "one", "y": "two", "z": "three", "right": i} for i in range(3)],
+        ["--text-columns", "q", "--choice-columns", "x,y,z", "--label-column", "right"],
+        {"accuracy"},
+    ),
+    "seq2seq": (
+        [{"text": "red one", "reply": "rot eins"}],
+        ["--text-columns", "text", "--label-column", "reply"],
+        {"bleu"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_a_set_of_ones_own(cli, home, tmp_path, kind):
+    rows, options, metrics = CUSTOM[kind]
+    made.write(tmp_path / "mine", train=0, validation=0)
+    for split in ("train", "validation"):
+        made.write_rows(tmp_path / "mine" / f"{split}.jsonl", rows * 6)
+    model = home / ("marian" if kind == "seq2seq" else "bert")
+    args = ["--task", "custom", "--kind", kind, *options, "--data-dir", "mine", "--model", model, "--epochs", 1, *QUICK]
+    result = cli("recipe", "finetune", *args, "--output-dir", "out")
+    assert result.exit_code == 0, result.output
+    got = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert metrics <= got["dev"].keys()
+    again = cli("evaluate", "out", "--data-dir", "mine")
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "out" / "evaluations" / "custom-mine.json").is_file()
+
+
+def test_a_model_of_mnli_on_hans(cli, home, tmp_path):
+    assert cli(*recipe(home, "finetune", "mnli", "--output-dir", "out")).exit_code == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    rows = [{**row, "label": int(row["label"] > 0)} for row in made.make(made.pair, 32, 1)]  # as mnli's validation
+    made.write(tmp_path / "hans", train=0, validation=0)
+    made.write_rows(tmp_path / "hans" / "validation.jsonl", rows)
+    (tmp_path / "hans" / "train.jsonl").unlink()
+    result = cli("evaluate", "out", "--task", "hans", "--data-dir", "hans")
+    assert result.exit_code == 0, result.output
+    written = json.loads((tmp_path / "out" / "evaluations" / "hans.json").read_text())
+    assert re.search(rf"hans, validation, 32 rows: accuracy {written['metrics']['accuracy']:.4f}", result.output)
+    assert written["classes"] == {
+        "entailment": "entailment", "neutral": "non-entailment", "contradiction": "non-entailment",
+    }  # fmt: skip
+    assert {path: path.read_bytes() for path in before} == before
+    from attnreg.tasks import get_task, load_model
+
+    model, tokenizer = load_model(get_task("mnli"), str(tmp_path / "out" / "model"))
+    model.eval()
+    right = 0
+    for row in rows:
+        given = tokenizer(row["premise"], row["hypothesis"], return_tensors="pt")
+        right += int(int(model(**given).logits.argmax()) > 0) == row["label"]
+    assert written["metrics"] == {"accuracy": right / 32}
+    for args, code, says in [
+        (["--task", "conll2003", "--data-dir", "x"], 1, "Expected a classification task for the model of out"),
+        (["--task", "sst2", "--data-dir", home / "mnli"], 1, "Expected columns sentence, label for task 'sst2'"),
+        (["--task", "hans"], 1, "Expected a network or --data-dir for task 'hans', got neither"),
+        (["--task", "hans", "--data-dir", "hans", "--split", "test"], 1, "Expected a split test with labels of hans"),
+        (["--task", "hans", "--kind", "tokens"], 2, "Expected --kind with --task custom alone"),
+        (["--task", "nothing"], 2, "Expected a task among"),
+    ]:
+        assert_sentence(cli("evaluate", "out", *args), code, says)
+    assert [path.name for path in (tmp_path / "out" / "evaluations").iterdir()] == ["hans.json"]
+    made.write_rows(tmp_path / "hans" / "validation.jsonl", [{"sentence": "a", "label": 1}])
+    says = "Expected a model whose classes are among negative, positive for task 'sst2', got 'entailment' among"
+    assert_sentence(cli("evaluate", "out", "--task", "sst2", "--data-dir", "hans"), 1, says)
+
+
+def test_what_cannot_be_evaluated(cli, tmp_path):
+    assert_sentence(cli("evaluate", "nowhere"), 1, "Expected a run folder, got nowhere: no such folder")
+    (tmp_path / "empty").mkdir()
+    assert_sentence(cli("evaluate", "empty"), 1, "Expected a run folder with its model in empty/model, found none")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["--task", "hans"], 2, "Expected a task to train on, got 'hans': .* `attnreg evaluate RUN --task hans`"),
+        (["--task", "custom", "--text-columns", "a"], 2, "Expected --data-dir with --task custom, got none"),
+        (["--task", "custom"], 2, "Expected --text-columns with --task custom"),
+        (["--task", "cola", "--metric", "bleu"], 2, "Expected --metric of a classification task among"),
+        (["--task", "ptb-pos"], 1, "Expected --data-dir with task 'ptb-pos', which is not on the hub"),
+        (["--task", "wmt16-en-ro", "--data-dir", "HOME/wmt16-en-ro", "--model", "HOME/bert", "--max-length", 32], 1, "AutoModelForSeq2SeqLM knows, as the task needs, got bert"),
+        (["--task", "conll2003", "--data-dir", "HOME/mnli", "--model", "HOME/bert"], 1, "Expected columns tokens, ner_tags for task 'conll2003'"),
+    ],
+)  # fmt: skip
+def test_bad_input_leaves_nothing(cli, home, tmp_path, args, code, says):
+    args = [str(arg).replace("HOME", str(home)) for arg in args]
+    assert_sentence(cli("recipe", "finetune", *args), code, says)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lists_that_csv_cannot_hold(cli, home, tmp_path):
+    (tmp_path / "data").mkdir()
+    for split in ("train", "validation"):
+        (tmp_path / "data" / f"{split}.csv").write_text("tokens,ner_tags\n\"['Anna']\",\"['B-PER']\"\n")
+    result = cli("recipe", "finetune", "--task", "conll2003", "--data-dir", "data", "--model", home / "bert")
+    assert_sentence(result, 1, r"Expected a list in column tokens, got .* \.csv and \.tsv hold no lists, \.jsonl and \.parquet do")  # fmt: skip
