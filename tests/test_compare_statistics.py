@@ -10,7 +10,7 @@ from sklearn.metrics import matthews_corrcoef
 
 from attnreg.compare.statistics import bootstrap_over_rows, holm, paired_difference
 from attnreg.errors import InputError
-from attnreg.tasks.metrics import METRICS, accuracy_of, calibration_error, matthews_correlation_of
+from attnreg.tasks.metrics import METRICS, accuracy_of, calibration_error, f1_of, macro_f1_of, matthews_correlation_of
 
 
 def test_paired_difference_is_students():
@@ -95,9 +95,17 @@ def test_the_bootstrap_is_the_percentiles_of_resampled_scores():
 
 
 @pytest.mark.parametrize(
-    ("name", "function"), [("accuracy", accuracy_of), ("matthews_correlation", matthews_correlation_of)]
+    ("name", "function", "classes"),
+    [
+        ("accuracy", accuracy_of, 2),
+        ("accuracy", accuracy_of, 4),
+        ("matthews_correlation", matthews_correlation_of, 2),
+        ("matthews_correlation", matthews_correlation_of, 4),
+        ("f1", f1_of, 2),
+        ("macro_f1", macro_f1_of, 2),
+        ("macro_f1", macro_f1_of, 4),
+    ],
 )
-@pytest.mark.parametrize("classes", [2, 4])
 def test_metrics_of_counts_are_those_of_predictions(name, function, classes):
     rng = np.random.default_rng(classes)
     for _ in range(20):

@@ -32,6 +32,7 @@ def write(run, score, seconds=10.0, **changes):
         "scored_on": "dev",
         "dev": {"accuracy": score, "loss": 1 - score, "calibration_error": 0.1},
         "train": {"accuracy": 0.9, "loss": 0.25},
+        "train_rows_scored": 40,
         "best_epoch": {"epoch": 1, "accuracy": score},
         "rows": 40,
         "steps": 20,
@@ -47,7 +48,7 @@ def write(run, score, seconds=10.0, **changes):
     }
     (run.folder / "result.json").write_text(json.dumps({**result, **changes}))
     wrong = round(100 * (1 - score))
-    rows = [{"label": label, "logits": [label ^ (n >= wrong), label ^ (n < wrong)]} for n, label in enumerate(LABELS)]
+    rows = [{"label": label, "prediction": label ^ (n < wrong)} for n, label in enumerate(LABELS)]
     (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

@@ -78,7 +78,7 @@ class PlannedRun:
         return float(self._json("result.json")["seconds"])
 
     def predictions(self) -> list[dict[str, Any]]:
-        """Label and logits of each dev row, in order."""
+        """Label and prediction of each dev row, in order."""
         self._check_files()
         with (self.folder / "predictions.jsonl").open(encoding="utf-8") as lines:
             return [json.loads(line) for line in lines]
