@@ -92,8 +92,9 @@ class Pearson(evaluate.Metric):
     """Pearson's correlation; 0 where all numbers of a side are equal.
 
     Example:
-        >>> Pearson(keep_in_memory=True).compute(predictions=[1.0, 2.0, 3.0], references=[2.0, 4.0, 6.0])
-        {'pearson': 1.0}
+        >>> result = Pearson(keep_in_memory=True).compute(predictions=[1.0, 2.0, 3.0], references=[2.0, 4.0, 5.0])
+        >>> round(result["pearson"], 4)
+        0.982
     """
 
     def _info(self) -> evaluate.MetricInfo:

@@ -12,10 +12,9 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from attnreg.tasks.kinds.base import Kind, Record
+from attnreg.tasks.kinds.tokens import IGNORED
 from attnreg.training.batches import Labelled
 from attnreg.training.method import Batch
-
-IGNORED = -100  # the label that transformers gives to positions without one
 
 
 class Predictions(NamedTuple):

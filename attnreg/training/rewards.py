@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
+from attnreg.tasks.kinds.tokens import IGNORED
 from attnreg.training.method import Batch
 
-IGNORED = -100  # the label that transformers gives to positions without one
 Score = Callable[[nn.Module, Batch], Tensor]
 Reward = Callable[[Tensor], Tensor]
 Winner = Callable[[Tensor, Tensor], Tensor]

@@ -45,7 +45,7 @@ class Tokens(Kind):
                     f"Expected lists with at least two classes in column {task.label} of {where}, got {found}."
                 )
         if "entity_f1" in task.metrics and (
-            strange := [name for name in labels if name != OUTSIDE and name[:2] not in ("B-", "I-")]
+            strange := [name for name in labels if name != OUTSIDE and name[:2] not in ("B-", "I-", "E-", "S-")]
         ):
             raise InputError(
                 f"Expected labels such as O, B-PER, I-PER for metric entity_f1, got {strange[0]!r} in column "
