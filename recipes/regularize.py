@@ -3,19 +3,12 @@
 import click
 
 import attnreg
-from attnreg.training import recipe
-
-
-def _expression(context: click.Context, parameter: click.Parameter, text: str) -> str:
-    from attnreg.expression import read_expression
-
-    return read_expression(text)
+from attnreg.training import provider_option, recipe
 
 
 @recipe(
     "regularize",
-    click.option("--provider", required=True, callback=_expression, metavar="EXPRESSION|FILE.yaml",
-                 help="Providers with literal arguments, joined by &; see `attnreg list providers`."),
+    provider_option(),
     click.option("--provider-lr", type=click.FloatRange(min=0), default=1e-2, show_default=True,
                  help="Learning rate of what a provider learns."),
 )  # fmt: skip

@@ -63,6 +63,19 @@ def rows(split: str) -> list[dict[str, str | int]]:
     raise KeyError(split)
 
 
+def corpus(split: str) -> list[dict[str, str | int]]:
+    """The acceptable sentences of a split.
+
+    Args:
+        split: ``"train"``, ``"validation"`` or ``"test"``.
+
+    Example:
+        >>> {row["label"] for row in corpus("test")}
+        {1}
+    """
+    return [row for row in rows(split) if row["label"] == 1]
+
+
 def vocabulary() -> list[str]:
     """Every word of the grammar, sorted.
 

@@ -66,7 +66,8 @@ def load_data(task: Task, data_dir: str | Path | None = None) -> tuple[Task, dic
     if data_dir is not None:
         splits = dict(_from_folder(task, Path(data_dir)))
     elif task.embedded:
-        splits = {name: datasets.Dataset.from_list(agreement.rows(name)) for name in agreement.SIZES}
+        of_split = getattr(agreement, task.embedded)
+        splits = {name: datasets.Dataset.from_list(of_split(name)) for name in agreement.SIZES}
     elif task.hub is None:
         raise InputError(f"Expected --data-dir with task {task.name!r}, which is not on the hub, got none.")
     else:

@@ -25,7 +25,8 @@ class Task:
         validation: the splits that are scored on, by the hub's names; all but the first are reported as well.
         evaluation_only: it is there to score models of other tasks on, not to train on.
         hub: repository and configuration on the Hugging Face hub; ``None`` where ``--data-dir`` is the only way.
-        embedded: its rows come with the package.
+        embedded: the function of :mod:`attnreg.tasks.agreement` that gives its rows; ``None`` where they do not come
+            with the package.
         model: default model, a hub name; ``None`` for the embedded tiny BERT.
         epochs: default number of epochs.
         batch_size: default batch size.
@@ -51,7 +52,7 @@ class Task:
     validation: tuple[str, ...] = ("validation",)
     evaluation_only: bool = False
     hub: tuple[str, str | None] | None = None
-    embedded: bool = False
+    embedded: str | None = None
     model: str | None = "google-bert/bert-base-uncased"
     epochs: int = 3
     batch_size: int = 32

@@ -95,18 +95,19 @@ def _head(kind: str, name: str, config: Any) -> Any:
 
 
 def _tiny_bert(task: Task) -> tuple[Any, Any]:
+    import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *agreement.vocabulary()]
+    kind = kind_class(task.kind)
+    hidden = [] if kind.needs_labels else ["[MASK]"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *agreement.vocabulary(), *hidden]
     vocabulary = {word: i for i, word in enumerate(words)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
-    )
-    config = BertConfig(
+    special = {f"{name.strip('[]').lower()}_token": name for name in [*words[:4], *hidden]}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    config = transformers.BertConfig(
         vocab_size=len(words),
         hidden_size=96,
         num_hidden_layers=3,
@@ -115,6 +116,6 @@ def _tiny_bert(task: Task) -> tuple[Any, Any]:
         initializer_range=0.04,  # BERT's 0.02 is for 768 dimensions
         max_position_embeddings=64,
         type_vocab_size=2,
-        **kind_class(task.kind).head_options(task),
+        **kind.head_options(task),
     )
-    return BertForSequenceClassification(config), tokenizer
+    return getattr(transformers, kind.head).from_config(config), tokenizer

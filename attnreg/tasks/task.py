@@ -16,12 +16,22 @@ _AGREEMENT = Task(
     columns=("sentence",),
     labels=("unacceptable", "acceptable"),
     metrics=("matthews_correlation", "accuracy"),
-    embedded=True,
+    embedded="rows",
     model=None,
     epochs=30,
     batch_size=64,
     learning_rate=2e-3,
     max_length=32,
+)
+_AGREEMENT_WORDS = replace(
+    _AGREEMENT,
+    name="agreement-words",
+    summary="Hidden words of the acceptable sentences of agreement, to be guessed: pre-training; embedded",
+    kind="masked-lm",
+    label="sentence",
+    labels=(),
+    metrics=("accuracy",),
+    embedded="corpus",
 )
 _CUSTOM = Task(
     name="custom",
@@ -30,7 +40,7 @@ _CUSTOM = Task(
     metrics=(),
 )
 
-TASKS = {task.name: task for task in (_AGREEMENT, *glue.TASKS, *further.TASKS, _CUSTOM)}
+TASKS = {task.name: task for task in (_AGREEMENT, _AGREEMENT_WORDS, *glue.TASKS, *further.TASKS, _CUSTOM)}
 
 
 def get_task(name: str) -> Task:
@@ -113,7 +123,7 @@ def _custom(template: Task, kind: str, texts: str | None, label: str | None, cho
         template,
         kind=kind,
         columns=columns,
-        label=label or template.label,
+        label=label or (template.label if expected.needs_labels else columns[0]),
         choices=chosen_from,
         metrics=expected.metrics[:1],
     )

@@ -16,6 +16,7 @@ _NAMES = {
     "evaluate": "attnreg.training.evaluation",
     "fit": "attnreg.training.loop",
     "parse_grid": "attnreg.training.grid_search",
+    "provider_option": "attnreg.training.command",
     "recipe": "attnreg.training.command",
     "report": "attnreg.training.reporting",
     "search": "attnreg.training.grid_search",
@@ -25,6 +26,7 @@ __getattr__, __dir__ = lazy_names(__name__, _NAMES)
 
 if TYPE_CHECKING:
     from attnreg.training.attacker_defender import AttackerDefender as AttackerDefender
+    from attnreg.training.command import provider_option as provider_option
     from attnreg.training.command import recipe as recipe
     from attnreg.training.evaluation import evaluate as evaluate
     from attnreg.training.fine_tuning import FineTuning as FineTuning

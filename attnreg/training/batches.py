@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from attnreg.tasks.kinds.base import REFERENCE, Kind
@@ -53,7 +54,7 @@ class TrainBatches:
             rows.remove_columns(REFERENCE),
             batch_size,
             sampler=sampler,
-            collate_fn=kind.collate,
+            collate_fn=_collate(kind, self._generator),
             generator=self._generator,
         )
         self._accelerator = accelerator
@@ -79,7 +80,21 @@ def in_order(rows: Dataset, batch_size: int, kind: Kind, device: torch.device) -
     """The rows as they come, for evaluation, on a device: the same batches in every process."""
     # With a generator of its own: a loader draws a number whenever it starts, and how often a run is evaluated must
     # not change what it draws for training.
-    given = rows.remove_columns(REFERENCE)
-    loader = DataLoader(given, batch_size, collate_fn=kind.collate, generator=torch.Generator())
+    given, generator = rows.remove_columns(REFERENCE), torch.Generator()
+    loader = DataLoader(given, batch_size, collate_fn=_collate(kind, generator), generator=generator)
     batches: list[Batch] = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in loader]
     return Labelled(batches, list(rows[REFERENCE]))
+
+
+def _collate(kind: Kind, generator: torch.Generator) -> Callable[[list[dict[str, Any]]], dict[str, Tensor]]:
+    """How rows become a batch; what is drawn for it depends on the generator alone."""
+    if not kind.draws:
+        return kind.collate
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        seed = int(torch.randint(2**31, (), generator=generator))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the GPU's
+            return kind.collate(rows)
+
+    return collate

@@ -26,9 +26,15 @@ TASK_OPTIONS = (
     click.option("--choice-columns", help="Of --task custom of kind multiple-choice, as in a,b,c."),
     click.option("--metric", help="What chooses the best epoch; by default the task's."),
 )
+
+
+def _task(default: str) -> Callable[[Any], Any]:
+    return click.option("--task", default=default, show_default=True, help=f"One of {', '.join(TASKS)}.")
+
+
 # What the runs of a comparison have in common.
 COMMON = (
-    click.option("--task", default="agreement", show_default=True, help=f"One of {', '.join(TASKS)}."),
+    _task("agreement"),
     *TASK_OPTIONS,
     click.option("--model", help="Folder or hub name; by default the task's."),
     click.option(
@@ -80,13 +86,16 @@ class RecipeCommand(click.Command):
             return {name for name in context.params if context.get_parameter_source(name) is typed}
 
 
-def recipe(name: str, *own: Callable[[Any], Any]) -> Callable[[Callable[..., None]], RecipeCommand]:
+def recipe(
+    name: str, *own: Callable[[Any], Any], task: str = "agreement"
+) -> Callable[[Callable[..., None]], RecipeCommand]:
     """Make a command of a recipe.
 
     Args:
         name: the recipe's name.
         own: its own options, as :func:`click.option` gives them. What the options are called, the function's
             parameters are called.
+        task: the default of ``--task``.
 
     Returns:
         a decorator for a function that takes a :class:`attnreg.training.Run` and its own options; its docstring is
@@ -108,11 +117,32 @@ def recipe(name: str, *own: Callable[[Any], Any]) -> Callable[[Callable[..., Non
 
             function(Run(settings), **settings.own)
 
-        for option in reversed((*own, *COMMON, *_OF_ONE_RUN)):
+        for option in reversed((*own, _task(task), *COMMON[1:], *_OF_ONE_RUN)):
             callback = option(callback)
         return click.command(name, cls=RecipeCommand)(callback)
 
     return decorate
+
+
+def provider_option(*, required: bool = True) -> Callable[[Any], Any]:
+    """``--provider``, an expression or a YAML file; the recipe is given the expression.
+
+    Args:
+        required: whether it must be given; otherwise it may be ``None``.
+    """
+
+    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+        from attnreg.expression import read_expression  # late: it imports torch
+
+        return None if text is None else read_expression(text)
+
+    return click.option(
+        "--provider",
+        required=required,
+        callback=read,
+        metavar="EXPRESSION|FILE.yaml",
+        help="Providers with literal arguments, joined by &; see `attnreg list providers`.",
+    )
 
 
 def _settings(name: str, options: dict[str, Any]) -> Settings:

@@ -14,6 +14,7 @@ KINDS = {
     "tokens": "Tokens",
     "multiple-choice": "MultipleChoice",
     "seq2seq": "Seq2Seq",
+    "masked-lm": "MaskedLM",
 }
 
 

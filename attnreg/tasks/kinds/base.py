@@ -39,6 +39,10 @@ class Kind(ABC):
     has_classes: ClassVar[bool] = False
     #: whether an answer is right or wrong
     can_be_right: ClassVar[bool] = True
+    #: whether there is a column with answers
+    needs_labels: ClassVar[bool] = True
+    #: whether :meth:`collate` draws from torch's random generator
+    draws: ClassVar[bool] = False
     #: how many of the training rows are scored at the end
     scored_train_rows: ClassVar[int] = 1000
 

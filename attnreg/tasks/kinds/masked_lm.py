@@ -1,0 +1,80 @@
+"""Masked language modelling: guessing tokens that are hidden, BERT's pre-training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnreg.errors import InputError
+from attnreg.tasks.columns import texts_of
+from attnreg.tasks.definition import Task
+from attnreg.tasks.kinds.base import REFERENCE, Kind, Record
+from attnreg.tasks.kinds.tokens import IGNORED
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from torch import Tensor, nn
+
+TRIES = 100
+
+
+class MaskedLM(Kind):
+    """Text alone; of its tokens 15 % are to be guessed, of which most are hidden.
+
+    Which ones is drawn anew for each training batch, and once for evaluation. Accuracy is that of the guesses.
+
+    Reference:
+        BERT (arXiv 1810.04805), Section 3.1.
+    """
+
+    head: ClassVar[str] = "AutoModelForMaskedLM"
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+    most_columns: ClassVar[int] = 1
+    needs_labels: ClassVar[bool] = False
+    draws: ClassVar[bool] = True
+
+    @classmethod
+    def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:  # noqa: D102
+        return texts_of(rows, task.label, place)
+
+    @classmethod
+    def head_options(cls, task: Task) -> dict[str, Any]:  # noqa: D102
+        return {}
+
+    @classmethod
+    def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:  # noqa: D102
+        if tokenizer.mask_token is None:
+            raise InputError(
+                f"Expected --model {name} with a tokenizer that has a mask token, got {type(tokenizer).__name__} "
+                "without: choose a model of BERT's kind."
+            )
+
+    def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:  # noqa: D102
+        encoded = self.tokenizer(gold, truncation=True, max_length=self.max_length, return_special_tokens_mask=True)
+        return {**encoded, REFERENCE: [None] * len(gold)}
+
+    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:  # noqa: D102
+        from transformers import DataCollatorForLanguageModeling
+
+        collate = DataCollatorForLanguageModeling(self.tokenizer)
+        for _ in range(TRIES):
+            batch = dict(collate(rows))
+            if bool((batch["labels"] != IGNORED).any()):  # a loss of nothing would be no number
+                return batch
+        raise InputError("Expected text with tokens to guess, got a batch without any: leave out rows without words.")
+
+    def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:  # noqa: D102
+        guesses, labels = output.logits.argmax(-1).cpu(), batch["labels"].cpu()
+        hidden = labels != IGNORED
+        return [
+            {"label": gold[here].tolist(), "prediction": guess[here].tolist()}
+            for guess, gold, here in zip(guesses, labels, hidden, strict=True)
+        ]
+
+    def record(self, answer: Any, reference: Any) -> Record:  # noqa: D102
+        return {name: self.tokenizer.convert_ids_to_tokens(ids) for name, ids in answer.items()}
+
+    def compared(self, metric: str, records: Sequence[Record]) -> tuple[list[Any], list[Any]]:  # noqa: D102
+        predictions, references = super().compared(metric, records)
+        ids = self.tokenizer.convert_tokens_to_ids
+        return [ids(token) for row in predictions for token in row], [ids(token) for row in references for token in row]
