@@ -16,6 +16,7 @@ _NAMES = {
     "CrossTuning": "attnreg.providers.cross_tuning",
     "DropHead": "attnreg.providers.drop_head",
     "DropKey": "attnreg.providers.drop_key",
+    "DropAttention": "attnreg.providers.drop_attention",
     "GNetProvider": "attnreg.providers.gnet",
     "HeadMask": "attnreg.providers.head_mask",
     "Mask": "attnreg.masks",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from attnreg.providers.cross_tuning import CrossTuning as CrossTuning
     from attnreg.providers.drop_head import DropHead as DropHead
     from attnreg.providers.drop_key import DropKey as DropKey
+    from attnreg.providers.drop_attention import DropAttention as DropAttention
     from attnreg.providers.gnet import GNetProvider as GNetProvider
     from attnreg.providers.head_mask import HeadMask as HeadMask
     from attnreg.providers.structural_mask import StructuralMask as StructuralMask

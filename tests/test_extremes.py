@@ -9,6 +9,8 @@ import attnreg
 PROVIDERS = {
     "weights p=1": lambda m: attnreg.AttentionDropout(1.0),
     "scores p=1": lambda m: attnreg.AttentionDropout(1.0, "scores"),
+    "drop-attention p=1": lambda m: attnreg.DropAttention(1.0),
+    "drop-attention p=0.9": lambda m: attnreg.DropAttention(0.9, "column", window=3),
     "scores p=0": lambda m: attnreg.AttentionDropout(0.0, "scores"),
     "bernoulli p=1": lambda m: attnreg.BernoulliScheduleProvider([(0, 1.0)], 10),
     "layerdrop p=1": lambda m: attnreg.AttentionLayerDrop(1.0),

@@ -10,6 +10,7 @@ from attnreg.functional.attention import (
 )
 from attnreg.functional.bernoulli import bernoulli_log_prob, drop_rate, sample_keep
 from attnreg.functional.heads import head_importance, rescaled_heads, sample_heads, without_top
+from attnreg.functional.bernoulli import bernoulli_log_prob, drop_rate, sample_keep, sample_windows
 from attnreg.functional.region import candidate_region
 from attnreg.functional.structure import ancestor_mask, window_mask
 from attnreg.functional.validity import units
@@ -26,6 +27,7 @@ __all__ = [
     "reweighted",
     "sample_heads",
     "sample_keep",
+    "sample_windows",
     "scores_dropout",
     "uniform_attention",
     "units",

@@ -37,6 +37,44 @@ def sample_keep(
     return uniform > torch.sigmoid(-logits)
 
 
+def sample_windows(
+    shape: Sequence[int],
+    p: float,
+    window: int = 1,
+    *,
+    device: torch.device | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Draw hard keep decisions of which neighbours along the last dimension are dropped together.
+
+    .. math:: d_j = \prod_{i = j-w+1}^{j} (1 - s_i), \quad s_i \sim \mathrm{Bernoulli}(p / w), \qquad
+              P(d_j = 0) = 1 - (1 - p / w)^w
+
+    Seeds before the first position count, so that this is the rate everywhere.
+
+    Args:
+        shape: of the decisions.
+        p: the rate at which units would be dropped if windows did not overlap, in ``[0, 1]``.
+        window: w, how many units a seed drops: itself and those after it.
+        device: where they are wanted.
+        generator: source of randomness; the global one by default, which gradient checkpointing replays.
+
+    Returns:
+        bool, of that shape, ``True`` = kept.
+
+    Reference:
+        DropAttention (arXiv 1907.11065).
+
+    Example:
+        >>> sample_windows((2, 3), p=1.0)
+        tensor([[False, False, False],
+                [False, False, False]])
+    """
+    seeds = (*shape[:-1], shape[-1] + window - 1)
+    kept = torch.rand(seeds, device=device, generator=generator) >= p / window
+    return kept if window == 1 else kept.unfold(-1, window, 1).all(-1)
+
+
 def bernoulli_log_prob(logits: Tensor, keep: Tensor, valid: Tensor, draws: int = 1) -> Tensor:
     r"""Mean log-probability of the decisions taken, over the units that count.
 

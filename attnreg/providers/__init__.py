@@ -8,6 +8,7 @@ from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider
 from attnreg.providers.cross_tuning import CrossTuning
 from attnreg.providers.drop_head import DropHead
 from attnreg.providers.drop_key import DropKey
+from attnreg.providers.drop_attention import DropAttention
 from attnreg.providers.gnet import GNetProvider
 from attnreg.providers.head_mask import HeadMask
 from attnreg.providers.structural_mask import StructuralMask
@@ -21,6 +22,7 @@ __all__ = [
     "CrossTuning",
     "DropHead",
     "DropKey",
+    "DropAttention",
     "GNetProvider",
     "HeadMask",
     "OnLayers",
