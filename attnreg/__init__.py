@@ -13,6 +13,7 @@ _NAMES = {
     "AttributionProvider": "attnreg.providers.attribution",
     "BernoulliScheduleProvider": "attnreg.providers.bernoulli_schedule",
     "Compose": "attnreg.provider",
+    "ConcreteDropout": "attnreg.providers.concrete_dropout",
     "CrossTuning": "attnreg.providers.cross_tuning",
     "DropHead": "attnreg.providers.drop_head",
     "DropKey": "attnreg.providers.drop_key",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from attnreg.providers.attention_layerdrop import AttentionLayerDrop as AttentionLayerDrop
     from attnreg.providers.attribution import AttributionProvider as AttributionProvider
     from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider as BernoulliScheduleProvider
+    from attnreg.providers.concrete_dropout import ConcreteDropout as ConcreteDropout
     from attnreg.providers.cross_tuning import CrossTuning as CrossTuning
     from attnreg.providers.drop_head import DropHead as DropHead
     from attnreg.providers.drop_key import DropKey as DropKey

@@ -199,6 +199,7 @@ class ProviderCase:
     name: str
     make: Callable[[nn.Module], attnreg.MaskProvider]
     needs_token_ids: bool = False
+    made_for_model: bool = False  # with parameters for each of its layers
 
     def __str__(self) -> str:
         return self.name
@@ -230,6 +231,9 @@ PROVIDERS = [
         "g-net-shared",
         lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5, share_embeddings=True),
         needs_token_ids=True,
+    ProviderCase("concrete", lambda m: attnreg.ConcreteDropout.for_model(m, 0.4), made_for_model=True),
+    ProviderCase(
+        "concrete, heads", lambda m: attnreg.ConcreteDropout.for_model(m, 0.4, per="head"), made_for_model=True
     ),
     ProviderCase("on-layers", lambda m: attnreg.OnLayers(attnreg.AttentionDropout(0.4, "scores"), [-1])),
     ProviderCase("ad-drop", lambda m: attnreg.AttributionProvider(0.6, 0.6)),

@@ -17,18 +17,37 @@ from attnreg.functional.validity import units
 
 __all__ = [
     "ancestor_mask",
+from attnreg.functional.bernoulli import (
+    bernoulli_entropy,
+    bernoulli_kl,
+    bernoulli_log_prob,
+    drop_rate,
+    sample_keep,
+    sample_windows,
+)
+from attnreg.functional.region import candidate_region
+from attnreg.functional.relaxation import arm_gradient, concrete_drop, opposite_draws, straight_through
+from attnreg.functional.validity import units
+
+__all__ = [
+    "arm_gradient",
     "attention_weights",
+    "bernoulli_entropy",
+    "bernoulli_kl",
     "bernoulli_log_prob",
     "candidate_region",
+    "concrete_drop",
     "drop_rate",
     "head_importance",
     "masked_scores",
     "rescaled_heads",
+    "opposite_draws",
     "reweighted",
     "sample_heads",
     "sample_keep",
     "sample_windows",
     "scores_dropout",
+    "straight_through",
     "uniform_attention",
     "units",
     "weights_dropout",

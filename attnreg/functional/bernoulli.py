@@ -105,6 +105,44 @@ def bernoulli_log_prob(logits: Tensor, keep: Tensor, valid: Tensor, draws: int =
     return total / (draws * valid.flatten(1).sum(1)).clamp(min=1)
 
 
+def bernoulli_entropy(logits: Tensor) -> Tensor:
+    r"""Entropy of decisions, in nats.
+
+    .. math:: H(p) = -p \log p - (1 - p) \log (1 - p), \qquad p = \sigma(s)
+
+    Args:
+        logits: s, any shape.
+
+    Returns:
+        that shape; differentiable also where p is all but 0 or 1.
+
+    Example:
+        >>> bernoulli_entropy(torch.tensor([0.0, 200.0]))
+        tensor([0.6931, 0.0000])
+    """
+    return F.softplus(logits) - logits * torch.sigmoid(logits)
+
+
+def bernoulli_kl(logits: Tensor, prior: float) -> Tensor:
+    r"""Kullback-Leibler divergence of decisions from a prior.
+
+    .. math:: p \log\frac{p}{p_0} + (1 - p) \log\frac{1 - p}{1 - p_0}, \qquad p = \sigma(s)
+
+    Args:
+        logits: s, any shape.
+        prior: :math:`p_0`, in ``(0, 1)``.
+
+    Returns:
+        that shape.
+
+    Example:
+        >>> bernoulli_kl(torch.tensor([0.0, 200.0]), prior=0.5)
+        tensor([0.0000, 0.6931])
+    """
+    cross = F.softplus(logits.new_tensor(prior).logit()) - torch.sigmoid(logits) * logits.new_tensor(prior).logit()
+    return cross - bernoulli_entropy(logits)
+
+
 def drop_rate(keep: Tensor, units: Tensor | None = None, *, by_head: bool = False) -> Tensor:
     """Share of dropped units.
 

@@ -28,6 +28,8 @@ class FoundSite:
     module: nn.Module
     call: int
     flat: bool = False  # its scores have three dimensions, (B * H, Q, K)
+    heads: int = 1
+    head_size: int | None = None  # of its queries; None where only scores can be seen
 
 
 def discover(
@@ -124,7 +126,7 @@ class _Finder(TorchFunctionMode):
                 return multihead.undispatched(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _note(self, shape: Sequence[int], causal: bool) -> None:
+    def _note(self, shape: Sequence[int], causal: bool, head_size: int | None = None) -> None:
         depth = len(self._running) - 1
         while depth and isinstance(self._running[depth][0], nn.Softmax):
             depth -= 1
@@ -139,7 +141,8 @@ class _Finder(TorchFunctionMode):
             stack = "decoder"
         name = (self._names.get(module) or type(module).__name__) + (f"#{call + 1}" if call else "")
         layer = sum(found.info.stack == stack for found in self.found)
-        self.found.append(FoundSite(SiteInfo(name=name, layer=layer, stack=stack), module, call, len(shape) == 3))
+        info = SiteInfo(name=name, layer=layer, stack=stack)
+        self.found.append(FoundSite(info, module, call, len(shape) == 3, shape[-3], head_size))
 
 
 def _is_cross(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -151,11 +154,11 @@ def _is_cross(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _sdpa_facts(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any, **kwargs: Any
-) -> tuple[Sequence[int], bool]:
+) -> tuple[Sequence[int], bool, int]:
     shape = (*query.shape[:-1], key.shape[-2])
     is_causal = rest[1] if len(rest) > 1 else kwargs.get("is_causal", False)
     valid, _ = split_attention_mask(attn_mask, is_causal, query, key)
-    return shape, valid is not None and _is_causal(valid.expand(shape))
+    return shape, valid is not None and _is_causal(valid.expand(shape)), query.shape[-1]
 
 
 def _softmax_facts(scores: Tensor) -> tuple[Sequence[int], bool]:

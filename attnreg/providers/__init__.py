@@ -5,6 +5,7 @@ from attnreg.providers.attention_dropout import AttentionDropout
 from attnreg.providers.attention_layerdrop import AttentionLayerDrop
 from attnreg.providers.attribution import AttributionProvider
 from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider
+from attnreg.providers.concrete_dropout import ConcreteDropout
 from attnreg.providers.cross_tuning import CrossTuning
 from attnreg.providers.drop_head import DropHead
 from attnreg.providers.drop_key import DropKey
@@ -19,6 +20,7 @@ __all__ = [
     "AttributionProvider",
     "BernoulliScheduleProvider",
     "Compose",
+    "ConcreteDropout",
     "CrossTuning",
     "DropHead",
     "DropKey",

@@ -1,0 +1,131 @@
+"""Which parameters of a provider belong to a site: those that learn have some for each layer of each stack."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnreg.errors import InputError
+from attnreg.injection.discovery import FoundSite, discover
+from attnreg.masks import SiteInfo
+
+Depth = int | Mapping[str, int]
+
+
+class LayerIndex:
+    """Counts the layers of all stacks, one stack after the other.
+
+    Args:
+        provider: name of its class, for messages.
+        num_layers: number of layers, where the provider is to act on one stack; or by stack.
+
+    Raises:
+        InputError: if there is no layer, or fewer than one in a stack.
+
+    Example:
+        >>> index = LayerIndex("ConcreteDropout", {"encoder": 2, "decoder": 3})
+        >>> len(index), index(SiteInfo(stack="decoder", layer=1, num_layers=3))
+        (5, 3)
+    """
+
+    def __init__(self, provider: str, num_layers: Depth) -> None:
+        self.provider = provider
+        self.depth = {"": num_layers} if isinstance(num_layers, int) else dict(num_layers)
+        if not self.depth or min(self.depth.values()) < 1:
+            raise InputError(f"Expected `num_layers` to be at least 1 (of each stack), got {num_layers!r}.")
+
+    def __len__(self) -> int:
+        return sum(self.depth.values())
+
+    def __call__(self, site: SiteInfo) -> int:
+        """The number of a site's layer."""
+        begin = 0
+        for stack, layers in self.depth.items():
+            if stack in ("", site.stack) and site.layer < layers:
+                return begin + site.layer
+            begin += layers
+        raise self._misfit({site.stack: site.num_layers})
+
+    def check(self, sites: Iterable[SiteInfo]) -> None:
+        """Raise if the sites are not those of the layers that were counted.
+
+        Raises:
+            InputError: if so.
+        """
+        found = {site.stack: site.num_layers for site in sites}
+        single = "" in self.depth and len(found) == 1
+        if any(self.depth.get("" if single else stack) != layers for stack, layers in found.items()):
+            raise self._misfit(found)
+
+    def _misfit(self, found: Mapping[Any, int]) -> InputError:
+        made = ", ".join(f"{layers} {stack} layers".replace("  ", " ") for stack, layers in self.depth.items())
+        got = ", ".join(f"{layers} {stack} layers" for stack, layers in found.items())
+        return InputError(
+            f"Expected {made}, for which this {self.provider} was made, got {got}: use "
+            f"`{self.provider}.for_model(model)`."
+        )
+
+
+def found_in(model: nn.Module, stacks: Sequence[str] | None, example_inputs: Any) -> tuple[FoundSite, ...]:
+    """The attention sites for which a provider is made: all self-attention by default, as for :func:`attnreg.attach`.
+
+    Raises:
+        InputError: if the model has none in these stacks.
+        NoAttentionError: if no attention is seen in the model.
+    """
+    found = discover(model, example_inputs)
+    wanted = ("encoder", "decoder") if stacks is None else tuple(stacks)
+    sites = tuple(site for site in found if site.info.stack in wanted)
+    if not sites:
+        raise InputError(f"Expected `stacks` among {sorted({site.info.stack for site in found})}, got {wanted}.")
+    return sites
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model is; the CPU if it has no parameters."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def depth_of(found: Sequence[FoundSite]) -> dict[str, int]:
+    """Number of layers by stack."""
+    return dict(Counter(str(site.info.stack) for site in found))
+
+
+def heads_of(found: Sequence[FoundSite]) -> int:
+    """The number of heads that all sites share.
+
+    Raises:
+        InputError: if they differ.
+    """
+    heads = {site.heads for site in found}
+    if len(heads) > 1:
+        raise InputError(f"Expected the same number of heads in all layers, got {sorted(heads)}: choose `stacks`.")
+    return heads.pop()
+
+
+def head_size_of(found: Sequence[FoundSite], provider: str) -> int:
+    """The size of query vectors that all sites share.
+
+    Raises:
+        InputError: if they differ, or queries cannot be seen.
+    """
+    sizes: set[int] = set()
+    for site in found:
+        if site.head_size is None:
+            raise hidden_queries(provider, site.info.name)
+        sizes.add(site.head_size)
+    if len(sizes) > 1:
+        raise InputError(f"Expected queries of one size in all layers, got {sorted(sizes)}: choose `stacks`.")
+    return sizes.pop()
+
+
+def hidden_queries(provider: str, site: str) -> InputError:
+    """What to say where a provider needs queries and the model shows none, as it writes its attention out."""
+    return InputError(
+        f"Expected queries for {provider} to look at, got attention that shows its scores alone at {site}: load the "
+        "model with attn_implementation='sdpa', if it has that."
+    )

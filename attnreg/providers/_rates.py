@@ -1,0 +1,45 @@
+"""Drop rates that are learned: a logit for each layer, or each head of each layer."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from attnreg.errors import InputError
+from attnreg.masks import AttentionSite
+from attnreg.providers._arguments import inner_probability, one_of
+from attnreg.providers._layers import LayerIndex
+
+Per = Literal["layer", "head"]
+
+# Kept weights are divided by 1 - p. Beyond this logit of p, half precision could not hold that.
+LARGEST_LOGIT = 8.0
+
+
+def initial_logits(index: LayerIndex, p: float, per: Per, num_heads: int | None) -> nn.Parameter:
+    """Logits of dropping, ``(layers, heads)``, or ``(layers, 1)`` where heads share theirs.
+
+    Raises:
+        InputError: if an argument is out of range, or ``num_heads`` is not what ``per`` needs.
+    """
+    p = inner_probability("p", p)
+    if one_of("per", per, get_args(Per)) == "head" and (num_heads is None or num_heads < 1):
+        raise InputError(f"Expected `num_heads` to be at least 1 for rates per head, got {num_heads}.")
+    return nn.Parameter(torch.full((len(index), num_heads or 1 if per == "head" else 1), math.log(p / (1 - p))))
+
+
+def logits_at(logits: Tensor, index: LayerIndex, site: AttentionSite) -> Tensor:
+    """The logits of one site, broadcastable to ``(B, H, Q, K)``.
+
+    Raises:
+        InputError: if there are logits for another number of heads.
+    """
+    if logits.shape[1] not in (1, site.shape[1]):
+        raise InputError(
+            f"Expected {logits.shape[1]} heads, for which this {index.provider} has drop rates, got {site.shape[1]} at "
+            f"{site.name}."
+        )
+    return logits[index(site)].to(site.device).clamp(max=LARGEST_LOGIT).view(-1, 1, 1)

@@ -1,0 +1,141 @@
+"""Concrete dropout of attention weights: drop rates that are learned with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnreg import functional
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.provider import MaskProvider
+from attnreg.providers._arguments import not_negative, positive
+from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, heads_of
+from attnreg.providers._rates import Per, initial_logits, logits_at
+
+
+class ConcreteDropout(MaskProvider):
+    r"""Dropout of attention weights whose rate, of each layer or head, is learned by the model's own loss.
+
+    Decisions are relaxed, so that the loss has a gradient with respect to the rates p:
+
+    .. math::
+        A = \mathrm{softmax}(S) \odot \frac{1 - z}{1 - p}, \qquad
+        z = \sigma\!\left(\frac{1}{t}\left(\log\frac{p}{1-p} + \log\frac{u}{1-u}\right)\right), \quad u \sim U(0, 1)
+
+    The loss alone would mostly push the rates to 0. :meth:`penalty` rewards their entropy, with weight
+    :math:`\lambda`:
+
+    .. math:: -\lambda \sum_l H(p_l), \qquad H(p) = -p \log p - (1 - p) \log(1 - p)
+
+    The paper's regularizer is :math:`\frac{1}{N} \sum_l \big( \frac{\ell^2 (1 - p_l)}{2} \lVert M_l \rVert^2 - K_l
+    H(p_l) \big)`, with :math:`M_l` the weight matrix behind the dropout and :math:`K_l` the number of its inputs. No
+    weight matrix belongs to an attention weight, so that the first term has no counterpart here; :math:`\lambda` takes
+    the place of K / N.
+
+    The rates are learned only if they are in the optimizer:
+    ``optimizer.add_param_group({"params": provider.parameters(), "lr": 0.01})``. Drop rates count a unit as dropped
+    where z > 1/2, which has probability p.
+
+    Args:
+        num_layers: number of layers of the one stack it acts on, or ``{"encoder": 6, "decoder": 6}``;
+            :meth:`for_model` finds out.
+        p: the rates before any training, in ``(0, 1)``.
+        per: ``"layer"``, or ``"head"`` for each head of each layer.
+        num_heads: number of heads, for ``per="head"``.
+        temperature: t of the relaxation.
+        regularizer: :math:`\lambda`, in units of the loss.
+
+    Shape:
+        masks are ``(B, H, Q, K)``, float; :attr:`rates` is ``(layers, 1)`` or ``(layers, H)``.
+
+    Raises:
+        ValueError: if an argument is out of range; when attached, if the layers are not those it was made for.
+
+    Reference:
+        Concrete Dropout (arXiv 1705.07832), Section 3.
+
+    Example:
+        >>> provider = ConcreteDropout(num_layers=2, p=0.2)
+        >>> mask = provider(AttentionSite(shape=(1, 2, 3, 3), layer=1, num_layers=2))
+        >>> (mask.weights.mean() + provider.penalty()).backward()
+        >>> provider.logits.grad.shape
+        torch.Size([2, 1])
+    """
+
+    def __init__(
+        self,
+        num_layers: Depth,
+        p: float = 0.1,
+        per: Per = "layer",
+        num_heads: int | None = None,
+        *,
+        temperature: float = 0.1,
+        regularizer: float = 1e-3,
+    ) -> None:
+        super().__init__()
+        self._index = LayerIndex("ConcreteDropout", num_layers)
+        self.num_layers = num_layers
+        self.logits = initial_logits(self._index, p, per, num_heads)
+        self.p = p
+        self.per = per
+        self.num_heads = num_heads
+        self.temperature = positive("temperature", temperature)
+        self.regularizer = not_negative("regularizer", regularizer)
+
+    @classmethod
+    def for_model(
+        cls,
+        model: nn.Module,
+        p: float = 0.1,
+        per: Per = "layer",
+        *,
+        temperature: float = 0.1,
+        regularizer: float = 1e-3,
+        stacks: Sequence[str] | None = None,
+        example_inputs: Any = None,
+    ) -> ConcreteDropout:
+        """A rate for each layer of a model, on its device.
+
+        Args:
+            model: any model that can be attached to.
+            p: the rates before any training.
+            per: ``"layer"`` or ``"head"``.
+            temperature: of the relaxation.
+            regularizer: weight of the entropy.
+            stacks: as in :func:`attnreg.attach`.
+            example_inputs: as in :func:`attnreg.attach`.
+
+        Raises:
+            InputError: if the model has no attention in these stacks, or heads differ in number where rates are theirs.
+            NoAttentionError: if no attention is seen in the model.
+
+        Example:
+            >>> from transformers import BertConfig, BertModel
+            >>> config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=3, num_attention_heads=2)
+            >>> ConcreteDropout.for_model(BertModel(config), p=0.5, per="head").rates.shape
+            torch.Size([3, 2])
+        """
+        found = found_in(model, stacks, example_inputs)
+        heads = heads_of(found) if per == "head" else None
+        provider = cls(depth_of(found), p, per, heads, temperature=temperature, regularizer=regularizer)
+        return provider.to(device_of(model))
+
+    @property
+    def rates(self) -> Tensor:
+        """The drop rates as they are now, without a gradient."""
+        return self.logits.detach().sigmoid()
+
+    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+        self._index.check(sites)
+
+    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        logits = logits_at(self.logits, self._index, site)
+        uniform = torch.rand(site.shape, dtype=logits.dtype, device=site.device)
+        drop = functional.concrete_drop(logits, uniform, self.temperature)
+        return Mask(weights=(1 - drop) / torch.sigmoid(-logits), kept=drop < 0.5)
+
+    def penalty(self) -> Tensor | None:  # noqa: D102
+        return -self.regularizer * functional.bernoulli_entropy(self.logits).sum()

@@ -1,0 +1,46 @@
+"""A toy problem for providers that learn, and what each of them must do on it."""
+
+import torch
+from torch import nn
+from transformers.utils import ModelOutput
+
+import attnreg
+from attnreg.training import FineTuning, TwoPass
+
+
+class Toy(nn.Module):
+    """One attention layer. Noise in its output raises the loss, or lowers it with ``sign=-1``."""
+
+    def __init__(self, sign=1, size=8):
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = nn.MultiheadAttention(size, 2, batch_first=True)
+        self.sign = sign
+        self.requires_grad_(False)
+
+    def forward(self, x):
+        out, _ = self.attention(x, x, x, need_weights=False)
+        return ModelOutput(loss=self.sign * 10 * out.pow(2).mean(), logits=out)
+
+
+def batch(size=8):
+    return {"x": torch.randn(4, 6, size, generator=torch.Generator().manual_seed(2)) + 1.0}
+
+
+def train(model, provider, steps=40, lr=0.05, method=FineTuning):
+    """Train the provider alone; gives its drop rate in the last pass."""
+    handle = attnreg.attach(model, provider, example_inputs=batch())
+    trainer = method(model, torch.optim.Adam(provider.parameters(), lr=lr), handle)
+    torch.manual_seed(1)
+    for _ in range(steps):
+        trainer.step(batch())
+    handle.detach()
+    return sum(trainer.drop_rates().values())
+
+
+def train_in_two_passes(model, provider, steps=40, lr=0.05):
+    return train(model, provider, steps, lr, TwoPass)
+
+
+def site(**options):
+    return attnreg.AttentionSite(**{"shape": (2, 4, 8, 8), "num_layers": 2, **options})
