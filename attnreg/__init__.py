@@ -20,6 +20,7 @@ _NAMES = {
     "DropAttention": "attnreg.providers.drop_attention",
     "GNetProvider": "attnreg.providers.gnet",
     "HeadMask": "attnreg.providers.head_mask",
+    "LearnableBernoulli": "attnreg.providers.learnable_bernoulli",
     "Mask": "attnreg.masks",
     "MaskProvider": "attnreg.provider",
     "OnLayers": "attnreg.provider",
@@ -64,3 +65,4 @@ if TYPE_CHECKING:
     from attnreg.providers.gnet import GNetProvider as GNetProvider
     from attnreg.providers.head_mask import HeadMask as HeadMask
     from attnreg.providers.structural_mask import StructuralMask as StructuralMask
+    from attnreg.providers.learnable_bernoulli import LearnableBernoulli as LearnableBernoulli

@@ -200,6 +200,7 @@ class ProviderCase:
     make: Callable[[nn.Module], attnreg.MaskProvider]
     needs_token_ids: bool = False
     made_for_model: bool = False  # with parameters for each of its layers
+    portable: bool = True  # whether its arguments can be written down, as a function cannot
 
     def __str__(self) -> str:
         return self.name
@@ -207,6 +208,10 @@ class ProviderCase:
 
 def heads(model: nn.Module) -> int:
     return getattr(getattr(model, "config", None), "num_attention_heads", 4)
+def mean_square(output: Any, batch: Any) -> torch.Tensor:
+    """A loss for models without labels."""
+    result = output if isinstance(output, torch.Tensor) else output[0]
+    return result.square().mean()
 
 
 PROVIDERS = [
@@ -234,6 +239,12 @@ PROVIDERS = [
     ProviderCase("concrete", lambda m: attnreg.ConcreteDropout.for_model(m, 0.4), made_for_model=True),
     ProviderCase(
         "concrete, heads", lambda m: attnreg.ConcreteDropout.for_model(m, 0.4, per="head"), made_for_model=True
+    ),
+    ProviderCase(
+        "learnable",
+        lambda m: attnreg.LearnableBernoulli.for_model(m, 0.4, loss=mean_square),
+        made_for_model=True,
+        portable=False,
     ),
     ProviderCase("on-layers", lambda m: attnreg.OnLayers(attnreg.AttentionDropout(0.4, "scores"), [-1])),
     ProviderCase("ad-drop", lambda m: attnreg.AttributionProvider(0.6, 0.6)),

@@ -16,6 +16,7 @@ PROVIDERS = {
     "layerdrop p=1": lambda m: attnreg.AttentionLayerDrop(1.0),
     "g-net drops all": lambda m: attnreg.GNetProvider.for_model(m, initial_keep=1e-6),
     "concrete": lambda m: attnreg.ConcreteDropout.for_model(m, 0.999),
+    "learnable": lambda m: attnreg.LearnableBernoulli.for_model(m, 0.999),
     "ad-drop p=q=1": lambda m: attnreg.AttributionProvider(1.0, 1.0),
     "ad-drop, integrated": lambda m: attnreg.AttributionProvider(1.0, 1.0, method="integrated_gradients", steps=2),
     "drop-head p=1": lambda m: attnreg.DropHead(1.0),

@@ -13,6 +13,7 @@ from attnreg.providers.drop_attention import DropAttention
 from attnreg.providers.gnet import GNetProvider
 from attnreg.providers.head_mask import HeadMask
 from attnreg.providers.structural_mask import StructuralMask
+from attnreg.providers.learnable_bernoulli import LearnableBernoulli
 
 __all__ = [
     "AttentionDropout",
@@ -27,6 +28,7 @@ __all__ = [
     "DropAttention",
     "GNetProvider",
     "HeadMask",
+    "LearnableBernoulli",
     "OnLayers",
     "StructuralMask",
 ]

@@ -1,0 +1,209 @@
+"""LearnableBernoulli: an estimate without bias, two runs that nobody notices, rates that learn."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
+
+import attnreg
+from attnreg.training import FineTuning
+from tests.learning import Toy, batch, site, train, train_in_two_passes
+
+
+class Tiny(nn.Module):
+    """One head over two tokens: four units."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = nn.MultiheadAttention(2, 1, batch_first=True).double().requires_grad_(False)
+        self.x = torch.tensor([[[1.0, -2.0], [0.5, 1.5]]], dtype=torch.float64)
+
+    def forward(self, scale):
+        x = scale * self.x
+        out, _ = self.attention(x, x, x, need_weights=False)
+        return out.sin().pow(2).sum() * 3 + out[0, 0, 0] * out[0, 1, 1]
+
+
+TINY = {"scale": torch.ones(1, 1, 1, dtype=torch.float64)}
+
+
+class Given(attnreg.MaskProvider):
+    """A given mask of drops, with the division by 1 - p."""
+
+    def __init__(self, drops, logit, placement):
+        super().__init__()
+        self.drops, self.logit, self.placement = drops, logit, placement
+
+    def forward(self, site):
+        if self.placement == "scores":
+            return attnreg.Mask(scores=~self.drops)
+        return attnreg.Mask(weights=(~self.drops).double() / (1 - self.logit.sigmoid()))
+
+
+def exact_gradient(model, value, placement):
+    """Of the expected loss, by all sixteen masks."""
+    logit = torch.tensor(value, dtype=torch.float64, requires_grad=True)
+    total = 0.0
+    for decisions in itertools.product([False, True], repeat=4):
+        drops = torch.tensor(decisions).view(2, 2)
+        with attnreg.attach(model, Given(drops, logit, placement), example_inputs=TINY):
+            loss = model(**TINY)
+        total = total + torch.where(drops, logit.sigmoid(), 1 - logit.sigmoid()).prod() * loss
+    return torch.autograd.grad(total, logit)[0]
+
+
+@pytest.mark.parametrize("placement", ["weights", "scores"])
+def test_the_estimate_has_the_gradient_of_the_expected_loss_for_its_mean(placement):
+    model, value, n = Tiny(), -0.4, 500
+    exact = exact_gradient(model, value, placement)
+    provider = attnreg.LearnableBernoulli(1, placement=placement, regularizer=0.0, loss=lambda out, batch: out)
+    provider = provider.double()
+    provider.logits.data.fill_(value)
+    estimates = torch.zeros(n, dtype=torch.float64)
+    torch.manual_seed(0)
+    with attnreg.attach(model, provider, example_inputs=TINY):
+        for i in range(n):
+            provider.attribute(model, TINY)
+            loss = model(**TINY)
+            (grad,) = torch.autograd.grad(loss + provider.penalty(), provider.logits)
+            estimates[i] = grad
+    assert abs(estimates.mean() - exact) < 5 * estimates.std() / math.sqrt(n)
+    assert estimates.std() / math.sqrt(n) < 0.3 * abs(exact)  # or the line above would say little
+
+
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
+def test_units_are_dropped_at_the_rate(p):
+    provider = attnreg.LearnableBernoulli(2, p)
+    torch.manual_seed(0)
+    for provider._draw in ("own", "first", "second"):
+        mask = provider(site(shape=(4, 8, 40, 40)))
+        n = mask.kept.numel()
+        assert abs(float((~mask.kept).float().mean()) - p) < 5 * math.sqrt(p * (1 - p) / n)
+        assert mask.weights.detach().unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-5)
+
+
+def test_noise_counts_units_that_count_by_head():
+    valid = torch.tensor([True, True, False]).view(1, 1, 1, 3)
+    place = site(shape=(1, 2, 3, 3), valid=valid)
+    provider = attnreg.LearnableBernoulli(2, per="head", num_heads=2)
+    provider._draw = "first"
+    torch.manual_seed(0)
+    provider(place)
+    torch.manual_seed(0)
+    uniform = torch.rand(1, 2, 3, 3)
+    slow = [sum(uniform[0, h, i, j].item() - 0.5 for i in range(2) for j in range(2)) for h in range(2)]
+    assert provider._noise[0].tolist() == pytest.approx(slow, abs=1e-6)
+
+
+def bert(**options):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return BertForSequenceClassification(BertConfig(**sizes, intermediate_size=16, **options)).train()
+
+
+TEXT = {"input_ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), "labels": torch.tensor([0, 1])}
+
+
+def test_both_runs_have_the_same_noise_and_leave_no_trace():
+    model = bert()
+    model.bert.encoder.layer[1].eval()
+    provider = attnreg.LearnableBernoulli.for_model(model, 0.5)
+    seen = []
+    with attnreg.attach(model, provider):
+        model.bert.embeddings.dropout.register_forward_hook(lambda module, args, out: seen.append(out))
+        modes = [module.training for module in model.modules()]
+        random = torch.get_rng_state()
+        provider.attribute(model, TEXT)
+        assert torch.equal(torch.get_rng_state(), random)
+        assert [module.training for module in model.modules()] == modes
+        assert all(p.grad is None for p in [*model.parameters(), *provider.parameters()])
+        assert len(seen) == 2
+        assert torch.equal(seen[0], seen[1])
+        model.train()
+        model(**TEXT)
+        assert not torch.equal(seen[0], seen[2])
+
+
+def test_the_penalty_has_no_value_but_the_entropy_and_hands_the_estimate_on():
+    model = bert()
+    provider = attnreg.LearnableBernoulli.for_model(model, 0.2, regularizer=0.5)
+    with attnreg.attach(model, provider) as handle:
+        provider.attribute(model, TEXT)
+        entropy = -0.2 * math.log(0.2) - 0.8 * math.log(0.8)
+        for _ in range(2):
+            model(**TEXT)
+            assert provider.penalty().shape == ()
+            assert provider.penalty().item() == pytest.approx(-0.5 * 2 * entropy, rel=1e-5)
+        (grad,) = torch.autograd.grad(provider.penalty(), provider.logits)
+        slope = 0.2 * 0.8 * math.log(0.8 / 0.2)
+        assert torch.allclose(grad, provider._estimate - 0.5 * slope)
+        assert provider._estimate.abs().min() > 0
+        handle.step()
+        (grad,) = torch.autograd.grad(provider.penalty(), provider.logits)
+        assert grad.flatten().tolist() == pytest.approx([-0.5 * slope] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize(("sign", "grows"), [(1, False), (-1, True)])
+def test_the_rate_falls_where_noise_harms_and_grows_where_it_helps(sign, grows):
+    provider = attnreg.LearnableBernoulli.for_model(Toy(), 0.3, regularizer=0.0, example_inputs=batch())
+    train_in_two_passes(Toy(sign), provider, steps=60)
+    assert float(provider.rates) > 0.5 if grows else float(provider.rates) < 0.2
+
+
+def test_plain_fine_tuning_says_what_is_missing():
+    provider = attnreg.LearnableBernoulli.for_model(Toy(), example_inputs=batch())
+    with pytest.raises(RuntimeError, match=r"Expected `provider.attribute\(model, batch\)` .* it was never called"):
+        train(Toy(), provider, method=FineTuning)
+
+
+def test_a_model_without_a_loss_is_told_of_labels_and_nothing_is_left_behind():
+    model = bert()
+    provider = attnreg.LearnableBernoulli.for_model(model)
+    random = torch.get_rng_state()
+    with attnreg.attach(model, provider):
+        with pytest.raises(ValueError, match="Expected a model whose output has a `loss`"):
+            provider.attribute(model, {"input_ids": TEXT["input_ids"]})
+        assert provider._draw == "never"
+        assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_beside_another_provider_that_looks_at_batches_it_is_refused():
+    model = bert()
+    provider = attnreg.LearnableBernoulli.for_model(model)
+    with (
+        attnreg.attach(model, attnreg.AttributionProvider() & provider),
+        pytest.raises(ValueError, match=r"the only provider that looks at batches .* got AttributionProvider as well"),
+    ):
+        provider.attribute(model, TEXT)
+
+
+def test_state_survives_copies_and_folders(tmp_path):
+    model = bert()
+    provider = attnreg.LearnableBernoulli.for_model(model, 0.3, "head", placement="scores")
+    with attnreg.attach(model, provider):
+        provider.attribute(model, TEXT)
+        (model(**TEXT).loss + provider.penalty()).backward()
+        copied = copy.deepcopy(model)
+    provider.logits.data += torch.randn(2, 2)
+    provider.save_pretrained(tmp_path / "p")
+    assert torch.equal(attnreg.MaskProvider.from_pretrained(tmp_path / "p").rates, provider.rates)
+    assert attnreg.is_attached(copied)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: attnreg.LearnableBernoulli(2, 1.0), r"Expected `p` to be a probability in \(0, 1\), got 1.0"),
+        (lambda: attnreg.LearnableBernoulli(2, placement="q"), "Expected `placement` to be one of weights, scores"),
+        (lambda: attnreg.LearnableBernoulli(2, regularizer=-0.5), "Expected `regularizer` to be 0 or more"),
+        (lambda: attnreg.LearnableBernoulli(3).check([site()]), "for which this LearnableBernoulli was made"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()
