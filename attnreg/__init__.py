@@ -14,6 +14,7 @@ _NAMES = {
     "BernoulliScheduleProvider": "attnreg.providers.bernoulli_schedule",
     "Compose": "attnreg.provider",
     "ConcreteDropout": "attnreg.providers.concrete_dropout",
+    "ContextualDropout": "attnreg.providers.contextual_dropout",
     "CrossTuning": "attnreg.providers.cross_tuning",
     "DropHead": "attnreg.providers.drop_head",
     "DropKey": "attnreg.providers.drop_key",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from attnreg.providers.attribution import AttributionProvider as AttributionProvider
     from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider as BernoulliScheduleProvider
     from attnreg.providers.concrete_dropout import ConcreteDropout as ConcreteDropout
+    from attnreg.providers.contextual_dropout import ContextualDropout as ContextualDropout
     from attnreg.providers.cross_tuning import CrossTuning as CrossTuning
     from attnreg.providers.drop_head import DropHead as DropHead
     from attnreg.providers.drop_key import DropKey as DropKey

@@ -25,6 +25,7 @@ class ModelCase:
     blocks: Callable[[nn.Module], list[nn.Module]]  # what gradient checkpointing wraps
     stacks: dict[str, int] = field(default_factory=lambda: {"encoder": 2})
     inputs: str = "ids"  # "ids", "pair" (source and target), "image", "vectors"
+    shows_queries: bool = True  # to a provider; not if its attention is always written out
     eager: bool = True  # whether the same model can also run its attention written out, and show its weights
 
     def __str__(self) -> str:
@@ -122,6 +123,7 @@ MODELS = [
             max_position_embeddings=32,
         ),
         _bert_blocks,
+        shows_queries=False,
         eager=False,
     ),
     ModelCase(
@@ -199,6 +201,7 @@ class ProviderCase:
     name: str
     make: Callable[[nn.Module], attnreg.MaskProvider]
     needs_token_ids: bool = False
+    needs_queries: bool = False
     made_for_model: bool = False  # with parameters for each of its layers
     portable: bool = True  # whether its arguments can be written down, as a function cannot
 
@@ -246,6 +249,12 @@ PROVIDERS = [
         made_for_model=True,
         portable=False,
     ),
+    ProviderCase(
+        "contextual",
+        lambda m: attnreg.ContextualDropout.for_model(m, 0.4),
+        needs_queries=True,
+        made_for_model=True,
+    ),
     ProviderCase("on-layers", lambda m: attnreg.OnLayers(attnreg.AttentionDropout(0.4, "scores"), [-1])),
     ProviderCase("ad-drop", lambda m: attnreg.AttributionProvider(0.6, 0.6)),
     ProviderCase("drop-head", lambda m: attnreg.DropHead(0.5)),
@@ -259,8 +268,18 @@ PROVIDERS = [
     ProviderCase("composition", lambda m: attnreg.AttentionDropout(0.2) & attnreg.AttentionDropout(0.2, "scores")),
 ]
 
-SUPPORTED = [(m, p) for m in MODELS for p in PROVIDERS if m.takes_token_ids or not p.needs_token_ids]
-REFUSED = [(m, p) for m in MODELS for p in PROVIDERS if not (m.takes_token_ids or not p.needs_token_ids)]
+
+def refusal(model: ModelCase, provider: ProviderCase) -> str | None:
+    """What a provider says to a model that it cannot be attached to."""
+    if provider.needs_token_ids and not model.takes_token_ids:
+        return "takes no token ids"
+    if provider.needs_queries and not model.shows_queries:
+        return "Expected queries for .*, got attention that shows its scores alone"
+    return None
+
+
+SUPPORTED = [(m, p) for m in MODELS for p in PROVIDERS if refusal(m, p) is None]
+REFUSED = [(m, p) for m in MODELS for p in PROVIDERS if refusal(m, p) is not None]
 
 
 def tiny_bert(texts: list[str], folder: Path) -> None:

@@ -6,6 +6,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
 
+NEED_QUERIES = ("contextual",)
 PROVIDERS = {
     "weights p=1": lambda m: attnreg.AttentionDropout(1.0),
     "scores p=1": lambda m: attnreg.AttentionDropout(1.0, "scores"),
@@ -17,6 +18,7 @@ PROVIDERS = {
     "g-net drops all": lambda m: attnreg.GNetProvider.for_model(m, initial_keep=1e-6),
     "concrete": lambda m: attnreg.ConcreteDropout.for_model(m, 0.999),
     "learnable": lambda m: attnreg.LearnableBernoulli.for_model(m, 0.999),
+    "contextual": lambda m: attnreg.ContextualDropout.for_model(m, 0.999),
     "ad-drop p=q=1": lambda m: attnreg.AttributionProvider(1.0, 1.0),
     "ad-drop, integrated": lambda m: attnreg.AttributionProvider(1.0, 1.0, method="integrated_gradients", steps=2),
     "drop-head p=1": lambda m: attnreg.DropHead(1.0),
@@ -50,6 +52,8 @@ def bert(implementation, dtype, size=1.0):
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", PROVIDERS)
 def test_everything_stays_finite(name, implementation, dtype):
+    if implementation == "eager" and name in NEED_QUERIES:
+        return  # refused: tests/test_contextual_dropout.py
     for size in (1.0, 300.0):
         for ids, mask in INPUTS.values():
             model = bert(implementation, dtype, size)
@@ -62,10 +66,11 @@ def test_everything_stays_finite(name, implementation, dtype):
             with attnreg.attach(model, provider) as handle:
                 provider.attribute(model, batch)
                 loss = model(**batch).loss
-                loss.backward()
+                penalty = provider.penalty()
+                (loss if penalty is None else loss + penalty).backward()
                 rates = handle.drop_rates()
             assert loss.isfinite()
-            for weight_name, weight in model.named_parameters():
+            for weight_name, weight in [*model.named_parameters(), *provider.named_parameters()]:
                 assert weight.grad is None or weight.grad.isfinite().all(), weight_name
             assert all(0 <= rate <= 1 for rate in rates.values())
 

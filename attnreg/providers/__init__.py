@@ -6,6 +6,7 @@ from attnreg.providers.attention_layerdrop import AttentionLayerDrop
 from attnreg.providers.attribution import AttributionProvider
 from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider
 from attnreg.providers.concrete_dropout import ConcreteDropout
+from attnreg.providers.contextual_dropout import ContextualDropout
 from attnreg.providers.cross_tuning import CrossTuning
 from attnreg.providers.drop_head import DropHead
 from attnreg.providers.drop_key import DropKey
@@ -22,6 +23,7 @@ __all__ = [
     "BernoulliScheduleProvider",
     "Compose",
     "ConcreteDropout",
+    "ContextualDropout",
     "CrossTuning",
     "DropHead",
     "DropKey",

@@ -1,0 +1,175 @@
+"""Contextual dropout of attention weights: rates that small networks predict from each query."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnreg import functional
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.provider import MaskProvider
+from attnreg.providers._arguments import at_least_one, inner_probability, not_negative, positive
+from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, head_size_of
+from attnreg.providers._rates import LARGEST_LOGIT
+from attnreg.providers._seen import mean_over, queries_of
+
+
+class ContextualDropout(MaskProvider):
+    r"""Dropout of attention weights at a rate of each query's own, predicted by a small network of each layer.
+
+    .. math::
+        \phi_{bhi} = W_2\, \mathrm{LeakyReLU}(W_1 q_{bhi} + b_1) + b_2, \qquad p = \sigma(\phi), \qquad
+        A_{ij} = \mathrm{softmax}(S)_{ij}\, \frac{1 - z_{ij}}{1 - p_i}
+
+    with z relaxed decisions to drop, as in :class:`attnreg.ConcreteDropout`, drawn for each key with the rate of the
+    query's row. :math:`W_2` starts at 0 and :math:`b_2` at the logit of p, so that all rates start at p. The networks
+    learn by the model's own loss and by :meth:`penalty`, the divergence from a prior:
+
+    .. math:: \lambda \cdot \mathrm{mean}_{lbhi}\, \mathrm{KL}\big(\mathrm{Bernoulli}(p_{lbhi}) \,\big\|\,
+              \mathrm{Bernoulli}(p_0)\big)
+
+    over the real query rows. Queries count as numbers: the model does not learn to have other rates predicted.
+    Put the networks into the optimizer:
+    ``optimizer.add_param_group({"params": provider.parameters(), "lr": 1e-3})``.
+
+    Args:
+        num_layers: number of layers of the one stack it acts on, or ``{"encoder": 6, "decoder": 6}``;
+            :meth:`for_model` finds out.
+        head_size: D, the size of the model's query vectors.
+        p: the rate before any training, in ``(0, 1)``.
+        prior: :math:`p_0`, in ``(0, 1)``; p by default.
+        hidden_size: of the networks.
+        temperature: of the relaxation.
+        regularizer: :math:`\lambda`, in units of the loss.
+
+    Shape:
+        masks are ``(B, H, Q, K)``, float; rates ``(B, H, Q, 1)``.
+
+    Raises:
+        ValueError: if an argument is out of range; when attached, if the layers are not those it was made for; in a
+            training pass, if the model writes its attention out, so that no queries can be seen.
+
+    Reference:
+        Contextual Dropout (ICLR 2021, arXiv 2103.04181).
+
+    Example:
+        >>> provider = ContextualDropout(num_layers=2, head_size=4, p=0.2)
+        >>> query = key = torch.randn(1, 2, 3, 4)
+        >>> mask = provider(AttentionSite(shape=(1, 2, 3, 3), layer=1, num_layers=2, query=query, key=key))
+        >>> mask.weights.shape, provider.penalty().shape
+        (torch.Size([1, 2, 3, 3]), torch.Size([]))
+    """
+
+    def __init__(
+        self,
+        num_layers: Depth,
+        head_size: int,
+        p: float = 0.1,
+        prior: float | None = None,
+        hidden_size: int = 8,
+        *,
+        temperature: float = 0.1,
+        regularizer: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self._index = LayerIndex("ContextualDropout", num_layers)
+        self.num_layers = num_layers
+        self.head_size = at_least_one("head_size", head_size)
+        self.p = inner_probability("p", p)
+        self.prior = prior if prior is None else inner_probability("prior", prior)
+        self.hidden_size = at_least_one("hidden_size", hidden_size)
+        self.temperature = positive("temperature", temperature)
+        self.regularizer = not_negative("regularizer", regularizer)
+        self.networks = nn.ModuleList(
+            nn.Sequential(nn.Linear(head_size, hidden_size), nn.LeakyReLU(), _constant(hidden_size, p))
+            for _ in range(len(self._index))
+        )
+        self._seen: dict[int, tuple[Tensor, Tensor | None]] = {}  # queries, and which rows count, of the latest pass
+
+    @classmethod
+    def for_model(
+        cls,
+        model: nn.Module,
+        p: float = 0.1,
+        prior: float | None = None,
+        hidden_size: int = 8,
+        *,
+        temperature: float = 0.1,
+        regularizer: float = 0.1,
+        stacks: Sequence[str] | None = None,
+        example_inputs: Any = None,
+    ) -> ContextualDropout:
+        """A network for each layer of a model, on its device.
+
+        Args:
+            model: a model that computes attention in torch's fused kernel, where queries can be seen.
+            p: the rate before any training.
+            prior: the rate to stay near; p by default.
+            hidden_size: of the networks.
+            temperature: of the relaxation.
+            regularizer: weight of the divergence from the prior.
+            stacks: as in :func:`attnreg.attach`.
+            example_inputs: as in :func:`attnreg.attach`.
+
+        Raises:
+            InputError: if the model has no attention in these stacks, writes it out, or has queries of several sizes.
+            NoAttentionError: if no attention is seen in the model.
+        """
+        found = found_in(model, stacks, example_inputs)
+        size = head_size_of(found, "ContextualDropout")
+        provider = cls(depth_of(found), size, p, prior, hidden_size, temperature=temperature, regularizer=regularizer)
+        return provider.to(device_of(model))
+
+    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+        self._index.check(sites)
+
+    def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
+        self._seen = {}
+
+    def step(self) -> None:  # noqa: D102
+        self._seen = {}
+
+    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        layer = self._index(site)
+        query, _ = queries_of(site, self.head_size, "ContextualDropout")
+        self._seen[layer] = query, None if site.units is None else site.units.any(-1, keepdim=True)
+        logits = self.logits(layer, query).clamp(max=LARGEST_LOGIT)
+        uniform = torch.rand(site.shape, dtype=logits.dtype, device=site.device)
+        drop = functional.concrete_drop(logits, uniform, self.temperature)
+        return Mask(weights=(1 - drop) / torch.sigmoid(-logits), kept=drop < 0.5)
+
+    def penalty(self) -> Tensor | None:  # noqa: D102
+        if not self._seen:
+            return None
+        # Predicted once more: what gradient checkpointing has thrown away and will compute again has no gradient here.
+        prior = self.p if self.prior is None else self.prior
+        terms = [
+            mean_over(functional.bernoulli_kl(self.logits(layer, query), prior), rows)
+            for layer, (query, rows) in self._seen.items()
+        ]
+        return self.regularizer * torch.stack(terms).mean()
+
+    def logits(self, layer: int, query: Tensor) -> Tensor:
+        """Logits of dropping.
+
+        Args:
+            layer: number of the layer, counted through all stacks.
+            query: ``(B, H, Q, D)``.
+
+        Returns:
+            ``(B, H, Q, 1)``.
+        """
+        dtype = next(self.networks.parameters()).dtype  # under autocast, what comes out is of lower precision
+        return self.networks[layer](query.to(dtype)).to(dtype)
+
+
+def _constant(size: int, p: float) -> nn.Linear:
+    """A last layer that gives the logit of p, whatever comes in."""
+    linear = nn.Linear(size, 1)
+    nn.init.zeros_(linear.weight)
+    nn.init.constant_(linear.bias, math.log(p / (1 - p)))
+    return linear

@@ -1,0 +1,192 @@
+"""ContextualDropout: rates by query, a prior, networks that learn."""
+
+import copy
+import functools
+import math
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers import BertConfig, BertForSequenceClassification
+
+import attnreg
+from tests.learning import Toy, batch, site, train
+
+
+def looked_at(shape=(2, 4, 5, 6), dtype=torch.float32, **options):
+    """A site with queries and keys of size 3."""
+    generator = torch.Generator().manual_seed(7)
+    query, key = (torch.randn(*shape[:2], n, 3, dtype=dtype, generator=generator) for n in shape[2:])
+    return site(**{"shape": shape, "query": query, "key": key, **options})
+
+
+def learned(*args, **options):
+    """A provider of which all weights have been moved."""
+    torch.manual_seed(0)
+    provider = attnreg.ContextualDropout(2, 3, *args, **options)
+    for weight in provider.parameters():
+        weight.data += torch.randn_like(weight) / 2
+    return provider
+
+
+def predicted(network, query):
+    """The rate of one query by the formula."""
+    (w1, b1), (w2, b2) = ((linear.weight, linear.bias) for linear in (network[0], network[2]))
+    hidden = w1 @ query + b1
+    hidden = torch.stack([h if h > 0 else 0.01 * h for h in hidden])
+    return torch.sigmoid((w2 @ hidden + b2)[0])
+
+
+def test_all_rates_are_p_before_training():
+    provider = attnreg.ContextualDropout(2, 3, 0.3)
+    place = looked_at()
+    assert provider.logits(1, place.query).sigmoid().flatten().tolist() == pytest.approx([0.3] * 2 * 4 * 5)
+
+
+def test_the_mask_by_a_loop_and_its_gradient_in_float64():
+    provider = learned(0.3, temperature=0.5).double()
+    place = looked_at((2, 2, 2, 3), torch.float64, layer=1)
+    torch.manual_seed(1)
+    got = provider(place).weights
+    torch.manual_seed(1)
+    uniform = torch.rand(place.shape, dtype=torch.float64)
+    for b in range(2):
+        for h in range(2):
+            for i in range(2):
+                p = predicted(provider.networks[1], place.query[b, h, i]).item()
+                for j in range(3):
+                    u = uniform[b, h, i, j].item()
+                    z = 1 / (1 + ((1 - p) / p * (1 - u) / u) ** 2)
+                    assert got[b, h, i, j].item() == pytest.approx((1 - z) / (1 - p), abs=1e-12)
+    names, values = zip(*provider.named_parameters(), strict=True)
+
+    def masks(*parameters):
+        torch.manual_seed(1)
+        return torch.func.functional_call(provider, dict(zip(names, parameters, strict=True)), place).weights
+
+    assert torch.autograd.gradcheck(masks, values)
+
+
+def test_units_are_dropped_at_the_rate_of_their_query():
+    provider = learned(0.3)
+    place = looked_at((1, 1, 4, 20_000))
+    torch.manual_seed(0)
+    mask = provider(place)
+    for i in range(4):
+        p = predicted(provider.networks[0], place.query[0, 0, i]).item()
+        assert abs(float((~mask.kept[0, 0, i]).float().mean()) - p) < 5 * math.sqrt(p * (1 - p) / 20_000)
+
+
+def test_the_penalty_is_the_mean_divergence_over_real_rows_however_often_masks_were_drawn():
+    provider = learned(0.3, 0.2, regularizer=0.5).double()
+    valid = torch.tensor([[True] * 5, [True] * 3 + [False] * 2]).view(2, 1, 1, 5)
+    places = [looked_at((2, 4, 5, 5), torch.float64, layer=layer, valid=valid) for layer in range(2)]
+    assert provider.penalty() is None
+    total = 0.0
+    for layer, place in enumerate(places):
+        terms = []
+        for b, rows in ((0, 5), (1, 3)):
+            for h in range(4):
+                for i in range(rows):
+                    p = predicted(provider.networks[layer], place.query[b, h, i])
+                    terms.append(p * (p / 0.2).log() + (1 - p) * ((1 - p) / 0.8).log())
+        total = total + 0.5 * torch.stack(terms).mean() / 2
+    for _ in range(2):
+        for place in places:
+            provider(place)
+        assert provider.penalty().shape == ()
+        assert provider.penalty().item() == pytest.approx(total.item(), abs=1e-12)
+    ours = torch.autograd.grad(provider.penalty(), list(provider.parameters()))
+    theirs = torch.autograd.grad(total, list(provider.parameters()))
+    assert all((a - b).abs().max() < 1e-12 for a, b in zip(ours, theirs, strict=True))
+    provider.step()
+    assert provider.penalty() is None
+
+
+def test_no_gradient_reaches_the_queries():
+    place = looked_at()
+    query = place.query.requires_grad_()
+    provider = learned(0.3)
+    (provider(place).weights.sum() + provider.penalty()).backward()
+    assert query.grad is None
+
+
+@pytest.mark.parametrize(("sign", "grows"), [(1, False), (-1, True)])
+def test_the_rate_falls_where_noise_harms_and_grows_where_it_helps(sign, grows):
+    provider = attnreg.ContextualDropout.for_model(Toy(), 0.3, regularizer=0.0, example_inputs=batch())
+    rate = train(Toy(sign), provider, steps=40, lr=0.03)
+    assert rate > 0.5 if grows else rate < 0.15
+
+
+def test_the_prior_holds_the_rate_up():
+    provider = attnreg.ContextualDropout.for_model(Toy(), 0.3, regularizer=30.0, example_inputs=batch())
+    assert 0.2 < train(Toy(1), provider, steps=40, lr=0.03) < 0.4
+
+
+def recomputed(forward, reentrant, *args, **kwargs):
+    return checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=reentrant)
+
+
+def bert():
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return BertForSequenceClassification(BertConfig(**sizes, intermediate_size=16)).train()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("cls", [attnreg.ContextualDropout], ids=lambda c: c.__name__)
+def test_the_penalty_under_gradient_checkpointing(cls, reentrant):
+    text = {"input_ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), "labels": torch.tensor([0, 1])}
+    found = []
+    for checkpointed in (False, True):
+        model = bert()
+        torch.manual_seed(0)
+        provider = cls.for_model(model)
+        with attnreg.attach(model, provider):
+            for layer in model.bert.encoder.layer if checkpointed else ():
+                layer.forward = functools.partial(recomputed, layer.forward, reentrant)
+            torch.manual_seed(3)
+            (model(**text).loss + provider.penalty()).backward()
+        found.append([p.grad for p in provider.parameters()])
+    assert any(grad.abs().max() > 0 for grad in found[0])
+    for plain, again in zip(*found, strict=True):
+        torch.testing.assert_close(again, plain, rtol=1e-4, atol=1e-7)
+
+
+def test_state_survives_copies_and_folders(tmp_path):
+    provider = learned(0.3, 0.2, 5)
+    provider(looked_at())
+    provider.penalty().backward()
+    provider.save_pretrained(tmp_path / "p")
+    for other in (copy.deepcopy(provider), attnreg.MaskProvider.from_pretrained(tmp_path / "p")):
+        assert all(torch.equal(a, b) for a, b in zip(other.parameters(), provider.parameters(), strict=True))
+        assert other.config == provider.config
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: attnreg.ContextualDropout(2, 0), "Expected `head_size` to be at least 1, got 0"),
+        (lambda: attnreg.ContextualDropout(2, 3, 1.0), r"Expected `p` to be a probability in \(0, 1\), got 1.0"),
+        (lambda: attnreg.ContextualDropout(2, 3, prior=0), r"Expected `prior` to be a probability in \(0, 1\), got 0"),
+        (lambda: attnreg.ContextualDropout(2, 3, hidden_size=0), "Expected `hidden_size` to be at least 1"),
+        (lambda: attnreg.ContextualDropout(2, 3, regularizer=-1), "Expected `regularizer` to be 0 or more"),
+        (lambda: attnreg.ContextualDropout(3, 3).check([site()]), "for which this ContextualDropout was made"),
+        (lambda: attnreg.ContextualDropout(2, 3)(site()), "Expected queries for ContextualDropout to look at, got att"),
+        (lambda: attnreg.ContextualDropout(2, 4)(looked_at()), r"heads of size 4, .* got 4 of size 3 at attention"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()
+
+
+def test_a_model_that_comes_to_write_its_attention_out_is_refused_in_the_forward_pass():
+    model = bert()
+    provider = attnreg.ContextualDropout.for_model(model)
+    model.set_attn_implementation("eager")
+    with (
+        attnreg.attach(model, provider),
+        pytest.raises(ValueError, match=r"got attention that shows its scores alone at bert\.encoder\.layer\.0"),
+    ):
+        model(torch.tensor([[1, 2, 3]]))
