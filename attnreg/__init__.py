@@ -7,6 +7,7 @@ from attnreg._lazy import lazy_names
 __version__ = "0.1.0.dev0"
 
 _NAMES = {
+    "AdversarialAttention": "attnreg.providers.adversarial_attention",
     "AttentionDropout": "attnreg.providers.attention_dropout",
     "AttentionLayerDrop": "attnreg.providers.attention_layerdrop",
     "AttentionSite": "attnreg.masks",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from attnreg.provider import Compose as Compose
     from attnreg.provider import MaskProvider as MaskProvider
     from attnreg.provider import OnLayers as OnLayers
+    from attnreg.providers.adversarial_attention import AdversarialAttention as AdversarialAttention
     from attnreg.providers.attention_dropout import AttentionDropout as AttentionDropout
     from attnreg.providers.attention_layerdrop import AttentionLayerDrop as AttentionLayerDrop
     from attnreg.providers.attribution import AttributionProvider as AttributionProvider

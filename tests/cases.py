@@ -255,6 +255,12 @@ PROVIDERS = [
         needs_queries=True,
         made_for_model=True,
     ),
+    ProviderCase(
+        "adversarial",
+        lambda m: attnreg.AdversarialAttention.for_model(m, initial_keep=0.6),
+        needs_queries=True,
+        made_for_model=True,
+    ),
     ProviderCase("on-layers", lambda m: attnreg.OnLayers(attnreg.AttentionDropout(0.4, "scores"), [-1])),
     ProviderCase("ad-drop", lambda m: attnreg.AttributionProvider(0.6, 0.6)),
     ProviderCase("drop-head", lambda m: attnreg.DropHead(0.5)),

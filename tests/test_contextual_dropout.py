@@ -134,7 +134,7 @@ def bert():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("cls", [attnreg.ContextualDropout], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("cls", [attnreg.ContextualDropout, attnreg.AdversarialAttention], ids=lambda c: c.__name__)
 def test_the_penalty_under_gradient_checkpointing(cls, reentrant):
     text = {"input_ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), "labels": torch.tensor([0, 1])}
     found = []

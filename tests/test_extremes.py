@@ -6,7 +6,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
 
-NEED_QUERIES = ("contextual",)
+NEED_QUERIES = ("contextual", "adversarial")
 PROVIDERS = {
     "weights p=1": lambda m: attnreg.AttentionDropout(1.0),
     "scores p=1": lambda m: attnreg.AttentionDropout(1.0, "scores"),
@@ -19,6 +19,7 @@ PROVIDERS = {
     "concrete": lambda m: attnreg.ConcreteDropout.for_model(m, 0.999),
     "learnable": lambda m: attnreg.LearnableBernoulli.for_model(m, 0.999),
     "contextual": lambda m: attnreg.ContextualDropout.for_model(m, 0.999),
+    "adversarial": lambda m: attnreg.AdversarialAttention.for_model(m, initial_keep=1e-6),
     "ad-drop p=q=1": lambda m: attnreg.AttributionProvider(1.0, 1.0),
     "ad-drop, integrated": lambda m: attnreg.AttributionProvider(1.0, 1.0, method="integrated_gradients", steps=2),
     "drop-head p=1": lambda m: attnreg.DropHead(1.0),

@@ -1,6 +1,7 @@
 """One file per regularizer."""
 
 from attnreg.provider import Compose, OnLayers
+from attnreg.providers.adversarial_attention import AdversarialAttention
 from attnreg.providers.attention_dropout import AttentionDropout
 from attnreg.providers.attention_layerdrop import AttentionLayerDrop
 from attnreg.providers.attribution import AttributionProvider
@@ -17,6 +18,7 @@ from attnreg.providers.structural_mask import StructuralMask
 from attnreg.providers.learnable_bernoulli import LearnableBernoulli
 
 __all__ = [
+    "AdversarialAttention",
     "AttentionDropout",
     "AttentionLayerDrop",
     "AttributionProvider",

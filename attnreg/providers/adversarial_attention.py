@@ -1,0 +1,183 @@
+"""Adversarial self-attention: masks that are learned to harm the model, at a price."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnreg import functional
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.provider import MaskProvider
+from attnreg.providers._arguments import at_least_one, inner_probability, not_negative
+from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, head_size_of, heads_of
+from attnreg.providers._seen import mean_over, queries_of
+
+
+class AdversarialAttention(MaskProvider):
+    r"""Masks on attention scores that a small network of each layer learns to choose so that they raise the loss.
+
+    .. math::
+        s = \frac{(q Q')(k K')^\top}{\sqrt{d}} + b, \qquad M_{ij} \sim \mathrm{Bernoulli}(\sigma(s_{ij})), \qquad
+        S_{ij} = -\infty \text{ if } M_{ij} = 0
+
+    q and k are the model's queries and keys with all heads side by side, as numbers; one mask for all heads. The
+    gradient passes straight through the decisions, as if M were :math:`\sigma(s)`, and is reversed: model and
+    generator descend the same loss, which the model lowers and the generator raises. :meth:`penalty` is what masking
+    costs the generator:
+
+    .. math:: c \cdot \mathrm{mean}_l\, \mathrm{mean}_{bij}\, (1 - \sigma(s_{ij}))
+
+    over the units that count. The generator masks a unit if that raises the loss by more than its share of c.
+
+    Put the generator into the optimizer:
+    ``optimizer.add_param_group({"params": provider.parameters(), "lr": 1e-3})``.
+
+    Args:
+        num_layers: number of layers of the one stack it acts on, or ``{"encoder": 6, "decoder": 6}``;
+            :meth:`for_model` finds out.
+        num_heads: H of the model.
+        head_size: D, the size of the model's query vectors.
+        generator_size: d; by default H · D, as in the paper.
+        initial_keep: probability of keeping before any training, in ``(0, 1)``: b starts at its logit.
+        price: c, in units of the loss: what masking everything costs.
+        sampled: draw the masks; otherwise a unit is masked where :math:`\sigma(s) \le 1/2`.
+
+    Shape:
+        masks are ``(B, 1, Q, K)``, float with the values 0 and 1.
+
+    Raises:
+        ValueError: if an argument is out of range; when attached, if the layers are not those it was made for; in a
+            training pass, if the model writes its attention out, so that no queries can be seen.
+
+    Reference:
+        Adversarial Self-Attention for Language Understanding (AAAI 2023, arXiv 2206.12608).
+
+    Example:
+        >>> provider = AdversarialAttention(num_layers=1, num_heads=2, head_size=4, initial_keep=0.5)
+        >>> query = key = torch.randn(1, 2, 3, 4)
+        >>> mask = provider(AttentionSite(shape=(1, 2, 3, 3), query=query, key=key))
+        >>> mask.weights.shape, mask.normalize, provider.penalty().shape
+        (torch.Size([1, 1, 3, 3]), 'sum', torch.Size([]))
+    """
+
+    def __init__(
+        self,
+        num_layers: Depth,
+        num_heads: int,
+        head_size: int,
+        generator_size: int | None = None,
+        initial_keep: float = 0.9,
+        *,
+        price: float = 1.0,
+        sampled: bool = True,
+    ) -> None:
+        super().__init__()
+        self._index = LayerIndex("AdversarialAttention", num_layers)
+        self.num_layers = num_layers
+        self.num_heads = at_least_one("num_heads", num_heads)
+        self.head_size = at_least_one("head_size", head_size)
+        self.generator_size = generator_size
+        self.initial_keep = inner_probability("initial_keep", initial_keep)
+        self.price = not_negative("price", price)
+        self.sampled = sampled
+        size = num_heads * head_size
+        inner = size if generator_size is None else at_least_one("generator_size", generator_size)
+        self.query = nn.ModuleList(_projection(size, inner) for _ in range(len(self._index)))
+        self.key = nn.ModuleList(_projection(size, inner) for _ in range(len(self._index)))
+        self.bias = nn.Parameter(torch.full((len(self._index),), math.log(initial_keep / (1 - initial_keep))))
+        # Queries, keys and the units that count, of the latest pass.
+        self._seen: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}
+
+    @classmethod
+    def for_model(
+        cls,
+        model: nn.Module,
+        generator_size: int | None = None,
+        initial_keep: float = 0.9,
+        *,
+        price: float = 1.0,
+        sampled: bool = True,
+        stacks: Sequence[str] | None = None,
+        example_inputs: Any = None,
+    ) -> AdversarialAttention:
+        """A generator for each layer of a model, on its device.
+
+        Args:
+            model: a model that computes attention in torch's fused kernel, where queries can be seen.
+            generator_size: of its queries and keys; by default the model's.
+            initial_keep: probability of keeping before any training.
+            price: of masking everything.
+            sampled: draw the masks.
+            stacks: as in :func:`attnreg.attach`.
+            example_inputs: as in :func:`attnreg.attach`.
+
+        Raises:
+            InputError: if the model has no attention in these stacks, writes it out, or has layers of several sizes.
+            NoAttentionError: if no attention is seen in the model.
+        """
+        found = found_in(model, stacks, example_inputs)
+        size = head_size_of(found, "AdversarialAttention")
+        provider = cls(
+            depth_of(found), heads_of(found), size, generator_size, initial_keep, price=price, sampled=sampled
+        )
+        return provider.to(device_of(model))
+
+    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+        self._index.check(sites)
+
+    def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
+        self._seen = {}
+
+    def step(self) -> None:  # noqa: D102
+        self._seen = {}
+
+    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        layer = self._index(site)
+        query, key = queries_of(site, self.head_size, "AdversarialAttention", self.num_heads)
+        units = site.units
+        if units is not None:  # some models have a mask for each head
+            units = units.expand(site.shape).any(1, keepdim=True)
+        self._seen[layer] = query, key, units
+        logits = self.logits(layer, query, key)
+        keep = functional.sample_keep(logits.detach()) if self.sampled else logits.detach() > 0
+        weights = functional.straight_through(keep, torch.sigmoid(logits), reverse=True)
+        # Rows divided by their sum are as if scores had been dropped, but dropped ones have a gradient.
+        return Mask(weights=weights, normalize="sum", kept=keep)
+
+    def penalty(self) -> Tensor | None:  # noqa: D102
+        if not self._seen:
+            return None
+        # Computed once more: what gradient checkpointing has thrown away and will compute again has no gradient here.
+        masked = [
+            mean_over(torch.sigmoid(-self.logits(layer, query, key)), units)
+            for layer, (query, key, units) in self._seen.items()
+        ]
+        return self.price * torch.stack(masked).mean()
+
+    def logits(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
+        """Logits of keeping.
+
+        Args:
+            layer: number of the layer, counted through all stacks.
+            query: ``(B, H, Q, D)``.
+            key: ``(B, H, K, D)``.
+
+        Returns:
+            ``(B, 1, Q, K)``.
+        """
+        dtype = self.bias.dtype  # under autocast, what comes out is of lower precision
+        queries, keys = (x.to(dtype).transpose(1, 2).flatten(2) for x in (query, key))
+        queries, keys = self.query[layer](queries), self.key[layer](keys)
+        scores = (queries / math.sqrt(queries.shape[-1])) @ keys.transpose(-2, -1)
+        return scores.unsqueeze(1).to(dtype) + self.bias[layer]
+
+
+def _projection(size: int, inner: int) -> nn.Linear:
+    linear = nn.Linear(size, inner)
+    nn.init.normal_(linear.weight, std=0.02)
+    nn.init.zeros_(linear.bias)
+    return linear
