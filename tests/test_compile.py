@@ -83,6 +83,28 @@ def test_compiled_it_computes_the_same_and_is_compiled_once(name):
         assert rates
 
 
+LEARNED = [case.name for case in PROVIDERS if case.made_for_model]
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_what_learns_with_the_model_has_the_same_gradients_compiled_in_one_graph(name):
+    torch._dynamo.reset()
+    model = bert()
+    provider = CASES[name](model)
+    found = []
+    with attnreg.attach(model, provider):
+        for runs in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+            provider.zero_grad()
+            torch.manual_seed(1)
+            provider.attribute(model, batch())
+            (runs(**batch()).loss + provider.penalty()).backward()
+            found.append({name: p.grad.clone() for name, p in provider.named_parameters()})
+    assert found[0]
+    assert any(grad.abs().max() > 0 for grad in found[0].values())
+    for name, grad in found[0].items():
+        torch.testing.assert_close(found[1][name], grad, rtol=1e-4, atol=1e-6)
+
+
 def test_other_lengths_are_compiled_for_once():
     torch._dynamo.reset()
     model = bert()

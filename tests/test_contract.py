@@ -198,6 +198,25 @@ def test_autocast_to_bfloat16(case, provider_case):
     assert all(grad.isfinite().all() for grad in grads if grad is not None)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    ("case", "provider_case"), [(m, p) for m, p in SUPPORTED if p.made_for_model], ids=lambda x: str(x)
+)
+def test_what_learns_with_the_model_has_finite_gradients_in_every_layer(case, provider_case, autocast):
+    model, batch = case.build(), case.batch()
+    provider = provider_case.make(model)
+    with attnreg.attach(model, provider), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        provider.attribute(model, batch)
+        out = output(model, batch)
+        penalty = provider.penalty()
+    assert penalty.shape == ()
+    (out.float().square().mean() + penalty).backward()
+    for name, parameter in provider.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.dtype == parameter.dtype
+        assert parameter.grad.isfinite().all(), name
+
+
 @portable
 def test_provider_comes_back_from_its_folder(case, provider_case, tmp_path):
     model, batch = case.build(), case.batch()
