@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     from attnreg.providers.concrete_dropout import ConcreteDropout as ConcreteDropout
     from attnreg.providers.contextual_dropout import ContextualDropout as ContextualDropout
     from attnreg.providers.cross_tuning import CrossTuning as CrossTuning
+    from attnreg.providers.drop_attention import DropAttention as DropAttention
     from attnreg.providers.drop_head import DropHead as DropHead
     from attnreg.providers.drop_key import DropKey as DropKey
-    from attnreg.providers.drop_attention import DropAttention as DropAttention
     from attnreg.providers.gnet import GNetProvider as GNetProvider
     from attnreg.providers.head_mask import HeadMask as HeadMask
-    from attnreg.providers.structural_mask import StructuralMask as StructuralMask
     from attnreg.providers.learnable_bernoulli import LearnableBernoulli as LearnableBernoulli
+    from attnreg.providers.structural_mask import StructuralMask as StructuralMask

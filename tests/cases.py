@@ -211,6 +211,8 @@ class ProviderCase:
 
 def heads(model: nn.Module) -> int:
     return getattr(getattr(model, "config", None), "num_attention_heads", 4)
+
+
 def mean_square(output: Any, batch: Any) -> torch.Tensor:
     """A loss for models without labels."""
     result = output if isinstance(output, torch.Tensor) else output[0]
@@ -239,6 +241,7 @@ PROVIDERS = [
         "g-net-shared",
         lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5, share_embeddings=True),
         needs_token_ids=True,
+    ),
     ProviderCase("concrete", lambda m: attnreg.ConcreteDropout.for_model(m, 0.4), made_for_model=True),
     ProviderCase(
         "concrete, heads", lambda m: attnreg.ConcreteDropout.for_model(m, 0.4, per="head"), made_for_model=True

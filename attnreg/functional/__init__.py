@@ -8,15 +8,6 @@ from attnreg.functional.attention import (
     uniform_attention,
     weights_dropout,
 )
-from attnreg.functional.bernoulli import bernoulli_log_prob, drop_rate, sample_keep
-from attnreg.functional.heads import head_importance, rescaled_heads, sample_heads, without_top
-from attnreg.functional.bernoulli import bernoulli_log_prob, drop_rate, sample_keep, sample_windows
-from attnreg.functional.region import candidate_region
-from attnreg.functional.structure import ancestor_mask, window_mask
-from attnreg.functional.validity import units
-
-__all__ = [
-    "ancestor_mask",
 from attnreg.functional.bernoulli import (
     bernoulli_entropy,
     bernoulli_kl,
@@ -25,11 +16,14 @@ from attnreg.functional.bernoulli import (
     sample_keep,
     sample_windows,
 )
+from attnreg.functional.heads import head_importance, rescaled_heads, sample_heads, without_top
 from attnreg.functional.region import candidate_region
 from attnreg.functional.relaxation import arm_gradient, concrete_drop, opposite_draws, straight_through
+from attnreg.functional.structure import ancestor_mask, window_mask
 from attnreg.functional.validity import units
 
 __all__ = [
+    "ancestor_mask",
     "arm_gradient",
     "attention_weights",
     "bernoulli_entropy",
@@ -40,8 +34,8 @@ __all__ = [
     "drop_rate",
     "head_importance",
     "masked_scores",
-    "rescaled_heads",
     "opposite_draws",
+    "rescaled_heads",
     "reweighted",
     "sample_heads",
     "sample_keep",

@@ -9,13 +9,13 @@ from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider
 from attnreg.providers.concrete_dropout import ConcreteDropout
 from attnreg.providers.contextual_dropout import ContextualDropout
 from attnreg.providers.cross_tuning import CrossTuning
+from attnreg.providers.drop_attention import DropAttention
 from attnreg.providers.drop_head import DropHead
 from attnreg.providers.drop_key import DropKey
-from attnreg.providers.drop_attention import DropAttention
 from attnreg.providers.gnet import GNetProvider
 from attnreg.providers.head_mask import HeadMask
-from attnreg.providers.structural_mask import StructuralMask
 from attnreg.providers.learnable_bernoulli import LearnableBernoulli
+from attnreg.providers.structural_mask import StructuralMask
 
 __all__ = [
     "AdversarialAttention",
@@ -27,9 +27,9 @@ __all__ = [
     "ConcreteDropout",
     "ContextualDropout",
     "CrossTuning",
+    "DropAttention",
     "DropHead",
     "DropKey",
-    "DropAttention",
     "GNetProvider",
     "HeadMask",
     "LearnableBernoulli",
