@@ -23,6 +23,7 @@ _NAMES = {
     "GNetProvider": "attnreg.providers.gnet",
     "HeadMask": "attnreg.providers.head_mask",
     "LearnableBernoulli": "attnreg.providers.learnable_bernoulli",
+    "LayerDrop": "attnreg.providers.layerdrop",
     "Mask": "attnreg.masks",
     "MaskProvider": "attnreg.provider",
     "OnLayers": "attnreg.provider",
@@ -70,3 +71,4 @@ if TYPE_CHECKING:
     from attnreg.providers.head_mask import HeadMask as HeadMask
     from attnreg.providers.learnable_bernoulli import LearnableBernoulli as LearnableBernoulli
     from attnreg.providers.structural_mask import StructuralMask as StructuralMask
+    from attnreg.providers.layerdrop import LayerDrop as LayerDrop

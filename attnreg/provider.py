@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
@@ -60,6 +61,18 @@ class MaskProvider(nn.Module, ABC):
     def active(self) -> bool:
         """Whether it acts at present; an attached model runs as the plain one while its provider does not."""
         return True
+
+    def skips_block(self, site: SiteInfo) -> Tensor | None:
+        """Whether the whole Transformer block that holds a self-attention is skipped in this forward pass.
+
+        Args:
+            site: the block's self-attention.
+
+        Returns:
+            0-d, bool, on the CPU, ``True`` = skipped; ``None`` where there is nothing to decide.
+        """
+        answers = (provider.skips_block(site) for provider in self._inner() if provider.training and provider.active)
+        return functools.reduce(_either, answers, None)
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Called before each training step of a two-pass method: look at the batch that is about to be trained on.
@@ -171,9 +184,32 @@ def a_provider(value: Any, where: str) -> MaskProvider:
     return value
 
 
+def _either(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a | b
+
+
+def may_skip_blocks(provider: MaskProvider) -> bool:
+    """Whether a provider, or one that it is made of, has a say about whole blocks."""
+    inner = list(provider._inner())
+    if inner:
+        return any(may_skip_blocks(each) for each in inner)
+    return type(provider).skips_block is not MaskProvider.skips_block
+
+
 def ask(provider: MaskProvider, site: AttentionSite) -> Mask | None:
     """The provider's mask for a site; ``None`` while the provider is in eval mode or not active."""
     return provider(site) if provider.training and provider.active else None
+
+
+def ask_block(provider: MaskProvider, site: SiteInfo) -> Tensor | None:
+    """Whether the provider skips the block of a self-attention; ``None`` while it is in eval mode or not active."""
+    skip = provider.skips_block(site) if provider.training and provider.active else None
+    if skip is not None and (skip.dim() or skip.dtype != torch.bool):
+        raise ValueError(
+            f"Expected `skips_block` of {type(provider).__name__} to give a 0-d bool tensor, got {skip.dtype} of shape "
+            f"{tuple(skip.shape)}, at {site.name}."
+        )
+    return skip
 
 
 class Compose(MaskProvider):
@@ -234,6 +270,9 @@ class OnLayers(MaskProvider):
 
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
         return ask(self.provider, site) if site.is_among(self.layers) else None
+
+    def skips_block(self, site: SiteInfo) -> Tensor | None:  # noqa: D102
+        return super().skips_block(site) if site.is_among(self.layers) else None
 
     def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
         self.provider.check(on_layers(sites, self.layers, "OnLayers"))

@@ -17,6 +17,7 @@ def odd_keys(ids):
 MORE = {
     "bernoulli per layer": lambda m: attnreg.BernoulliScheduleProvider([[(0, 0.6), (1, 0)], [(0, 0)]], 4),
     "layerdrop 0.5": lambda m: attnreg.AttentionLayerDrop(0.5),
+    "blocks 0.5": lambda m: attnreg.LayerDrop(0.5),
     "with layerdrop": lambda m: attnreg.AttentionDropout(0.2, "scores") & attnreg.AttentionLayerDrop(0.5),
     "structural-mask, graph": lambda m: attnreg.StructuralMask(lambda inputs: odd_keys(inputs["input_ids"])),
 }
@@ -27,8 +28,8 @@ STEPS = 4
 def bert():
     torch.manual_seed(0)
     sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    # Without dropout on attention: a dropped layer leaves it out, uncompiled, and draws nothing for it.
-    config = BertConfig(**sizes, intermediate_size=16, attention_probs_dropout_prob=0.0)
+    # Without dropout of its own: a dropped layer or block leaves it out, uncompiled, and draws nothing for it.
+    config = BertConfig(**sizes, intermediate_size=16, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
     model = BertForSequenceClassification(config)
     for weight in model.parameters():
         if weight.dim() > 1:

@@ -35,6 +35,16 @@ def without_dropout(model):
                 setattr(module, name, 0.0)
 
 
+def wrap_in_checkpoints(case, model):
+    for block in case.blocks(model):
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def unwrap(case, model):
+    for block in case.blocks(model):
+        block.forward = block.forward.args[0]
+
+
 def pop_counts(model):
     return [module.__dict__.pop("seen", 0) for module in model.modules()]
 
@@ -174,16 +184,19 @@ def test_pickle(case, provider_case):
 @rows
 def test_gradient_checkpointing_sees_the_same_masks(case, provider_case):
     model, batch = case.build(), case.batch()
-    for block in case.blocks(model):
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-    with attnreg.attach(model, provider_case.make(model)):
-        checkpointed = run(model, batch)
-        for block in case.blocks(model):
-            block.forward = block.forward.args[0]
+    provider = provider_case.make(model)
+    with attnreg.attach(model, provider):
         expected = run(model, batch)
-    assert torch.equal(checkpointed[0], expected[0])
-    for ours, theirs in zip(checkpointed[1], expected[1], strict=True):
-        assert ours is theirs is None or torch.equal(ours, theirs)
+        wrap_in_checkpoints(case, model)
+        within = run(model, batch)
+        unwrap(case, model)
+    wrap_in_checkpoints(case, model)
+    with attnreg.attach(model, provider):
+        around = run(model, batch)
+    for checkpointed in (within, around):
+        assert torch.equal(checkpointed[0], expected[0])
+        for ours, theirs in zip(checkpointed[1], expected[1], strict=True):
+            assert ours is theirs is None or torch.equal(ours, theirs)
 
 
 @rows

@@ -15,6 +15,8 @@ PROVIDERS = {
     "scores p=0": lambda m: attnreg.AttentionDropout(0.0, "scores"),
     "bernoulli p=1": lambda m: attnreg.BernoulliScheduleProvider([(0, 1.0)], 10),
     "layerdrop p=1": lambda m: attnreg.AttentionLayerDrop(1.0),
+    "blocks p=1": lambda m: attnreg.LayerDrop(1.0),
+    "blocks and scores": lambda m: attnreg.LayerDrop(0.5) & attnreg.AttentionDropout(1.0, "scores"),
     "g-net drops all": lambda m: attnreg.GNetProvider.for_model(m, initial_keep=1e-6),
     "concrete": lambda m: attnreg.ConcreteDropout.for_model(m, 0.999),
     "learnable": lambda m: attnreg.LearnableBernoulli.for_model(m, 0.999),

@@ -10,9 +10,9 @@ from torch import nn
 from attnreg.errors import InputError
 from attnreg.injection.discovery import FoundSite, discover
 from attnreg.injection.handle import AttachHandle
-from attnreg.injection.module import MARK
+from attnreg.injection.shadow import MARK
 from attnreg.masks import Stack, on_layers
-from attnreg.provider import MaskProvider
+from attnreg.provider import MaskProvider, may_skip_blocks
 
 
 def attach(
@@ -72,6 +72,8 @@ def attach(
     found = discover(model, example_inputs)
     chosen = _choose(found, layers, stacks)
     provider.check([site.info for site in chosen])
+    if may_skip_blocks(provider):
+        _check_blocks(chosen)
     provider.bind(model)
     return AttachHandle(model, provider, found, {site.info.name for site in chosen})
 
@@ -105,6 +107,15 @@ def handle_of(model: nn.Module, provider: MaskProvider) -> AttachHandle:
 def _handles(model: nn.Module) -> list[AttachHandle]:
     marks = (module.__dict__.get(MARK) for module in model.modules())
     return list({id(mark.handle): mark.handle for mark in marks if mark is not None}.values())
+
+
+def _check_blocks(chosen: Sequence[FoundSite]) -> None:
+    bare = [site.info.name for site in chosen if site.block is None and site.info.stack != "cross"]
+    if bare:
+        raise InputError(
+            "Expected every self-attention within a Transformer block that can be skipped (an entry of a ModuleList or "
+            f"Sequential that gives hidden states back in their shape), found none around {', '.join(bare)}."
+        )
 
 
 def _choose(

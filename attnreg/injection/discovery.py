@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attnreg.injection.backends import multihead, sdpa, softmax
+from attnreg.injection.blocks import Block, Call, block_of
 from attnreg.injection.errors import HIDDEN_KERNELS, NoAttentionError
 from attnreg.injection.example_inputs import example_inputs as make_example_inputs
 from attnreg.injection.layout import split_attention_mask
@@ -30,6 +31,7 @@ class FoundSite:
     flat: bool = False  # its scores have three dimensions, (B * H, Q, K)
     heads: int = 1
     head_size: int | None = None  # of its queries; None where only scores can be seen
+    block: Block | None = None  # the Transformer block that holds it, if it is a self-attention in one
 
 
 def discover(
@@ -60,7 +62,14 @@ def discover(
     if not finder.found:
         raise NoAttentionError(f"Expected attention in {type(model).__name__}, saw none: {HIDDEN_KERNELS}")
     depth = Counter(found.info.stack for found in finder.found)
-    return tuple(replace(found, info=replace(found.info, num_layers=depth[found.info.stack])) for found in finder.found)
+    blocks = [
+        block_of(model, site.info.name.split("#")[0], calls)
+        for site, calls in zip(finder.found, finder.around, strict=True)
+    ]
+    return tuple(
+        replace(found, info=replace(found.info, num_layers=depth[found.info.stack]), block=block)
+        for found, block in zip(finder.found, blocks, strict=True)
+    )
 
 
 def _run_once(model: nn.Module, finder: _Finder, inputs: Mapping[str, Any] | Sequence[Any] | None) -> None:
@@ -93,8 +102,9 @@ class _Finder(TorchFunctionMode):
         super().__init__()
         self.model = model
         self.found: list[FoundSite] = []
+        self.around: list[list[Call]] = []  # the calls that each was part of
         self._names = {module: name for name, module in model.named_modules()}
-        self._running: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+        self._running: list[Call] = []
         self._calls: Counter[nn.Module] = Counter()
 
     @contextmanager
@@ -107,11 +117,11 @@ class _Finder(TorchFunctionMode):
             yield
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._running.append((module, args, kwargs))
+        self._running.append(Call(module, args, kwargs, self._calls[module]))
         self._calls[module] += 1
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._running.pop()
+        self._running.pop().returns(output)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -128,21 +138,26 @@ class _Finder(TorchFunctionMode):
 
     def _note(self, shape: Sequence[int], causal: bool, head_size: int | None = None) -> None:
         depth = len(self._running) - 1
-        while depth and isinstance(self._running[depth][0], nn.Softmax):
+        while depth and isinstance(self._running[depth].module, nn.Softmax):
             depth -= 1
-        module, args, kwargs = self._running[depth]
+        running = self._running[: depth + 1]
+        module, args, kwargs = running[-1].module, running[-1].args, running[-1].kwargs
         call = self._calls[module] - 1
         if any(found.module is module and found.call == call for found in self.found):
             return
         stack: Stack = "encoder"
         if _is_cross(module, args, kwargs) or shape[-2] != shape[-1]:
             stack = "cross"
-        elif causal or any(isinstance(m, nn.TransformerDecoderLayer) for m, _, _ in self._running):
+        elif causal or any(isinstance(each.module, nn.TransformerDecoderLayer) for each in running):
             stack = "decoder"
         name = (self._names.get(module) or type(module).__name__) + (f"#{call + 1}" if call else "")
         layer = sum(found.info.stack == stack for found in self.found)
         info = SiteInfo(name=name, layer=layer, stack=stack)
         self.found.append(FoundSite(info, module, call, len(shape) == 3, shape[-3], head_size))
+        self.around.append(running)
+        if stack != "cross":
+            for each in running:
+                each.attentions += 1
 
 
 def _is_cross(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

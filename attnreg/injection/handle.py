@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from attnreg import functional
+from attnreg.injection.attached_block import attached_blocks
 from attnreg.injection.discovery import FoundSite
 from attnreg.injection.module import AttachedModule
+from attnreg.injection.shadow import Shadow
 from attnreg.injection.tap import Tap
 from attnreg.masks import AttentionSite, Mask, SiteInfo
-from attnreg.provider import MaskProvider
+from attnreg.provider import MaskProvider, may_skip_blocks
 
 
 class AttachHandle:
@@ -43,10 +45,15 @@ class AttachHandle:
         calls: dict[nn.Module, list[SiteInfo | None]] = defaultdict(list)
         for site in found:
             calls[site.module].append(site.info if site.info.name in chosen else None)
-        self._modules = [
-            AttachedModule(self, module, infos) for module, infos in calls.items() if any(info for info in infos)
-        ]
-        for attached in self._modules:
+        modules = {
+            module: AttachedModule(self, module, infos)
+            for module, infos in calls.items()
+            if any(info for info in infos)
+        }
+        self._shadows: list[Shadow[Any]] = list(modules.values())
+        if may_skip_blocks(provider):
+            self._shadows += attached_blocks(self, found, chosen, modules)
+        for attached in self._shadows:
             attached.install()
         self._hooks = [
             model.register_forward_pre_hook(functools.partial(_before_forward, self), with_kwargs=True),
@@ -61,7 +68,7 @@ class AttachHandle:
     @property
     def attached(self) -> bool:
         """False once detached."""
-        return bool(self._modules)
+        return bool(self._shadows)
 
     @property
     def active(self) -> bool:
@@ -114,11 +121,11 @@ class AttachHandle:
 
     def detach(self) -> None:
         """Give the model back as it was. Twice is fine."""
-        for attached in self._modules:
+        for attached in self._shadows:
             attached.remove()
         for hook in self._hooks:
             hook.remove()
-        self._modules, self._hooks = [], []
+        self._shadows, self._hooks = [], []
 
     def __enter__(self) -> AttachHandle:
         return self
@@ -143,11 +150,16 @@ class AttachHandle:
             by_head = kept.dim() == 4 and kept.shape[1] > 1
             self._rates[site.label] = functional.drop_rate(kept, site.units, by_head=by_head)
 
+    def note_skipped(self, site: SiteInfo, skip: Tensor) -> None:
+        """Remember that all of a site was dropped, with the block that holds it, where ``skip`` (0-d) is true."""
+        rate = self._rates.get(site.label, torch.zeros((), device=skip.device))
+        self._rates[site.label] = torch.where(skip, torch.ones_like(rate), rate)
+
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """A forward pass of the model begins."""
         self.in_forward = True
-        for attached in self._modules:
-            attached.calls = 0
+        for attached in self._shadows:
+            attached.begin()
         first = next((value for value in inputs.values() if isinstance(value, Tensor) and value.dim()), None)
         self.batch_size = None if first is None else first.shape[0]
         if self._model.training:

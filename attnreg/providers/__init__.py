@@ -16,6 +16,7 @@ from attnreg.providers.gnet import GNetProvider
 from attnreg.providers.head_mask import HeadMask
 from attnreg.providers.learnable_bernoulli import LearnableBernoulli
 from attnreg.providers.structural_mask import StructuralMask
+from attnreg.providers.layerdrop import LayerDrop
 
 __all__ = [
     "AdversarialAttention",
@@ -33,6 +34,7 @@ __all__ = [
     "GNetProvider",
     "HeadMask",
     "LearnableBernoulli",
+    "LayerDrop",
     "OnLayers",
     "StructuralMask",
 ]

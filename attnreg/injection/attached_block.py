@@ -1,0 +1,109 @@
+"""One Transformer block of an attached model, for providers that skip blocks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from attnreg.injection.blocks import Block
+from attnreg.injection.module import AttachedModule
+from attnreg.injection.shadow import Shadow
+from attnreg.masks import SiteInfo
+from attnreg.provider import ask_block
+
+if TYPE_CHECKING:
+    from attnreg.injection.discovery import FoundSite
+    from attnreg.injection.handle import AttachHandle
+
+
+@dataclass(frozen=True)
+class BlockCall:
+    """One call of a block: the self-attention by which the provider knows it, and what is in it.
+
+    Args:
+        block: how hidden states go through it.
+        info: its self-attention.
+        chosen: all attention sites in it that the provider is asked about.
+        modules: the attached module of each attention in it.
+    """
+
+    block: Block
+    info: SiteInfo
+    chosen: tuple[SiteInfo, ...]
+    modules: tuple[AttachedModule, ...]
+
+
+class AttachedBlock(Shadow[BlockCall]):
+    """Gives hidden states back as they came where the provider skips the block."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The block's forward, or nothing."""
+        call = self.next()
+        if call is None or not (self.module.training and self.handle.active):
+            return self.plain(*args, **kwargs)
+        skip = ask_block(self.handle.provider, call.info)
+        compiling = torch.compiler.is_compiling()
+        if skip is None or not (compiling or bool(skip)):
+            return self.plain(*args, **kwargs)
+        hidden: Tensor = args[0] if args else kwargs[call.block.first]
+        if call.block.alone and not compiling:
+            for module in call.modules:
+                module.pass_over()
+            output = hidden
+        else:
+            # A decision would be burnt into the compiled code; and what else comes out (T5's position bias, which
+            # later blocks use) must be computed.
+            output = self.plain(*args, **kwargs)
+        for info in call.chosen:
+            self.handle.note_skipped(info, skip.to(hidden.device))
+        if compiling:
+            return _replaced(output, lambda computed: torch.where(skip.to(hidden.device), hidden, computed))
+        if len(self.whats) > 1:
+            # Leaves something for the backward pass, so that gradient checkpointing counts this call like the others.
+            hidden = torch.where(skip.to(hidden.device), hidden, 0.0)
+        return _replaced(output, lambda _: _touching(hidden, (*self.module.parameters(), *tree_leaves((args, kwargs)))))
+
+
+def attached_blocks(
+    handle: AttachHandle, found: Sequence[FoundSite], chosen: set[str], modules: Mapping[nn.Module, AttachedModule]
+) -> list[AttachedBlock]:
+    """The blocks whose self-attention was chosen."""
+    inside: dict[tuple[nn.Module, int], list[FoundSite]] = defaultdict(list)
+    for site in found:
+        if site.block is not None:
+            inside[site.block.module, site.block.call].append(site)
+    calls: dict[nn.Module, list[BlockCall | None]] = defaultdict(list)
+    for (module, _), sites in inside.items():
+        own = next(site for site in sites if site.info.stack != "cross")
+        assert own.block is not None
+        call = BlockCall(
+            own.block,
+            own.info,
+            tuple(site.info for site in sites if site.info.name in chosen),
+            tuple(modules[site.module] for site in sites if site.module in modules),
+        )
+        calls[module].append(call if own.info.name in chosen else None)
+    return [AttachedBlock(handle, module, each) for module, each in calls.items() if any(each)]
+
+
+def _replaced(output: Any, by: Callable[[Tensor], Tensor]) -> Any:
+    return by(output) if isinstance(output, Tensor) else type(output)((by(output[0]), *output[1:]))
+
+
+def _touching(hidden: Tensor, used: Iterable[Any]) -> Tensor:
+    """The same numbers, with a zero gradient for all that the block would have used.
+
+    Distributed data parallel waits for each parameter, also for those outside the block that are used in it alone.
+    """
+    if not torch.is_grad_enabled():
+        return hidden
+    for tensor in used:
+        if isinstance(tensor, Tensor) and tensor.requires_grad and tensor is not hidden:
+            hidden = hidden + tensor.flatten()[:0].sum().to(hidden)
+    return hidden

@@ -1,0 +1,93 @@
+"""Running something else in the place of a module's forward, and taking it back."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from attnreg.injection.handle import AttachHandle
+
+MARK = "_attnreg"
+What = TypeVar("What")
+
+
+class Shadow(ABC, Generic[What]):
+    """Shadows ``forward`` on an instance of a module.
+
+    Hooks would not do: any hook on a child of ``nn.TransformerEncoderLayer`` switches off its fast path, so that
+    ``eval()`` would no longer be bitwise the plain model, and no hook runs when the forward is left by
+    ``KeyboardInterrupt``, which would leave a mode on.
+
+    Args:
+        handle: the connection that this module is part of.
+        module: the module.
+        whats: what there is to know of each of the module's calls in one forward pass of the model; ``None`` where it
+            is to run as it is. More than one where layers share the module (ALBERT).
+    """
+
+    def __init__(self, handle: AttachHandle, module: nn.Module, whats: Sequence[What | None]) -> None:
+        self.handle = handle
+        self.module = module
+        self.whats = tuple(whats)
+        self._calls = 0
+        self._ran: list[int] = []  # the calls that were not passed over, in their order
+        self._shadowed = module.__dict__.get("forward")
+
+    @abstractmethod
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What runs instead."""
+
+    def install(self) -> None:
+        """Shadow the module's forward."""
+        setattr(self.module, MARK, self)
+        self.module.forward = functools.partial(_forward, self)
+
+    def remove(self) -> None:
+        """Take the shadow away."""
+        forward = self.module.__dict__.get("forward")
+        if isinstance(forward, functools.partial) and forward.args and forward.args[0] is self:
+            if self._shadowed is None:
+                del self.module.forward
+            else:
+                self.module.forward = self._shadowed
+        self.whats = (None,)  # if something else has wrapped the forward since, it goes on to the plain one
+        self.module.__dict__.pop(MARK, None)
+
+    def begin(self) -> None:
+        """A forward pass of the model begins."""
+        self._calls, self._ran = 0, []
+
+    def pass_over(self) -> None:
+        """The next call will not happen in this forward pass."""
+        self._calls += 1
+
+    def next(self) -> What | None:
+        """What there is to know of the call that begins now."""
+        if len(self.whats) == 1:
+            return self.whats[0]
+        if self._ran and not self.handle.in_forward and torch._C._current_graph_task_id() != -1:
+            # Gradient checkpointing recomputes a shared module's calls during the backward pass, last call first;
+            # calls in their order again for a second backward pass.
+            self._ran = [self._ran[-1], *self._ran[:-1]]
+            return self.whats[self._ran[0]]
+        call = self._calls % len(self.whats)
+        self._calls += 1
+        self._ran.append(call)
+        return self.whats[call]
+
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward."""
+        if self._shadowed is not None:
+            return self._shadowed(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+
+# Shadows are partials of a module-level function: closures could be neither pickled nor copied.
+def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
+    return shadow.forward(*args, **kwargs)

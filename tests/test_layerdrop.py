@@ -1,0 +1,281 @@
+"""LayerDrop: whole blocks are skipped, and nothing else changes."""
+
+import copy
+import functools
+import math
+import pickle
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import attnreg
+from attnreg.injection import discover
+from tests.cases import MODELS, output
+from tests.test_contract import run, same, unwrap, without_dropout, wrap_in_checkpoints
+
+models = pytest.mark.parametrize("case", MODELS, ids=str)
+
+
+class Skip(attnreg.MaskProvider):
+    """Skips the blocks of some self-attentions, by their label."""
+
+    def __init__(self, *labels):
+        super().__init__()
+        self.labels = labels
+
+    def forward(self, site):
+        return None
+
+    def skips_block(self, site):
+        return torch.tensor(site.label in self.labels)
+
+
+def self_attentions(case):
+    return [f"{stack}.{i}" for stack, depth in case.stacks.items() for i in range(depth) if stack != "cross"]
+
+
+def identity_of_hidden_states(block, *args, **kwargs):
+    """A block that computes everything and then gives its first argument back: the slow truth."""
+    out = type(block).forward(block, *args, **kwargs)
+    hidden = args[0] + 0.0 * sum(parameter.sum() for parameter in block.parameters())
+    return hidden if isinstance(out, torch.Tensor) else (hidden, *out[1:])
+
+
+def layers_without(case, model, skipped):
+    """Make the forward of some blocks the identity; ALBERT's shared one by a count of its calls."""
+    blocks = case.blocks(model)
+    calls = iter(range(100))
+    for i, block in enumerate(blocks):
+        if len(blocks) == 1:
+            block.forward = lambda *args, **kwargs: (
+                identity_of_hidden_states(blocks[0], *args, **kwargs)
+                if next(calls) in skipped
+                else type(blocks[0]).forward(blocks[0], *args, **kwargs)
+            )
+        elif i in skipped:
+            block.forward = functools.partial(identity_of_hidden_states, block)
+
+
+@models
+def test_a_skipped_block_gives_back_what_it_was_given(case):
+    labels = self_attentions(case)
+    for skipped in [[i] for i in range(len(labels))] + [list(range(len(labels)))]:
+        model, batch = case.build(), case.batch()
+        without_dropout(model)
+        reference = copy.deepcopy(model)
+        layers_without(case, reference, skipped)
+        expected = run(reference, batch)
+        with attnreg.attach(model, Skip(*[labels[i] for i in skipped])) as handle:
+            got = run(model, batch)
+            rates = handle.drop_rates()
+        torch.testing.assert_close(got[0], expected[0])
+        for ours, theirs in zip(got[1], expected[1], strict=True):
+            assert ours is not None or theirs is None
+            if ours is not None:
+                torch.testing.assert_close(ours, torch.zeros_like(ours) if theirs is None else theirs)
+        assert rates == {label: float(i in skipped) for i, label in enumerate(labels)}
+
+
+@models
+def test_cross_attention_of_a_skipped_block_counts_as_dropped_where_it_was_chosen(case):
+    if "cross" not in case.stacks:
+        return
+    model = case.build()
+    with attnreg.attach(model, Skip("decoder.1"), stacks=list(case.stacks)) as handle:
+        output(model, case.batch())
+    assert {label for label, rate in handle.drop_rates().items() if rate} == {"decoder.1", "cross.1"}
+    assert set(handle.drop_rates()) == {site.label for site in handle.sites}
+
+
+@models
+def test_checkpointed_inside_or_outside_the_same_blocks_are_skipped_again(case):
+    for seed in range(4):
+        model, batch = case.build(), case.batch()
+        provider = attnreg.LayerDrop(0.5) & attnreg.AttentionDropout(0.3)
+        with attnreg.attach(model, provider):
+            expected = run(model, batch, seed)
+            wrap_in_checkpoints(case, model)
+            within = run(model, batch, seed)
+            unwrap(case, model)
+        wrap_in_checkpoints(case, model)
+        with attnreg.attach(model, provider):
+            assert same(run(model, batch, seed), expected)
+        assert same(within, expected)
+
+
+@pytest.mark.parametrize("wraps_first", [True, False])
+def test_a_shared_block_keeps_count_of_the_layers_that_were_skipped(wraps_first):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "embedding_size": 8, "num_hidden_layers": 5, "num_attention_heads": 2}
+    config = hf.AlbertConfig(vocab_size=20, intermediate_size=16, **sizes)
+    model = hf.AlbertModel(config).train()
+    batch = {"input_ids": torch.arange(1, 7).view(2, 3)}
+    group = model.encoder.albert_layer_groups[0]
+    provider = Skip("encoder.1", "encoder.2") & attnreg.OnLayers(attnreg.AttentionDropout(0.9), [0, 3])
+    with attnreg.attach(model, provider) as handle:
+        expected = run(model, batch)
+        rates = handle.drop_rates()
+    if wraps_first:
+        group.forward = functools.partial(checkpoint, group.forward, use_reentrant=False)
+    with attnreg.attach(model, provider) as handle:
+        if not wraps_first:
+            group.forward = functools.partial(checkpoint, group.forward, use_reentrant=False)
+        for _ in range(2):
+            assert same(run(model, batch), expected)
+            assert handle.drop_rates() == rates
+    assert [label for label, rate in rates.items() if rate == 1] == ["encoder.1", "encoder.2"]
+    assert [label for label, rate in rates.items() if 0 < rate < 1] == ["encoder.0", "encoder.3"]
+    assert rates["encoder.4"] == 0
+
+
+def test_each_block_is_skipped_at_its_rate():
+    torch.manual_seed(0)
+    provider = attnreg.LayerDrop(0.3)
+    rate = sum(bool(provider.skips_block(attnreg.SiteInfo())) for _ in range(3000)) / 3000
+    assert abs(rate - 0.3) <= 5 * math.sqrt(0.3 * 0.7 / 3000)
+
+
+def encoder(depth=3):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, depth, enable_nested_tensor=False).train()
+
+
+def rates_of(model, provider, **options):
+    with attnreg.attach(model, provider, **options) as handle:
+        model(torch.randn(2, 3, 8))
+        return handle.drop_rates()
+
+
+def test_layers_and_composition_are_those_of_every_provider():
+    all_skipped = {f"encoder.{i}": 1.0 for i in range(3)}
+    assert rates_of(encoder(), attnreg.LayerDrop(1.0)) == all_skipped
+    assert rates_of(encoder(), attnreg.LayerDrop(1.0), layers=[-1]) == {"encoder.2": 1.0}
+    only_first = {**dict.fromkeys(all_skipped, 0.0), "encoder.0": 1.0}
+    assert rates_of(encoder(), attnreg.OnLayers(attnreg.LayerDrop(1.0), [0])) == only_first
+    assert rates_of(encoder(), attnreg.LayerDrop(0.0) & attnreg.OnLayers(attnreg.LayerDrop(1.0), [0])) == only_first
+    quiet = attnreg.LayerDrop(1.0).eval() & attnreg.AttentionDropout(0.0)
+    quiet.providers[0].eval()
+    assert rates_of(encoder(), quiet) == dict.fromkeys(all_skipped, 0.0)
+    cross = attnreg.CrossTuning(attnreg.LayerDrop(1.0))
+    assert rates_of(encoder(), cross) == {}
+    cross.on_epoch(1)
+    assert rates_of(encoder(), cross) == all_skipped
+
+
+def test_blocks_of_other_providers_are_left_alone():
+    model = encoder()
+    with attnreg.attach(model, attnreg.AttentionLayerDrop(1.0)):
+        assert all("forward" not in vars(layer) for layer in model.layers)
+    with attnreg.attach(model, attnreg.LayerDrop(1.0), layers=[0]):
+        assert ["forward" in vars(layer) for layer in model.layers] == [True, False, False]
+
+
+def test_a_single_block_may_be_the_model():
+    model, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).train(), torch.randn(2, 3, 8)
+    with attnreg.attach(model, attnreg.LayerDrop(1.0)):
+        assert torch.equal(model(x), x)
+        assert torch.equal(model(src=x), x)
+
+
+def test_a_frozen_block_and_no_gradient():
+    model, x = encoder(1), torch.randn(2, 3, 8)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with attnreg.attach(model, attnreg.LayerDrop(1.0)):
+        assert torch.equal(model(x), x)
+        assert not model(x).requires_grad
+        with torch.no_grad():
+            assert torch.equal(model(x), x)
+
+
+def test_hidden_states_and_caches_can_still_be_asked_for():
+    model = next(case for case in MODELS if case.name == "gpt2").build()
+    ids = torch.arange(1, 9).view(2, 4)
+    with attnreg.attach(model, Skip("decoder.0")):
+        out = model(ids, output_hidden_states=True, use_cache=True)
+    assert len(out.hidden_states) == 3
+    assert torch.equal(out.hidden_states[0], out.hidden_states[1])
+
+
+class Pairs(nn.Module):
+    """A model that adds the residuals itself, so that none of its modules may be left out."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.layers = nn.ModuleList([wrap(attention)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            attention = layer[0] if isinstance(layer, nn.ModuleList) else layer
+            x = x + attention(x, x, x)[0]
+        return x.mean(1)
+
+
+@pytest.mark.parametrize("wrap", [lambda a: a, lambda a: nn.ModuleList([a, nn.Linear(8, 8)])])
+def test_a_model_without_blocks_is_refused_before_anything_changes(wrap):
+    model, inputs = Pairs(wrap), (torch.zeros(1, 7, 8),)
+    for provider in (attnreg.LayerDrop(0.1), attnreg.AttentionDropout(0.1) & attnreg.LayerDrop(0.1)):
+        with pytest.raises(ValueError, match=r"Expected every self-attention within a Transformer block .*layers.0"):
+            attnreg.attach(model, provider, example_inputs=inputs)
+    assert not attnreg.is_attached(model)
+    attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=inputs)
+
+
+class Nested(nn.Module):
+    """Stages of blocks, as in hierarchical models; the stages change the shape."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.stages = nn.ModuleList(nn.Sequential(copy.deepcopy(layer), nn.AvgPool1d(2)) for _ in range(2))
+
+    def forward(self, x):
+        for stage in self.stages:
+            x = stage(x)
+            x = torch.cat([x, x], -1)
+        return x
+
+
+def test_the_block_is_found_within_stages_that_change_the_shape():
+    model = Nested()
+    sites = discover(model, (torch.zeros(1, 7, 8),))
+    assert [site.block.module for site in sites] == [stage[0] for stage in model.stages]
+
+
+def test_cross_attention_alone_is_refused():
+    model = next(case for case in MODELS if case.name == "bart").build()
+    with pytest.raises(ValueError, match="got cross-attention alone"):
+        attnreg.attach(model, attnreg.LayerDrop(0.1), stacks=["cross"])
+
+
+class Wrong(Skip):
+    def skips_block(self, site):
+        return torch.tensor([True])
+
+
+def test_what_is_no_decision_is_refused():
+    model = encoder()
+    with attnreg.attach(model, Wrong()), pytest.raises(ValueError, match="`skips_block` of Wrong to give a 0-d bool"):
+        model(torch.randn(2, 3, 8))
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, "0.1", float("nan")])
+def test_probability_out_of_range(p):
+    with pytest.raises(ValueError, match="Expected `p` to be a probability"):
+        attnreg.LayerDrop(p)
+
+
+def test_copies_decide_for_themselves():
+    model, x = encoder(), torch.randn(2, 3, 8)
+    handle = attnreg.attach(model, attnreg.LayerDrop(1.0))
+    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(clone(x), x)
+        attnreg.detach(clone)
+        assert not torch.equal(clone(x), x)
+        assert handle.attached
+    assert torch.equal(model(x), x)
