@@ -24,7 +24,9 @@ RECIPES = {
     "scheduled-bernoulli": ["--start", 0.3, "--end", 0.1],
     "attendout": ["--round-steps", 2, "--no-baseline"],
     "ad-drop": ["--p", 0.5, "--q", 0.4],
+    "r-drop": ["--alpha", 0.5],
 }
+WITHOUT_PROVIDER = ["finetune", "r-drop"]
 
 
 MEASURED = {"seconds", "training_seconds", "peak_memory"}  # differ from run to run
@@ -72,11 +74,11 @@ def test_run_folder(finished, recipe):
     rounds = {3, 5, 7} if recipe == "attendout" else set()
     assert [record["step"] for record in telemetry] == sorted({8, 10, 16} | rounds)
     assert {record["step"] for record in telemetry if "winner" in record} == rounds
-    layers = [] if recipe == "finetune" else [f"encoder.{i}" for i in range(3)]
+    layers = [] if recipe in WITHOUT_PROVIDER else [f"encoder.{i}" for i in range(3)]
     assert list(telemetry[-1]["drop_rate"]) == layers
     if recipe == "ad-drop":
         assert [list(record["drop_rate"]) for record in metrics] == [[], layers]
-    assert (run / "provider").is_dir() == (recipe != "finetune")
+    assert (run / "provider").is_dir() == (recipe not in WITHOUT_PROVIDER)
     report = (run / "report.md").read_text()
     assert f"{metrics[-1]['matthews_correlation']:.4f}" in report
     assert all(layer in report for layer in layers)
@@ -99,7 +101,7 @@ def test_the_kept_model_is_the_best_epochs_and_loads_plainly(finished, recipe):
     best = max(r["matthews_correlation"] for r in read(run / "metrics.jsonl") if r["network"] == network)
     got = evaluate(model, in_order(rows, len(rows), kind, torch.device("cpu")), kind)["matthews_correlation"]
     assert got == pytest.approx(best, abs=2e-3)  # padding to another length moves the last bits
-    if recipe != "finetune":
+    if recipe not in WITHOUT_PROVIDER:
         attnreg.MaskProvider.from_pretrained(run / "provider")
 
 
@@ -130,7 +132,7 @@ def checkpoint_of(run):
     return path.name, state, load_file(path / "tensors.safetensors")
 
 
-@pytest.mark.parametrize("recipe", ["finetune", "attendout", "ad-drop"])
+@pytest.mark.parametrize("recipe", ["finetune", "attendout", "ad-drop", "r-drop"])
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_end(finished, recipe, spawn, tmp_path):
     args = ["recipe", recipe, *SMALL, *RECIPES[recipe], "--output-dir", "out", "--save-steps", 3]
     process = spawn(*args)

@@ -82,7 +82,9 @@ class FineTuning(TrainingMethod):
 
     def _loss(self, batch: Batch) -> Tensor:
         """The loss of a batch, with what the provider adds to it."""
-        loss = self._network(**batch).loss
+        return self._with_penalty(self._network(**batch).loss)
+
+    def _with_penalty(self, loss: Tensor) -> Tensor:
         penalty = self.handle.provider.penalty() if self.handle is not None and self.handle.active else None
         return loss if penalty is None else loss + penalty
 

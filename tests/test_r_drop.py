@@ -1,0 +1,179 @@
+"""R-Drop against its formula, written out slowly in float64."""
+
+import copy
+import math
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+import attnreg
+from attnreg.training import FineTuning, RDrop
+from attnreg.training.r_drop import disagreement
+
+SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+IDS = torch.arange(1, 13).view(3, 4)
+
+
+def bert(kind=hf.BertForSequenceClassification, dropout=0.1, **options):
+    torch.manual_seed(0)
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    return kind(hf.BertConfig(**SIZES, intermediate_size=16, **rates, **options)).double()
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def slow_symmetric_kl(a, b):
+    total = 0.0
+    for row_a, row_b in zip(a.tolist(), b.tolist(), strict=True):
+        p = [math.exp(x) / sum(map(math.exp, row_a)) for x in row_a]
+        q = [math.exp(x) / sum(map(math.exp, row_b)) for x in row_b]
+        there = sum(x * math.log(x / y) for x, y in zip(p, q, strict=True))
+        back = sum(y * math.log(y / x) for x, y in zip(p, q, strict=True))
+        total += (there + back) / 2
+    return total / len(a)
+
+
+def test_disagreement_of_classes():
+    a, b = (torch.randn(5, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    labels = torch.zeros(5, dtype=torch.long)
+    assert disagreement(a, b, labels).item() == pytest.approx(slow_symmetric_kl(a, b), abs=1e-12)
+    assert disagreement(b, a, labels).item() == pytest.approx(disagreement(a, b, labels).item(), abs=1e-15)
+    assert disagreement(a, a, labels) == 0
+    assert torch.autograd.gradcheck(lambda x, y: disagreement(x, y, labels), (a, b))
+
+
+def test_disagreement_leaves_out_what_is_not_labelled():
+    a, b = (torch.randn(2, 3, 4, dtype=torch.float64) for _ in range(2))
+    labels = torch.tensor([[0, -100, 1], [-100, -100, 3]])
+    kept = labels != -100
+    assert disagreement(a, b, labels).item() == pytest.approx(slow_symmetric_kl(a[kept], b[kept]), abs=1e-12)
+
+
+def test_disagreement_of_scores():
+    a, b = torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [2.0]])
+    assert disagreement(a, b, torch.tensor([0.1, 0.2])) == 2.0
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.long), torch.zeros(2)])
+def test_labels_that_are_no_classes_are_refused(labels):
+    with pytest.raises(ValueError, match="Expected labels of R-Drop to be classes"):
+        disagreement(torch.zeros(2, 3), torch.zeros(2, 3), labels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "labels"),
+    [
+        (hf.BertForSequenceClassification, {"num_labels": 3}, torch.tensor([0, 2, 1])),
+        (hf.BertForSequenceClassification, {"num_labels": 1}, torch.tensor([0.5, -1.0, 2.0])),
+        (hf.BertForTokenClassification, {"num_labels": 3}, torch.tensor([[0, -100, 1, 2]] * 3)),
+    ],
+)
+def test_a_step_follows_the_gradient_of_half_the_papers_loss(kind, options, labels):
+    model = bert(kind, **options)
+    reference = copy.deepcopy(model).train()
+    batch = {"input_ids": IDS, "labels": labels.double() if labels.is_floating_point() else labels}
+    torch.manual_seed(1)
+    first, second = reference(**batch), reference(**batch)
+    assert not torch.equal(first.logits, second.logits)
+    alpha = 0.7
+    loss = first.loss + second.loss + alpha * disagreement(first.logits, second.logits, labels)
+    (loss / 2).backward()
+    method = RDrop(model, sgd(model), alpha=alpha, max_grad_norm=None)
+    torch.manual_seed(1)
+    assert method.step(batch).loss.item() == pytest.approx(loss.item() / 2, abs=1e-12)
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs - 0.1 * theirs.grad)
+
+
+def test_without_any_dropout_it_is_plain_fine_tuning():
+    batch = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}
+    plain, twice = bert(dropout=0.0), bert(dropout=0.0)
+    losses = [
+        method.step(batch).loss.item()
+        for method in (FineTuning(plain, sgd(plain)), RDrop(twice, sgd(twice), alpha=3.0))
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+    for ours, theirs in zip(twice.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+class Recorder(attnreg.AttentionDropout):
+    def __init__(self):
+        super().__init__(0.5)
+        self.masks = []
+        self.prepared = 0
+
+    def prepare(self, inputs):
+        self.prepared += 1
+
+    def forward(self, site):
+        self.masks.append(super().forward(site))
+        return self.masks[-1]
+
+    def penalty(self):
+        return torch.tensor(float(len(self.masks)))
+
+
+def test_the_providers_masks_differ_between_the_passes_and_its_penalty_is_their_mean():
+    model, provider = bert(dropout=0.0), Recorder()
+    method = RDrop(model, sgd(model), provider, alpha=0.0)
+    torch.manual_seed(1)
+    loss = method.step({"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}).loss
+    assert provider.prepared == 2
+    assert len(provider.masks) == 4
+    for layer in range(2):
+        assert not torch.equal(provider.masks[layer].weights, provider.masks[layer + 2].weights)
+    assert 3 < loss < 3 + 3  # (2 + 4) / 2, and a cross-entropy
+
+
+@pytest.mark.parametrize("alpha", [-1.0, float("nan"), float("inf"), "1", True])
+def test_alpha_out_of_range(alpha):
+    model = bert()
+    with pytest.raises(ValueError, match="Expected `alpha` to be a number of at least 0"):
+        RDrop(model, sgd(model), alpha=alpha)
+
+
+class NoLogits(nn.Linear):
+    def forward(self, x, labels):
+        from types import SimpleNamespace
+
+        return SimpleNamespace(loss=super().forward(x).sum())
+
+
+def test_a_model_without_logits_is_refused():
+    model = NoLogits(2, 1)
+    with pytest.raises(ValueError, match="Expected `logits` in the output of NoLogits"):
+        RDrop(model, sgd(model)).step({"x": torch.ones(1, 2), "labels": torch.zeros(1)})
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
+def test_gradient_checkpointing_with_masks_drawn_per_pass_is_refused_and_with_others_exact():
+    batch, gradients = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}, []
+    for checkpointed in (False, True):
+        model = bert()
+        provider = attnreg.AttentionDropout(0.3) & attnreg.LayerDrop(0.3)
+        method = RDrop(model, sgd(model), provider, max_grad_norm=None)
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        torch.manual_seed(1)
+        method.step(batch)
+        gradients.append(torch.cat([p.flatten() for p in model.parameters()]))
+    assert torch.equal(*gradients)
+    attnreg.detach(model)
+    method = RDrop(model, sgd(model), Recorder() & attnreg.AttentionDropout(0.1))
+    with pytest.raises(ValueError, match="Expected no gradient checkpointing under R-Drop with Recorder"):
+        method.step(batch)
+
+
+def test_it_learns():
+    torch.manual_seed(0)
+    model = bert().float()
+    method = RDrop(model, torch.optim.AdamW(model.parameters(), lr=5e-3), attnreg.AttentionDropout(0.1), alpha=1.0)
+    ids = torch.randint(1, 20, (32, 6))
+    batch = {"input_ids": ids, "labels": (ids[:, 0] > 9).long()}
+    losses = [float(method.step(batch).loss) for _ in range(40)]
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
