@@ -13,7 +13,7 @@ from attnreg.tasks import get_task, load_model
 from tests.cases import assert_sentence
 
 RECIPES = {"finetune": [], "ad-drop": ["--q", 1], "attendout": ["--round-steps", 2, "--no-baseline"]}
-RECIPES |= {"r-drop": []}
+RECIPES |= {"r-drop": [], "mixout": ["--p", 0]}
 
 
 def launched(*words, processes=2):
@@ -65,7 +65,7 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name", ["finetune", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ad-drop", "r-drop"))]
+    "name", ["finetune", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ad-drop", "r-drop", "mixout"))]
 )
 def test_a_recipe_in_two_processes_is_the_recipe_in_one(tmp_path, model, name):
     args = ["--model", model, "--epochs", 2, "--train-size", 256, "--learning-rate", 1e-3]

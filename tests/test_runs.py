@@ -25,8 +25,9 @@ RECIPES = {
     "attendout": ["--round-steps", 2, "--no-baseline"],
     "ad-drop": ["--p", 0.5, "--q", 0.4],
     "r-drop": ["--alpha", 0.5],
+    "mixout": ["--p", 0.5],
 }
-WITHOUT_PROVIDER = ["finetune", "r-drop"]
+WITHOUT_PROVIDER = ["finetune", "r-drop", "mixout"]
 
 
 MEASURED = {"seconds", "training_seconds", "peak_memory"}  # differ from run to run
@@ -132,7 +133,7 @@ def checkpoint_of(run):
     return path.name, state, load_file(path / "tensors.safetensors")
 
 
-@pytest.mark.parametrize("recipe", ["finetune", "attendout", "ad-drop", "r-drop"])
+@pytest.mark.parametrize("recipe", ["finetune", "attendout", "ad-drop", "r-drop", "mixout"])
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_end(finished, recipe, spawn, tmp_path):
     args = ["recipe", recipe, *SMALL, *RECIPES[recipe], "--output-dir", "out", "--save-steps", 3]
     process = spawn(*args)

@@ -8,6 +8,7 @@ _NAMES = {
     "AttackerDefender": "attnreg.training.attacker_defender",
     "FineTuning": "attnreg.training.fine_tuning",
     "History": "attnreg.training.loop",
+    "Mixout": "attnreg.training.mixout",
     "RDrop": "attnreg.training.r_drop",
     "Run": "attnreg.training.run",
     "StepResult": "attnreg.training.method",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from attnreg.training.loop import fit as fit
     from attnreg.training.method import StepResult as StepResult
     from attnreg.training.method import TrainingMethod as TrainingMethod
+    from attnreg.training.mixout import Mixout as Mixout
     from attnreg.training.optim import adamw as adamw
     from attnreg.training.r_drop import RDrop as RDrop
     from attnreg.training.reporting import report as report

@@ -1,0 +1,198 @@
+"""Mixout against its formula, and the model as it was."""
+
+import copy
+import functools
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as hf
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import attnreg
+from attnreg.training import Mixout
+from attnreg.training.mixout import mix
+from tests.test_r_drop import IDS, bert, sgd
+
+BATCH = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}
+
+
+def moved(model):
+    """The model after some training: away from what was pretrained."""
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.9])
+def test_mixing_is_the_formula_unit_by_unit_and_keeps_the_mean(p):
+    torch.manual_seed(0)
+    w, u = (torch.randn(3, 5, dtype=torch.float64) for _ in range(2))
+    replaced = torch.rand(5) < 0.5
+    got = mix(w, u, replaced, p)
+    for o in range(3):
+        for i in range(5):
+            m = float(replaced[i])
+            expected = (m * u[o, i] + (1 - m) * w[o, i] - p * u[o, i]) / (1 - p)
+            assert got[o, i].item() == pytest.approx(expected.item(), abs=1e-12)
+    mean = p * mix(w, u, torch.tensor(True), p) + (1 - p) * mix(w, u, torch.tensor(False), p)
+    torch.testing.assert_close(mean, w)
+
+
+def test_gradients_are_those_of_the_formula():
+    w, u = (torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    replaced = torch.tensor([True, False, True])
+    assert torch.autograd.gradcheck(lambda w: mix(w, u.detach(), replaced, 0.4), (w,))
+
+
+def test_a_share_p_of_the_inputs_of_each_layer_has_its_pretrained_weights():
+    torch.manual_seed(0)
+    model = bert(dropout=0.0)
+    method = Mixout(model, sgd(model), p=0.4)
+    layer = model.bert.encoder.layer[0].intermediate.dense
+    pretrained = layer.weight.detach().clone()
+    moved(model)
+    model.train()
+    eye = torch.eye(layer.in_features, dtype=torch.float64)
+    replaced = 0
+    for _ in range(300):
+        mixed = (layer(eye) - layer.bias).T.detach()
+        is_u = torch.isclose(mixed, pretrained).all(0)  # (u - p u) / (1 - p)
+        is_w = torch.isclose(mixed, (layer.weight - 0.4 * pretrained) / 0.6).all(0)
+        assert (is_u ^ is_w).all()  # whole columns: all that goes out of one neuron
+        replaced += int(is_u.sum())
+    n = 300 * layer.in_features
+    assert abs(replaced / n - 0.4) <= 5 * math.sqrt(0.4 * 0.6 / n)
+    assert set(method.pretrained) == {
+        name for name, m in model.named_modules() if isinstance(m, nn.Linear) and name != "classifier"
+    }
+
+
+def test_while_nothing_has_moved_and_in_eval_mode_it_is_the_plain_model():
+    model = bert(dropout=0.0)
+    plain = model.train()(**BATCH).logits
+    keys, parameters = list(model.state_dict()), [id(p) for p in model.parameters()]
+    attributes = [sorted(vars(m)) for m in model.modules()]
+    method = Mixout(model, sgd(model), p=0.7)
+    torch.testing.assert_close(model(**BATCH).logits, plain)
+    assert (list(model.state_dict()), [id(p) for p in model.parameters()]) == (keys, parameters)
+    moved(model).eval()
+    random = torch.get_rng_state()
+    attached = model(**BATCH).logits
+    assert torch.equal(torch.get_rng_state(), random)
+    method.detach()
+    method.detach()
+    assert torch.equal(model(**BATCH).logits, attached)
+    assert [sorted(vars(m)) for m in model.modules()] == attributes
+
+
+def test_a_step_changes_the_true_weights_and_not_the_pretrained_ones():
+    model = bert(dropout=0.0)
+    method = Mixout(model, sgd(model), p=0.5)
+    pretrained = copy.deepcopy(method.pretrained)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for _ in range(2):
+        method.step(BATCH)
+    for name, weight in pretrained.items():
+        assert torch.equal(method.pretrained[name], weight)
+        assert torch.equal(before[f"{name}.weight"], weight)
+        assert not torch.equal(model.get_submodule(name).weight, weight)
+
+
+def run(model, seed=1):
+    model.zero_grad()
+    torch.manual_seed(seed)
+    loss = model(**BATCH).loss
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_gradient_checkpointing_mixes_the_same_again():
+    model = bert()
+    Mixout(model, sgd(model), attnreg.AttentionDropout(0.3), p=0.5)
+    moved(model).train()
+    expected = run(model)
+    for block in model.bert.encoder.layer:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    assert same(run(model), expected)
+
+
+def test_copies_and_pickles_mix_on_their_own():
+    model = bert()
+    method = Mixout(model, sgd(model), p=0.5)
+    moved(model).train()
+    expected = run(model)
+    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert same(run(clone), expected)
+    method.detach()
+    assert not same(run(model), expected)
+
+
+def test_the_pretrained_values_come_back_with_the_rest():
+    model = bert()
+    method = Mixout(model, sgd(model), attnreg.AttentionDropout(0.2), p=0.5)
+    torch.manual_seed(1)
+    method.step(BATCH)
+    state, random = copy.deepcopy(method.state_dict()), torch.get_rng_state()
+    expected = [float(method.step(BATCH).loss) for _ in range(3)]
+    other = moved(bert())
+    again = Mixout(other, sgd(other), attnreg.AttentionDropout(0.2), p=0.5)
+    again.load_state_dict(state)
+    torch.set_rng_state(random)
+    assert [float(again.step(BATCH).loss) for _ in range(3)] == expected
+    assert all(torch.equal(again.pretrained[name], method.pretrained[name]) for name in method.pretrained)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1, 1.0, float("nan"), "0.5", True])
+def test_p_out_of_range(p):
+    model = bert()
+    with pytest.raises(ValueError, match=r"Expected `p` to be a probability in \[0, 1\)"):
+        Mixout(model, sgd(model), p=p)
+
+
+def test_a_model_with_nothing_to_mix_is_refused():
+    config = hf.GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2)
+    model = hf.GPT2ForSequenceClassification(config)
+    with pytest.raises(ValueError, match=r"Expected nn\.Linear layers that learn in GPT2Model"):
+        Mixout(model, sgd(model))
+    model = bert()
+    Mixout(model, sgd(model))
+    with pytest.raises(ValueError, match="Expected linear layers with their own forward"):
+        Mixout(model, sgd(model))
+
+
+def test_under_autocast():
+    model = bert().float()
+    Mixout(model, sgd(model), p=0.5)
+    moved(model).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(x.isfinite().all() for x in run(model))
+
+
+def test_it_draws_back_to_the_pretrained_weights():
+    """Least squares with mixout adds a ridge around the pretrained weights: p / (1 - p) for inputs of variance 1."""
+    torch.manual_seed(0)
+    u, w, p = torch.tensor([1.0]), torch.tensor([3.0], requires_grad=True), 0.75
+    replaced = torch.rand(20000, 1) < p
+    x, y = torch.ones(20000), torch.full((20000,), 3.0)
+    loss = F.mse_loss(mix(w, u, replaced, p)[:, 0] * x, y)
+    assert loss.item() == pytest.approx(p / (1 - p) * (3.0 - 1.0) ** 2, rel=0.05)
+    loss.backward()
+    assert w.grad > 0
+
+
+def test_it_learns():
+    torch.manual_seed(0)
+    model = bert().float()
+    method = Mixout(model, torch.optim.AdamW(model.parameters(), lr=5e-3), attnreg.AttentionDropout(0.1), p=0.3)
+    ids = torch.randint(1, 20, (32, 6))
+    batch = {"input_ids": ids, "labels": (ids[:, 0] > 9).long()}
+    losses = [float(method.step(batch).loss) for _ in range(60)]
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
