@@ -29,6 +29,8 @@ _NAMES = {
     "OnLayers": "attnreg.provider",
     "SiteInfo": "attnreg.masks",
     "StructuralMask": "attnreg.providers.structural_mask",
+    "TokenDropout": "attnreg.providers.token_dropout",
+    "UniDrop": "attnreg.providers.unidrop",
     "attach": "attnreg.injection",
     "detach": "attnreg.injection",
     "functional": "attnreg.functional",
@@ -72,3 +74,5 @@ if TYPE_CHECKING:
     from attnreg.providers.learnable_bernoulli import LearnableBernoulli as LearnableBernoulli
     from attnreg.providers.structural_mask import StructuralMask as StructuralMask
     from attnreg.providers.layerdrop import LayerDrop as LayerDrop
+    from attnreg.providers.token_dropout import TokenDropout as TokenDropout
+    from attnreg.providers.unidrop import UniDrop as UniDrop

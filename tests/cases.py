@@ -226,6 +226,8 @@ PROVIDERS = [
     ProviderCase("drop-attention, columns", lambda m: attnreg.DropAttention(0.4, "column", gradient_through_sum=True)),
     ProviderCase("layerdrop", lambda m: attnreg.AttentionLayerDrop(1.0)),
     ProviderCase("block-layerdrop", lambda m: attnreg.LayerDrop(1.0)),
+    ProviderCase("token-dropout", lambda m: attnreg.TokenDropout(0.6, keep_whole=0.2)),
+    ProviderCase("unidrop", lambda m: attnreg.UniDrop(0.2, 0.3, 0.6, keep_whole=0.2)),
     ProviderCase("bernoulli-schedule", lambda m: attnreg.BernoulliScheduleProvider([(0, 0.6), (1, 0.2)], 10)),
     ProviderCase("g-net", lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5), needs_token_ids=True),
     ProviderCase(

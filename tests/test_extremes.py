@@ -17,6 +17,8 @@ PROVIDERS = {
     "layerdrop p=1": lambda m: attnreg.AttentionLayerDrop(1.0),
     "blocks p=1": lambda m: attnreg.LayerDrop(1.0),
     "blocks and scores": lambda m: attnreg.LayerDrop(0.5) & attnreg.AttentionDropout(1.0, "scores"),
+    "tokens p=1": lambda m: attnreg.TokenDropout(1.0, keep_whole=0.0),
+    "unidrop p=1": lambda m: attnreg.UniDrop(1.0, 0.5, 1.0, keep_whole=0.0),
     "g-net drops all": lambda m: attnreg.GNetProvider.for_model(m, initial_keep=1e-6),
     "concrete": lambda m: attnreg.ConcreteDropout.for_model(m, 0.999),
     "learnable": lambda m: attnreg.LearnableBernoulli.for_model(m, 0.999),

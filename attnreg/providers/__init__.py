@@ -17,6 +17,8 @@ from attnreg.providers.head_mask import HeadMask
 from attnreg.providers.learnable_bernoulli import LearnableBernoulli
 from attnreg.providers.structural_mask import StructuralMask
 from attnreg.providers.layerdrop import LayerDrop
+from attnreg.providers.token_dropout import TokenDropout
+from attnreg.providers.unidrop import UniDrop
 
 __all__ = [
     "AdversarialAttention",
@@ -37,4 +39,6 @@ __all__ = [
     "LayerDrop",
     "OnLayers",
     "StructuralMask",
+    "TokenDropout",
+    "UniDrop",
 ]

@@ -1,0 +1,82 @@
+"""Token dropout: what no position may look at, in any layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnreg.masks import AttentionSite, Mask
+from attnreg.provider import MaskProvider
+from attnreg.providers._arguments import probability
+
+WHOLE = -1  # the column by which it is decided whether a sequence is kept whole
+
+
+class TokenDropout(MaskProvider):
+    r"""Drop tokens of a sequence for all layers and heads at once, or leave the whole sequence as it is.
+
+    .. math:: \tilde S_{bhqk} = -\infty \text{ if } w_b = 0 \text{ and } m_{bk} = 0, \quad
+        w_b \sim \mathrm{Bernoulli}(p_k), \; m_{bk} \sim \mathrm{Bernoulli}(1 - p)
+
+    A dropped token is no key, for any query, head or layer; which tokens these are is drawn once per forward pass. The
+    first token is never dropped. This is not the same as deleting it: the others keep their positions, and the dropped
+    one still has a row of its own, which looks at the others and which a mean over positions, or a loss at each
+    position, sees. In an encoder-decoder, cross-attention goes by the source's tokens, the decoder by its own.
+
+    Args:
+        p: probability of dropping a token of a sequence that is not kept whole.
+        keep_whole: :math:`p_k`, the probability of keeping a sequence whole.
+
+    Raises:
+        ValueError: if ``p`` or ``keep_whole`` is outside ``[0, 1]``.
+
+    Reference:
+        The data dropout of UniDrop (NAACL 2021, arXiv 2104.04946), which deletes the tokens.
+
+    Example:
+        >>> provider = TokenDropout(p=1.0, keep_whole=0.0)
+        >>> provider(AttentionSite(shape=(1, 4, 3, 3))).scores
+        tensor([[[[ True, False, False]]]])
+    """
+
+    seed: Tensor
+
+    def __init__(self, p: float = 0.1, keep_whole: float = 0.5) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+        self.keep_whole = probability("keep_whole", keep_whole)
+        self.register_buffer("seed", torch.zeros((), dtype=torch.long), persistent=False)
+
+    def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
+        self.seed = torch.randint(2**62, (), device=self.seed.device)
+
+    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        # Numbers that follow from the seed: all layers, and gradient checkpointing, find the same ones again.
+        seed = self.seed.to(site.device) + int(site.stack == "decoder")
+        rows = torch.arange(site.shape[0], device=site.device)[:, None]
+        columns = torch.arange(site.shape[-1], device=site.device)
+        keep = _uniform(seed, rows, columns) >= self.p
+        whole = _uniform(seed, rows, torch.full_like(columns[:1], WHOLE)) < self.keep_whole
+        return Mask(scores=(keep | whole | (columns == 0))[:, None, None])
+
+
+def _uniform(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Numbers in [0, 1) that depend on the arguments alone: a hash of them (the finalizer of splitmix64)."""
+    mixed = _hash(seed)
+    for number in (rows, columns):
+        mixed = _hash(mixed + number)
+    return _shifted(mixed, 40) * 2.0**-24
+
+
+def _hash(x: Tensor) -> Tensor:
+    x = (x ^ _shifted(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    x = (x ^ _shifted(x, 27)) * (0x94D049BB133111EB - 2**64)
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """To the right, zeros coming in, though the integers are signed."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,50 @@
+"""UniDrop."""
+
+from __future__ import annotations
+
+from attnreg.masks import AttentionSite, Mask
+from attnreg.provider import MaskProvider, ask
+from attnreg.providers._arguments import probability
+from attnreg.providers.attention_dropout import AttentionDropout
+from attnreg.providers.layerdrop import LayerDrop
+from attnreg.providers.token_dropout import TokenDropout
+
+
+class UniDrop(MaskProvider):
+    r"""Dropout of attention weights, of whole blocks and of tokens, together.
+
+    .. math:: \text{UniDrop} = \underbrace{\text{AttentionDropout}}_{\text{feature}} \;\&\;
+        \underbrace{\text{LayerDrop}}_{\text{structure}} \;\&\; \underbrace{\text{TokenDropout}}_{\text{data}}
+
+    Of the paper's four places of feature dropout this is the first, on attention weights (FD-1). The others, on
+    activations (FD-2), on query, key and value (FD-3) and on the output (FD-4), lie outside of attention and are
+    not done here: set the model's own dropout for them, where it has one. Tokens are dropped by masking, not deleted;
+    see :class:`TokenDropout`.
+
+    Args:
+        attention: probability of dropping an attention weight; those that are kept are divided by 1 - p.
+        block: probability of skipping a block.
+        token: probability of dropping a token of a sequence that is not kept whole.
+        keep_whole: probability of keeping a sequence whole.
+
+    Raises:
+        ValueError: if one of them is outside ``[0, 1]``, or, when attached, if there is no block around an attention.
+
+    Reference:
+        UniDrop (NAACL 2021, arXiv 2104.04946), Section 2.
+
+    Example:
+        >>> UniDrop(attention=0.2).together.providers[0]
+        AttentionDropout(p=0.2, placement='weights', rescale=True)
+    """
+
+    def __init__(self, attention: float = 0.1, block: float = 0.1, token: float = 0.1, keep_whole: float = 0.5) -> None:
+        super().__init__()
+        self.attention = probability("attention", attention)
+        self.block = probability("block", block)
+        self.token = probability("token", token)
+        self.keep_whole = probability("keep_whole", keep_whole)
+        self.together = AttentionDropout(attention) & LayerDrop(block) & TokenDropout(token, keep_whole)
+
+    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        return ask(self.together, site)
