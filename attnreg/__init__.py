@@ -71,8 +71,8 @@ if TYPE_CHECKING:
     from attnreg.providers.drop_key import DropKey as DropKey
     from attnreg.providers.gnet import GNetProvider as GNetProvider
     from attnreg.providers.head_mask import HeadMask as HeadMask
+    from attnreg.providers.layerdrop import LayerDrop as LayerDrop
     from attnreg.providers.learnable_bernoulli import LearnableBernoulli as LearnableBernoulli
     from attnreg.providers.structural_mask import StructuralMask as StructuralMask
-    from attnreg.providers.layerdrop import LayerDrop as LayerDrop
     from attnreg.providers.token_dropout import TokenDropout as TokenDropout
     from attnreg.providers.unidrop import UniDrop as UniDrop

@@ -14,9 +14,9 @@ from attnreg.providers.drop_head import DropHead
 from attnreg.providers.drop_key import DropKey
 from attnreg.providers.gnet import GNetProvider
 from attnreg.providers.head_mask import HeadMask
+from attnreg.providers.layerdrop import LayerDrop
 from attnreg.providers.learnable_bernoulli import LearnableBernoulli
 from attnreg.providers.structural_mask import StructuralMask
-from attnreg.providers.layerdrop import LayerDrop
 from attnreg.providers.token_dropout import TokenDropout
 from attnreg.providers.unidrop import UniDrop
 
@@ -35,8 +35,8 @@ __all__ = [
     "DropKey",
     "GNetProvider",
     "HeadMask",
-    "LearnableBernoulli",
     "LayerDrop",
+    "LearnableBernoulli",
     "OnLayers",
     "StructuralMask",
     "TokenDropout",
