@@ -1,0 +1,135 @@
+"""Masked language modelling: what is hidden, when it is drawn anew, and pre-training from the command line."""
+
+import json
+
+import pytest
+import torch
+
+from attnreg.tasks import TASKS, get_task, load_model, load_splits
+from attnreg.tasks.kinds import kind_class
+from tests.cases import assert_sentence
+
+SMALL = ["--epochs", 2, "--train-size", 128, "--output-dir", "out"]
+
+
+@pytest.fixture(scope="module")
+def kind():
+    task = get_task("agreement-words")
+    _, tokenizer = load_model(task)
+    return kind_class("masked-lm")(task, tokenizer, 32)
+
+
+@pytest.fixture(scope="module")
+def encoded(kind):
+    return kind.encode(load_splits(kind.task)["train"].select(range(400))).remove_columns("reference")
+
+
+def test_the_corpus_is_what_is_acceptable():
+    splits = load_splits(get_task("agreement-words"))
+    assert {row["label"] for rows in splits.values() for row in rows} == {1}
+    assert {len(rows) for rows in splits.values()} <= set(range(450, 1050))
+
+
+def test_fifteen_percent_of_words_are_guessed_most_of_them_hidden(kind, encoded):
+    torch.manual_seed(0)
+    rows = list(encoded)
+    batch = kind.collate(rows)
+    special = torch.tensor([kind.tokenizer.pad_token_id, kind.tokenizer.cls_token_id, kind.tokenizer.sep_token_id])
+    whole = kind.tokenizer.pad([{"input_ids": row["input_ids"]} for row in rows], return_tensors="pt")["input_ids"]
+    words = ~torch.isin(whole, special)
+    guessed = batch["labels"] != -100
+    assert not (guessed & ~words).any()
+    assert torch.equal(batch["labels"][guessed], whole[guessed])
+    assert torch.equal(batch["input_ids"][~guessed], whole[~guessed])
+    for share, of, expected in (
+        (guessed, words, 0.15),
+        (batch["input_ids"] == kind.tokenizer.mask_token_id, guessed, 0.8),
+    ):
+        n = int(of.sum())
+        assert abs(float(share[of].float().mean()) - expected) < 5 * (expected * (1 - expected) / n) ** 0.5
+
+
+def test_a_batch_always_has_something_to_guess(kind, encoded):
+    for seed in range(30):
+        torch.manual_seed(seed)
+        assert (kind.collate([encoded[0]])["labels"] != -100).any()
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "provider", [[], ["--provider", "AttentionDropout(0.1, 'scores') & HeadMask(1, 'importance')"]]
+)
+def test_pre_training_goes_on_to_the_same_end(cli, tmp_path, provider):
+    whole = cli("recipe", "pretrain", *SMALL[:-1], "whole", *provider)
+    assert whole.exit_code == 0, whole.output
+    assert "Perplexity of the hidden words: " in whole.output
+    stopped = cli("recipe", "pretrain", *SMALL, *provider, "--save-steps", 1)
+    assert stopped.exit_code == 0
+    checkpoints = sorted((tmp_path / "out" / "checkpoints").glob("step-*"))
+    assert len(checkpoints) >= 1
+    for name in ("metrics.jsonl", "predictions.jsonl"):
+        assert lines(tmp_path / "out" / name) == lines(tmp_path / "whole" / name)
+    record = next(row for row in lines(tmp_path / "out" / "predictions.jsonl") if row["label"])
+    assert len(record["label"]) == len(record["prediction"])
+
+
+def test_training_draws_anew_in_each_epoch_and_evaluation_never(kind, encoded):
+    from accelerate import Accelerator
+
+    from attnreg.training.batches import TrainBatches, in_order
+
+    labelled = kind.encode(load_splits(kind.task)["train"].select(range(64)))
+    state = torch.get_rng_state()
+    first, again = (in_order(labelled, 16, kind, torch.device("cpu")).batches for _ in range(2))
+    assert all(torch.equal(a["labels"], b["labels"]) for a, b in zip(first, again, strict=True))
+    batches = TrainBatches(labelled, 16, kind, 0, Accelerator(cpu=True))
+    whole, skipped = list(batches.epoch(0)), list(batches.epoch(0, skip=2))
+    assert all(torch.equal(a["labels"], b["labels"]) for a, b in zip(whole[2:], skipped, strict=True))
+    other = {tuple(row) for batch in batches.epoch(1) for row in batch["labels"].tolist()}
+    assert other != {tuple(row) for batch in whole for row in batch["labels"].tolist()}
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_is_pre_trained_is_fine_tuned(cli, tmp_path):
+    assert cli("recipe", "pretrain", *SMALL).exit_code == 0
+    result = cli("recipe", "finetune", "--model", tmp_path / "out" / "model", *SMALL[:-1], "tuned")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_corpus_of_ones_own(cli, tmp_path):
+    from attnreg.tasks.agreement import corpus
+
+    for split in ("train", "validation"):
+        texts = [json.dumps({"text": row["sentence"]}) for row in corpus(split)[:64]]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(texts))
+    assert cli("recipe", "pretrain", *SMALL).exit_code == 0
+    own = [
+        "--task",
+        "custom",
+        "--kind",
+        "masked-lm",
+        "--text-columns",
+        "text",
+        "--data-dir",
+        tmp_path,
+        "--max-length",
+        32,
+    ]
+    result = cli(
+        "recipe", "pretrain", "--model", tmp_path / "out" / "model", *own, "--epochs", 1, "--output-dir", "own"
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "own" / "result.json").read_text())["rows"] == 64
+
+
+def test_other_tasks_and_models_are_one_sentence(cli, tmp_path):
+    assert "agreement-words" in TASKS
+    result = cli("recipe", "pretrain", "--task", "agreement", *SMALL)
+    assert_sentence(result, 2, "Expected a task of text alone, agreement-words or .*, got agreement")
+    assert cli("recipe", "finetune", *SMALL).exit_code == 0
+    result = cli("recipe", "pretrain", "--model", tmp_path / "out" / "model", *SMALL[:-1], "other")
+    assert_sentence(result, 1, "with a tokenizer that has a mask token")
+    assert not (tmp_path / "other").exists()
