@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import tiny_bert
+from attnreg import providers
+from tests.cases import MODELS, PROVIDERS, tiny_bert
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
@@ -64,6 +65,14 @@ def test_the_trainer_script_fine_tunes_minilm_on_rte(real_data, tmp_path):
     scores = [float(text) for text in re.findall(r"'eval_accuracy': '?([0-9.]+)", output)]
     assert len(scores) == 4
     assert max(scores) > 0.53  # the share of the larger class
+
+
+def test_the_table_of_families_is_whole():
+    rows = [line for line in (ROOT / "docs/families.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    named = [row.split("|")[1].split()[0] for row in rows[2:]]
+    assert set(named) == {*providers.__all__} - {"CrossTuning"}
+    assert len(named) == len(PROVIDERS), "run `python benchmarks/families.py`"
+    assert len(rows[0].split("|")) == len(MODELS) + 3
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
