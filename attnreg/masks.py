@@ -7,6 +7,7 @@ Polarity: in a boolean mask ``True`` means *kept* (or, for ``valid``, *allowed b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from attnreg import functional
 from attnreg.errors import InputError
-from attnreg.functional.attention import Normalize
 
 Stack = Literal["encoder", "decoder", "cross"]
 
@@ -128,11 +128,11 @@ class Mask:
             the softmax. A 0-d ``False`` drops the whole layer (uniform attention) and spares :math:`QK^\top`.
         weights: bool or float, broadcastable to ``(B, H, Q, K)``: multiplies the attention weights after the softmax.
             It may have a gradient.
-        normalize: ``"sum"`` divides each row by its sum after that, so that it sums to 1 again; ``"detached sum"``
-            does so without a gradient through the sum. A row of which everything is dropped becomes uniform over its
-            valid keys.
+        normalized: the same, but each row is divided by its sum after it, and before ``weights`` apply, so that it sums
+            to 1 again. A row of which everything is dropped becomes uniform over its valid keys.
+        detach_sum: let no gradient through that sum.
         kept: bool, broadcastable to ``(B, H, Q, K)``: what drop rates count as kept. By default, what ``scores`` keeps
-            and ``weights`` does not make zero; of use where a relaxed mask makes nothing quite zero.
+            and no factor makes zero; of use where a relaxed mask makes nothing quite zero.
 
     Raises:
         TypeError: if ``scores`` or ``kept`` is not boolean.
@@ -146,7 +146,8 @@ class Mask:
 
     scores: Tensor | None = None
     weights: Tensor | None = None
-    normalize: Normalize | None = field(default=None, repr=False)
+    normalized: Tensor | None = field(default=None, repr=False)
+    detach_sum: bool = field(default=False, repr=False)
     kept: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -166,6 +167,7 @@ class Mask:
         """
         return (
             self.weights is None
+            and self.normalized is None
             and self.scores is not None
             and self.scores.dim() == 0
             and not torch.compiler.is_compiling()
@@ -177,16 +179,35 @@ class Mask:
         """What drop rates count as kept, bool; ``None`` where nothing can be dropped."""
         if self.kept is not None:
             return self.kept
-        return _both(self.scores, None if self.weights is None else self.weights != 0, torch.logical_and)
+        factors = (None if factor is None else factor != 0 for factor in (self.weights, self.normalized))
+        return functools.reduce(_and, factors, self.scores)
+
+    def of_weights(self, weights: Tensor, valid: Tensor | None) -> Tensor:
+        """Attention weights under the factors of this mask.
+
+        Args:
+            weights: ``(B, H, Q, K)``, after the softmax.
+            valid: bool, broadcastable to that, ``True`` = allowed by the model.
+        """
+        if self.normalized is not None:
+            weights = functional.renormalized(weights, self.normalized, valid, detach_sum=self.detach_sum)
+        if self.weights is None:
+            return weights
+        return weights * (self.weights.to(weights.dtype) if self.weights.is_floating_point() else self.weights)
 
     def __and__(self, other: Mask) -> Mask:
         """Both masks apply: what either drops is dropped, factors multiply."""
         return Mask(
-            _both(self.scores, other.scores, torch.logical_and),
+            _and(self.scores, other.scores),
             _both(self.weights, other.weights, torch.mul),
-            self.normalize or other.normalize,
-            None if self.kept is other.kept is None else _both(self.units_kept, other.units_kept, torch.logical_and),
+            _both(self.normalized, other.normalized, torch.mul),
+            all(mask.detach_sum for mask in (self, other) if mask.normalized is not None),
+            None if self.kept is other.kept is None else _and(self.units_kept, other.units_kept),
         )
+
+
+def _and(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return _both(a, b, torch.logical_and)
 
 
 def _both(a: Tensor | None, b: Tensor | None, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:

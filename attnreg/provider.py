@@ -88,7 +88,8 @@ class MaskProvider(nn.Module, ABC):
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Called once at the start of each forward pass in training mode, with the model's inputs by name."""
         for provider in self._inner():
-            provider.prepare(inputs)
+            if provider.training and provider.active:
+                provider.prepare(inputs)
 
     def penalty(self) -> Tensor | None:
         """What is added to the training loss, after a forward pass in training mode: 0-d; ``None`` for nothing.
@@ -190,10 +191,9 @@ def _either(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 def may_skip_blocks(provider: MaskProvider) -> bool:
     """Whether a provider, or one that it is made of, has a say about whole blocks."""
-    inner = list(provider._inner())
-    if inner:
-        return any(may_skip_blocks(each) for each in inner)
-    return type(provider).skips_block is not MaskProvider.skips_block
+    if type(provider).skips_block not in (MaskProvider.skips_block, OnLayers.skips_block):
+        return True
+    return any(may_skip_blocks(each) for each in provider._inner())
 
 
 def ask(provider: MaskProvider, site: AttentionSite) -> Mask | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 from torch import nn
@@ -203,6 +204,7 @@ class ProviderCase:
     needs_token_ids: bool = False
     needs_queries: bool = False
     made_for_model: bool = False  # with parameters for each of its layers
+    variant: bool = False  # of a provider that has another row: on every model only when slow tests run
     portable: bool = True  # whether its arguments can be written down, as a function cannot
 
     def __str__(self) -> str:
@@ -223,7 +225,11 @@ PROVIDERS = [
     ProviderCase("weights-dropout", lambda m: attnreg.AttentionDropout(0.4)),
     ProviderCase("scores-dropout", lambda m: attnreg.AttentionDropout(0.4, placement="scores")),
     ProviderCase("drop-attention", lambda m: attnreg.DropAttention(0.4, window=2)),
-    ProviderCase("drop-attention, columns", lambda m: attnreg.DropAttention(0.4, "column", gradient_through_sum=True)),
+    ProviderCase(
+        "drop-attention, columns",
+        lambda m: attnreg.DropAttention(0.4, "column", gradient_through_sum=True),
+        variant=True,
+    ),
     ProviderCase("layerdrop", lambda m: attnreg.AttentionLayerDrop(1.0)),
     ProviderCase("block-layerdrop", lambda m: attnreg.LayerDrop(1.0)),
     ProviderCase("token-dropout", lambda m: attnreg.TokenDropout(0.6, keep_whole=0.2)),
@@ -234,20 +240,26 @@ PROVIDERS = [
         "g-net-heads",
         lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5, num_heads=heads(m)),
         needs_token_ids=True,
+        variant=True,
     ),
     ProviderCase(
         "g-net-feed-forward",
         lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5, feed_forward=True),
         needs_token_ids=True,
+        variant=True,
     ),
     ProviderCase(
         "g-net-shared",
         lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5, share_embeddings=True),
         needs_token_ids=True,
+        variant=True,
     ),
     ProviderCase("concrete", lambda m: attnreg.ConcreteDropout.for_model(m, 0.4), made_for_model=True),
     ProviderCase(
-        "concrete, heads", lambda m: attnreg.ConcreteDropout.for_model(m, 0.4, per="head"), made_for_model=True
+        "concrete, heads",
+        lambda m: attnreg.ConcreteDropout.for_model(m, 0.4, per="head"),
+        made_for_model=True,
+        variant=True,
     ),
     ProviderCase(
         "learnable",
@@ -270,13 +282,13 @@ PROVIDERS = [
     ProviderCase("on-layers", lambda m: attnreg.OnLayers(attnreg.AttentionDropout(0.4, "scores"), [-1])),
     ProviderCase("ad-drop", lambda m: attnreg.AttributionProvider(0.6, 0.6)),
     ProviderCase("drop-head", lambda m: attnreg.DropHead(0.5)),
-    ProviderCase("drop-head-v", lambda m: attnreg.DropHead(0.5, "v", 10)),
+    ProviderCase("drop-head-v", lambda m: attnreg.DropHead(0.5, "v", 10), variant=True),
     ProviderCase("head-mask", lambda m: attnreg.HeadMask(1)),
     ProviderCase("head-mask-importance", lambda m: attnreg.HeadMask(1, "importance", target="predicted")),
     ProviderCase("drop-key", lambda m: attnreg.DropKey(0.5, end=0.2)),
-    ProviderCase("drop-key-shared", lambda m: attnreg.DropKey(0.5, share_heads=True, share_queries=True)),
+    ProviderCase("drop-key-shared", lambda m: attnreg.DropKey(0.5, share_heads=True, share_queries=True), variant=True),
     ProviderCase("structural-mask", lambda m: attnreg.StructuralMask(1, heads=[0, 1])),
-    ProviderCase("structural-mask-first", lambda m: attnreg.StructuralMask(1, keep_first=True)),
+    ProviderCase("structural-mask-first", lambda m: attnreg.StructuralMask(1, keep_first=True), variant=True),
     ProviderCase("composition", lambda m: attnreg.AttentionDropout(0.2) & attnreg.AttentionDropout(0.2, "scores")),
 ]
 
@@ -290,8 +302,14 @@ def refusal(model: ModelCase, provider: ProviderCase) -> str | None:
     return None
 
 
-SUPPORTED = [(m, p) for m in MODELS for p in PROVIDERS if refusal(m, p) is None]
-REFUSED = [(m, p) for m in MODELS for p in PROVIDERS if refusal(m, p) is not None]
+def pairs(wanted: Callable[[ProviderCase], bool] = lambda provider: True, refused: bool = False) -> list[Any]:
+    """Rows of the matrix; variants of providers are slow tests on all models but the first."""
+    return [
+        pytest.param(m, p, marks=[pytest.mark.slow] if p.variant and m is not MODELS[0] else [])
+        for m in MODELS
+        for p in PROVIDERS
+        if (refusal(m, p) is not None) == refused and wanted(p)
+    ]
 
 
 def tiny_bert(texts: list[str], folder: Path) -> None:

@@ -62,8 +62,8 @@ def test_all_heads_have_the_mask_and_grouped_keys_stand_for_their_heads():
     grouped = site(shape=place.shape, query=place.query, key=place.key[:, ::2])
     whole = site(shape=place.shape, query=place.query, key=place.key[:, [0, 0, 2, 2]])
     provider = learned(sampled=False)
-    assert provider(place).weights.shape == (2, 1, 5, 6)
-    assert torch.equal(provider(grouped).weights, provider(whole).weights)
+    assert provider(place).normalized.shape == (2, 1, 5, 6)
+    assert torch.equal(provider(grouped).normalized, provider(whole).normalized)
 
 
 def test_the_gradient_is_that_of_the_probabilities_reversed():
@@ -74,7 +74,7 @@ def test_the_gradient_is_that_of_the_probabilities_reversed():
     parameters = [*provider.query[0].parameters(), *provider.key[0].parameters()]
 
     mask = provider(place)
-    loss = (functional.reweighted(attention, mask.weights, None, "sum") @ value).sin().sum()
+    loss = (functional.renormalized(attention, mask.normalized) @ value).sin().sum()
     ours = torch.autograd.grad(loss, parameters)
 
     probability = by_loops(provider, 0, place.query, place.key)[:, None]
@@ -148,7 +148,7 @@ def test_no_gradient_reaches_queries_and_keys():
     place = looked_at()
     tensors = place.query.requires_grad_(), place.key.requires_grad_()
     provider = learned()
-    (provider(place).weights.sum() + provider.penalty()).backward()
+    (provider(place).normalized.sum() + provider.penalty()).backward()
     assert all(x.grad is None for x in tensors)
 
 

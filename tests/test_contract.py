@@ -15,12 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from attnreg.injection.attachment import _handles
-from tests.cases import MODELS, REFUSED, SUPPORTED, output, refusal
+from tests.cases import MODELS, output, pairs, refusal
 
-rows = pytest.mark.parametrize(("case", "provider_case"), SUPPORTED, ids=lambda x: str(x))
-portable = pytest.mark.parametrize(
-    ("case", "provider_case"), [(m, p) for m, p in SUPPORTED if p.portable], ids=lambda x: str(x)
-)
+rows = pytest.mark.parametrize(("case", "provider_case"), pairs(), ids=lambda x: str(x))
+portable = pytest.mark.parametrize(("case", "provider_case"), pairs(lambda p: p.portable), ids=lambda x: str(x))
 models = pytest.mark.parametrize("case", MODELS, ids=str)
 
 
@@ -212,9 +210,7 @@ def test_autocast_to_bfloat16(case, provider_case):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize(
-    ("case", "provider_case"), [(m, p) for m, p in SUPPORTED if p.made_for_model], ids=lambda x: str(x)
-)
+@pytest.mark.parametrize(("case", "provider_case"), pairs(lambda p: p.made_for_model), ids=lambda x: str(x))
 def test_what_learns_with_the_model_has_finite_gradients_in_every_layer(case, provider_case, autocast):
     model, batch = case.build(), case.batch()
     provider = provider_case.make(model)
@@ -246,7 +242,7 @@ def test_provider_comes_back_from_its_folder(case, provider_case, tmp_path):
         assert same(run(model, batch), expected)
 
 
-@pytest.mark.parametrize(("case", "provider_case"), REFUSED, ids=lambda x: str(x))
+@pytest.mark.parametrize(("case", "provider_case"), pairs(refused=True), ids=lambda x: str(x))
 def test_unsupported_pairs_are_refused_before_anything_changes(case, provider_case):
     model = case.build()
     before = Traces(model)

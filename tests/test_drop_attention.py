@@ -42,11 +42,11 @@ def test_windows_by_a_loop_over_seeds(window):
 def test_columns_are_the_same_in_all_rows_of_a_head(mode):
     torch.manual_seed(0)
     mask = attnreg.DropAttention(0.5, mode)(SITE)
-    keep = mask.weights.expand(SITE.shape)
+    keep = mask.normalized.expand(SITE.shape)
     assert (keep == keep[:, :, :1]).all() == (mode == "column")
     assert not (keep == keep[:, :1]).all()
     assert not (keep == keep[:1]).all()
-    assert mask.weights.dtype == torch.bool
+    assert mask.normalized.dtype == torch.bool
 
 
 def attended(provider, valid=None):
@@ -56,8 +56,7 @@ def attended(provider, valid=None):
     site = attnreg.AttentionSite(shape=(2, 2, 5, 5), valid=valid, dtype=torch.float64)
     mask = provider(site)
     weights = functional.attention_weights(*inputs[:2], valid, keep=mask.scores)
-    if mask.weights is not None:
-        weights = functional.reweighted(weights, mask.weights, valid, mask.normalize)
+    weights = mask.of_weights(weights, valid)
     out = weights @ inputs[2]
     return weights, out, gradients(out, *inputs)
 

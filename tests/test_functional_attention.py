@@ -78,23 +78,23 @@ def test_weights_dropout(valid, keep, bias):
 def test_weights_dropout_normalized_is_scores_dropout(valid, keep, bias):
     q, k, v = tensors()
     weights = functional.attention_weights(q, k, valid, bias)
-    fast = functional.reweighted(weights, keep, valid, "sum") @ v
+    fast = functional.renormalized(weights, keep, valid) @ v
     assert_same(fast, attention(q, k, v, keep=keep, valid=valid, bias=bias), q, k, v)
 
 
 def test_normalizing_with_and_without_a_gradient_through_the_sum():
     weights = torch.rand(B, H, Q, K, dtype=torch.float64).softmax(-1).requires_grad_()
     factor = torch.rand(B, 1, Q, K, dtype=torch.float64).requires_grad_()
-    for normalize in ("sum", "detached sum"):
+    for detach_sum in (False, True):
         slow = torch.empty(B, H, Q, K, dtype=torch.float64)
         for b in range(B):
             for h in range(H):
                 for i in range(Q):
                     total = sum(weights[b, h, i, j] * factor[b, 0, i, j] for j in range(K))
                     for j in range(K):
-                        divisor = total if normalize == "sum" else total.detach()
+                        divisor = total.detach() if detach_sum else total
                         slow[b, h, i, j] = weights[b, h, i, j] * factor[b, 0, i, j] / divisor
-        assert_same(functional.reweighted(weights, factor, None, normalize), slow, weights, factor)
+        assert_same(functional.renormalized(weights, factor, detach_sum=detach_sum), slow, weights, factor)
 
 
 @pytest.mark.parametrize("valid", VALID.values(), ids=VALID)

@@ -279,3 +279,24 @@ def test_copies_decide_for_themselves():
         assert not torch.equal(clone(x), x)
         assert handle.attached
     assert torch.equal(model(x), x)
+
+
+class Everything(attnreg.MaskProvider):
+    """Holds another provider, and skips all blocks itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.provider = attnreg.AttentionDropout(0.1)
+
+    def forward(self, site):
+        return self.provider(site)
+
+    def skips_block(self, site):
+        return torch.tensor(True)
+
+
+def test_a_provider_that_holds_another_may_skip_blocks_itself():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False)
+    x = torch.randn(2, 3, 8)
+    with attnreg.attach(model, attnreg.OnLayers(Everything(), [0, 1])):
+        assert torch.equal(model(x), x)

@@ -134,13 +134,45 @@ def test_composition_is_and_of_scores_and_product_of_weights():
     assert (Fixed() & Fixed())(SITE) is None
 
 
-def test_composition_normalizes_if_any_does_and_counts_what_is_kept():
+def test_composition_counts_what_is_kept():
     relaxed = attnreg.Mask(weights=torch.tensor([0.9, 0.1]), kept=torch.tensor([True, False]))
-    hard = attnreg.Mask(scores=torch.tensor([False, True]), normalize="sum")
-    assert (relaxed & hard).normalize == (hard & relaxed).normalize == "sum"
+    hard = attnreg.Mask(scores=torch.tensor([False, True]), normalized=torch.tensor([True, True]))
     assert (relaxed & hard).units_kept.tolist() == (hard & relaxed).units_kept.tolist() == [False, False]
     assert (relaxed & relaxed).units_kept.tolist() == [True, False]
     assert attnreg.Mask().units_kept is None
+
+
+def test_rows_are_normalized_before_other_factors_apply_in_whatever_order():
+    weights = torch.rand(1, 2, 3, 3, dtype=torch.float64).softmax(-1).requires_grad_()
+    heads = attnreg.Mask(weights=torch.tensor([2.0, 0.0], dtype=torch.float64).view(1, 2, 1, 1))  # one head is gone
+    keep = torch.tensor([True, False, True])
+    for detach in (False, True):
+        keys = attnreg.Mask(normalized=keep, detach_sum=detach)
+        expected = attnreg.functional.renormalized(weights, keep, detach_sum=detach) * heads.weights
+        for mask in (heads & keys, keys & heads):
+            assert torch.equal(mask.of_weights(weights, None), expected)
+            assert not mask.of_weights(weights, None)[:, 1].any()
+            assert mask.detach_sum == detach
+    constant, other = attnreg.Mask(normalized=keep, detach_sum=True), attnreg.Mask(normalized=keep)
+    assert (constant & other).detach_sum is (other & constant).detach_sum is False
+    assert (constant & attnreg.Mask() & constant).detach_sum
+
+
+class Prepared(Fixed):
+    seen = 0
+
+    def prepare(self, inputs):
+        self.seen += 1
+
+
+def test_what_is_off_is_not_prepared():
+    off, on = Prepared(), Prepared()
+    both = attnreg.CrossTuning(off) & on & Prepared().eval()
+    both.prepare({})
+    assert (off.seen, on.seen, both.providers[-1].seen) == (0, 1, 0)
+    both.on_epoch(1)
+    both.prepare({})
+    assert (off.seen, on.seen) == (1, 2)
 
 
 class Penalized(Fixed):

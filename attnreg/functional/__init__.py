@@ -3,7 +3,7 @@
 from attnreg.functional.attention import (
     attention_weights,
     masked_scores,
-    reweighted,
+    renormalized,
     scores_dropout,
     uniform_attention,
     weights_dropout,
@@ -35,8 +35,8 @@ __all__ = [
     "head_importance",
     "masked_scores",
     "opposite_draws",
+    "renormalized",
     "rescaled_heads",
-    "reweighted",
     "sample_heads",
     "sample_keep",
     "sample_windows",

@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-Normalize = Literal["sum", "detached sum"]
 
 
 def scores_dropout(
@@ -184,10 +181,8 @@ def masked_scores(scores: Tensor, keep: Tensor, valid: Tensor | None = None) -> 
     return torch.where(allowed | orphan, scores, uniform)
 
 
-def reweighted(
-    weights: Tensor, factor: Tensor, valid: Tensor | None = None, normalize: Normalize | None = None
-) -> Tensor:
-    r"""Multiply attention weights, and make the rows sum to 1 again if asked to.
+def renormalized(weights: Tensor, factor: Tensor, valid: Tensor | None = None, *, detach_sum: bool = False) -> Tensor:
+    r"""Multiply attention weights, and make the rows sum to 1 again.
 
     .. math:: A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}
 
@@ -195,22 +190,20 @@ def reweighted(
         weights: ``(B, H, Q, K)``, A.
         factor: M, bool or float, broadcastable to ``(B, H, Q, K)``.
         valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
-        normalize: ``"sum"`` as in the formula; ``"detached sum"`` without a gradient through the sum; by default not.
+        detach_sum: let no gradient through the sum.
 
     Returns:
-        ``(B, H, Q, K)``; with ``normalize``, a row of which everything is dropped is uniform over its valid keys.
+        ``(B, H, Q, K)``; a row of which everything is dropped is uniform over its valid keys.
 
     Example:
         >>> weights = torch.tensor([[0.2, 0.3, 0.5], [0.0, 0.5, 0.5]])
-        >>> reweighted(weights, torch.tensor([True, True, False]), normalize="sum")
+        >>> renormalized(weights, torch.tensor([True, True, False]))
         tensor([[0.4000, 0.6000, 0.0000],
                 [0.0000, 1.0000, 0.0000]])
     """
     weights = weights * (factor.to(weights.dtype) if factor.is_floating_point() else factor)
-    if normalize is None:
-        return weights
     total = weights.sum(-1, keepdim=True)
-    if normalize == "detached sum":
+    if detach_sum:
         total = total.detach()
     dead = total < torch.finfo(weights.dtype).tiny
     if valid is None:

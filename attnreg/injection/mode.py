@@ -92,9 +92,8 @@ class AttentionMode(TorchFunctionMode):
 
 
 def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
-    for field, tensor in (("scores", mask.scores), ("weights", mask.weights), ("kept", mask.kept)):
-        if tensor is None:
-            continue
+    tensors = {name: value for name, value in vars(mask).items() if isinstance(value, Tensor)}
+    for field, tensor in tensors.items():
         try:
             fits = torch.broadcast_shapes(tensor.shape, site.shape) == torch.Size(site.shape)
         except RuntimeError:
@@ -104,12 +103,11 @@ def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
                 f"Expected the {field} mask of {provider} to be broadcastable to (B, H, Q, K) = {tuple(site.shape)}, "
                 f"got {tuple(tensor.shape)}, at {site.name}."
             )
-    scores, weights = mask.scores, mask.weights
+    scores = mask.scores
     if scores is not None and scores.dim() == 0 and not torch.compiler.is_compiling() and bool(scores):
-        scores = None  # a whole layer, kept
-    if scores is None and weights is None:
+        del tensors["scores"]  # a whole layer, kept
+    if not tensors.keys() - {"kept"}:
         return None
     if mask.drops_layer:
         return mask
-    scores, weights, kept = (t if t is None else t.to(site.device) for t in (scores, weights, mask.kept))
-    return Mask(scores, weights, mask.normalize, kept)
+    return Mask(**{name: tensor.to(site.device) for name, tensor in tensors.items()}, detach_sum=mask.detach_sum)

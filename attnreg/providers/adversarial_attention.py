@@ -60,8 +60,8 @@ class AdversarialAttention(MaskProvider):
         >>> provider = AdversarialAttention(num_layers=1, num_heads=2, head_size=4, initial_keep=0.5)
         >>> query = key = torch.randn(1, 2, 3, 4)
         >>> mask = provider(AttentionSite(shape=(1, 2, 3, 3), query=query, key=key))
-        >>> mask.weights.shape, mask.normalize, provider.penalty().shape
-        (torch.Size([1, 1, 3, 3]), 'sum', torch.Size([]))
+        >>> mask.normalized.shape, provider.penalty().shape
+        (torch.Size([1, 1, 3, 3]), torch.Size([]))
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class AdversarialAttention(MaskProvider):
         keep = functional.sample_keep(logits.detach()) if self.sampled else logits.detach() > 0
         weights = functional.straight_through(keep, torch.sigmoid(logits), reverse=True)
         # Rows divided by their sum are as if scores had been dropped, but dropped ones have a gradient.
-        return Mask(weights=weights, normalize="sum", kept=keep)
+        return Mask(normalized=weights, kept=keep)
 
     def penalty(self) -> Tensor | None:  # noqa: D102
         if not self._seen:

@@ -44,8 +44,8 @@ class DropAttention(MaskProvider):
     Example:
         >>> import torch
         >>> mask = DropAttention(0.3, mode="column", window=2)(AttentionSite(shape=(2, 4, 8, 8)))
-        >>> mask.weights.shape, mask.normalize
-        (torch.Size([2, 4, 1, 8]), 'detached sum')
+        >>> mask.normalized.shape, mask.detach_sum
+        (torch.Size([2, 4, 1, 8]), True)
     """
 
     def __init__(
@@ -64,4 +64,4 @@ class DropAttention(MaskProvider):
         rows = queries if self.mode == "element" else 1
         keep = functional.sample_windows((batch, heads, rows, keys), self.p, self.window, device=site.device)
         # Dropped scores have the same values and gradients as rescaled weights, in the fused kernel.
-        return Mask(scores=keep) if self.gradient_through_sum else Mask(weights=keep, normalize="detached sum")
+        return Mask(scores=keep) if self.gradient_through_sum else Mask(normalized=keep, detach_sum=True)

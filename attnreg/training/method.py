@@ -150,10 +150,15 @@ class Updater:
 
     def average_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Take the mean over processes of gradients that did not come through a wrapped forward pass."""
-        if self.processes > 1:
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.grad = self.mean(parameter.grad)
+        held = list(parameters)
+        if self.processes == 1 or not held:
+            return
+        # A process may have skipped what others have not, and all must take part: none is zero where some have one.
+        share = self.mean(torch.tensor([float(parameter.grad is not None) for parameter in held]))
+        for parameter, anywhere in zip(held, share.tolist(), strict=True):
+            if anywhere:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = self.mean(gradient)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The model itself, without what the accelerator has put around it."""

@@ -70,15 +70,13 @@ def _attend(
         orphan = ~valid.any(-1, keepdim=True)
         valid = valid | orphan
         keep = keep if keep is None else keep | orphan
-    if mask.weights is None and keep is not None:
+    if keep is not None and mask.weights is None and mask.normalized is None:
         return functional.scores_dropout(
             query, key, value, keep, valid, bias, scale, dropout_p=dropout_p, enable_gqa=enable_gqa
         )
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    weights = functional.attention_weights(query, key, valid, bias, scale, keep)
-    if mask.weights is not None:
-        weights = functional.reweighted(weights, mask.weights, valid, mask.normalize)
+    weights = mask.of_weights(functional.attention_weights(query, key, valid, bias, scale, keep), valid)
     if tap is not None:
         weights = tap(weights)
     return F.dropout(weights, dropout_p) @ value if dropout_p else weights @ value

@@ -55,7 +55,4 @@ def intercept(mode: AttentionMode, func: Any, *args: Any, **kwargs: Any) -> Tens
         scores = functional.masked_scores(scores.reshape(shape), mask.scores, valid).reshape(scores.shape)
     rest = {name: value for name, value in kwargs.items() if name != "input"}
     weights = func(scores, *args[1:], **rest)
-    if mask.weights is not None:
-        weights = weights.reshape(shape)
-        weights = functional.reweighted(weights, mask.weights, valid, mask.normalize).reshape(scores.shape)
-    return weights
+    return mask.of_weights(weights.reshape(shape), valid).reshape(weights.shape)
