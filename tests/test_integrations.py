@@ -1,7 +1,10 @@
 """Providers in the Hugging Face Trainer."""
 
 import json
+import os
+import subprocess
 import warnings
+from pathlib import Path
 
 import peft
 import pytest
@@ -12,6 +15,7 @@ from torch.utils.data import Dataset
 import attnreg
 from attnreg.integrations import ADDropTrainer, AttnRegCallback, Seq2SeqADDropTrainer
 from tests.cases import MODELS, SMALL, TEXT
+from tests.test_distributed import launched
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
 
@@ -287,3 +291,108 @@ def test_what_a_provider_learns_is_learned(tmp_path):
     assert provider.factor < 0.5
     evaluated = trainer.evaluate(Rows())["eval_loss"]
     assert evaluated < 5  # without the price
+
+
+class Priced(attnreg.MaskProvider):
+    """Drops nothing; has two numbers at a constant price, the second in the first process only."""
+
+    def __init__(self):
+        super().__init__()
+        self.everywhere = torch.nn.Parameter(torch.tensor(0.5))
+        self.in_first = torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, site):
+        return None
+
+    def penalty(self):
+        rank = int(os.environ.get("RANK", 0))
+        return self.everywhere * (1 + 2 * rank) + (0 if rank else self.in_first)
+
+
+class Gradients(hf.TrainerCallback):
+    """Keeps a parameter's gradient at each optimizer step."""
+
+    def __init__(self, *parameters):
+        self.parameters = parameters
+        self.seen = []
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        self.seen.append([None if p.grad is None else p.grad.item() for p in self.parameters])
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_the_gradients_of_a_provider_are_of_one_step(tmp_path, accumulated):
+    provider = Priced()
+    gradients = Gradients(provider.everywhere, provider.in_first)
+    trainer = ADDropTrainer(
+        bert(),
+        arguments(tmp_path, gradient_accumulation_steps=accumulated),
+        train_dataset=Rows(),
+        provider=provider,
+        callbacks=[gradients],
+    )
+    provider.everywhere.grad = torch.tensor(7.0)  # left over from before
+    trainer.train()
+    assert gradients.seen == [[1.0, 1.0]] * (8 // accumulated)
+
+
+@pytest.mark.parametrize("kind", [attnreg.ConcreteDropout, attnreg.LearnableBernoulli, attnreg.AdversarialAttention])
+def test_what_a_provider_learns_resumes_to_the_same_end(tmp_path, kind):
+    def trainer():
+        model = bert()
+        options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
+        return ADDropTrainer(
+            model, arguments(tmp_path, **options), train_dataset=Rows(), provider=kind.for_model(model)
+        )
+
+    whole = trainer()
+    before = weights(whole.handle.provider)
+    whole.train()
+    resumed = trainer()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert not torch.equal(weights(whole.handle.provider), before)
+    assert torch.equal(weights(resumed.handle.provider), weights(whole.handle.provider))
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+    assert column(resumed, "loss") == column(whole, "loss")
+
+
+IN_TWO_PROCESSES = """
+import json, os, sys
+import torch
+from attnreg.integrations import ADDropTrainer
+from tests.test_integrations import Gradients, Learned, Priced, Rows, arguments, bert, weights
+
+folder, batch_size = sys.argv[1], int(sys.argv[2])
+options = {"optim": "sgd", "per_device_train_batch_size": batch_size, "gradient_accumulation_steps": 2}
+rank = int(os.environ.get("RANK", 0))
+learned = Learned()
+with torch.no_grad():
+    learned.factor += rank  # the first process's holds
+priced = Priced()
+gradients = Gradients(priced.everywhere, priced.in_first)
+trainer = ADDropTrainer(
+    bert(0.0), arguments(folder, **options), train_dataset=Rows(), provider=learned & priced, callbacks=[gradients]
+)
+trainer.train()
+found = [weights(trainer.handle.provider).tolist(), weights(trainer.model).double().sum().item(), gradients.seen]
+open(f"{folder}/{rank}.json", "w").write(json.dumps(found))
+"""
+
+
+def test_two_processes_learn_the_same_provider(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(IN_TWO_PROCESSES)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    found = {}
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        folder.mkdir()
+        command = launched(script, folder, 4 // processes, processes=processes)
+        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+        assert not done.returncode, done.stdout + done.stderr
+        found[processes] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
+    (alone,), (first, second) = found[1], found[2]
+    assert first == second
+    assert first[0][0] == pytest.approx(alone[0][0], rel=1e-4)  # a mask's number
+    assert first[1] == pytest.approx(alone[1], rel=1e-4)
+    assert first[2] == [[2.0, 0.5]] * 4

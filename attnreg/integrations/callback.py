@@ -7,12 +7,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from accelerate.utils import broadcast
+from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.provider import MaskProvider
+from attnreg.providers import GNetProvider
 
 FOLDER = "attnreg"
 
@@ -47,7 +49,7 @@ class AttnRegCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Move the provider to the model's device; on resuming, restore it."""
+        """Move the provider to the model's device; on resuming, restore it; give all processes the first one's."""
         provider = self.handle.provider
         if state.global_step and provider.state_dict():
             folder = _folder(args, state)
@@ -61,6 +63,10 @@ class AttnRegCallback(TrainerCallback):
                     stacklevel=2,
                 )
         provider.to(args.device)
+        if args.world_size > 1:
+            for tensor in provider.state_dict().values():
+                broadcast(tensor)
+        self._clear_gradients()
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -69,12 +75,13 @@ class AttnRegCallback(TrainerCallback):
         self.handle.provider.on_epoch(math.floor((state.epoch or 0.0) + 1e-6))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Tell the provider; take its drop rates."""
+        """Tell the provider; take its drop rates; clear its gradients."""
         rates = self.handle.drop_rate_tensors()
         if rates:
             self._sums = {label: rate + self._sums.get(label, 0.0) for label, rate in rates.items()}
             self._steps += 1
         self.handle.step()
+        self._clear_gradients()
 
     def on_log(
         self,
@@ -101,6 +108,25 @@ class AttnRegCallback(TrainerCallback):
             self.handle.provider.save_pretrained(_folder(args, state))
         except InputError as error:
             warnings.warn(f"The checkpoint is without its provider. {error}", stacklevel=2)
+
+    def _clear_gradients(self) -> None:
+        # The Trainer clears those of the model, of which the provider is no part, and never calls optimizer.zero_grad.
+        for parameter in learned_parameters(self.handle.provider):
+            parameter.grad = None
+
+
+def learned_parameters(provider: MaskProvider) -> list[nn.Parameter]:
+    """What a provider learns by the model's loss: its parameters, but those that are frozen or of a G-Net.
+
+    A G-Net's masks have no gradient: it learns by AttendOut's game alone.
+    """
+    of_games = {
+        id(parameter)
+        for module in provider.modules()
+        if isinstance(module, GNetProvider) and type(module).penalty is MaskProvider.penalty
+        for parameter in module.parameters()
+    }
+    return [p for p in provider.parameters() if p.requires_grad and id(p) not in of_games]
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:

@@ -12,7 +12,7 @@ from transformers.modeling_utils import unwrap_model
 
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle, attach
-from attnreg.integrations.callback import AttnRegCallback
+from attnreg.integrations.callback import AttnRegCallback, learned_parameters
 from attnreg.provider import MaskProvider
 from attnreg.providers import AttributionProvider, CrossTuning
 
@@ -73,7 +73,23 @@ class ADDropTrainer(Trainer):
         if self.handle.active:
             with self.compute_loss_context_manager():
                 self.handle.provider.attribute(model, inputs)
-        return super().training_step(model, inputs, num_items_in_batch)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        # Here, and not right before the optimizer's step, so that processes agree on whether fp16 gradients overflow.
+        if self.accelerator.num_processes > 1 and self.accelerator.sync_gradients:
+            self._average_gradients()
+        return loss
+
+    def _average_gradients(self) -> None:
+        """Take the mean over processes of the provider's gradients, which no wrapped forward pass sees to."""
+        learned = learned_parameters(self.handle.provider)
+        if not learned:
+            return
+        # A parameter may have had a part in some processes' batches only.
+        present = torch.tensor([float(parameter.grad is not None) for parameter in learned], device=self.args.device)
+        for parameter, count in zip(learned, self.accelerator.reduce(present, "sum").tolist(), strict=True):
+            if count:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = self.accelerator.reduce(gradient, "mean")
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """The loss, in training with what the provider adds to it."""
