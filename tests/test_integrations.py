@@ -336,6 +336,45 @@ def test_the_gradients_of_a_provider_are_of_one_step(tmp_path, accumulated):
     assert gradients.seen == [[1.0, 1.0]] * (8 // accumulated)
 
 
+def language_model():
+    torch.manual_seed(0)
+    dropout = dict.fromkeys(["resid_pdrop", "attn_pdrop", "embd_pdrop"], 0.0)
+    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=40, n_embd=8, n_layer=2, n_head=2, **dropout))
+
+
+class Sentences(Rows):
+    def __getitem__(self, index):
+        return {"input_ids": self.ids[index], "labels": self.ids[index]}
+
+
+def divided(output, labels, num_items_in_batch):
+    return torch.nn.functional.cross_entropy(output.logits, labels, reduction="sum") / num_items_in_batch
+
+
+@pytest.mark.parametrize("case", ["mean of means", "model", "function"])
+def test_accumulated_penalties_are_one_penalty(tmp_path, case):
+    found = []
+    for accumulated in (1, 4):
+        provider = Learned(0.5)
+        gradients = Gradients(provider.factor)
+        model = bert(0.0) if case == "function" else language_model()
+        if case == "model":
+            model.accepts_loss_kwargs = True
+        options = {"per_device_train_batch_size": 8 // accumulated, "gradient_accumulation_steps": accumulated}
+        trainer = ADDropTrainer(
+            model,
+            arguments(tmp_path, max_steps=1, **options),
+            train_dataset=Rows() if case == "function" else Sentences(),
+            provider=provider,
+            callbacks=[gradients],
+            compute_loss_func=divided if case == "function" else None,
+        )
+        trainer.train()
+        found.append([column(trainer, "loss")[0], gradients.seen[0][0]])
+    assert found[0][1] == pytest.approx(0.5, abs=0.2)  # of the price alone: the masks' part is small
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
 @pytest.mark.parametrize("kind", [attnreg.ConcreteDropout, attnreg.LearnableBernoulli, attnreg.AdversarialAttention])
 def test_what_a_provider_learns_resumes_to_the_same_end(tmp_path, kind):
     def trainer():

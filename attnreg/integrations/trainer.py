@@ -91,13 +91,29 @@ class ADDropTrainer(Trainer):
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad = self.accelerator.reduce(gradient, "mean")
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
         """The loss, in training with what the provider adds to it."""
-        result = super().compute_loss(model, inputs, *args, **kwargs)
+        result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         penalty = self.handle.provider.penalty() if model.training and self.handle.active else None
         if penalty is None:
             return result
+        if self._sums_micro_batches(num_items_in_batch):
+            penalty = penalty / self.current_gradient_accumulation_steps
         return (result[0] + penalty, *result[1:]) if isinstance(result, tuple) else result + penalty
+
+    def _sums_micro_batches(self, num_items_in_batch: Tensor | int | None) -> bool:
+        """Whether the Trainer takes the losses of micro-batches for shares of one loss, and does not divide them."""
+        scaled = getattr(self, "loss_is_scaled_for_ga", None)  # a subclass may say; transformers 5.0 does not ask
+        if scaled is not None:
+            return bool(scaled)
+        counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        return counted or self.compute_loss_func is not None
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
         """The optimizer, with what the provider learns as a group of its own, without weight decay."""
