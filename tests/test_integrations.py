@@ -435,3 +435,41 @@ def test_two_processes_learn_the_same_provider(tmp_path):
     assert first[0][0] == pytest.approx(alone[0][0], rel=1e-4)  # a mask's number
     assert first[1] == pytest.approx(alone[1], rel=1e-4)
     assert first[2] == [[2.0, 0.5]] * 4
+
+
+def test_an_optimizer_that_was_passed_in_must_hold_what_the_provider_learns(tmp_path):
+    model = bert()
+    provider = attnreg.ConcreteDropout.for_model(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    handle = attnreg.attach(model, provider & attnreg.GNetProvider.for_model(model))
+
+    def trainer(provider=handle, **options):
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+        options = {"train_dataset": Rows(), "provider": provider, "optimizers": (optimizer, scheduler), **options}
+        return ADDropTrainer(model, arguments(tmp_path), **options)
+
+    says = r"Expected the optimizer to hold what Compose learns, got one without 1 of its parameters: call `optimizer\."
+    with pytest.raises(ValueError, match=says):
+        trainer()
+    with pytest.raises(ValueError, match="Learned learns, got one without 1 "):
+        ADDropTrainer(other := bert(), arguments(tmp_path), provider=Learned(), optimizers=(optimizer, None))
+    assert not attnreg.is_attached(other)
+    late = trainer(optimizers=(None, None))
+    late.optimizer = optimizer
+    with pytest.raises(ValueError, match=says):
+        late.train()
+    optimizer.add_param_group({"params": list(provider.parameters()), "weight_decay": 0.0})
+    before = weights(provider)
+    trainer().train()
+    assert not torch.equal(weights(provider), before)
+    assert len(optimizer.param_groups) == 2
+
+
+def test_training_twice_goes_on_with_the_same_optimizer(tmp_path):
+    provider = Learned()
+    trainer = ADDropTrainer(bert(), arguments(tmp_path), train_dataset=Rows(), provider=provider)
+    trainer.train()
+    before = provider.factor.item()
+    trainer.train()
+    assert provider.factor.item() != before
+    assert sum(parameter is provider.factor for g in trainer.optimizer.param_groups for parameter in g["params"]) == 1

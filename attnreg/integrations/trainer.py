@@ -33,7 +33,11 @@ class ADDropTrainer(Trainer):
         args: as :class:`transformers.Trainer` takes them.
         provider: the provider, attached to every self-attention; or the handle of :func:`attnreg.attach`, to choose
             layers and stacks. By default ``CrossTuning(AttributionProvider())``.
-        kwargs: as :class:`transformers.Trainer` takes them, but ``model_init``.
+        kwargs: as :class:`transformers.Trainer` takes them, but ``model_init``. An optimizer in ``optimizers`` must
+            hold what the provider learns; one that the Trainer makes is given it, with the model's learning rate.
+
+    Raises:
+        InputError: if there is a ``model_init``, or the optimizer does not hold what the provider learns.
 
     Reference:
         AD-DROP (NeurIPS 2022, arXiv 2210.05883), Algorithm 1.
@@ -60,6 +64,9 @@ class ADDropTrainer(Trainer):
         assert self.model is not None
         if provider is None:
             provider = CrossTuning(AttributionProvider())
+        regularizer = provider.provider if isinstance(provider, AttachHandle) else provider
+        if self.optimizer is not None and (missing := _not_in(self.optimizer, regularizer)):
+            raise _not_learned(regularizer, missing)
         self.handle = provider if isinstance(provider, AttachHandle) else attach(self.model, provider)
         if not hasattr(unwrap_model(self.model), "accepts_loss_kwargs"):
             self.model_accepts_loss_kwargs = False
@@ -116,12 +123,19 @@ class ADDropTrainer(Trainer):
         return counted or self.compute_loss_func is not None
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
-        """The optimizer, with what the provider learns as a group of its own, without weight decay."""
+        """The optimizer, with what the provider learns as a group of its own, without weight decay.
+
+        Raises:
+            InputError: if the optimizer was made elsewhere, without what the provider learns.
+        """
+        self.handle.provider.to(self.args.device)  # before a checkpoint's optimizer state is put where parameters are
+        made_elsewhere = self.optimizer is not None
         optimizer = super().create_optimizer(*args, **kwargs)
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        learned = [p for p in self.handle.provider.parameters() if p.requires_grad and id(p) not in held]
-        if learned:
-            optimizer.add_param_group({"params": learned, "weight_decay": 0.0})
+        missing = _not_in(optimizer, self.handle.provider)
+        if missing and made_elsewhere:
+            raise _not_learned(self.handle.provider, missing)
+        if missing:
+            optimizer.add_param_group({"params": missing, "weight_decay": 0.0})
         return optimizer
 
 
@@ -133,3 +147,19 @@ class Seq2SeqADDropTrainer(ADDropTrainer, Seq2SeqTrainer):
         provider: as :class:`ADDropTrainer` takes it.
         kwargs: as :class:`transformers.Seq2SeqTrainer` takes them, but ``model_init``.
     """
+
+
+def _not_in(optimizer: Optimizer, provider: MaskProvider) -> list[nn.Parameter]:
+    """What the provider learns and the optimizer does not hold."""
+    learned = learned_parameters(provider)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]} if learned else set()
+    return [parameter for parameter in learned if id(parameter) not in held]
+
+
+def _not_learned(provider: MaskProvider, missing: list[nn.Parameter]) -> InputError:
+    # A scheduler may have been made for the optimizer as it is: one more group would be behind its back.
+    return InputError(
+        f"Expected the optimizer to hold what {type(provider).__name__} learns, got one without {len(missing)} of its "
+        'parameters: call `optimizer.add_param_group({"params": list(provider.parameters()), "weight_decay": 0.0})` '
+        "before you make a scheduler, or leave the optimizer to ADDropTrainer."
+    )
