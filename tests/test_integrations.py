@@ -177,7 +177,7 @@ class Reporter(hf.TrainerCallback):
         self.logs.append(dict(logs))
 
 
-def test_every_other_provider_in_the_stock_trainer(tmp_path):
+def test_a_schedule_in_the_stock_trainer(tmp_path):
     model, reporter = bert(), Reporter()
     provider = attnreg.BernoulliScheduleProvider([(0, 0.8), (1, 0.0)], total_steps=8)
     handle = attnreg.attach(model, provider)
@@ -473,3 +473,50 @@ def test_training_twice_goes_on_with_the_same_optimizer(tmp_path):
     trainer.train()
     assert provider.factor.item() != before
     assert sum(parameter is provider.factor for g in trainer.optimizer.param_groups for parameter in g["params"]) == 1
+
+
+def in_stock_trainer(tmp_path, expression):
+    model = bert()
+    provider = Learned() if expression == "Learned()" else attnreg.parse_provider(expression, model, 8)
+    trainer = hf.Trainer(model, arguments(tmp_path), train_dataset=Rows())
+    AttnRegCallback(attnreg.attach(model, provider)).add_to(trainer)
+    return trainer
+
+
+NEEDS_MORE = {
+    "AttributionProvider()": r"AttributionProvider, which looks at each batch before it is trained on \(`attribute`\)",
+    "CrossTuning(AttributionProvider(method='random'))": "AttributionProvider, which looks",
+    "HeadMask(1, by='importance')": "HeadMask, which looks",
+    "LearnableBernoulli()": "LearnableBernoulli, which looks",
+    "DropHead(0.2) & OnLayers(ConcreteDropout(), [0])": r"ConcreteDropout, which adds to the loss \(`penalty`\)",
+    "ContextualDropout()": "ContextualDropout, which adds",
+    "AdversarialAttention()": "AdversarialAttention, which adds",
+    "Learned()": "Learned, which adds",
+}
+
+
+@pytest.mark.parametrize("expression", NEEDS_MORE)
+def test_the_stock_trainer_is_refused_where_masks_are_not_all(tmp_path, expression):
+    message = f"Expected an ADDropTrainer for {NEEDS_MORE[expression]}.*, got a Trainer, which does not see to that"
+    with pytest.raises(ValueError, match=message):
+        in_stock_trainer(tmp_path, expression)
+
+
+def test_parameters_alone_need_more_than_the_stock_trainer(tmp_path):
+    class Weighted(Learned):
+        penalty = attnreg.MaskProvider.penalty
+
+    model = bert()
+    provider = Weighted()
+    callback = AttnRegCallback(attnreg.attach(model, provider))
+    with pytest.raises(ValueError, match="for Weighted, which learns by the loss, got a Trainer"):
+        callback.add_to(hf.Trainer(model, arguments(tmp_path)))
+    provider.requires_grad_(False)
+    callback.add_to(hf.Trainer(model, arguments(tmp_path)))
+
+
+@pytest.mark.parametrize("expression", ["HeadMask(1)", "UniDrop()", "DropHead(0.2) & GNetProvider()"])
+def test_masks_alone_work_in_the_stock_trainer(tmp_path, expression):
+    trainer = in_stock_trainer(tmp_path, expression)
+    trainer.train()
+    assert max(column(trainer, "drop_rate/encoder.0")) > 0

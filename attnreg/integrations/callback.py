@@ -14,7 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.provider import MaskProvider
-from attnreg.providers import GNetProvider
+from attnreg.providers import GNetProvider, HeadMask
 
 FOLDER = "attnreg"
 
@@ -42,8 +42,21 @@ class AttnRegCallback(TrainerCallback):
     def add_to(self, trainer: Trainer) -> None:
         """Join a trainer's callbacks in front of those that report, so that they see the drop rates.
 
-        ``Trainer(callbacks=[...])`` would put it behind them: all would work but for the drop rates in ``report_to``.
+        ``Trainer(callbacks=[...])`` would put it behind them: all would work but for the drop rates in ``report_to``,
+        and it would not be checked that the Trainer does what the provider needs.
+
+        Raises:
+            InputError: if the provider needs an :class:`ADDropTrainer` and the trainer is none.
         """
+        from attnreg.integrations.trainer import ADDropTrainer  # late: it imports this module
+
+        if not isinstance(trainer, ADDropTrainer):
+            for module in reversed(list(self.handle.provider.modules())):  # those within come first, to be named
+                if isinstance(module, MaskProvider) and (why := _needs_more_than_masks(module)):
+                    raise InputError(
+                        f"Expected an ADDropTrainer for {type(module).__name__}, which {why}, got a "
+                        f"{type(trainer).__name__}, which does not see to that."
+                    )
         trainer.callback_handler.callbacks.insert(0, self)
 
     def on_train_begin(
@@ -127,6 +140,16 @@ def learned_parameters(provider: MaskProvider) -> list[nn.Parameter]:
         for parameter in module.parameters()
     }
     return [p for p in provider.parameters() if p.requires_grad and id(p) not in of_games]
+
+
+def _needs_more_than_masks(provider: MaskProvider) -> str | None:
+    """Why a training loop that only runs the attached model does not do for a provider; ``None`` if it does."""
+    random = isinstance(provider, HeadMask) and provider.by == "random"
+    if type(provider).attribute is not MaskProvider.attribute and not random:
+        return "looks at each batch before it is trained on (`attribute`)"
+    if type(provider).penalty is not MaskProvider.penalty:
+        return "adds to the loss (`penalty`)"
+    return "learns by the loss" if learned_parameters(provider) else None
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:

@@ -20,10 +20,12 @@ from attnreg.providers import AttributionProvider, CrossTuning
 class ADDropTrainer(Trainer):
     """A :class:`transformers.Trainer` that trains in two passes a step, as :class:`attnreg.training.TwoPass` does.
 
-    Any provider will do; what it adds to the loss and learns itself (``penalty``) is seen to.
+    Any provider will do. What it adds to the loss (``penalty``) is added; the parameters that it learns by the loss are
+    in the optimizer and in its checkpoints, without weight decay or gradient clipping. A G-Net makes its masks here and
+    does not learn: that takes AttendOut's game.
 
-    Works with gradient accumulation, mixed precision, gradient checkpointing, label smoothing and resuming. An
-    :class:`AttnRegCallback` comes with it.
+    Works with gradient accumulation, mixed precision, gradient checkpointing, label smoothing, resuming, and several
+    processes (DistributedDataParallel), which learn the same provider. An :class:`AttnRegCallback` comes with it.
 
     Under gradient accumulation the loss is the mean of the micro-batches' means. Many heads of transformers take
     ``num_items_in_batch`` and ignore it, and the Trainer then multiplies loss and gradients by the number of
