@@ -8,7 +8,7 @@ Polarity: in a boolean mask ``True`` means *kept* (or, for ``valid``, *allowed b
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -32,6 +32,7 @@ class SiteInfo:
         num_layers: number of layers in that stack.
         stack: ``"encoder"`` (bidirectional), ``"decoder"`` (causal) or ``"cross"`` (queries and keys of different
             sequences).
+        heads: H, where it is known before attention is computed.
 
     Example:
         >>> SiteInfo(name="bert.encoder.layer.3.attention.self", layer=3, num_layers=12).label
@@ -42,6 +43,7 @@ class SiteInfo:
     layer: int = 0
     num_layers: int = 1
     stack: Stack = "encoder"
+    heads: int | None = None
 
     @property
     def label(self) -> str:
@@ -54,6 +56,27 @@ class SiteInfo:
 
 
 S = TypeVar("S", bound=SiteInfo)
+
+
+def layer_indices(layers: Sequence[int], where: str) -> list[int]:
+    """Return layer indices as a list, if that is what they are.
+
+    Args:
+        layers: layer indices; negative ones count from the last layer.
+        where: whose they are, for the message.
+
+    Raises:
+        InputError: if there is none, or one is no whole number.
+
+    Example:
+        >>> layer_indices((0, -1), "OnLayers")
+        [0, -1]
+    """
+    if isinstance(layers, (int, str, Mapping)) or not len(layers):
+        raise InputError(f"Expected `layers` of {where} to be a list with at least one index, got {layers!r}.")
+    if any(isinstance(layer, bool) or not isinstance(layer, int) for layer in layers):
+        raise InputError(f"Expected `layers` of {where} to be indices, whole numbers, got {layers!r}.")
+    return list(layers)
 
 
 def on_layers(sites: Sequence[S], layers: Collection[int], where: str) -> list[S]:
@@ -110,6 +133,9 @@ class AttentionSite(SiteInfo):
     key: Tensor | None = field(default=None, repr=False)
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "heads", self.shape[1])
 
     @property
     def units(self) -> Tensor | None:

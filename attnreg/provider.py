@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
-from attnreg.masks import AttentionSite, Mask, SiteInfo, on_layers
+from attnreg.masks import AttentionSite, Mask, SiteInfo, layer_indices, on_layers
 
 Self = TypeVar("Self", bound="MaskProvider")
 
@@ -61,6 +61,28 @@ class MaskProvider(nn.Module, ABC):
     def active(self) -> bool:
         """Whether it acts at present; an attached model runs as the plain one while its provider does not."""
         return True
+
+    @property
+    def looks_at_batches(self) -> bool:
+        """Whether it needs :meth:`attribute` before each training step; by default, if it has one of its own.
+
+        What it is made of is not counted; see :func:`attnreg.provider.that_look_at_batches`.
+        """
+        return type(self).attribute is not MaskProvider.attribute
+
+    @property
+    def looks_alone(self) -> bool:
+        """Whether no other provider of a composition may look at batches beside it."""
+        return False
+
+    @property
+    def draws_in_prepare(self) -> bool:
+        """Whether masks are settled in :meth:`prepare`, once per forward pass; by default, if it has one of its own.
+
+        Such masks are gone when a further forward pass begins, and gradient checkpointing could not meet them again.
+        What it is made of is not counted.
+        """
+        return type(self).prepare is not MaskProvider.prepare
 
     def skips_block(self, site: SiteInfo) -> Tensor | None:
         """Whether the whole Transformer block that holds a self-attention is skipped in this forward pass.
@@ -185,6 +207,28 @@ def a_provider(value: Any, where: str) -> MaskProvider:
     return value
 
 
+def that_look_at_batches(provider: MaskProvider) -> list[MaskProvider]:
+    """Those of a provider, and of what it is made of, that look at batches before they are trained on.
+
+    Raises:
+        InputError: if one of them must be the only one, and is not.
+
+    Example:
+        >>> from attnreg import AttributionProvider, HeadMask
+        >>> [type(each).__name__ for each in that_look_at_batches(HeadMask(1) & AttributionProvider())]
+        ['AttributionProvider']
+    """
+    looking = [each for each in provider.modules() if isinstance(each, MaskProvider) and each.looks_at_batches]
+    alone = next((each for each in looking if each.looks_alone), None)
+    others = [type(each).__name__ for each in looking if each is not alone]
+    if alone is not None and others:
+        raise InputError(
+            f"Expected {type(alone).__name__} to be the only provider that looks at batches before they are trained "
+            f"on, got {', '.join(others)} as well."
+        )
+    return looking
+
+
 def _either(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a | b
 
@@ -260,9 +304,7 @@ class OnLayers(MaskProvider):
     def __init__(self, provider: MaskProvider, layers: Sequence[int]) -> None:
         super().__init__()
         self.provider = a_provider(provider, "OnLayers")
-        if isinstance(layers, int) or not len(layers):
-            raise InputError(f"Expected `layers` of OnLayers to be a list with at least one index, got {layers!r}.")
-        self.layers = list(layers)
+        self.layers = layer_indices(layers, "OnLayers")
 
     @property
     def active(self) -> bool:  # noqa: D102

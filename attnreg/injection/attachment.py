@@ -11,8 +11,8 @@ from attnreg.errors import InputError
 from attnreg.injection.discovery import FoundSite, discover
 from attnreg.injection.handle import AttachHandle
 from attnreg.injection.shadow import MARK
-from attnreg.masks import Stack, on_layers
-from attnreg.provider import MaskProvider, may_skip_blocks
+from attnreg.masks import Stack, layer_indices, on_layers
+from attnreg.provider import MaskProvider, may_skip_blocks, that_look_at_batches
 
 
 def attach(
@@ -71,6 +71,7 @@ def attach(
         )
     found = discover(model, example_inputs)
     chosen = _choose(found, layers, stacks)
+    that_look_at_batches(provider)  # which must fit together
     provider.check([site.info for site in chosen])
     if may_skip_blocks(provider):
         _check_blocks(chosen)
@@ -131,5 +132,7 @@ def _choose(
         raise InputError(f"Expected self-attention in the model, got {present} alone: pass `stacks={present}`.")
     if layers is None:
         return sites
-    names = {info.name for info in on_layers([site.info for site in sites], layers, "`attach(layers=...)`")}
+    where = "`attach(layers=...)`"
+    wanted = layer_indices(layers, where)
+    names = {info.name for info in on_layers([site.info for site in sites], wanted, where)}
     return [site for site in sites if site.info.name in names]

@@ -152,7 +152,8 @@ class _Finder(TorchFunctionMode):
             stack = "decoder"
         name = (self._names.get(module) or type(module).__name__) + (f"#{call + 1}" if call else "")
         layer = sum(found.info.stack == stack for found in self.found)
-        info = SiteInfo(name=name, layer=layer, stack=stack)
+        # Where one dimension holds B * H, H is known only together with B.
+        info = SiteInfo(name=name, layer=layer, stack=stack, heads=None if len(shape) == 3 else shape[-3])
         self.found.append(FoundSite(info, module, call, len(shape) == 3, shape[-3], head_size))
         self.around.append(running)
         if stack != "cross":
