@@ -1,5 +1,7 @@
 """AD-DROP as a provider and as a method: the life of its masks, cross-tuning, two passes."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -99,6 +101,17 @@ def test_the_next_forward_pass_is_masked_and_the_one_after_is_not():
         assert torch.equal(model(**BATCH).logits, plain)
 
 
+def test_random_regions_need_no_first_pass():
+    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    plain = model(**BATCH).logits
+    with attnreg.attach(model, attnreg.AttributionProvider(0.5, 1.0, "random")) as handle:
+        masked = [model(**BATCH).logits for _ in range(2)]
+        handle.step()
+        masked.append(model(**BATCH).logits)
+        assert torch.equal(model.eval()(**BATCH).logits, plain)
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations([plain, *masked], 2))
+
+
 def test_only_the_layers_asked_for():
     model = bert(num_hidden_layers=3).train()
     provider = attnreg.AttributionProvider(0.5, 1.0, layers=[0, -1])
@@ -126,6 +139,12 @@ def test_only_the_layers_asked_for():
         ({"region": "middle"}, "Expected `region` to be one of high, low, got 'middle'"),
         ({"target": "gold"}, "Expected `target` to be 'predicted', 'label' or a function, got 'gold'"),
         ({"steps": 0}, "Expected `steps` to be at least 1, got 0"),
+        ({"steps": 1.5}, "Expected `steps` to be a whole number, got 1.5"),
+        (
+            {"layers": ["a", 5]},
+            r"Expected `layers` of AttributionProvider to be indices, whole numbers, got \['a', 5\]",
+        ),
+        ({"layers": []}, r"Expected `layers` of AttributionProvider to be a list with at least one index, got \[\]"),
         ({"steps_per_forward": 0}, "Expected `steps_per_forward` to be at least 1, got 0"),
         ({"first_pass_dtype": "int8"}, "Expected `first_pass_dtype` to be one of bfloat16, float16, got 'int8'"),
         ({"first_pass": "both"}, "Expected `first_pass` to be one of eval, train, got 'both'"),

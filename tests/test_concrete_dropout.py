@@ -106,7 +106,19 @@ def test_state_survives_copies_and_folders(tmp_path):
         (lambda: attnreg.ConcreteDropout(2, 0.1, "unit"), "Expected `per` to be one of layer, head"),
         (lambda: attnreg.ConcreteDropout(2, 0.1, "head"), "Expected `num_heads` to be at least 1 for rates per head"),
         (lambda: attnreg.ConcreteDropout(2, temperature=0), "Expected `temperature` to be above 0, got 0"),
+        (lambda: attnreg.ConcreteDropout(2.0), "Expected `num_layers` to be a whole number, got 2.0"),
+        (lambda: attnreg.ConcreteDropout(2, temperature="x"), "Expected `temperature` to be above 0, got 'x'"),
+        (
+            lambda: attnreg.ConcreteDropout(2, temperature=1e-320),
+            "Expected `temperature` from 1e-06 to 1e.06, got 1e-320",
+        ),
+        (
+            lambda: attnreg.ConcreteDropout(2, temperature=math.inf),
+            "Expected `temperature` from 1e-06 to 1e.06, got inf",
+        ),
         (lambda: attnreg.ConcreteDropout(2, regularizer=-1), "Expected `regularizer` to be 0 or more, got -1"),
+        (lambda: attnreg.ConcreteDropout(2, regularizer=math.inf), "Expected `regularizer` of at most 1e.06, got inf"),
+        (lambda: attnreg.ConcreteDropout(2, regularizer=math.nan), "Expected `regularizer` to be 0 or more, got nan"),
         (lambda: attnreg.ConcreteDropout(3).check([site()]), "Expected 3 layers, for which .* got 2 encoder layers"),
         (
             lambda: attnreg.ConcreteDropout(2).check([site(), site(stack="decoder")]),

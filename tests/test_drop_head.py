@@ -122,6 +122,7 @@ def test_schedule_goes_on_where_it_was(tmp_path):
         (lambda: attnreg.DropHead(0.1, "w"), "Expected `schedule` to be one of constant, v, got 'w'"),
         (lambda: attnreg.DropHead(0.1, "v"), 'Expected `total_steps` for `schedule="v"`, got None'),
         (lambda: attnreg.DropHead(0.1, "v", 0), "Expected `total_steps` to be at least 1, got 0"),
+        (lambda: attnreg.DropHead(0.1, "v", 1.5), "Expected `total_steps` to be a whole number, got 1.5"),
         (lambda: attnreg.DropHead(0.1, "v", 5, end=-0.1), "Expected `end` to be a probability"),
         (lambda: attnreg.DropHead(0.1, "v", 5, turn=1.0), r"Expected `turn` to be a progress in \(0, 1\), got 1.0"),
     ],

@@ -88,6 +88,8 @@ def test_output_of_a_model_is_attention_over_the_keys_that_are_left():
     [
         (lambda: attnreg.DropKey(1.5), r"Expected `p` to be a probability in \[0, 1\], got 1.5"),
         (lambda: attnreg.DropKey(0.1, -0.1), "Expected `end` to be a probability"),
+        (lambda: attnreg.DropKey(share_heads="x"), "Expected `share_heads` to be True or False, got 'x'"),
+        (lambda: attnreg.DropKey(share_queries=0), "Expected `share_queries` to be True or False, got 0"),
     ],
 )
 def test_arguments_out_of_range(make, sentence):

@@ -206,11 +206,24 @@ def test_masks_reach_their_layer_shared_by_heads_or_not(masks, heads):
 def test_masks_for_another_number_of_heads_are_refused(option):
     case = CASES["bert"]
     model = case.build()
-    with (
-        attnreg.attach(model, attnreg.GNetProvider.for_model(model, **{option: 8})),
-        pytest.raises(ValueError, match=rf"Expected `{option}` of 1 or 4, the number of heads at .*, got 8"),
-    ):
-        output(model, case.batch())
+    net = attnreg.GNetProvider.for_model(model, **{option: 8})
+    with pytest.raises(ValueError, match=rf"Expected `{option}` of 1 or 4, the number of heads at .*, got 8"):
+        attnreg.attach(model, net)
+    assert not attnreg.is_attached(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"num_heads": 2.0}, "Expected `num_heads` to be a whole number, got 2.0"),
+        ({"masks_per_layer": True}, "Expected `masks_per_layer` to be a whole number, got True"),
+        ({"feed_forward": "y"}, "Expected `feed_forward` to be True or False, got 'y'"),
+        ({"position_offset": -1}, "Expected `position_offset` to be at least 0, got -1"),
+    ],
+)
+def test_arguments_out_of_range(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        small(**options)
 
 
 def test_several_heads_and_several_draws_are_refused():

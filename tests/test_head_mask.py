@@ -148,12 +148,13 @@ def test_other_targets_need_no_labels():
 
 @pytest.mark.parametrize("heads", [4, 5])
 def test_a_layer_without_that_many_heads_is_refused(heads):
-    model = bert().train()
-    with (
-        attnreg.attach(model, attnreg.HeadMask(heads)),
-        pytest.raises(ValueError, match=rf"Expected `heads` below 4, .* at bert.encoder.layer.0.*, got {heads}"),
-    ):
-        model(**BATCH)
+    model, says = bert().train(), rf"Expected `heads` below 4, the number of heads at .*, got {heads}"
+    for by in ("random", "importance"):
+        with pytest.raises(ValueError, match=says):
+            attnreg.attach(model, attnreg.OnLayers(attnreg.HeadMask(heads, by), [1]))
+        assert not attnreg.is_attached(model)
+    with pytest.raises(ValueError, match=says):
+        attnreg.HeadMask(heads)(attnreg.AttentionSite(shape=(1, 4, 2, 2)))
 
 
 @pytest.mark.parametrize(

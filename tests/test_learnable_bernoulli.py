@@ -175,11 +175,22 @@ def test_a_model_without_a_loss_is_told_of_labels_and_nothing_is_left_behind():
 def test_beside_another_provider_that_looks_at_batches_it_is_refused():
     model = bert()
     provider = attnreg.LearnableBernoulli.for_model(model)
-    with (
-        attnreg.attach(model, attnreg.AttributionProvider() & provider),
-        pytest.raises(ValueError, match=r"the only provider that looks at batches .* got AttributionProvider as well"),
-    ):
-        provider.attribute(model, TEXT)
+    for other in (attnreg.AttributionProvider(), attnreg.HeadMask(1, by="importance"), copy.deepcopy(provider)):
+        says = rf"Expected LearnableBernoulli to be the only provider .* got {type(other).__name__} as well"
+        with pytest.raises(ValueError, match=says):
+            attnreg.attach(model, attnreg.OnLayers(other, [0]) & provider)
+        assert not attnreg.is_attached(model)
+
+
+def test_beside_others_that_could_look_at_batches_and_do_not_it_learns():
+    model = bert()
+    for other in (attnreg.AttributionProvider(method="random", q=1.0), attnreg.HeadMask(1)):
+        provider = attnreg.LearnableBernoulli.for_model(model)
+        with attnreg.attach(model, other & provider) as handle:
+            handle.provider.attribute(model, TEXT)
+            (model(**TEXT).loss + handle.provider.penalty()).backward()
+            assert handle.drop_rates()["encoder.0"] > 0.15  # the other's, in the training step itself
+        assert provider.logits.grad.abs().min() > 0
 
 
 def test_state_survives_copies_and_folders(tmp_path):

@@ -284,7 +284,38 @@ def test_saving_again_replaces(tmp_path, monkeypatch):
     assert attnreg.AttentionLayerDrop.from_pretrained(tmp_path / "provider").p == 0.2
 
 
-@pytest.mark.parametrize("layers", [[], 0])
+@pytest.mark.parametrize("layers", [[99, "a"], [[0]], [None], [0.0], [True]])
+def test_on_layers_that_are_no_indices(layers):
+    with pytest.raises(ValueError, match="Expected `layers` of OnLayers to be indices, whole numbers, got"):
+        attnreg.OnLayers(attnreg.AttentionLayerDrop(0.1), layers)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    with pytest.raises(ValueError, match=r"Expected `layers` of `attach\(layers=...\)` to be indices"):
+        attnreg.attach(model, attnreg.AttentionLayerDrop(0.1), layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"offset": 0.5}, "Expected `offset` to be a whole number, got 0.5"),
+        ({"offset": 2}, r"Expected `offset` in 0..1, below `every`, got 2"),
+        ({"every": None}, "Expected `every` to be a whole number, got None"),
+        ({"every": 0}, "Expected `every` to be at least 1, got 0"),
+    ],
+)
+def test_cycles_out_of_range(options, says):
+    with pytest.raises(ValueError, match=says):
+        attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.1), **options)
+
+
+def test_sites_know_their_heads_where_that_can_be_known():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    with attnreg.attach(model, attnreg.DropHead(0.1)) as handle:
+        assert [site.heads for site in handle.sites] == [2, 2]
+    assert attnreg.SiteInfo().heads is None
+    assert SITE.heads == 8
+
+
+@pytest.mark.parametrize("layers", [[], 0, "ab", {"a": 1}])
 def test_on_no_layers(layers):
     with pytest.raises(ValueError, match="Expected `layers` of OnLayers to be a list with at least one index"):
         attnreg.OnLayers(attnreg.AttentionLayerDrop(0.1), layers)

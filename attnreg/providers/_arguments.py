@@ -9,6 +9,10 @@ from attnreg.errors import InputError
 
 Choice = TypeVar("Choice", bound=str)
 
+SMALLEST, LARGEST = 1e-6, 1e6  # what float32 can still divide, or multiply a loss, by
+LARGEST_WHOLE = 2**31 - 1
+LARGEST_SIZE = 2**16  # of what memory is taken for
+
 
 def probability(name: str, value: float) -> float:
     """Return ``value`` if it is a probability.
@@ -16,7 +20,7 @@ def probability(name: str, value: float) -> float:
     Raises:
         ValueError: if it is not a number in ``[0, 1]``.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+    if not _is_number(value) or not 0 <= value <= 1:
         raise InputError(f"Expected `{name}` to be a probability in [0, 1], got {value!r}.")
     return value
 
@@ -27,41 +31,60 @@ def inner_probability(name: str, value: float) -> float:
     Raises:
         ValueError: if it is not a number in ``(0, 1)``.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
+    if not _is_number(value) or not 0 < value < 1:
         raise InputError(f"Expected `{name}` to be a probability in (0, 1), got {value!r}.")
     return value
 
 
 def positive(name: str, value: float) -> float:
-    """Return ``value`` if it is above 0.
+    """Return ``value`` if it is above 0, and of a size that can be computed with.
 
     Raises:
         ValueError: if it is not.
     """
-    if not value > 0:
+    if not _is_number(value) or not value > 0:
         raise InputError(f"Expected `{name}` to be above 0, got {value!r}.")
+    if not SMALLEST <= value <= LARGEST:
+        raise InputError(f"Expected `{name}` from {SMALLEST:g} to {LARGEST:g}, got {value!r}.")
     return value
 
 
 def not_negative(name: str, value: float) -> float:
-    """Return ``value`` if it is 0 or more.
+    """Return ``value`` if it is 0 or more, and of a size that can be computed with.
 
     Raises:
         ValueError: if it is not.
     """
-    if not value >= 0:
+    if not _is_number(value) or not value >= 0:
         raise InputError(f"Expected `{name}` to be 0 or more, got {value!r}.")
+    if value > LARGEST:
+        raise InputError(f"Expected `{name}` of at most {LARGEST:g}, got {value!r}.")
     return value
 
 
-def at_least_one(name: str, value: int) -> int:
-    """Return ``value`` if it is 1 or more.
+def whole_number(name: str, value: int, *, least: int = 1, most: int = LARGEST_WHOLE) -> int:
+    """Return ``value`` if it is a whole number within bounds.
 
     Raises:
         ValueError: if it is not.
     """
-    if value < 1:
-        raise InputError(f"Expected `{name}` to be at least 1, got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int):
+        wanted = "a whole number"
+    elif not least <= value <= most:
+        wanted = f"at least {least}" if value < least else f"at most {most}"
+    else:
+        return value
+    raise InputError(f"Expected `{name}` to be {wanted}, got {value!r}.")
+
+
+def true_or_false(name: str, value: bool) -> bool:
+    """Return ``value`` if it is ``True`` or ``False``.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if not isinstance(value, bool):
+        raise InputError(f"Expected `{name}` to be True or False, got {value!r}.")
     return value
 
 
@@ -74,3 +97,7 @@ def one_of(name: str, value: Choice, choices: Sequence[str]) -> Choice:
     if value not in choices:
         raise InputError(f"Expected `{name}` to be one of {', '.join(choices)}, got {value!r}.")
     return value
+
+
+def _is_number(value: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

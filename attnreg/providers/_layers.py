@@ -12,6 +12,7 @@ from torch import nn
 from attnreg.errors import InputError
 from attnreg.injection.discovery import FoundSite, discover
 from attnreg.masks import SiteInfo
+from attnreg.providers._arguments import whole_number
 
 Depth = int | Mapping[str, int]
 
@@ -34,9 +35,11 @@ class LayerIndex:
 
     def __init__(self, provider: str, num_layers: Depth) -> None:
         self.provider = provider
-        self.depth = {"": num_layers} if isinstance(num_layers, int) else dict(num_layers)
-        if not self.depth or min(self.depth.values()) < 1:
+        self.depth = dict(num_layers) if isinstance(num_layers, Mapping) else {"": num_layers}
+        if not self.depth:
             raise InputError(f"Expected `num_layers` to be at least 1 (of each stack), got {num_layers!r}.")
+        for layers in self.depth.values():
+            whole_number("num_layers", layers)
 
     def __len__(self) -> int:
         return sum(self.depth.values())

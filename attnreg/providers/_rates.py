@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite
-from attnreg.providers._arguments import inner_probability, one_of
+from attnreg.providers._arguments import inner_probability, one_of, whole_number
 from attnreg.providers._layers import LayerIndex
 
 Per = Literal["layer", "head"]
@@ -26,8 +26,10 @@ def initial_logits(index: LayerIndex, p: float, per: Per, num_heads: int | None)
         InputError: if an argument is out of range, or ``num_heads`` is not what ``per`` needs.
     """
     p = inner_probability("p", p)
-    if one_of("per", per, get_args(Per)) == "head" and (num_heads is None or num_heads < 1):
-        raise InputError(f"Expected `num_heads` to be at least 1 for rates per head, got {num_heads}.")
+    if one_of("per", per, get_args(Per)) == "head":
+        if num_heads is None or num_heads < 1:
+            raise InputError(f"Expected `num_heads` to be at least 1 for rates per head, got {num_heads}.")
+        whole_number("num_heads", num_heads)
     return nn.Parameter(torch.full((len(index), num_heads or 1 if per == "head" else 1), math.log(p / (1 - p))))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnreg import functional
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import at_least_one, inner_probability, not_negative
+from attnreg.providers._arguments import LARGEST_SIZE, inner_probability, not_negative, true_or_false, whole_number
 from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, head_size_of, heads_of
 from attnreg.providers._seen import mean_over, queries_of
 
@@ -78,14 +78,16 @@ class AdversarialAttention(MaskProvider):
         super().__init__()
         self._index = LayerIndex("AdversarialAttention", num_layers)
         self.num_layers = num_layers
-        self.num_heads = at_least_one("num_heads", num_heads)
-        self.head_size = at_least_one("head_size", head_size)
+        self.num_heads = whole_number("num_heads", num_heads, most=LARGEST_SIZE)
+        self.head_size = whole_number("head_size", head_size, most=LARGEST_SIZE)
         self.generator_size = generator_size
         self.initial_keep = inner_probability("initial_keep", initial_keep)
         self.price = not_negative("price", price)
-        self.sampled = sampled
+        self.sampled = true_or_false("sampled", sampled)
         size = num_heads * head_size
-        inner = size if generator_size is None else at_least_one("generator_size", generator_size)
+        inner = size
+        if generator_size is not None:
+            inner = whole_number("generator_size", generator_size, most=LARGEST_SIZE)
         self.query = nn.ModuleList(_projection(size, inner) for _ in range(len(self._index)))
         self.key = nn.ModuleList(_projection(size, inner) for _ in range(len(self._index)))
         self.bias = nn.Parameter(torch.full((len(self._index),), math.log(initial_keep / (1 - initial_keep))))
@@ -128,6 +130,10 @@ class AdversarialAttention(MaskProvider):
 
     def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
         self._index.check(sites)
+
+    @property
+    def draws_in_prepare(self) -> bool:  # noqa: D102
+        return False
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
         self._seen = {}

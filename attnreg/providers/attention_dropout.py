@@ -8,7 +8,7 @@ import torch
 
 from attnreg.masks import AttentionSite, Mask
 from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import probability
+from attnreg.providers._arguments import probability, true_or_false
 
 Placement = Literal["weights", "scores"]
 
@@ -46,7 +46,7 @@ class AttentionDropout(MaskProvider):
             raise ValueError(f"Expected `placement` to be one of {get_args(Placement)}, got {placement!r}.")
         self.p = probability("p", p)
         self.placement = placement
-        self.rescale = rescale
+        self.rescale = true_or_false("rescale", rescale)
 
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
         keep = torch.rand(site.shape, device=site.device) >= self.p

@@ -13,9 +13,9 @@ from attnreg.attribution import METHODS, Target, explain
 from attnreg.errors import InputError
 from attnreg.functional.region import Region
 from attnreg.injection import handle_of
-from attnreg.masks import AttentionSite, Mask, SiteInfo, on_layers
+from attnreg.masks import AttentionSite, Mask, SiteInfo, layer_indices, on_layers
 from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import one_of, probability
+from attnreg.providers._arguments import one_of, probability, whole_number
 from attnreg.providers._two_passes import TwoPasses
 
 Method = Literal["gradient", "integrated_gradients", "attention", "random"]
@@ -40,7 +40,7 @@ class AttributionProvider(MaskProvider):
         p: share of the valid keys in the candidate region.
         q: probability of dropping a position of the region.
         method: ``"gradient"`` (GA), ``"integrated_gradients"`` (IGA), ``"attention"`` (AA, the weights themselves) or
-            ``"random"`` (RD, no first pass).
+            ``"random"`` (RD, no first pass: every forward pass in training mode is masked).
         region: ``"high"``, or ``"low"`` for the keys of lowest attribution.
         layers: layer indices, negative ones from the end; by default all that the provider is attached to.
         target: what is explained: ``"predicted"`` (the predicted class), ``"label"`` (the gold one), or a function; see
@@ -90,13 +90,10 @@ class AttributionProvider(MaskProvider):
         self.q = probability("q", q)
         self.method = one_of("method", method, get_args(Method))
         self.region = one_of("region", region, get_args(Region))
-        self.layers = None if layers is None else list(layers)
+        self.layers = None if layers is None else layer_indices(layers, "AttributionProvider")
         self.target = Target(target).kind
-        for name, number in (("steps", steps), ("steps_per_forward", steps_per_forward)):
-            if number < 1:
-                raise InputError(f"Expected `{name}` to be at least 1, got {number}.")
-        self.steps = steps
-        self.steps_per_forward = steps_per_forward
+        self.steps = whole_number("steps", steps)
+        self.steps_per_forward = whole_number("steps_per_forward", steps_per_forward)
         self.first_pass = one_of("first_pass", first_pass, get_args(FirstPass))
         self.first_pass_dtype = first_pass_dtype
         if first_pass_dtype is not None:
@@ -110,6 +107,14 @@ class AttributionProvider(MaskProvider):
     def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
         chosen = sites if self.layers is None else on_layers(sites, self.layers, "AttributionProvider")
         self._labels = [site.label for site in chosen]
+
+    @property
+    def looks_at_batches(self) -> bool:  # noqa: D102
+        return self.method != "random"
+
+    @property
+    def draws_in_prepare(self) -> bool:  # noqa: D102
+        return self.method != "random"
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """The first pass; the model's next forward pass in training mode, on the same batch, is masked.
@@ -148,6 +153,8 @@ class AttributionProvider(MaskProvider):
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
         self._regions = {}
+        if self.method == "random":
+            self._passes.made_first()  # there is nothing to wait for
         self._passes.begin_forward()
 
     def step(self) -> None:  # noqa: D102

@@ -11,7 +11,7 @@ from torch import Tensor
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import probability
+from attnreg.providers._arguments import probability, whole_number
 
 Knots = Sequence[tuple[float, float]]
 
@@ -49,10 +49,8 @@ class BernoulliScheduleProvider(MaskProvider):
 
     def __init__(self, schedule: Knots | Sequence[Knots], total_steps: int) -> None:
         super().__init__()
-        if total_steps < 1:
-            raise ValueError(f"Expected `total_steps` to be at least 1, got {total_steps}.")
         self.schedule = schedule
-        self.total_steps = total_steps
+        self.total_steps = whole_number("total_steps", total_steps)
         self._lines = [_line(knots) for knots in _per_layer(schedule)]
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.register_buffer("rates", torch.zeros(len(self._lines)))

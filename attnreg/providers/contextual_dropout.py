@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnreg import functional
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import at_least_one, inner_probability, not_negative, positive
+from attnreg.providers._arguments import LARGEST_SIZE, inner_probability, not_negative, positive, whole_number
 from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, head_size_of
 from attnreg.providers._rates import LARGEST_LOGIT
 from attnreg.providers._seen import mean_over, queries_of
@@ -78,10 +78,10 @@ class ContextualDropout(MaskProvider):
         super().__init__()
         self._index = LayerIndex("ContextualDropout", num_layers)
         self.num_layers = num_layers
-        self.head_size = at_least_one("head_size", head_size)
+        self.head_size = whole_number("head_size", head_size, most=LARGEST_SIZE)
         self.p = inner_probability("p", p)
         self.prior = prior if prior is None else inner_probability("prior", prior)
-        self.hidden_size = at_least_one("hidden_size", hidden_size)
+        self.hidden_size = whole_number("hidden_size", hidden_size, most=LARGEST_SIZE)
         self.temperature = positive("temperature", temperature)
         self.regularizer = not_negative("regularizer", regularizer)
         self.networks = nn.ModuleList(
@@ -126,6 +126,10 @@ class ContextualDropout(MaskProvider):
 
     def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
         self._index.check(sites)
+
+    @property
+    def draws_in_prepare(self) -> bool:  # noqa: D102
+        return False
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
         self._seen = {}

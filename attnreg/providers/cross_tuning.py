@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask
 from attnreg.provider import MaskProvider, a_provider, ask
+from attnreg.providers._arguments import whole_number
 
 
 class CrossTuning(MaskProvider):
@@ -45,13 +46,11 @@ class CrossTuning(MaskProvider):
 
     def __init__(self, provider: MaskProvider, every: int = 2, offset: int = 1) -> None:
         super().__init__()
-        if every < 1:
-            raise InputError(f"Expected `every` to be at least 1 epoch, got {every}.")
-        if not 0 <= offset < every:
-            raise InputError(f"Expected `offset` in 0..{every - 1}, below `every`, got {offset}.")
         self.provider = a_provider(provider, "CrossTuning")
-        self.every = every
-        self.offset = offset
+        self.every = whole_number("every", every)
+        self.offset = whole_number("offset", offset, least=0)
+        if offset >= every:
+            raise InputError(f"Expected `offset` in 0..{every - 1}, below `every`, got {offset}.")
         self.epoch = 0
         self.register_buffer("current", torch.zeros((), dtype=torch.long))  # the epoch, to be saved and loaded
         self.register_load_state_dict_post_hook(_read_epoch)

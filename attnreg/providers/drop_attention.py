@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from attnreg import functional
-from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask
 from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import one_of, probability
+from attnreg.providers._arguments import one_of, probability, true_or_false, whole_number
 
 Mode = Literal["element", "column"]
+
+LARGEST_WINDOW = 4096  # each row draws that many seeds, besides one per key
 
 
 class DropAttention(MaskProvider):
@@ -54,10 +55,8 @@ class DropAttention(MaskProvider):
         super().__init__()
         self.p = probability("p", p)
         self.mode = one_of("mode", mode, get_args(Mode))
-        if window < 1:
-            raise InputError(f"Expected `window` to be at least 1 key, got {window}.")
-        self.window = window
-        self.gradient_through_sum = gradient_through_sum
+        self.window = whole_number("window", window, most=LARGEST_WINDOW)
+        self.gradient_through_sum = true_or_false("gradient_through_sum", gradient_through_sum)
 
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
         batch, heads, queries, keys = site.shape

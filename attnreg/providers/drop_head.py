@@ -12,7 +12,7 @@ from attnreg import functional
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask
 from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import one_of, probability
+from attnreg.providers._arguments import one_of, probability, whole_number
 
 Schedule = Literal["constant", "v"]
 
@@ -78,11 +78,9 @@ class DropHead(MaskProvider):
         self.schedule = one_of("schedule", schedule, get_args(Schedule))
         if schedule == "v" and total_steps is None:
             raise InputError('Expected `total_steps` for `schedule="v"`, got None.')
-        if total_steps is not None and total_steps < 1:
-            raise InputError(f"Expected `total_steps` to be at least 1, got {total_steps}.")
         if not 0 < turn < 1:
             raise InputError(f"Expected `turn` to be a progress in (0, 1), got {turn!r}.")
-        self.total_steps = total_steps
+        self.total_steps = None if total_steps is None else whole_number("total_steps", total_steps)
         self.end = None if end is None else probability("end", end)
         self.turn = turn
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))

@@ -6,7 +6,7 @@ import torch
 
 from attnreg.masks import AttentionSite, Mask
 from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import probability
+from attnreg.providers._arguments import probability, true_or_false
 
 
 class DropKey(MaskProvider):
@@ -49,8 +49,8 @@ class DropKey(MaskProvider):
         super().__init__()
         self.p = probability("p", p)
         self.end = None if end is None else probability("end", end)
-        self.share_heads = share_heads
-        self.share_queries = share_queries
+        self.share_heads = true_or_false("share_heads", share_heads)
+        self.share_queries = true_or_false("share_queries", share_queries)
 
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
         batch, heads, queries, keys = site.shape

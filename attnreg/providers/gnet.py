@@ -14,6 +14,7 @@ from attnreg.errors import InputError
 from attnreg.injection.discovery import discover
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import MaskProvider
+from attnreg.providers._arguments import inner_probability, true_or_false, whole_number
 from attnreg.providers._generator import GeneratorNetwork, embedding_tables
 
 
@@ -61,8 +62,8 @@ class GNetProvider(MaskProvider):
     Raises:
         ValueError: if a size is not positive, ``initial_keep`` is outside ``(0, 1)``, ``num_heads`` does not divide
             ``hidden_size``, or both ``masks_per_layer`` and ``num_heads`` are above 1; when attached, if the model has
-            another number of layers or shared embeddings of another size; in a forward pass without token ids, with
-            inputs that are too long, or of a model with another number of heads.
+            another number of layers or heads, or shared embeddings of another size; in a forward pass without token
+            ids, or with inputs that are too long.
         RuntimeError: if it is asked before it was attached and has ``shared_tables``.
 
     Reference:
@@ -103,10 +104,8 @@ class GNetProvider(MaskProvider):
             "num_heads": num_heads,
         }
         for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"Expected `{name}` to be at least 1, got {size}.")
-        if not 0 < initial_keep < 1:
-            raise ValueError(f"Expected `initial_keep` to be a probability in (0, 1), got {initial_keep}.")
+            whole_number(name, size)
+        inner_probability("initial_keep", initial_keep)
         if masks_per_layer > 1 < num_heads:
             raise InputError(
                 f"Expected `masks_per_layer` of 1 where `num_heads` is {num_heads}, for each head has one draw from "
@@ -118,10 +117,10 @@ class GNetProvider(MaskProvider):
         self.max_length = max_length
         self.masks_per_layer = masks_per_layer
         self.num_heads = num_heads
-        self.feed_forward = feed_forward
+        self.feed_forward = true_or_false("feed_forward", feed_forward)
         self.initial_keep = initial_keep
-        self.causal = causal
-        self.position_offset = position_offset
+        self.causal = true_or_false("causal", causal)
+        self.position_offset = whole_number("position_offset", position_offset, least=0)
         self.pad_token_id = pad_token_id
         self.network = GeneratorNetwork(
             vocab_size,
@@ -173,6 +172,7 @@ class GNetProvider(MaskProvider):
             >>> generator.num_layers, generator.hidden_size, generator.max_length
             (3, 8, 512)
         """
+        true_or_false("share_embeddings", share_embeddings)
         tokens, positions, offset = embedding_tables(model)
         present = {"tokens": tokens} if positions is None else {"tokens": tokens, "positions": positions}
         stacks = [site.info.stack for site in discover(model, example_inputs)]
@@ -202,12 +202,8 @@ class GNetProvider(MaskProvider):
             return None
         if self.keep is None:
             raise RuntimeError("Expected `prepare` before `forward`: call the attached model itself, not a part of it.")
-        batch, heads, queries, keys = site.shape
-        for name, number in (("masks_per_layer", self.masks_per_layer), ("num_heads", self.num_heads)):
-            if number not in (1, heads):
-                raise InputError(
-                    f"Expected `{name}` of 1 or {heads}, the number of heads at {site.name}, got {number}."
-                )
+        batch, _, queries, keys = site.shape
+        self._check_heads(site)
         if (batch, queries, keys) != (self.keep.shape[0], *self.keep.shape[3:]):
             raise InputError(
                 f"Expected attention over {self.keep.shape[0]} inputs of {self.keep.shape[3]} tokens, got (B, H, Q, K) "
@@ -222,6 +218,17 @@ class GNetProvider(MaskProvider):
                 f"Expected {self.num_layers} {self._stack} layers, for which this G-Net was made, got "
                 f"{depths.pop() if depths else 'none'}: use `GNetProvider.for_model(model)`."
             )
+
+        for site in sites:
+            if site.stack == self._stack:
+                self._check_heads(site)
+
+    def _check_heads(self, site: SiteInfo) -> None:
+        for name, number in (("masks_per_layer", self.masks_per_layer), ("num_heads", self.num_heads)):
+            if site.heads is not None and number not in (1, site.heads):
+                raise InputError(
+                    f"Expected `{name}` of 1 or {site.heads}, the number of heads at {site.name}, got {number}."
+                )
 
     def bind(self, model: nn.Module) -> None:  # noqa: D102
         if not self.shared_tables:

@@ -46,7 +46,7 @@ class HeadMask(MaskProvider):
         weights are ``(1, H, 1, 1)``, bool.
 
     Raises:
-        ValueError: if an argument is out of range; in a forward pass, if a layer has no more than n heads.
+        ValueError: if an argument is out of range; when attached, if a layer has no more than n heads.
 
     Reference:
         Alleviating the Inequality of Attention Heads for Neural Machine Translation (COLING 2022, arXiv 2009.09672);
@@ -90,7 +90,23 @@ class HeadMask(MaskProvider):
         self._passes = TwoPasses()
 
     def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+        for site in sites:
+            self._check_heads(site)
         self._labels = [site.label for site in sites]
+
+    def _check_heads(self, site: SiteInfo) -> None:
+        if site.heads is not None and self.heads >= site.heads:
+            raise InputError(
+                f"Expected `heads` below {site.heads}, the number of heads at {site.name}, got {self.heads}."
+            )
+
+    @property
+    def looks_at_batches(self) -> bool:  # noqa: D102
+        return self.by == "importance"
+
+    @property
+    def draws_in_prepare(self) -> bool:  # noqa: D102
+        return self.by == "importance"
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """The first pass of ``by="importance"``; the model's next forward pass in training mode is masked.
@@ -126,9 +142,8 @@ class HeadMask(MaskProvider):
         self._passes.end()
 
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+        self._check_heads(site)
         heads = site.shape[1]
-        if self.heads >= heads:
-            raise InputError(f"Expected `heads` below {heads}, the number of heads at {site.name}, got {self.heads}.")
         if self.by == "random":
             values = torch.rand(heads, device=site.device)
         else:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnreg import functional
 from attnreg.errors import InputError
-from attnreg.injection import AttachHandle, handle_of
+from attnreg.injection import handle_of
 from attnreg.injection.undisturbed import undisturbed
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import MaskProvider
@@ -61,7 +61,8 @@ class LearnableBernoulli(MaskProvider):
         masks are ``(B, H, Q, K)``; :attr:`rates` is ``(layers, 1)`` or ``(layers, H)``.
 
     Raises:
-        ValueError: if an argument is out of range; when attached, if the layers are not those it was made for.
+        ValueError: if an argument is out of range; when attached, if the layers are not those it was made for,
+            or another provider looks at batches, too.
         RuntimeError: in a training pass, if :meth:`attribute` was never called.
 
     Reference:
@@ -101,6 +102,8 @@ class LearnableBernoulli(MaskProvider):
         self.num_heads = num_heads
         self.placement = one_of("placement", placement, ("weights", "scores"))
         self.regularizer = not_negative("regularizer", regularizer)
+        if loss is not None and not callable(loss):
+            raise InputError(f"Expected `loss` to be a function of the model's output and the batch, got {loss!r}.")
         self.loss = loss
         self._draw: Literal["never", "first", "second", "own"] = "never"
         self._noise: dict[int, Tensor] = {}
@@ -148,6 +151,11 @@ class LearnableBernoulli(MaskProvider):
     def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
         self._index.check(sites)
 
+    @property
+    def looks_alone(self) -> bool:
+        """Yes: its own forward passes would use up what others keep for the next one."""
+        return True
+
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Run the model twice and estimate the gradient; the next call of :meth:`penalty` hands it on.
 
@@ -159,9 +167,9 @@ class LearnableBernoulli(MaskProvider):
 
         Raises:
             RuntimeError: if the provider is not attached to the model.
-            InputError: if the model's output has no loss, or another provider looks at batches, too.
+            InputError: if the model's output has no loss.
         """
-        _only_one(handle_of(model, self), self)
+        handle_of(model, self)
         model = extract_model_from_parallel(model)
         self._noise, self._estimate = {}, None
         draws: tuple[Literal["first", "second"], ...] = ("first", "second")
@@ -227,14 +235,3 @@ class LearnableBernoulli(MaskProvider):
                 f"`labels`), got {type(output).__name__} without: pass labels, or `loss=` to LearnableBernoulli."
             )
         return loss
-
-
-def _only_one(handle: AttachHandle, provider: MaskProvider) -> None:
-    """Raise if another provider of a composition keeps something for the next pass, which would be the wrong one."""
-    for other in handle.provider.modules():
-        looks = isinstance(other, MaskProvider) and type(other).attribute is not MaskProvider.attribute
-        if looks and other is not provider:
-            raise InputError(
-                f"Expected {type(provider).__name__} to be the only provider that looks at batches before they are "
-                f"trained on, got {type(other).__name__} as well."
-            )

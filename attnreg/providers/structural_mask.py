@@ -12,6 +12,7 @@ from attnreg import functional
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import MaskProvider
+from attnreg.providers._arguments import true_or_false, whole_number
 
 
 class StructuralMask(MaskProvider):
@@ -33,8 +34,8 @@ class StructuralMask(MaskProvider):
         scores are broadcastable to ``(B, H, N, N)``.
 
     Raises:
-        ValueError: if an argument is out of range; when attached, if queries and keys are of different sequences; in a
-            forward pass, if a head is not there or the graph has another shape.
+        ValueError: if an argument is out of range; when attached, if queries and keys are of different sequences or a
+            head is not there; in a forward pass, if the graph has another shape.
 
     Reference:
         SG-Net: Syntax-Guided Machine Reading Comprehension (AAAI 2020, arXiv 1908.05147); Code Summarization with
@@ -55,13 +56,13 @@ class StructuralMask(MaskProvider):
         keep_first: bool = False,
     ) -> None:
         super().__init__()
-        if not callable(graph) and (isinstance(graph, bool) or not isinstance(graph, int) or graph < 0):
-            raise InputError(f"Expected `graph` to be a distance, at least 0, or a function, got {graph!r}.")
+        if not callable(graph):
+            if isinstance(graph, bool) or not isinstance(graph, int) or graph < 0:
+                raise InputError(f"Expected `graph` to be a distance, at least 0, or a function, got {graph!r}.")
+            whole_number("graph", graph, least=0)
         self.graph = graph
-        self.heads = None if heads is None else list(heads)
-        if self.heads is not None and not all(isinstance(head, int) and head >= 0 for head in self.heads):
-            raise InputError(f"Expected `heads` to be indices from 0, got {heads!r}.")
-        self.keep_first = keep_first
+        self.heads = None if heads is None else _indices(heads)
+        self.keep_first = true_or_false("keep_first", keep_first)
         self._graph: Tensor | None = None
 
     def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
@@ -69,6 +70,18 @@ class StructuralMask(MaskProvider):
             raise InputError(
                 f"Expected self-attention, got cross-attention at {', '.join(cross)}: attach it to other `stacks`."
             )
+        for site in sites:
+            self._check_heads(site)
+
+    def _check_heads(self, site: SiteInfo) -> None:
+        if self.heads is None or site.heads is None:
+            return
+        if missing := [head for head in self.heads if head >= site.heads]:
+            raise InputError(f"Expected `heads` below {site.heads}, the number of heads at {site.name}, got {missing}.")
+
+    @property
+    def draws_in_prepare(self) -> bool:  # noqa: D102
+        return callable(self.graph)
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
         if isinstance(self.graph, int):
@@ -86,9 +99,8 @@ class StructuralMask(MaskProvider):
             first = torch.arange(site.shape[-1], device=site.device) == 0
             keep = keep | first[:, None] | first
         if self.heads is not None:
+            self._check_heads(site)
             heads = site.shape[1]
-            if missing := [head for head in self.heads if head >= heads]:
-                raise InputError(f"Expected `heads` below {heads}, the number of heads at {site.name}, got {missing}.")
             free = torch.tensor([head not in self.heads for head in range(heads)], device=site.device)
             keep = keep | free.view(1, heads, 1, 1)
         return Mask(scores=keep)
@@ -107,3 +119,11 @@ class StructuralMask(MaskProvider):
                 f"{site.name}: if the model's stacks are of different lengths, attach it to one of them (`stacks`)."
             )
         return graph.to(site.device).unsqueeze(1)
+
+
+def _indices(heads: Sequence[int]) -> list[int]:
+    if isinstance(heads, (int, str)) or not len(heads):
+        raise InputError(f"Expected `heads` to be a list with at least one index, got {heads!r}.")
+    if not all(isinstance(head, int) and not isinstance(head, bool) and head >= 0 for head in heads):
+        raise InputError(f"Expected `heads` to be indices from 0, got {heads!r}.")
+    return list(heads)
