@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def parse_provider(text: str, model: nn.Module | None = None, total_steps: int |
         total_steps: of training, for schedules that do not say it themselves.
 
     Raises:
-        InputError: if it is not such an expression, or an argument does not fit.
+        InputError: if it is not such an expression, an argument does not fit, or memory does not suffice.
 
     Example:
         >>> provider = parse_provider("AttentionDropout(0.1, 'scores') & OnLayers(AttentionLayerDrop(0.2), [0])")
@@ -54,12 +55,16 @@ def parse_provider(text: str, model: nn.Module | None = None, total_steps: int |
             options.setdefault("total_steps", total_steps)
         return factory(*args, **options)
 
-    try:
-        return build(_description(_parsed(text), text), make)
-    except InputError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise InputError(" ".join(str(error).split())) from error
+    with _within_depth(text):
+        try:
+            return build(_description(_parsed(text), text), make)
+        except (InputError, RecursionError):
+            raise
+        except (ValueError, TypeError) as error:
+            raise InputError(" ".join(str(error).split())) from error
+        except (RuntimeError, OverflowError, MemoryError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(f"Expected a provider that can be made, got {text!r}: {reason}.") from error
 
 
 def read_expression(text: str) -> str:
@@ -75,11 +80,20 @@ def read_expression(text: str) -> str:
         >>> read_expression("AttentionLayerDrop( p=0.2 )&AttentionDropout(0.1,'scores')")
         "AttentionLayerDrop(p=0.2) & AttentionDropout(0.1, 'scores')"
     """
-    if text.lower().endswith(SUFFIXES):
-        text = _of_yaml(Path(text))
-    node = _parsed(text)
-    _description(node, text)  # what does not fit is told at once
-    return ast.unparse(node)
+    with _within_depth(text):
+        if text.lower().endswith(SUFFIXES):
+            text = _of_yaml(Path(text))
+        node = _parsed(text)
+        _description(node, text)  # what does not fit is told at once
+        return ast.unparse(node)
+
+
+@contextmanager
+def _within_depth(text: str) -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise InputError(f"Expected a provider such as {EXAMPLE}, got {text!r}, which is nested too deeply.") from None
 
 
 def _parsed(text: str) -> ast.expr:
@@ -107,6 +121,9 @@ def _description(node: ast.expr, text: str) -> dict[str, Any]:
         )
     factory = getattr(known[name], "for_model", known[name])
     values = [_value(argument, text) for argument in node.args]
+    names = [option.arg for option in node.keywords]
+    if None in names or len(set(names)) < len(names):
+        raise InputError(f"Expected the arguments of {name} by name, each once, got {ast.unparse(node)!r}.")
     options = {str(option.arg): _value(option.value, text) for option in node.keywords}
     parameters = inspect.signature(factory).parameters.values()
     signature = inspect.Signature([p for p in parameters if factory is known[name] or p.name != "model"])
@@ -121,12 +138,14 @@ def _value(node: ast.expr, text: str) -> Any:
     if isinstance(node, ast.Call) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd)):
         return _description(node, text)
     try:
-        return ast.literal_eval(node)
+        # A dict would be taken for the description of a provider.
+        if not any(isinstance(part, (ast.Dict, ast.Set)) for part in ast.walk(node)):
+            return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):
-        raise InputError(
-            f"Expected numbers, strings, lists, True, False or None as arguments, got {ast.unparse(node)!r} in "
-            f"{text!r}."
-        ) from None
+        pass
+    raise InputError(
+        f"Expected numbers, strings, lists, True, False or None as arguments, got {ast.unparse(node)!r} in {text!r}."
+    )
 
 
 def _of_yaml(file: Path) -> str:

@@ -104,6 +104,38 @@ def test_yaml_says_the_same(content, text, tmp_path):
         ("OnLayers(AttentionLayerDrop(), [9])", r"Expected layers among \[0, 1, 2\] in OnLayers, got \[9\]"),
         ("(" * 300 + "AttentionLayerDrop()" + ")" * 300, "Expected a provider such as"),
         ("AttentionLayerDrop() & " * 50 + "AttentionLayerDrop()", "in at most 1000 characters"),
+        ("OnLayers(DropHead(), [99, 'a'])", r"Expected `layers` of OnLayers to be indices, whole numbers, got \[99, 'a'\]"),
+        ("OnLayers(DropHead(), [[0]])", r"Expected `layers` of OnLayers to be indices, whole numbers, got \[\[0\]\]"),
+        ("AttributionProvider(layers=['a', 5])", "Expected `layers` of AttributionProvider to be indices, whole numbers"),
+        ("AttributionProvider(layers=[[0]])", "Expected `layers` of AttributionProvider to be indices, whole numbers"),
+        (f"StructuralMask({10**30})", "Expected `graph` to be at most 2147483647, got 10000"),
+        ("StructuralMask(1, heads=[])", "Expected `heads` to be a list with at least one index"),
+        ("StructuralMask(1, heads=[99])", r"Expected `heads` below 6, the number of heads at .*, got \[99\]"),
+        ("DropAttention(0.1, window=1.5)", "Expected `window` to be a whole number, got 1.5"),
+        ("DropAttention(0.1, window=100000000000)", "Expected `window` to be at most 4096"),
+        ("GNetProvider(num_heads=2.0)", "Expected `num_heads` to be a whole number, got 2.0"),
+        ("GNetProvider(masks_per_layer=2.0)", "Expected `masks_per_layer` to be a whole number, got 2.0"),
+        ("GNetProvider(num_heads=4)", "Expected `num_heads` of 1 or 6, the number of heads at .*, got 4"),
+        ("GNetProvider(masks_per_layer=3)", "Expected `masks_per_layer` of 1 or 6, the number of heads at .*, got 3"),
+        ("GNetProvider(share_embeddings='x')", "Expected `share_embeddings` to be True or False, got 'x'"),
+        ("LearnableBernoulli(loss='abc')", "Expected `loss` to be a function .*, got 'abc'"),
+        ("AttributionProvider() & LearnableBernoulli()", "to be the only provider that looks at batches .*, got AttributionProvider as well"),
+        ("AttributionProvider(steps=1.5, method='integrated_gradients')", "Expected `steps` to be a whole number, got 1.5"),
+        ("AdversarialAttention(generator_size=10000000000000)", "Expected `generator_size` to be at most 65536"),
+        ("AdversarialAttention(price=1e400)", "Expected `price` of at most 1e.06, got inf"),
+        ("HeadMask(99)", "Expected `heads` below 6, the number of heads at .*, got 99"),
+        ("ConcreteDropout(regularizer=1e400)", "Expected `regularizer` of at most 1e.06, got inf"),
+        ("ConcreteDropout(temperature=1e-320)", "Expected `temperature` from 1e-06 to 1e.06, got 1e-320"),
+        ("ConcreteDropout(temperature=1e400)", "Expected `temperature` from 1e-06 to 1e.06, got inf"),
+        ("CrossTuning(DropHead(), every=2, offset=0.5)", "Expected `offset` to be a whole number, got 0.5"),
+        ("DropHead(schedule='v', total_steps=1.5)", "Expected `total_steps` to be a whole number, got 1.5"),
+        ("DropKey(0.1, share_heads='x')", "Expected `share_heads` to be True or False, got 'x'"),
+        ("DropHead(p=0.1, p=0.2)", r"Expected the arguments of DropHead by name, each once, got .DropHead\(p=0.1, p=0.2\)"),
+        ("HeadMask({'provider': [1]})", "Expected numbers, strings, lists"),
+        ("HeadMask([{1}])", "Expected numbers, strings, lists"),
+        ("DropHead(" + "-" * 900 + "1)", "which is nested too deeply"),
+        ("a" + ".a" * 450, "which is nested too deeply"),
+        ("DropHead(" + "1+" * 480 + "1)", "which is nested too deeply"),
         ("absent.yaml", "Expected a YAML file with a provider, got absent.yaml"),
     ],
 )  # fmt: skip
@@ -113,11 +145,23 @@ def test_anything_else_is_one_sentence(cli, tmp_path, text, says):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["3", "[]", "{a: 1, b: 2}", "- 3", "a: [", "!!python/object/apply:os.getcwd []"])
+@pytest.mark.parametrize("content", ["3", "[]", "{a: 1, b: 2}", "- 3", "a: [", "!!python/object/apply:os.getcwd []",
+                                     "provider: &a [*a]", "[" * 900 + "]" * 900, "HeadMask: {heads: {provider: [1]}}"])  # fmt: skip
 def test_other_yaml_is_one_sentence(cli, tmp_path, content):
     (tmp_path / "p.yaml").write_text(content)
     assert_sentence(cli("recipe", "regularize", "--provider", "p.yaml", *SMALL), 1, "Expected")
     assert [path.name for path in tmp_path.iterdir()] == ["p.yaml"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator:\nno memory"), OverflowError("no"), MemoryError()])
+def test_what_cannot_be_made_is_one_sentence(cli, tmp_path, monkeypatch, error):
+    def fail(self, p=0.2):
+        raise error
+
+    monkeypatch.setattr(attnreg.LayerDrop, "__init__", fail)
+    says = "Expected a provider that can be made, got .LayerDrop.p=0.1..: "
+    assert_sentence(cli("recipe", "regularize", "--provider", "LayerDrop(p=0.1)", *SMALL), 1, says)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_composition_trains_and_goes_on(cli, tmp_path):
