@@ -169,6 +169,67 @@ def test_gradient_checkpointing_with_masks_drawn_per_pass_is_refused_and_with_ot
         method.step(batch)
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
+def test_what_draws_at_each_call_goes_with_gradient_checkpointing():
+    providers = [
+        lambda model: attnreg.HeadMask(1),
+        lambda model: attnreg.StructuralMask(1),
+        lambda model: attnreg.AttributionProvider(method="random"),
+        lambda model: attnreg.AdversarialAttention.for_model(model, price=0.5),
+        lambda model: attnreg.ContextualDropout.for_model(model),
+    ]
+    batch = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}
+    for make in providers:
+        trained = []
+        for checkpointed in (False, True):
+            model = bert()
+            provider = make(model).double()
+            optimizer = torch.optim.SGD([*model.parameters(), *provider.parameters()], lr=0.1)
+            method = RDrop(model, optimizer, provider, max_grad_norm=None)
+            if checkpointed:
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+            torch.manual_seed(1)
+            method.step(batch)
+            trained.append(torch.cat([p.flatten() for p in (*model.parameters(), *provider.parameters())]))
+        assert torch.equal(*trained), type(provider).__name__
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda model: attnreg.UniDrop(), "TokenDropout"),
+        (lambda model: attnreg.GNetProvider.for_model(model), "GNetProvider"),
+        (lambda model: attnreg.StructuralMask(lambda inputs: torch.ones(4, 4).bool()), "StructuralMask"),
+    ],
+)
+def test_what_is_drawn_once_per_pass_does_not(make, name):
+    model = bert()
+    method = RDrop(model, sgd(model), make(model).double())
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    with pytest.raises(ValueError, match=f"Expected no gradient checkpointing under R-Drop with {name}"):
+        method.step({"input_ids": IDS, "labels": torch.tensor([0, 1, 1])})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: attnreg.AttributionProvider(),
+        lambda model: attnreg.HeadMask(1, by="importance"),
+        lambda model: attnreg.LearnableBernoulli.for_model(model),
+    ],
+)
+def test_providers_that_look_at_batches_first_are_refused(make):
+    model = bert()
+    provider = make(model)
+    says = f"Expected a provider under R-Drop that draws its masks .*, got {type(provider).__name__}, which looks"
+    with pytest.raises(ValueError, match=says):
+        RDrop(model, sgd(model), attnreg.CrossTuning(provider) & attnreg.DropHead(0.1))
+    assert not attnreg.is_attached(model)
+    with attnreg.attach(model, provider) as handle, pytest.raises(ValueError, match=says):
+        RDrop(model, sgd(model), handle)
+
+
 def test_it_learns():
     torch.manual_seed(0)
     model = bert().float()

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
-from attnreg.provider import MaskProvider
+from attnreg.provider import MaskProvider, that_look_at_batches
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import Batch
 
@@ -73,12 +73,13 @@ class RDrop(FineTuning):
             handle instead.
         alpha: weight of the agreement.
         scheduler: advanced after each optimizer step.
-        max_grad_norm: gradients are scaled down to this norm; ``None`` leaves them.
+        max_grad_norm: the model's gradients are scaled down to this norm, the provider's are left; ``None`` leaves all.
         accelerator: takes care of devices and processes.
 
     Raises:
-        ValueError: if ``alpha`` is negative; in a step, if there are no logits, their labels are not classes, or
-            gradient checkpointing is on under a provider that draws its masks once per forward pass.
+        ValueError: if ``alpha`` is negative, or the provider looks at batches before they are trained on; in a step,
+            if there are no logits, their labels are not classes, or gradient checkpointing is on under a provider that
+            draws its masks once per forward pass.
 
     Reference:
         R-Drop (NeurIPS 2021, arXiv 2106.14448), Eq. 1 to 4 and Algorithm 1.
@@ -107,6 +108,8 @@ class RDrop(FineTuning):
     ) -> None:
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha < float("inf"):
             raise InputError(f"Expected `alpha` to be a number of at least 0, got {alpha!r}.")
+        if provider is not None:
+            _check_one_pass(provider.provider if isinstance(provider, AttachHandle) else provider)
         super().__init__(
             model, optimizer, provider, scheduler=scheduler, max_grad_norm=max_grad_norm, accelerator=accelerator
         )
@@ -124,7 +127,7 @@ class RDrop(FineTuning):
             return
         providers = (module for module in self.handle.provider.modules() if isinstance(module, MaskProvider))
         for provider in providers:
-            if type(provider).prepare is not MaskProvider.prepare:
+            if provider.draws_in_prepare:
                 raise InputError(
                     f"Expected no gradient checkpointing under R-Drop with {type(provider).__name__}, whose masks are "
                     "drawn once per forward pass: those of the first would be lost when it is computed again."
@@ -137,3 +140,12 @@ class RDrop(FineTuning):
         if not isinstance(logits, Tensor):
             raise InputError(f"Expected `logits` in the output of {type(self.model).__name__}, got none.")
         return self._with_penalty(output.loss), logits
+
+
+def _check_one_pass(provider: MaskProvider) -> None:
+    """Refuse masks that hold for one forward pass after a first look: R-Drop takes no such look, and makes two."""
+    if looking := that_look_at_batches(provider):
+        raise InputError(
+            f"Expected a provider under R-Drop that draws its masks as the batch goes forward, got "
+            f"{type(looking[0]).__name__}, which looks at the batch before: train with `attnreg.training.TwoPass`."
+        )

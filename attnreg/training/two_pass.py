@@ -25,7 +25,7 @@ class TwoPass(FineTuning):
         provider: attached to every self-attention of the model; to choose layers, attach it yourself and pass the
             handle instead.
         scheduler: advanced after each optimizer step.
-        max_grad_norm: gradients are scaled down to this norm; ``None`` leaves them.
+        max_grad_norm: the model's gradients are scaled down to this norm, the provider's are left; ``None`` leaves all.
         accelerator: takes care of devices and processes.
 
     Reference:
