@@ -2,9 +2,11 @@
 
 import json
 
+import datasets
 import pytest
 import torch
 
+from attnreg.errors import InputError
 from attnreg.tasks import TASKS, get_task, load_model, load_splits
 from attnreg.tasks.kinds import kind_class
 from tests.cases import assert_sentence
@@ -133,3 +135,30 @@ def test_other_tasks_and_models_are_one_sentence(cli, tmp_path):
     result = cli("recipe", "pretrain", "--model", tmp_path / "out" / "model", *SMALL[:-1], "other")
     assert_sentence(result, 1, "with a tokenizer that has a mask token")
     assert not (tmp_path / "other").exists()
+
+
+def test_empty_lines_are_left_out(kind):
+    texts = datasets.Dataset.from_list([{"sentence": text} for text in ("", "the boys sleep", " ", "the girl sleeps")])
+    encoded = kind.encode(texts)
+    assert list(encoded["input_ids"]) == list(kind.encode(texts.select([1, 3]))["input_ids"])
+    with pytest.raises(InputError, match="Expected text with tokens to guess in column sentence, got 2 rows without"):
+        kind.encode(texts.select([0, 2]))
+
+
+def test_a_corpus_with_empty_lines(cli, tmp_path):
+    from attnreg.tasks.agreement import corpus
+
+    assert cli("recipe", "pretrain", *SMALL).exit_code == 0
+    own = ["--task", "custom", "--kind", "masked-lm", "--text-columns", "text", "--data-dir", tmp_path, "--epochs", 1]
+    own += ["--model", tmp_path / "out" / "model", "--max-length", 32, "--batch-size", 2]
+    for split in ("train", "validation"):
+        texts = [text for row in corpus(split)[:8] for text in (row["sentence"], "", "", " ")]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    result = cli("recipe", "pretrain", *own, "--output-dir", "own")
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "own" / "result.json").read_text())["rows"] == 8
+    assert len(lines(tmp_path / "own" / "predictions.jsonl")) == 8
+    (tmp_path / "train.jsonl").write_text("\n".join([json.dumps({"text": ""})] * 3))
+    result = cli("recipe", "pretrain", *own, "--output-dir", "none")
+    assert_sentence(result, 1, "Expected text with tokens to guess in column text, got 3 rows without")
+    assert not (tmp_path / "none").exists()

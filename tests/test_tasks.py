@@ -468,3 +468,33 @@ def test_a_head_of_other_classes_is_made_anew(bert, tmp_path):
     assert torch.equal(again.base_model.embeddings.word_embeddings.weight, model.base_model.embeddings.word_embeddings.weight)  # fmt: skip
     same, _ = load_model(get_task("mnli"), str(tmp_path))
     assert torch.equal(same.classifier.weight, model.classifier.weight)
+
+
+def test_a_model_of_numbers_gets_a_head_of_classes(bert, tmp_path):
+    rows = [{"sentence1": "red", "sentence2": "one", "label": label} for label in (0, 1)]
+    for number, said in enumerate(("regression", "multi_label_classification")):
+        model, tokenizer = load_model(get_task("stsb"), str(bert))
+        model.config.problem_type = said
+        model.save_pretrained(tmp_path / str(number))
+        tokenizer.save_pretrained(tmp_path / str(number))
+        network, labelled, kind = one_batch(get_task("rte"), tmp_path / str(number), rows)
+        assert network.config.problem_type == "single_label_classification"
+        loss = predict(network, labelled, kind).loss
+        scores = network(**labelled.batches[0]).logits.log_softmax(-1)
+        assert loss == pytest.approx(-float(scores.diagonal().mean().detach()), rel=1e-5)
+
+
+def test_rows_without_a_labelled_word_are_scored_and_not_trained_on(bert):
+    unseen, seen = ({"tokens": [word], "ner_tags": ["B-PER"]} for word in (" \t", "Anna"))
+    task = get_task("conll2003")
+    model, tokenizer = load_model(task, str(bert))
+    kind = kind_class("tokens")(task, tokenizer, 32)
+    rows = kind.encode(rows_of(unseen, seen, unseen))
+    assert [row["labels"] for row in kind.to_train_on(rows)] == [rows[1]["labels"]]
+    with pytest.raises(InputError, match=r"Expected training rows with words that the model sees .* got 2 rows without"):
+        kind.to_train_on(kind.encode(rows_of(unseen, unseen)))
+    alone = predict(model, in_order(rows, 1, kind, torch.device("cpu")), kind)
+    assert math.isfinite(alone.loss)
+    assert [record["prediction"] for record in (alone.records[0], alone.records[2])] == [["O"], ["O"]]
+    assert alone.loss == pytest.approx(predict(model, in_order(rows, 3, kind, torch.device("cpu")), kind).loss)
+    assert predict(model, in_order(rows.select([0]), 1, kind, torch.device("cpu")), kind).loss is None

@@ -86,7 +86,8 @@ class Run:
         self._available = len(splits["train"])
         train, dev = _select(splits, settings)
         self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, settings.max_length)
-        self.train_rows, self.dev_rows = self.kind.encode(train), self.kind.encode(dev)
+        self.train_rows = self.kind.to_train_on(self.kind.encode(train))
+        self.dev_rows = self.kind.encode(dev)
         self._further_rows = {
             name.removeprefix("validation_"): self.kind.encode(splits[name])
             for name in self.task.validation[1:]

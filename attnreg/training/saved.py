@@ -75,7 +75,7 @@ def score_saved(
         "task": task.name,
         "split": split,
         "data_dir": data_dir,
-        "rows": len(splits[split]),
+        "rows": len(sets[""].references),
         "metrics": evaluate_all(model.to(place), sets, kind),
         "classes": None
         if reading is None

@@ -103,6 +103,14 @@ class Kind(ABC):
 
         return rows.map(encoded, batched=True, with_indices=True, remove_columns=rows.column_names, keep_in_memory=True)
 
+    def to_train_on(self, encoded: Dataset) -> Dataset:
+        """Of encoded rows, those that there is something to learn from: a loss of nothing would be no number.
+
+        Raises:
+            InputError: if there are none.
+        """
+        return encoded
+
     @abstractmethod
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
         """Some rows as the model takes them, with ``labels`` and ``reference``."""
@@ -147,6 +155,24 @@ class Kind(ABC):
 
     def _texts(self, batch: Mapping[str, Any]) -> list[list[str]]:
         return [column_of(batch, column) for column in self.task.columns]
+
+
+def kept(encoded: Dataset, wanted: Sequence[bool], what: str) -> Dataset:
+    """Encoded rows without those that are not wanted.
+
+    Args:
+        encoded: the rows.
+        wanted: for each of them, whether it is.
+        what: a row must have to be wanted.
+
+    Raises:
+        InputError: if none is wanted.
+    """
+    if all(wanted):
+        return encoded
+    if not any(wanted):
+        raise InputError(f"Expected {what}, got {len(wanted)} rows without: see what the tokenizer makes of them.")
+    return encoded.select([number for number, is_wanted in enumerate(wanted) if is_wanted])
 
 
 def reading_of(classes: Sequence[str], task: Task) -> list[int]:

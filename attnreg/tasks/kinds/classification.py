@@ -49,6 +49,11 @@ class Classification(Kind):
             numbers.append(number)
         return numbers
 
+    @classmethod
+    def head_options(cls, task: Task) -> dict[str, Any]:  # noqa: D102
+        # Said each time, as a model that was trained on something else brings its own with it.
+        return {**super().head_options(task), "problem_type": "single_label_classification"}
+
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:  # noqa: D102
         encoded = self.tokenizer(*self._texts(batch), truncation=True, max_length=self.max_length)
         return {**encoded, "labels": gold, REFERENCE: gold}

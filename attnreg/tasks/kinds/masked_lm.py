@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnreg.errors import InputError
 from attnreg.tasks.columns import texts_of
 from attnreg.tasks.definition import Task
-from attnreg.tasks.kinds.base import REFERENCE, Kind, Record
+from attnreg.tasks.kinds.base import REFERENCE, Kind, Record, kept
 from attnreg.tasks.kinds.tokens import IGNORED
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ TRIES = 100
 class MaskedLM(Kind):
     """Text alone; of its tokens 15 % are to be guessed, of which most are hidden.
 
-    Which ones is drawn anew for each training batch, and once for evaluation. Accuracy is that of the guesses.
+    Which ones is drawn anew for each training batch, and once for evaluation. Accuracy is that of the guesses. Rows
+    without a token to guess, such as empty lines, are left out.
 
     Reference:
         BERT (arXiv 1810.04805), Section 3.1.
@@ -48,6 +49,11 @@ class MaskedLM(Kind):
                 f"Expected --model {name} with a tokenizer that has a mask token, got {type(tokenizer).__name__} "
                 "without: choose a model of BERT's kind."
             )
+
+    def encode(self, rows: Dataset) -> Dataset:  # noqa: D102
+        encoded = super().encode(rows)
+        words = [not all(special) for special in encoded["special_tokens_mask"]]
+        return kept(encoded, words, f"text with tokens to guess in column {self.task.label}")
 
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:  # noqa: D102
         encoded = self.tokenizer(gold, truncation=True, max_length=self.max_length, return_special_tokens_mask=True)

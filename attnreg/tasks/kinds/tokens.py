@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnreg.errors import InputError
 from attnreg.tasks.columns import Classes, class_names, column_of, names_of, top_column
 from attnreg.tasks.definition import Task
-from attnreg.tasks.kinds.base import REFERENCE, Kind, Record
+from attnreg.tasks.kinds.base import REFERENCE, Kind, Record, kept
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -23,7 +23,7 @@ class Tokens(Kind):
 
     A word that the model does not see, because its row is longer than ``max_length`` or the tokenizer makes nothing of
     it, is answered ``O``: entities are lost with it, and recall suffers for them. Among labels without ``O`` that
-    answer is wrong.
+    answer is wrong. A row of such words alone is not trained on.
     """
 
     head: ClassVar[str] = "AutoModelForTokenClassification"
@@ -108,6 +108,10 @@ class Tokens(Kind):
             labels.append([IGNORED if word is None else tags[word] for word in words])
             references.append({"labels": tags, "words": [word for word in words if word is not None]})
         return {**encoded, "labels": labels, REFERENCE: references}
+
+    def to_train_on(self, encoded: Dataset) -> Dataset:  # noqa: D102
+        labelled = [any(label != IGNORED for label in labels) for labels in encoded["labels"]]
+        return kept(encoded, labelled, f"training rows with words that the model sees in column {self.task.columns[0]}")
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:  # noqa: D102
         from transformers import DataCollatorForTokenClassification
