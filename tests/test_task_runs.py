@@ -242,3 +242,25 @@ def test_lists_that_csv_cannot_hold(cli, home, tmp_path):
         (tmp_path / "data" / f"{split}.csv").write_text("tokens,ner_tags\n\"['Anna']\",\"['B-PER']\"\n")
     result = cli("recipe", "finetune", "--task", "conll2003", "--data-dir", "data", "--model", home / "bert")
     assert_sentence(result, 1, r"Expected a list in column tokens, got .* \.csv and \.tsv hold no lists, \.jsonl and \.parquet do")  # fmt: skip
+
+
+def test_a_test_split_that_is_what_is_scored_on(cli, home, tmp_path):
+    rows = [{"text": text, "label": label} for text, label in (("red one", 0), ("green one", 1))] * 8
+    (tmp_path / "imdb").mkdir()
+    for split, some in (("train", rows), ("test", rows[:6])):
+        made.write_rows(tmp_path / "imdb" / f"{split}.jsonl", some)
+    args = ["--task", "imdb", "--data-dir", "imdb", "--model", home / "bert", "--epochs", 1, *QUICK]
+    assert cli("recipe", "finetune", *args, "--output-dir", "out").exit_code == 0
+    scores = []
+    for options in ([], ["--split", "test"]):
+        result = cli("evaluate", "out", *options)
+        assert result.exit_code == 0, result.output
+        name = "imdb-test" if options else "imdb"
+        scores.append(json.loads((tmp_path / "out" / "evaluations" / f"{name}.json").read_text()))
+    assert [score.pop("split") for score in scores] == ["validation", "test"]
+    assert scores[0] == scores[1]
+    made.write_rows(tmp_path / "imdb" / "validation.jsonl", rows[:4])
+    for options, count in (([], 4), (["--split", "test"], 6)):
+        assert f"{count} rows" in cli("evaluate", "out", *options).output
+    (tmp_path / "imdb" / "test.jsonl").unlink()
+    assert_sentence(cli("evaluate", "out", "--split", "test"), 1, "Expected a split test with labels of imdb")

@@ -1,5 +1,6 @@
 """Tasks of every kind: metrics against slow formulas, words and their sub-words, choosing a task, reading its data."""
 
+import gc
 import math
 import random
 from collections import Counter
@@ -286,8 +287,9 @@ def test_labels_of_ones_own_set_are_read_off_all_of_it(tmp_path):
     custom = choose_task("custom", text_columns="text", label_column="stars")
     for number, (train, validation, names) in enumerate(
         [
-            (rows(10, 2), rows(5), ("2", "5", "10")),
-            (rows("good", "bad"), rows("so-so"), ("bad", "good", "so-so")),
+            (rows(10, 2, 5), rows(5), ("2", "5", "10")),
+            (rows(10, 2, 5), rows("5"), ("2", "5", "10")),
+            (rows("good", "bad", "so-so"), rows("so-so"), ("bad", "good", "so-so")),
             (rows(True, False), rows(True), ("False", "True")),
             (rows(1.0, 3.0), rows(1.0), ("1", "3")),
         ]
@@ -491,10 +493,126 @@ def test_rows_without_a_labelled_word_are_scored_and_not_trained_on(bert):
     kind = kind_class("tokens")(task, tokenizer, 32)
     rows = kind.encode(rows_of(unseen, seen, unseen))
     assert [row["labels"] for row in kind.to_train_on(rows)] == [rows[1]["labels"]]
-    with pytest.raises(InputError, match=r"Expected training rows with words that the model sees .* got 2 rows without"):
+    with pytest.raises(
+        InputError, match=r"Expected training rows with words that the model sees .* got 2 rows without"
+    ):
         kind.to_train_on(kind.encode(rows_of(unseen, unseen)))
     alone = predict(model, in_order(rows, 1, kind, torch.device("cpu")), kind)
     assert math.isfinite(alone.loss)
     assert [record["prediction"] for record in (alone.records[0], alone.records[2])] == [["O"], ["O"]]
     assert alone.loss == pytest.approx(predict(model, in_order(rows, 3, kind, torch.device("cpu")), kind).loss)
     assert predict(model, in_order(rows.select([0]), 1, kind, torch.device("cpu")), kind).loss is None
+
+
+def test_a_class_that_is_not_trained_on_is_named(tmp_path):
+    def rows(*labels):
+        return [{"text": "a", "label": label} for label in labels]
+
+    custom = choose_task("custom", text_columns="text")
+    for number, (train, others, says) in enumerate(
+        [
+            (rows(True, False), {"validation": rows(0, 1)}, "got '0' in split validation of"),
+            (rows("x", "y"), {"validation": rows("x"), "test": rows("x", "z")}, "got 'z' in split test of"),
+        ]
+    ):
+        folder = write(tmp_path / str(number), train=train, **others)
+        with pytest.raises(InputError, match=f"Expected labels in column label that split train has as well, {says}"):
+            load_data(custom, folder)
+    words = [{"text": ["a", "b"], "label": ["X", "Y"]}]
+    folder = write(tmp_path / "words", train=words, validation=[{"text": ["a"], "label": ["Z"]}])
+    with pytest.raises(InputError, match="got 'Z' in split validation of"):
+        load_data(choose_task("custom", kind="tokens", text_columns="text"), folder)
+    named = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["x", "y", "z"])})
+    tables = [datasets.Dataset.from_list(some, features=named) for some in (rows("x", "y"), rows("z"))]
+    folder = write(tmp_path / "named", train=tables[0], validation=tables[1])
+    assert load_data(custom, folder)[0].labels == ("x", "y", "z")
+
+
+def tables(folder, suffix, **splits):
+    folder.mkdir()
+    for split, rows in splits.items():
+        text = "\n".join(("," if suffix == "csv" else "\t").join(row) for row in rows)
+        (folder / f"{split}.{suffix}").write_text(text + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_the_bad_label_of_a_column_is_the_one_that_is_named(tmp_path, suffix):
+    head = ("sentence", "label")
+    good, bad = ([head, *(("red", label) for label in labels)] for labels in (("0", "1"), ("0", "1", "1", "0", "?")))
+    folder = tables(tmp_path / "cola", suffix, train=bad, validation=good)
+    with pytest.raises(InputError, match=r"Expected labels 0 \(unacceptable\), .* got '\?' in row 5 of split train"):
+        load_splits(get_task("cola"), folder)
+    head, rows = ("sentence1", "sentence2", "label"), [("a", "b", "1.5"), ("a", "b", "2")]
+    folder = tables(tmp_path / "stsb", suffix, train=[head, *rows, ("a", "b", "?")], validation=[head, *rows])
+    with pytest.raises(InputError, match=r"Expected finite numbers in column label, got '\?' in row 3 of split train"):
+        load_splits(get_task("stsb"), folder)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_bad_label_far_down_is_named(tmp_path):
+    rows = [("sentence", "label"), *[("red", "1")] * 12_000]  # more than are read at a time
+    folder = tables(tmp_path / "many", "csv", train=[*rows, ("red", "?")], validation=rows)
+    with pytest.raises(InputError, match=r"got '\?' in row 12001 of split train"):
+        load_splits(get_task("cola"), folder)
+    gc.collect()  # datasets leaves a file open where reading fails
+
+
+def test_labels_that_are_numbers_as_text(tmp_path):
+    for name, maker, gold in (("cola", None, [0, 1]), ("stsb", made.similarity, None), ("swag", made.endings, None)):
+        rows = made.make(maker, 4, 0) if maker else [{"sentence": "a", "label": label} for label in (0, 1)]
+        gold = gold or [row["label"] for row in rows]
+        text = [{**row, "label": str(row["label"])} for row in rows]
+        splits = load_splits(get_task(name), write(tmp_path / name, train=text, validation=rows))
+        kind = kind_class(get_task(name).kind)
+        assert kind.gold(get_task(name), splits["train"]) == gold
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_columns_of_numbers_are_text_where_text_is_wanted(tmp_path, suffix):
+    options = {"text_columns": "question", "label_column": "answer"}
+    rows = [("question", "a", "b", "answer"), ("007", "1", "2.50", "0"), ("12", "NA", "-4", "1")]
+    folder = tables(tmp_path / "data", suffix, train=rows, validation=rows)
+    custom = choose_task("custom", kind="multiple-choice", choice_columns="a,b", **options)
+    train = load_splits(custom, folder)["train"]
+    assert train[:] == {"question": ["007", "12"], "a": ["1", "NA"], "b": ["2.50", "-4"], "answer": [0, 1]}
+    train = load_splits(choose_task("custom", kind="seq2seq", **options), folder)["train"]
+    assert list(train["answer"]) == ["0", "1"]
+
+
+def test_a_test_split_without_labels_is_left_alone(tmp_path):
+    rows = [{"sentence": "a", "label": label} for label in (0, 1)]
+    for number, test in enumerate(([{"sentence": "a"}], [{"sentence": "a", "label": None}])):
+        folder = write(tmp_path / str(number), train=rows, validation=rows, test=test)
+        assert list(load_splits(get_task("cola"), folder)) == ["train", "validation"]
+    pairs = made.make(made.translation, 2, 0)
+    folder = write(tmp_path / "wmt", train=pairs, validation=pairs, test=[{"translation": {"en": "red"}}])
+    assert list(load_splits(get_task("wmt16-en-ro"), folder)) == ["train", "validation"]
+
+
+def test_the_end_of_text_stands_in_for_padding(tmp_path):
+    tokenizer = made.word_pieces(made.TEXTS, 200)
+    tokenizer.pad_token, tokenizer.eos_token = None, "[SEP]"
+    tokenizer.save_pretrained(tmp_path)
+    config = hf.GPT2Config(vocab_size=len(tokenizer), n_positions=32, n_embd=8, n_layer=1, n_head=1, pad_token_id=0)
+    hf.GPT2Model(config).save_pretrained(tmp_path)
+    rows = [{"sentence": text, "label": 1} for text in ("red", "the red one went far")]
+    network, labelled, kind = one_batch(get_task("cola"), tmp_path, rows)
+    assert kind.tokenizer.pad_token == "[SEP]"
+    assert network.config.pad_token_id == kind.tokenizer.eos_token_id
+    assert labelled.batches[0]["input_ids"][0, -1] == kind.tokenizer.eos_token_id
+    together = predict(network, labelled, kind).records
+    alone = predict(network, in_order(kind.encode(rows_of(*rows)), 1, kind, torch.device("cpu")), kind).records
+    assert together[0]["logits"] == pytest.approx(alone[0]["logits"], abs=1e-5)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="to have a tokenizer with a padding token that fits its embeddings, got"):
+        load_model(get_task("cola"), str(tmp_path))
+
+
+def test_a_model_without_a_table_of_embeddings(bert, monkeypatch):
+    def none(self):
+        raise NotImplementedError
+
+    monkeypatch.setattr(hf.BertForSequenceClassification, "get_input_embeddings", none)
+    assert load_model(get_task("cola"), str(bert))[0].config.num_labels == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,8 @@ class Classes:
         1
         >>> Classes(["1", "3"]).number(3)
         1
+        >>> Classes(["no", "yes"]).number("1")  # as a column of a .csv has it where one row is no number
+        1
     """
 
     def __init__(self, labels: Sequence[str], names: Sequence[str] | None = None) -> None:
@@ -66,15 +69,20 @@ class Classes:
         numbers = {name: _integer(name) for name in labels}
         if names is not None and set(names) <= set(labels):
             known.update({i: known[name] for i, name in enumerate(names)})
-        elif all(number is not None for number in numbers.values()):
-            known.update({number: known[name] for name, number in numbers.items()})
+        elif any(number is not None for number in numbers.values()):
+            known.update({number: known[name] for name, number in numbers.items() if number is not None})
         else:
             known.update({i: i for i in range(len(labels))})
         self._known = known
 
     def number(self, value: Any) -> int | None:
         """The number of a value's class; ``None`` if it has none."""
-        return self._known.get(plain_label(value)) if isinstance(value, (str, int, float)) else None
+        if not isinstance(value, (str, int, float)):
+            return None
+        label = plain_label(value)
+        if isinstance(label, str) and label not in self._known:
+            label = _integer(label.removesuffix(".0"))
+        return self._known.get(label)
 
     def __str__(self) -> str:
         shown = ", ".join(f"{i} ({name})" for i, name in enumerate(self.labels[:20]))
@@ -89,23 +97,38 @@ def plain_label(value: Any) -> Any:
 
 
 def names_of(values: Iterable[Any], names: Sequence[str] | None) -> list[str]:
-    """The names of all classes that occur, integers in their order and before words.
+    """The names of all classes that occur, integers, be they text or not, in their order and before words.
 
     Args:
         values: labels.
         names: what integers stand for, where the data says so; then these are the names.
 
     Example:
-        >>> names_of([10, 2, 2], None), names_of(["b", "a"], None)
+        >>> names_of([10, 2, "2"], None), names_of(["b", "a"], None)
         (['2', '10'], ['a', 'b'])
     """
     if names is not None:
         return list(names)
     found = {plain_label(value) for value in values if isinstance(value, (str, int, float))}
-    found = {value for value in found if not isinstance(value, float)}
-    return [str(v) for v in sorted(v for v in found if isinstance(v, int))] + sorted(
-        v for v in found if isinstance(v, str)
-    )
+    words = {value for value in found if isinstance(value, str) and _integer(value) is None}
+    integers = {int(value) for value in found - words if not isinstance(value, float)}
+    return [*map(str, sorted(integers)), *sorted(words)]
+
+
+def number_of(value: Any) -> float | None:
+    """A finite number, which may be written as text; ``None`` if it is none.
+
+    Example:
+        >>> number_of(2), number_of("1.5"), number_of("?"), number_of("nan"), number_of(True)
+        (2.0, 1.5, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def class_names(rows: Dataset, column: str) -> list[str] | None:

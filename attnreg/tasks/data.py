@@ -6,7 +6,7 @@ import csv
 import gzip
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import datasets
 
 from attnreg.errors import InputError
 from attnreg.tasks import agreement
-from attnreg.tasks.columns import column_of, top_column
+from attnreg.tasks.columns import class_names, column_of, names_of, top_column
 from attnreg.tasks.definition import Task
 from attnreg.tasks.hub import offline_if_unreachable
 from attnreg.tasks.kinds import kind_class
@@ -74,10 +74,12 @@ def load_data(task: Task, data_dir: str | Path | None = None) -> tuple[Task, dic
         splits = _from_hub(task)
     kind, where = kind_class(task.kind), data_dir or task.hub or task.name
     places = {name: f"split {name} of {where}" for name in splits}
+    if "test" in splits and kind.needs_labels and not _has_labels(task, splits["test"]):
+        del splits["test"]  # GLUE keeps its test labels to itself
     for name, rows in splits.items():
         _check_columns(task, rows, places[name])
-    if "test" in splits and all(label == -1 for label in column_of(splits["test"], task.label)):
-        del splits["test"]  # GLUE keeps its test labels to itself
+    if task.name == "custom" and kind.has_classes and not task.labels:
+        _check_classes(task, splits, places)
     task = replace(task, labels=kind.label_names(task, splits, where))
     for name, rows in splits.items():
         kind.check(task, rows, places[name])
@@ -119,6 +121,8 @@ def _from_folder(task: Task, folder: Path) -> Iterator[tuple[str, datasets.Datas
     needed = {"train", "validation"}
     if task.evaluation_only:
         del splits["train"]
+    texts = [*task.columns, *task.choices, *([task.label] if kind_class(task.kind).has_text_labels else [])]
+    read = set()
     for split, names in {**splits, "test": ["test"]}.items():
         files = [folder / f"{name}{suffix}" for name in dict.fromkeys(names) for suffix in READERS]
         found = [file for file in files if file.is_file()]
@@ -129,12 +133,15 @@ def _from_folder(task: Task, folder: Path) -> Iterator[tuple[str, datasets.Datas
             found = [file for file in found if file.name.partition(".")[0] == stem]
         if len(found) > 1:
             raise InputError(f"Expected one file for split {split} in {folder}, found {len(found)}: keep one of them.")
-        if found and not (split == "test" and primary == "test"):
-            yield split, _read(found[0])
+        if found and found[0] not in read:  # a test split may be what is scored on
+            read.add(found[0])
+            yield split, _read(found[0], texts, task.label)
 
 
-def _read(file: Path) -> datasets.Dataset:
+def _read(file: Path, texts: Collection[str], label: str) -> datasets.Dataset:
     builder, options = READERS[next(suffix for suffix in READERS if file.name.endswith(suffix))]
+    if builder == "csv":
+        options = {**options, "converters": dict.fromkeys(texts, str)}  # what looks like a number is text there too
     if not file.stat().st_size:
         raise InputError(f"Expected rows in {file}, got an empty file.")
     with tempfile.TemporaryDirectory() as cache:
@@ -144,6 +151,11 @@ def _read(file: Path) -> datasets.Dataset:
                 builder, data_files=str(file), split="train", cache_dir=cache, keep_in_memory=True, **options
             )
         except (datasets.exceptions.DatasetGenerationError, OSError, ValueError, EOFError, IndexError) as error:
+            if builder == "csv" and label not in texts:
+                try:  # a label far down may be no number where those before it are: then they all are text
+                    return _read(file, [*texts, label], label)
+                except InputError:
+                    pass
             raise InputError(_complaint(file, error)) from error
 
 
@@ -172,6 +184,31 @@ def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
             f"Expected columns {', '.join(wanted)} for task {task.name!r}, got {', '.join(rows.column_names)}: "
             f"{', '.join(missing)} missing in {place}."
         )
+
+
+def _has_labels(task: Task, rows: datasets.Dataset) -> bool:
+    if not len(rows):
+        return True  # which it is refused for
+    if top_column(task.label, rows.column_names) not in rows.column_names:
+        return False
+    return any(label not in (-1, None) for label in column_of(rows, task.label))
+
+
+def _check_classes(task: Task, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:
+    """Raise if a split has a class that is not trained on, where the data does not say what classes there are."""
+    if "train" not in splits or any(
+        class_names(rows, top_column(task.label, rows.column_names)) for rows in splits.values()
+    ):
+        return
+    kind = kind_class(task.kind)
+    found = {name: names_of(kind.labels_in(task, rows), None) for name, rows in splits.items()}
+    for name, classes in found.items():
+        if strange := [label for label in classes if label not in found["train"]]:
+            raise InputError(
+                f"Expected labels in column {task.label} that split train has as well, got {strange[0]!r} in "
+                f"{places[name]}: write classes in the same way in all splits and leave out rows of those that train "
+                "lacks."
+            )
 
 
 def _one_line(error: BaseException) -> str:

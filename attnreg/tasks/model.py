@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         kind.fit_tokenizer(tokenizer, name)
+        pads = tokenizer.pad_token is not None
+        if not pads and tokenizer.eos_token is not None:
+            tokenizer.pad_token = tokenizer.eos_token  # GPT's kind has no other
         head = _head(kind.head, name, AutoConfig.from_pretrained(name))
         # A head of another task, with other classes, is no use here: it is made anew.
         model = head.from_pretrained(name, ignore_mismatched_sizes=True, **kind.head_options(task))
@@ -71,14 +75,22 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
             f"Expected --model to be a folder with a model and its tokenizer, or a name that the hub or its cache has, "
             f"got {name!r}: {reason}"
         ) from error
-    if model.config.pad_token_id is None:
+    if model.config.pad_token_id is None or not pads:
         model.config.pad_token_id = tokenizer.pad_token_id  # a classifier of GPT's kind looks for the last token by it
-    if tokenizer.pad_token is None or len(tokenizer) > model.get_input_embeddings().num_embeddings:
+    if tokenizer.pad_token is None or len(tokenizer) > _embeddings(model):
         raise InputError(
             f"Expected --model {name} to have a tokenizer with a padding token that fits its embeddings, got "
             f"{len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
         )
     return model, tokenizer
+
+
+def _embeddings(model: Any) -> float:
+    """How many tokens a model has embeddings for; infinity where it has no table of them, as with CANINE's hashes."""
+    try:
+        return int(model.get_input_embeddings().num_embeddings)
+    except (NotImplementedError, AttributeError):
+        return math.inf
 
 
 def _head(kind: str, name: str, config: Any) -> Any:

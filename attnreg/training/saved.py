@@ -59,7 +59,8 @@ def score_saved(
     # Nothing is trained, so train may be missing; what classes there are, the model says.
     wanted = replace(task, evaluation_only=True, labels=task.labels or classes)
     task, splits = load_data(wanted, data_dir)
-    if split not in splits:
+    rows_of = "validation" if split not in splits and _is_validation(split, task, data_dir) else split
+    if rows_of not in splits:
         raise InputError(f"Expected a split {split} with labels of {data_dir or task.hub or task.name}, found none.")
     reading = None if classes == task.labels else reading_of(classes, task)
     model, tokenizer = load_model(replace(task, labels=classes), str(run / "model"))
@@ -67,7 +68,7 @@ def score_saved(
     if device not in (None, "cpu") and not getattr(torch, str(device)).is_available():
         raise InputError(f"Expected --device to be a device of this machine, got {device}: none is there.")
     place = torch.device(device) if device else torch.accelerator.current_accelerator() or torch.device("cpu")
-    names = {"": split}
+    names = {"": rows_of}
     if split == "validation":
         names.update({name.removeprefix("validation_"): name for name in task.validation[1:] if name in splits})
     sets = {name: in_order(kind.encode(splits[theirs]), batch_size, kind, place) for name, theirs in names.items()}
@@ -107,6 +108,11 @@ def _task(config: Mapping[str, Any], options: Mapping[str, str | None]) -> Task:
     name = options.get("task") or config["task"]
     own = config if name == config["task"] else {}
     return choose_task(name, **{option: options.get(option) or own.get(option) for option in TASK_OPTIONS})
+
+
+def _is_validation(split: str, task: Task, data_dir: str | None) -> bool:
+    """Whether the rows of a split are what the task is scored on anyway, as IMDB's test rows are."""
+    return split == task.validation[0] and (data_dir is None or not any(Path(data_dir).glob("validation.*")))
 
 
 def _classes(model: Path) -> tuple[str, ...]:

@@ -41,6 +41,8 @@ class Kind(ABC):
     can_be_right: ClassVar[bool] = True
     #: whether there is a column with answers
     needs_labels: ClassVar[bool] = True
+    #: whether they are text
+    has_text_labels: ClassVar[bool] = False
     #: whether :meth:`collate` draws from torch's random generator
     draws: ClassVar[bool] = False
     #: how many of the training rows are scored at the end
@@ -56,6 +58,11 @@ class Kind(ABC):
     def label_names(cls, task: Task, splits: Mapping[str, Dataset], where: Any) -> tuple[str, ...]:
         """The names of the classes: the task's, or those that the data has; empty where there are no classes."""
         return task.labels
+
+    @classmethod
+    def labels_in(cls, task: Task, rows: Dataset) -> list[Any]:
+        """The labels of all rows, as the data has them."""
+        return column_of(rows, task.label)
 
     @classmethod
     def check(cls, task: Task, rows: Dataset, place: str) -> None:

@@ -28,7 +28,7 @@ class Classification(Kind):
         labels = task.labels
         if not labels:
             known = next((names for rows in splits.values() if (names := class_names(rows, top))), None)
-            labels = tuple(names_of((v for rows in splits.values() for v in column_of(rows, task.label)), known))
+            labels = tuple(names_of((v for rows in splits.values() for v in cls.labels_in(task, rows)), known))
             if len(labels) < 2:
                 found = ", ".join(labels) or "none"
                 raise InputError(f"Expected at least two classes in column {task.label} of {where}, got {found}.")

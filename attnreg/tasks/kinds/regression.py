@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnreg.errors import InputError
-from attnreg.tasks.columns import column_of
+from attnreg.tasks.columns import column_of, number_of
 from attnreg.tasks.definition import Task
 from attnreg.tasks.kinds.base import REFERENCE, Kind, Record
 
@@ -25,13 +24,14 @@ class Regression(Kind):
 
     @classmethod
     def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:  # noqa: D102
-        numbers = column_of(rows, task.label)
-        for row, number in enumerate(numbers):
-            if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+        numbers = []
+        for row, label in enumerate(column_of(rows, task.label)):
+            if (number := number_of(label)) is None:
                 raise InputError(
-                    f"Expected finite numbers in column {task.label}, got {number!r} in row {row + 1} of {place}."
+                    f"Expected finite numbers in column {task.label}, got {label!r} in row {row + 1} of {place}."
                 )
-        return [float(number) for number in numbers]
+            numbers.append(number)
+        return numbers
 
     @classmethod
     def head_options(cls, task: Task) -> dict[str, Any]:  # noqa: D102

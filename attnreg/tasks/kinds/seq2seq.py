@@ -24,6 +24,7 @@ class Seq2Seq(Kind):
     head: ClassVar[str] = "AutoModelForSeq2SeqLM"
     metrics: ClassVar[tuple[str, ...]] = ("bleu",)
     most_columns: ClassVar[int] = 1
+    has_text_labels: ClassVar[bool] = True
     scored_train_rows: ClassVar[int] = 100  # generating takes its time
 
     @classmethod

@@ -37,8 +37,7 @@ class Tokens(Kind):
         if not labels:
             top = top_column(task.label, next(iter(splits.values())).column_names)
             known = next((names for rows in splits.values() if (names := class_names(rows, top))), None)
-            rows_of_labels = (row for rows in splits.values() for row in column_of(rows, task.label))
-            labels = tuple(names_of((v for row in rows_of_labels if isinstance(row, list) for v in row), known))
+            labels = tuple(names_of((v for rows in splits.values() for v in cls.labels_in(task, rows)), known))
             if len(labels) < 2:
                 found = ", ".join(labels) or "none"
                 raise InputError(
@@ -52,6 +51,10 @@ class Tokens(Kind):
                 f"{task.label} of {where}: use --metric accuracy."
             )
         return labels
+
+    @classmethod
+    def labels_in(cls, task: Task, rows: Dataset) -> list[Any]:  # noqa: D102
+        return [label for row in column_of(rows, task.label) if isinstance(row, list) for label in row]
 
     @classmethod
     def check(cls, task: Task, rows: Dataset, place: str) -> None:  # noqa: D102
