@@ -151,7 +151,7 @@ def _read(file: Path, texts: Collection[str], label: str) -> datasets.Dataset:
                 builder, data_files=str(file), split="train", cache_dir=cache, keep_in_memory=True, **options
             )
         except (datasets.exceptions.DatasetGenerationError, OSError, ValueError, EOFError, IndexError) as error:
-            if builder == "csv" and label not in texts:
+            if builder == "csv" and label not in texts and type(error.__cause__).__module__.startswith("pyarrow"):
                 try:  # a label far down may be no number where those before it are: then they all are text
                     return _read(file, [*texts, label], label)
                 except InputError:
