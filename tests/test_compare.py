@@ -246,6 +246,7 @@ def test_other_options_in_a_folder_that_has_runs(finished, cli, tmp_path):
     assert results(tmp_path / "study") == results(finished[0] / "study")
 
 
+@pytest.mark.slow
 def test_the_numbers_do_not_depend_on_how_many_run_at_a_time(cli, tmp_path):
     seen = []
     for jobs in (1, 3):

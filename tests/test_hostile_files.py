@@ -150,6 +150,7 @@ def test_a_run_folder_with_a_foreign_config(cli, tmp_path, text):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
 
 
+@pytest.mark.slow
 def test_a_comparison_with_a_damaged_run(cli, tmp_path):
     args = ["compare", "finetune", "attention-dropout", "--seeds", 2, "--epochs", 1, "--train-size", 64]
     args += ["--no-equal-time", "--output-dir", "out"]

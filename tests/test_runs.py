@@ -27,6 +27,10 @@ RECIPES = {
     "r-drop": ["--alpha", 0.5],
     "mixout": ["--p", 0.5],
 }
+# In each test, these are slow ones.
+SOME = [
+    pytest.param(name, marks=pytest.mark.slow if name in ("attention-layerdrop", "mixout") else []) for name in RECIPES
+]
 WITHOUT_PROVIDER = ["finetune", "r-drop", "mixout"]
 
 
@@ -87,7 +91,7 @@ def test_run_folder(finished, recipe):
     assert str(run) in outputs[recipe]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", SOME)
 def test_the_kept_model_is_the_best_epochs_and_loads_plainly(finished, recipe):
     from attnreg.tasks.kinds import kind_class
     from attnreg.training import evaluate
@@ -113,7 +117,7 @@ def test_drop_rates_are_those_asked_for(finished):
     assert mean[0] == pytest.approx(0.3 - 0.2 * 4 / 16, abs=0.02)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", SOME)
 def test_same_seed_same_numbers_and_another_seed_others(finished, recipe, cli, tmp_path):
     run = finished[0] / recipe
     for seed in (0, 1):
@@ -133,7 +137,10 @@ def checkpoint_of(run):
     return path.name, state, load_file(path / "tensors.safetensors")
 
 
-@pytest.mark.parametrize("recipe", ["finetune", "attendout", "ad-drop", "r-drop", "mixout"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["finetune", "attendout", "ad-drop", *(pytest.param(r, marks=pytest.mark.slow) for r in ("r-drop", "mixout"))],
+)
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_end(finished, recipe, spawn, tmp_path):
     args = ["recipe", recipe, *SMALL, *RECIPES[recipe], "--output-dir", "out", "--save-steps", 3]
     process = spawn(*args)
@@ -267,7 +274,7 @@ def test_variants_of_the_generator(cli, tmp_path, options, config):
     assert cli("plot", "out").exit_code == 0  # which attaches what was saved
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", SOME)
 def test_real_cola(real_data, cli, tmp_path, recipe):
     options = ["--task", "cola", "--data-dir", real_data / "cola", "--model", tmp_path / "model", "--epochs", 1]
     tiny_bert(load_splits(get_task("cola"), real_data / "cola")["train"]["sentence"][:500], tmp_path / "model")
