@@ -302,10 +302,20 @@ def refusal(model: ModelCase, provider: ProviderCase) -> str | None:
     return None
 
 
-def pairs(wanted: Callable[[ProviderCase], bool] = lambda provider: True, refused: bool = False) -> list[Any]:
-    """Rows of the matrix; variants of providers are slow tests on all models but the first."""
+# Between them: shared modules, attention written out, two stacks and a bias, grouped queries, torch's own.
+FEW = ("bert", "albert", "deberta-v2", "t5", "llama", "torch-encoder")
+
+
+def pairs(
+    wanted: Callable[[ProviderCase], bool] = lambda provider: True, *, refused: bool = False, on_few: bool = False
+) -> list[Any]:
+    """Rows of the matrix; variants of providers are slow tests on all models but the first, or all but a few models."""
+
+    def is_slow(model: ModelCase, provider: ProviderCase) -> bool:
+        return (provider.variant and model is not MODELS[0]) or (on_few and model.name not in FEW)
+
     return [
-        pytest.param(m, p, marks=[pytest.mark.slow] if p.variant and m is not MODELS[0] else [])
+        pytest.param(m, p, marks=[pytest.mark.slow] if is_slow(m, p) else [])
         for m in MODELS
         for p in PROVIDERS
         if (refusal(m, p) is not None) == refused and wanted(p)

@@ -64,7 +64,22 @@ def steps(model, provider, runs, lengths=(7,) * STEPS):
     return seen
 
 
-@pytest.mark.parametrize("name", CASES)
+# These decide without looking at anything: what is drawn and returned is like another's.
+ALIKE = (
+    "weights-dropout",
+    "drop-attention",
+    "unidrop",
+    "drop-head",
+    "head-mask",
+    "drop-key",
+    "structural-mask",
+    "composition",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else []) for name in CASES]
+)
 def test_compiled_it_computes_the_same_and_is_compiled_once(name):
     torch._dynamo.reset()
     model = bert()

@@ -18,7 +18,10 @@ from attnreg.injection.attachment import _handles
 from tests.cases import MODELS, output, pairs, refusal
 
 rows = pytest.mark.parametrize(("case", "provider_case"), pairs(), ids=lambda x: str(x))
-portable = pytest.mark.parametrize(("case", "provider_case"), pairs(lambda p: p.portable), ids=lambda x: str(x))
+some_rows = pytest.mark.parametrize(("case", "provider_case"), pairs(on_few=True), ids=lambda x: str(x))
+portable = pytest.mark.parametrize(
+    ("case", "provider_case"), pairs(lambda p: p.portable, on_few=True), ids=lambda x: str(x)
+)
 models = pytest.mark.parametrize("case", MODELS, ids=str)
 
 
@@ -136,7 +139,7 @@ def test_eval_is_bitwise_the_plain_model(case, provider_case):
         assert torch.equal(torch.get_rng_state(), random)
 
 
-@rows
+@some_rows
 def test_disabled_is_bitwise_the_plain_model(case, provider_case):
     model, batch = case.build(), case.batch()
     plain = run(model, batch)
@@ -148,7 +151,7 @@ def test_disabled_is_bitwise_the_plain_model(case, provider_case):
         assert same(run(model, batch), plain)
 
 
-@rows
+@some_rows
 def test_deepcopy_is_attached_to_a_copy_of_the_provider(case, provider_case):
     model, batch = case.build(), case.batch()
     provider = provider_case.make(model)
@@ -163,7 +166,7 @@ def test_deepcopy_is_attached_to_a_copy_of_the_provider(case, provider_case):
         assert not same(run(clone, batch), original)
 
 
-@rows
+@some_rows
 def test_pickle(case, provider_case):
     model, batch = case.build(), case.batch()
     with attnreg.attach(model, provider_case.make(model)):
@@ -179,7 +182,7 @@ def test_pickle(case, provider_case):
             assert not attnreg.is_attached(other)
 
 
-@rows
+@some_rows
 def test_gradient_checkpointing_sees_the_same_masks(case, provider_case):
     model, batch = case.build(), case.batch()
     provider = provider_case.make(model)
@@ -197,7 +200,7 @@ def test_gradient_checkpointing_sees_the_same_masks(case, provider_case):
             assert ours is theirs is None or torch.equal(ours, theirs)
 
 
-@rows
+@some_rows
 def test_autocast_to_bfloat16(case, provider_case):
     model, batch = case.build(), case.batch()
     with (

@@ -28,7 +28,7 @@ EXPRESSIONS = {
     "TokenDropout": "TokenDropout(0.1, keep_whole=0.5)",
     "UniDrop": "UniDrop()",
 }
-OPTIONS = ["--epochs", 25, "--train-size", 32, "--batch-size", 16, "--validation-rows", 32, "--evaluate-every", 25]
+OPTIONS = ["--epochs", 18, "--train-size", 32, "--batch-size", 16, "--validation-rows", 32, "--evaluate-every", 18]
 
 
 def test_none_is_missing():
