@@ -117,10 +117,17 @@ class MaskProvider(nn.Module, ABC):
         """What is added to the training loss, after a forward pass in training mode: 0-d; ``None`` for nothing.
 
         With it, a provider learns its parameters together with the model's. They must be in the optimizer:
-        ``optimizer.add_param_group({"params": provider.parameters()})``.
+        ``optimizer.add_param_group({"params": provider.learned_parameters()})``.
         """
         terms = (provider.penalty() for provider in self._inner() if provider.training and provider.active)
         return functools.reduce(_sum, terms, None)
+
+    def learned_parameters(self) -> list[nn.Parameter]:
+        """What is learned by the model's loss, for the model's optimizer: by default, all that asks for a gradient."""
+        inner = list(self._inner())
+        theirs = {id(parameter) for provider in inner for parameter in provider.parameters()}
+        own = [p for p in self.parameters() if p.requires_grad and id(p) not in theirs]
+        return own + [parameter for provider in inner for parameter in provider.learned_parameters()]
 
     def step(self) -> None:
         """Called after each optimizer step; schedules advance here."""

@@ -158,6 +158,14 @@ def test_rows_are_normalized_before_other_factors_apply_in_whatever_order():
     assert (constant & attnreg.Mask() & constant).detach_sum
 
 
+def test_what_is_learned_by_the_loss_is_told_of_all_parts_once():
+    concrete, frozen = attnreg.ConcreteDropout(2), attnreg.ConcreteDropout(2).requires_grad_(False)
+    game = attnreg.GNetProvider(10, 4, 2)
+    both = attnreg.OnLayers(concrete & game, [0]) & frozen & attnreg.AttentionLayerDrop()
+    assert len(list(both.parameters())) > 2
+    assert [id(parameter) for parameter in both.learned_parameters()] == [id(concrete.logits)]
+
+
 class Prepared(Fixed):
     seen = 0
 

@@ -1,108 +1,22 @@
-"""Tasks of every kind: metrics against slow formulas, words and their sub-words, choosing a task, reading its data."""
+"""Tasks of every kind: words and their sub-words, choosing a task, heads, and what is trained on and scored."""
 
-import gc
 import math
-import random
-from collections import Counter
 from dataclasses import replace
 
 import datasets
-import numpy as np
 import pytest
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from attnreg.errors import InputError, UsageError
-from attnreg.tasks import METRICS, TASKS, choose_task, get_task, load_data, load_model, load_splits
+from attnreg.tasks import METRICS, TASKS, choose_task, get_task, load_model
 from attnreg.tasks.kinds import KINDS, kind_class
 from attnreg.tasks.kinds.base import reading_of
 from attnreg.training.batches import in_order
 from attnreg.training.evaluation import predict
 from attnreg.training.rewards import correctness, negative_loss
 from tests import task_data as made
-
-
-def score(name, predictions, references):
-    return METRICS[name](keep_in_memory=True).compute(predictions=predictions, references=references)[name]
-
-
-def spans(tags):
-    """The entities of a row, as CoNLL's script finds them: type, first and last word."""
-    found, start, of = [], None, None
-    for place, tag in enumerate([*tags, "O"]):
-        prefix, _, kind = tag.partition("-")
-        if start is not None and (prefix != "I" or kind != of):
-            found.append((of, start, place - 1))
-            start = None
-        if prefix != "O" and start is None:
-            start, of = place, kind
-    return found
-
-
-def test_entity_f1_against_spans_matched_by_hand():
-    rng = random.Random(0)
-    tags = ["O", "O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-    for _ in range(20):
-        gold = [[rng.choice(tags) for _ in range(rng.randint(1, 7))] for _ in range(6)]
-        given = [[tag if rng.random() < 0.7 else rng.choice(tags) for tag in row] for row in gold]
-        ours, theirs = ({(i, *span) for i, row in enumerate(rows) for span in spans(row)} for rows in (given, gold))
-        right = len(ours & theirs)
-        expected = 2 * right / (len(ours) + len(theirs)) if ours or theirs else 0.0
-        assert score("entity_f1", given, gold) == pytest.approx(expected)
-
-
-def test_entity_f1_without_entities():
-    assert score("entity_f1", [["O", "O"]], [["B-PER", "O"]]) == 0
-    assert score("entity_f1", [["O"]], [["O"]]) == 0
-
-
-def ranks(values):
-    """Ranks, ties sharing their mean."""
-    return [sum(v < value for v in values) + (sum(v == value for v in values) + 1) / 2 for value in values]
-
-
-def test_correlations_against_numpy():
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=40), rng.integers(0, 5, 40).astype(float)
-    assert score("pearson", a, b) == pytest.approx(np.corrcoef(a, b)[0, 1])
-    assert score("spearman", a, b) == pytest.approx(np.corrcoef(ranks(a), ranks(b))[0, 1])
-    for name in ("pearson", "spearman"):
-        assert score(name, [2.0, 2.0, 2.0], [1.0, 2.0, 3.0]) == 0
-        assert score(name, [2.0], [1.0]) == 0
-
-
-def bleu(predictions, references):
-    """Papineni's formula, without smoothing, on words with spaces between them."""
-    logs, long, short = 0.0, 0, 0
-    for n in range(1, 5):
-        right = total = 0
-        for ours, theirs in zip(predictions, references, strict=True):
-            a, b = (Counter(zip(*(row.split()[i:] for i in range(n)))) for row in (ours, theirs))  # noqa: B905
-            right, total = right + sum((a & b).values()), total + sum(a.values())
-        logs += math.log(right / total) / 4
-    for ours, theirs in zip(predictions, references, strict=True):
-        long, short = long + len(theirs.split()), short + len(ours.split())
-    return 100 * min(1.0, math.exp(1 - long / short)) * math.exp(logs)
-
-
-def test_bleu_against_its_formula():
-    rng = random.Random(0)
-    references = [" ".join(rng.choice("abcdefgh") for _ in range(rng.randint(8, 14))) for _ in range(30)]
-    predictions = [" ".join(w if rng.random() < 0.85 else "x" for w in row.split()[:-1]) for row in references]
-    assert score("bleu", predictions, references) == pytest.approx(bleu(predictions, references))
-    assert score("bleu", references, references) == pytest.approx(100)
-
-
-def test_f1_by_counting():
-    rng = np.random.default_rng(0)
-    labels, given = rng.integers(0, 2, (2, 50))
-    right = int((labels & given).sum())
-    assert score("f1", given, labels) == pytest.approx(2 * right / (labels.sum() + given.sum()))
-    assert score("f1", [0, 0], [0, 0]) == 0
-    labels, given = rng.integers(0, 3, (2, 50))
-    each = [2 * ((labels == c) & (given == c)).sum() / ((labels == c).sum() + (given == c).sum()) for c in range(3)]
-    assert score("macro_f1", given, labels) == pytest.approx(np.mean(each))
 
 
 @pytest.fixture(scope="module")
@@ -232,159 +146,6 @@ def test_wrong_choices(options, says):
         choose_task(**options)
 
 
-def write(folder, **splits):
-    folder.mkdir(exist_ok=True)
-    for split, rows in splits.items():
-        if isinstance(rows, list):
-            made.write_rows(folder / f"{split}.jsonl", rows)
-        else:
-            rows.to_parquet(folder / f"{split}.parquet")
-    return folder
-
-
-def test_labels_by_name_by_number_and_as_the_data_names_them(tmp_path):
-    rows = [{"sentence1": "a", "sentence2": "b", "label": label} for label in ("not_entailment", "entailment")]
-    folder = write(tmp_path / "names", train=rows, validation=rows)
-    kind = kind_class("classification")
-    assert kind.gold(get_task("rte"), load_splits(get_task("rte"), folder)["train"]) == [1, 0]
-    features = datasets.Features(
-        {
-            "sentence1": datasets.Value("string"),
-            "sentence2": datasets.Value("string"),
-            "label": datasets.ClassLabel(names=["not_entailment", "entailment"]),  # in another order than the task's
-        }
-    )
-    table = datasets.Dataset.from_list(rows, features=features)
-    folder = write(tmp_path / "parquet", train=table, validation=table)
-    task, splits = load_data(get_task("rte"), folder)
-    assert list(splits["train"]["label"]) == [0, 1]
-    assert kind.gold(task, splits["train"]) == [1, 0]
-
-
-def test_the_hubs_integer_tags_mean_the_same_as_their_names(tmp_path):
-    names = list(get_task("conll2003").labels)
-    tags = ["B-PER", "I-PER", "O"]
-    numbers = {"tokens": ["Anna", "Smith", "went"], "ner_tags": [names.index(tag) for tag in tags], "id": "0"}
-    features = datasets.Features(
-        {
-            "id": datasets.Value("string"),
-            "tokens": datasets.List(datasets.Value("string")),
-            "ner_tags": datasets.List(datasets.ClassLabel(names=names)),
-        }
-    )
-    task, kind = get_task("conll2003"), kind_class("tokens")
-    for number, table in enumerate(
-        ([numbers], [{**numbers, "ner_tags": tags}], datasets.Dataset.from_list([numbers], features=features))
-    ):
-        folder = write(tmp_path / str(number), train=table, validation=table)
-        assert kind.gold(task, load_splits(task, folder)["train"]) == [[1, 2, 0]]
-
-
-def test_labels_of_ones_own_set_are_read_off_all_of_it(tmp_path):
-    def rows(*labels):
-        return [{"text": "a", "stars": label} for label in labels]
-
-    custom = choose_task("custom", text_columns="text", label_column="stars")
-    for number, (train, validation, names) in enumerate(
-        [
-            (rows(10, 2, 5), rows(5), ("2", "5", "10")),
-            (rows(10, 2, 5), rows("5"), ("2", "5", "10")),
-            (rows("good", "bad", "so-so"), rows("so-so"), ("bad", "good", "so-so")),
-            (rows(True, False), rows(True), ("False", "True")),
-            (rows(1.0, 3.0), rows(1.0), ("1", "3")),
-        ]
-    ):
-        folder = write(tmp_path / str(number), train=train, validation=validation)
-        task, splits = load_data(custom, folder)
-        assert task.labels == names
-        first = train[0]["stars"]
-        expected = names.index(str(int(first) if isinstance(first, float) else first))
-        assert kind_class("classification").gold(task, splits["train"])[0] == expected
-
-
-def test_splits_by_the_hubs_names(tmp_path):
-    rows = made.make(made.pair, 4, 0)
-    folder = write(tmp_path / "mnli", train=rows, validation_matched=rows[:3], validation_mismatched=rows[:2])
-    splits = load_splits(get_task("mnli"), folder)
-    assert {name: len(rows) for name, rows in splits.items()} == {
-        "train": 4, "validation": 3, "validation_mismatched": 2,
-    }  # fmt: skip
-    assert list(load_splits(get_task("mnli"), write(tmp_path / "plain", train=rows, validation=rows))) == [
-        "train", "validation",
-    ]  # fmt: skip
-    reviews = [{"text": "good", "label": 1}, {"text": "bad", "label": 0}]
-    folder = write(tmp_path / "imdb", train=reviews, test=reviews[:1])
-    assert {name: len(rows) for name, rows in load_splits(get_task("imdb"), folder).items()} == {
-        "train": 2, "validation": 1,
-    }  # fmt: skip
-    hans = [{"premise": "a", "hypothesis": "b", "label": "non-entailment"}]
-    assert list(load_splits(get_task("hans"), write(tmp_path / "hans", validation=hans))) == ["validation"]
-    unlabelled = [{**row, "label": -1.0} for row in made.make(made.similarity, 2, 0)]
-    folder = write(tmp_path / "stsb", train=made.make(made.similarity, 2, 0),
-                   validation=made.make(made.similarity, 2, 1), test=unlabelled)  # fmt: skip
-    assert "test" not in load_splits(get_task("stsb"), folder)
-
-
-@pytest.mark.parametrize(
-    ("task", "change", "says"),
-    [
-        ("stsb", {"label": math.nan}, "Expected finite numbers in column label, got nan in row 2 of split train"),
-        ("stsb", {"label": None}, "Expected finite numbers in column label, got None in row 2 of split train"),
-        ("conll2003", {"tokens": "Anna went"}, "Expected a list in column tokens, got .*split train"),
-        ("conll2003", {"ner_tags": ["O"]}, "Expected one label in column ner_tags for each word .* got 2 words and 1 labels in row 2"),
-        ("conll2003", {"tokens": [], "ner_tags": []}, "got 0 words and 0 labels in row 2"),
-        ("conll2003", {"tokens": ["a", None]}, "Expected words in column tokens, got None in row 2"),
-        ("conll2003", {"ner_tags": ["O", "B-DOG"]}, r"Expected labels 0 \(O\), 1 \(B-PER\), .* got 'B-DOG' in row 2"),
-        ("swag", {"label": 4}, "Expected the number of a choice, 0 to 3, in column label, got 4 in row 2"),
-        ("swag", {"ending2": None}, "Expected text in column ending2, got None in row 2"),
-        ("codah", {"sent2": None}, "Expected text in column sent2, got None in row 2"),
-        ("wmt16-en-ro", {"translation": {"en": "red"}}, "Expected text in column translation.ro, got None in row 2"),
-        ("mnli", {"label": 3}, r"Expected labels 0 \(entailment\), 1 \(neutral\), 2 \(contradiction\), got 3 in row 2"),
-        ("mnli", {"label": "maybe"}, "got"),
-    ],
-)  # fmt: skip
-def test_bad_rows_are_named(tmp_path, task, change, says):
-    makers = {"stsb": made.similarity, "swag": made.endings, "codah": made.endings, "wmt16-en-ro": made.translation, "mnli": made.pair}  # fmt: skip
-    rows = made.make(makers.get(task, lambda rng: {"tokens": ["Anna", "went"], "ner_tags": ["B-PER", "O"]}), 3, 0)
-    if isinstance(change.get("tokens"), str):  # a column of text, as .csv has it
-        rows = [{**row, "tokens": " ".join(row["tokens"])} for row in rows]
-    if change.get("label") == "maybe":
-        rows = [{**row, "label": "neutral"} for row in rows]
-    bad = [rows[0], {**rows[1], **change}, rows[2]]
-    folder = write(tmp_path / "data", train=bad, validation=rows)
-    with pytest.raises(InputError, match=says):
-        load_splits(get_task(task), folder)
-
-
-def test_columns_that_are_missing(tmp_path):
-    rows = [{"tokens": ["a"], "tags": ["O"]}]
-    folder = write(tmp_path / "tags", train=rows, validation=rows)
-    with pytest.raises(InputError, match="Expected columns tokens, ner_tags for task 'conll2003', got tokens, tags"):
-        load_splits(get_task("conll2003"), folder)
-    rows = [{"en": "red", "ro": "rot"}]
-    folder = write(tmp_path / "flat", train=rows, validation=rows)
-    with pytest.raises(InputError, match="Expected columns translation for task 'wmt16-en-ro', got en, ro"):
-        load_splits(get_task("wmt16-en-ro"), folder)
-    with pytest.raises(InputError, match="Expected --data-dir with task 'ptb-pos', which is not on the hub, got none"):
-        load_splits(get_task("ptb-pos"))
-
-
-@pytest.mark.parametrize(
-    ("options", "rows", "says"),
-    [
-        ({"metric": "f1"}, ["a", "b", "c"], "Expected two classes for metric f1, got 3 in column label .* --metric macro_f1"),
-        ({}, ["a", "a"], "Expected at least two classes in column label of .*, got a"),
-        ({"kind": "tokens", "metric": "entity_f1"}, [["NN"], ["VB"]], "Expected labels such as O, B-PER, I-PER for metric entity_f1, got 'NN'"),
-        ({"kind": "tokens"}, [["NN"], ["NN"]], "Expected lists with at least two classes in column label of .*, got NN"),
-    ],
-)  # fmt: skip
-def test_labels_that_do_not_fit_the_metric(tmp_path, options, rows, says):
-    data = [{"text": ["a"] if options.get("kind") else "a", "label": label} for label in rows]
-    folder = write(tmp_path / "data", train=data, validation=data)
-    with pytest.raises(InputError, match=says):
-        load_data(choose_task("custom", text_columns="text", **options), folder)
-
-
 def test_classes_of_another_task():
     assert reading_of(("not_entailment", "entailment"), get_task("rte")) == [1, 0]
     assert reading_of(("not_duplicate", "duplicate"), get_task("paws-x")) == [0, 1]
@@ -502,92 +263,6 @@ def test_rows_without_a_labelled_word_are_scored_and_not_trained_on(bert):
     assert [record["prediction"] for record in (alone.records[0], alone.records[2])] == [["O"], ["O"]]
     assert alone.loss == pytest.approx(predict(model, in_order(rows, 3, kind, torch.device("cpu")), kind).loss)
     assert predict(model, in_order(rows.select([0]), 1, kind, torch.device("cpu")), kind).loss is None
-
-
-def test_a_class_that_is_not_trained_on_is_named(tmp_path):
-    def rows(*labels):
-        return [{"text": "a", "label": label} for label in labels]
-
-    custom = choose_task("custom", text_columns="text")
-    for number, (train, others, says) in enumerate(
-        [
-            (rows(True, False), {"validation": rows(0, 1)}, "got '0' in split validation of"),
-            (rows("x", "y"), {"validation": rows("x"), "test": rows("x", "z")}, "got 'z' in split test of"),
-        ]
-    ):
-        folder = write(tmp_path / str(number), train=train, **others)
-        with pytest.raises(InputError, match=f"Expected labels in column label that split train has as well, {says}"):
-            load_data(custom, folder)
-    words = [{"text": ["a", "b"], "label": ["X", "Y"]}]
-    folder = write(tmp_path / "words", train=words, validation=[{"text": ["a"], "label": ["Z"]}])
-    with pytest.raises(InputError, match="got 'Z' in split validation of"):
-        load_data(choose_task("custom", kind="tokens", text_columns="text"), folder)
-    named = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["x", "y", "z"])})
-    tables = [datasets.Dataset.from_list(some, features=named) for some in (rows("x", "y"), rows("z"))]
-    folder = write(tmp_path / "named", train=tables[0], validation=tables[1])
-    assert load_data(custom, folder)[0].labels == ("x", "y", "z")
-
-
-def tables(folder, suffix, **splits):
-    folder.mkdir()
-    for split, rows in splits.items():
-        text = "\n".join(("," if suffix == "csv" else "\t").join(row) for row in rows)
-        (folder / f"{split}.{suffix}").write_text(text + "\n")
-    return folder
-
-
-@pytest.mark.parametrize("suffix", ["csv", "tsv"])
-def test_the_bad_label_of_a_column_is_the_one_that_is_named(tmp_path, suffix):
-    head = ("sentence", "label")
-    good, bad = ([head, *(("red", label) for label in labels)] for labels in (("0", "1"), ("0", "1", "1", "0", "?")))
-    folder = tables(tmp_path / "cola", suffix, train=bad, validation=good)
-    with pytest.raises(InputError, match=r"Expected labels 0 \(unacceptable\), .* got '\?' in row 5 of split train"):
-        load_splits(get_task("cola"), folder)
-    head, rows = ("sentence1", "sentence2", "label"), [("a", "b", "1.5"), ("a", "b", "2")]
-    folder = tables(tmp_path / "stsb", suffix, train=[head, *rows, ("a", "b", "?")], validation=[head, *rows])
-    with pytest.raises(InputError, match=r"Expected finite numbers in column label, got '\?' in row 3 of split train"):
-        load_splits(get_task("stsb"), folder)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_bad_label_far_down_is_named(tmp_path):
-    rows = [("sentence", "label"), *[("red", "1")] * 12_000]  # more than are read at a time
-    folder = tables(tmp_path / "many", "csv", train=[*rows, ("red", "?")], validation=rows)
-    with pytest.raises(InputError, match=r"got '\?' in row 12001 of split train"):
-        load_splits(get_task("cola"), folder)
-    gc.collect()  # datasets leaves a file open where reading fails
-
-
-def test_labels_that_are_numbers_as_text(tmp_path):
-    for name, maker, gold in (("cola", None, [0, 1]), ("stsb", made.similarity, None), ("swag", made.endings, None)):
-        rows = made.make(maker, 4, 0) if maker else [{"sentence": "a", "label": label} for label in (0, 1)]
-        gold = gold or [row["label"] for row in rows]
-        text = [{**row, "label": str(row["label"])} for row in rows]
-        splits = load_splits(get_task(name), write(tmp_path / name, train=text, validation=rows))
-        kind = kind_class(get_task(name).kind)
-        assert kind.gold(get_task(name), splits["train"]) == gold
-
-
-@pytest.mark.parametrize("suffix", ["csv", "tsv"])
-def test_columns_of_numbers_are_text_where_text_is_wanted(tmp_path, suffix):
-    options = {"text_columns": "question", "label_column": "answer"}
-    rows = [("question", "a", "b", "answer"), ("007", "1", "2.50", "0"), ("12", "NA", "-4", "1")]
-    folder = tables(tmp_path / "data", suffix, train=rows, validation=rows)
-    custom = choose_task("custom", kind="multiple-choice", choice_columns="a,b", **options)
-    train = load_splits(custom, folder)["train"]
-    assert train[:] == {"question": ["007", "12"], "a": ["1", "NA"], "b": ["2.50", "-4"], "answer": [0, 1]}
-    train = load_splits(choose_task("custom", kind="seq2seq", **options), folder)["train"]
-    assert list(train["answer"]) == ["0", "1"]
-
-
-def test_a_test_split_without_labels_is_left_alone(tmp_path):
-    rows = [{"sentence": "a", "label": label} for label in (0, 1)]
-    for number, test in enumerate(([{"sentence": "a"}], [{"sentence": "a", "label": None}])):
-        folder = write(tmp_path / str(number), train=rows, validation=rows, test=test)
-        assert list(load_splits(get_task("cola"), folder)) == ["train", "validation"]
-    pairs = made.make(made.translation, 2, 0)
-    folder = write(tmp_path / "wmt", train=pairs, validation=pairs, test=[{"translation": {"en": "red"}}])
-    assert list(load_splits(get_task("wmt16-en-ro"), folder)) == ["train", "validation"]
 
 
 def test_the_end_of_text_stands_in_for_padding(tmp_path):

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import broadcast
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.provider import MaskProvider
-from attnreg.providers import GNetProvider, HeadMask
 
 FOLDER = "attnreg"
 
@@ -124,32 +123,17 @@ class AttnRegCallback(TrainerCallback):
 
     def _clear_gradients(self) -> None:
         # The Trainer clears those of the model, of which the provider is no part, and never calls optimizer.zero_grad.
-        for parameter in learned_parameters(self.handle.provider):
+        for parameter in self.handle.provider.learned_parameters():
             parameter.grad = None
-
-
-def learned_parameters(provider: MaskProvider) -> list[nn.Parameter]:
-    """What a provider learns by the model's loss: its parameters, but those that are frozen or of a G-Net.
-
-    A G-Net's masks have no gradient: it learns by AttendOut's game alone.
-    """
-    of_games = {
-        id(parameter)
-        for module in provider.modules()
-        if isinstance(module, GNetProvider) and type(module).penalty is MaskProvider.penalty
-        for parameter in module.parameters()
-    }
-    return [p for p in provider.parameters() if p.requires_grad and id(p) not in of_games]
 
 
 def _needs_more_than_masks(provider: MaskProvider) -> str | None:
     """Why a training loop that only runs the attached model does not do for a provider; ``None`` if it does."""
-    random = isinstance(provider, HeadMask) and provider.by == "random"
-    if type(provider).attribute is not MaskProvider.attribute and not random:
+    if provider.looks_at_batches:
         return "looks at each batch before it is trained on (`attribute`)"
     if type(provider).penalty is not MaskProvider.penalty:
         return "adds to the loss (`penalty`)"
-    return "learns by the loss" if learned_parameters(provider) else None
+    return "learns by the loss" if provider.learned_parameters() else None
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:

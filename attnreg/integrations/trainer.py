@@ -12,9 +12,10 @@ from transformers.modeling_utils import unwrap_model
 
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle, attach
-from attnreg.integrations.callback import AttnRegCallback, learned_parameters
+from attnreg.integrations.callback import AttnRegCallback
 from attnreg.provider import MaskProvider
 from attnreg.providers import AttributionProvider, CrossTuning
+from attnreg.training.method import Updater
 
 
 class ADDropTrainer(Trainer):
@@ -84,21 +85,9 @@ class ADDropTrainer(Trainer):
                 self.handle.provider.attribute(model, inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
         # Here, and not right before the optimizer's step, so that processes agree on whether fp16 gradients overflow.
-        if self.accelerator.num_processes > 1 and self.accelerator.sync_gradients:
-            self._average_gradients()
+        if self.accelerator.sync_gradients:
+            Updater(accelerator=self.accelerator).average_gradients(self.handle.provider.learned_parameters())
         return loss
-
-    def _average_gradients(self) -> None:
-        """Take the mean over processes of the provider's gradients, which no wrapped forward pass sees to."""
-        learned = learned_parameters(self.handle.provider)
-        if not learned:
-            return
-        # A parameter may have had a part in some processes' batches only.
-        present = torch.tensor([float(parameter.grad is not None) for parameter in learned], device=self.args.device)
-        for parameter, count in zip(learned, self.accelerator.reduce(present, "sum").tolist(), strict=True):
-            if count:
-                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad = self.accelerator.reduce(gradient, "mean")
 
     def compute_loss(
         self,
@@ -153,7 +142,7 @@ class Seq2SeqADDropTrainer(ADDropTrainer, Seq2SeqTrainer):
 
 def _not_in(optimizer: Optimizer, provider: MaskProvider) -> list[nn.Parameter]:
     """What the provider learns and the optimizer does not hold."""
-    learned = learned_parameters(provider)
+    learned = provider.learned_parameters()
     held = {id(p) for group in optimizer.param_groups for p in group["params"]} if learned else set()
     return [parameter for parameter in learned if id(parameter) not in held]
 
@@ -162,6 +151,6 @@ def _not_learned(provider: MaskProvider, missing: list[nn.Parameter]) -> InputEr
     # A scheduler may have been made for the optimizer as it is: one more group would be behind its back.
     return InputError(
         f"Expected the optimizer to hold what {type(provider).__name__} learns, got one without {len(missing)} of its "
-        'parameters: call `optimizer.add_param_group({"params": list(provider.parameters()), "weight_decay": 0.0})` '
+        'parameters: call `optimizer.add_param_group({"params": provider.learned_parameters(), "weight_decay": 0.0})` '
         "before you make a scheduler, or leave the optimizer to ADDropTrainer."
     )

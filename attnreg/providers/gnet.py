@@ -248,6 +248,10 @@ class GNetProvider(MaskProvider):
             tables[name] = table
         self.network.tables = tables
 
+    def learned_parameters(self) -> list[nn.Parameter]:
+        """None: its masks have no gradient, and AttendOut's game has an optimizer for it."""
+        return []
+
     @torch.no_grad()
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Draw the masks of all layers for one forward pass of the main model; they stay in :attr:`keep`."""

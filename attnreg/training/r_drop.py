@@ -13,10 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.provider import MaskProvider, that_look_at_batches
+from attnreg.tasks.kinds.tokens import IGNORED
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import Batch
-
-IGNORED = -100  # the label of what is not to be learned
 
 
 def disagreement(logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:

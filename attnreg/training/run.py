@@ -185,7 +185,7 @@ class Run:
             provider_lr: the learning rate of that; by default the network's.
         """
         optimizer = adamw(model, self.settings.learning_rate)
-        learned = [] if provider is None else [p for p in provider.parameters() if p.requires_grad]
+        learned = [] if provider is None else provider.learned_parameters()
         if learned:
             learning_rate = self.settings.learning_rate if provider_lr is None else provider_lr
             optimizer.add_param_group({"params": learned, "lr": learning_rate, "weight_decay": 0.0})

@@ -1,0 +1,279 @@
+"""What a provider learns by the loss, in the Hugging Face Trainer."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+
+import attnreg
+from attnreg.integrations import ADDropTrainer, AttnRegCallback
+from tests.test_distributed import launched
+from tests.test_integrations import Rows, arguments, bert, column, weights
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
+
+
+class Learned(attnreg.MaskProvider):
+    """Weighs attention by a number that it learns and that has a price."""
+
+    def __init__(self, price=1.0):
+        super().__init__()
+        self.price = price
+        self.factor = torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, site):
+        return attnreg.Mask(weights=self.factor)
+
+    def penalty(self):
+        return self.price * self.factor**2
+
+
+def test_what_a_provider_learns_is_learned(tmp_path):
+    losses = []
+    for price in (0.0, 100.0):
+        provider = Learned(price)
+        trainer = ADDropTrainer(bert(0.0), arguments(tmp_path), train_dataset=Rows(), provider=provider)
+        trainer.train()
+        losses.append(column(trainer, "loss"))
+        assert provider.factor != 0.5
+    assert losses[1][0] == pytest.approx(losses[0][0] + 25, abs=0.01)
+    assert losses[1][-1] < losses[1][0]  # the price has brought the factor down
+    assert provider.factor < 0.5
+    evaluated = trainer.evaluate(Rows())["eval_loss"]
+    assert evaluated < 5  # without the price
+
+
+class Priced(attnreg.MaskProvider):
+    """Drops nothing; has two numbers at a constant price, the second in the first process only."""
+
+    def __init__(self):
+        super().__init__()
+        self.everywhere = torch.nn.Parameter(torch.tensor(0.5))
+        self.in_first = torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, site):
+        return None
+
+    def penalty(self):
+        rank = int(os.environ.get("RANK", 0))
+        return self.everywhere * (1 + 2 * rank) + (0 if rank else self.in_first)
+
+
+class Gradients(hf.TrainerCallback):
+    """Keeps a parameter's gradient at each optimizer step."""
+
+    def __init__(self, *parameters):
+        self.parameters = parameters
+        self.seen = []
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        self.seen.append([None if p.grad is None else p.grad.item() for p in self.parameters])
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_the_gradients_of_a_provider_are_of_one_step(tmp_path, accumulated):
+    provider = Priced()
+    gradients = Gradients(provider.everywhere, provider.in_first)
+    trainer = ADDropTrainer(
+        bert(),
+        arguments(tmp_path, gradient_accumulation_steps=accumulated),
+        train_dataset=Rows(),
+        provider=provider,
+        callbacks=[gradients],
+    )
+    provider.everywhere.grad = torch.tensor(7.0)  # left over from before
+    trainer.train()
+    assert gradients.seen == [[1.0, 1.0]] * (8 // accumulated)
+
+
+def language_model():
+    torch.manual_seed(0)
+    dropout = dict.fromkeys(["resid_pdrop", "attn_pdrop", "embd_pdrop"], 0.0)
+    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=40, n_embd=8, n_layer=2, n_head=2, **dropout))
+
+
+class Sentences(Rows):
+    def __getitem__(self, index):
+        return {"input_ids": self.ids[index], "labels": self.ids[index]}
+
+
+def divided(output, labels, num_items_in_batch):
+    return torch.nn.functional.cross_entropy(output.logits, labels, reduction="sum") / num_items_in_batch
+
+
+@pytest.mark.parametrize("case", ["mean of means", "model", "function"])
+def test_accumulated_penalties_are_one_penalty(tmp_path, case):
+    found = []
+    for accumulated in (1, 4):
+        provider = Learned(0.5)
+        gradients = Gradients(provider.factor)
+        model = bert(0.0) if case == "function" else language_model()
+        if case == "model":
+            model.accepts_loss_kwargs = True
+        options = {"per_device_train_batch_size": 8 // accumulated, "gradient_accumulation_steps": accumulated}
+        trainer = ADDropTrainer(
+            model,
+            arguments(tmp_path, max_steps=1, **options),
+            train_dataset=Rows() if case == "function" else Sentences(),
+            provider=provider,
+            callbacks=[gradients],
+            compute_loss_func=divided if case == "function" else None,
+        )
+        trainer.train()
+        found.append([column(trainer, "loss")[0], gradients.seen[0][0]])
+    assert found[0][1] == pytest.approx(0.5, abs=0.2)  # of the price alone: the masks' part is small
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [attnreg.ConcreteDropout, attnreg.LearnableBernoulli, attnreg.AdversarialAttention])
+def test_what_a_provider_learns_resumes_to_the_same_end(tmp_path, kind):
+    def trainer():
+        model = bert()
+        options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
+        return ADDropTrainer(
+            model, arguments(tmp_path, **options), train_dataset=Rows(), provider=kind.for_model(model)
+        )
+
+    whole = trainer()
+    before = weights(whole.handle.provider)
+    whole.train()
+    resumed = trainer()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert not torch.equal(weights(whole.handle.provider), before)
+    assert torch.equal(weights(resumed.handle.provider), weights(whole.handle.provider))
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+    assert column(resumed, "loss") == column(whole, "loss")
+
+
+IN_TWO_PROCESSES = """
+import json, os, sys
+import torch
+from attnreg.integrations import ADDropTrainer
+from tests.test_integrations import Rows, arguments, bert, weights
+from tests.test_integrations_learned import Gradients, Learned, Priced
+
+folder, batch_size = sys.argv[1], int(sys.argv[2])
+options = {"optim": "sgd", "per_device_train_batch_size": batch_size, "gradient_accumulation_steps": 2}
+rank = int(os.environ.get("RANK", 0))
+learned = Learned()
+with torch.no_grad():
+    learned.factor += rank  # the first process's holds
+priced = Priced()
+gradients = Gradients(priced.everywhere, priced.in_first)
+trainer = ADDropTrainer(
+    bert(0.0), arguments(folder, **options), train_dataset=Rows(), provider=learned & priced, callbacks=[gradients]
+)
+trainer.train()
+found = [weights(trainer.handle.provider).tolist(), weights(trainer.model).double().sum().item(), gradients.seen]
+open(f"{folder}/{rank}.json", "w").write(json.dumps(found))
+"""
+
+
+def test_two_processes_learn_the_same_provider(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(IN_TWO_PROCESSES)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    found = {}
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        folder.mkdir()
+        command = launched(script, folder, 4 // processes, processes=processes)
+        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+        assert not done.returncode, done.stdout + done.stderr
+        found[processes] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
+    (alone,), (first, second) = found[1], found[2]
+    assert first == second
+    assert first[0][0] == pytest.approx(alone[0][0], rel=1e-4)  # a mask's number
+    assert first[1] == pytest.approx(alone[1], rel=1e-4)
+    assert first[2] == [[2.0, 0.5]] * 4
+
+
+def test_an_optimizer_that_was_passed_in_must_hold_what_the_provider_learns(tmp_path):
+    model = bert()
+    provider = attnreg.ConcreteDropout.for_model(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    handle = attnreg.attach(model, provider & attnreg.GNetProvider.for_model(model))
+
+    def trainer(provider=handle, **options):
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+        options = {"train_dataset": Rows(), "provider": provider, "optimizers": (optimizer, scheduler), **options}
+        return ADDropTrainer(model, arguments(tmp_path), **options)
+
+    says = r"Expected the optimizer to hold what Compose learns, got one without 1 of its parameters: call `optimizer\."
+    with pytest.raises(ValueError, match=says):
+        trainer()
+    with pytest.raises(ValueError, match="Learned learns, got one without 1 "):
+        ADDropTrainer(other := bert(), arguments(tmp_path), provider=Learned(), optimizers=(optimizer, None))
+    assert not attnreg.is_attached(other)
+    late = trainer(optimizers=(None, None))
+    late.optimizer = optimizer
+    with pytest.raises(ValueError, match=says):
+        late.train()
+    optimizer.add_param_group({"params": list(provider.parameters()), "weight_decay": 0.0})
+    before = weights(provider)
+    trainer().train()
+    assert not torch.equal(weights(provider), before)
+    assert len(optimizer.param_groups) == 2
+
+
+def test_training_twice_goes_on_with_the_same_optimizer(tmp_path):
+    provider = Learned()
+    trainer = ADDropTrainer(bert(), arguments(tmp_path), train_dataset=Rows(), provider=provider)
+    trainer.train()
+    before = provider.factor.item()
+    trainer.train()
+    assert provider.factor.item() != before
+    assert sum(parameter is provider.factor for g in trainer.optimizer.param_groups for parameter in g["params"]) == 1
+
+
+def in_stock_trainer(tmp_path, expression):
+    model = bert()
+    provider = Learned() if expression == "Learned()" else attnreg.parse_provider(expression, model, 8)
+    trainer = hf.Trainer(model, arguments(tmp_path), train_dataset=Rows())
+    AttnRegCallback(attnreg.attach(model, provider)).add_to(trainer)
+    return trainer
+
+
+NEEDS_MORE = {
+    "AttributionProvider()": r"AttributionProvider, which looks at each batch before it is trained on \(`attribute`\)",
+    "CrossTuning(AttributionProvider())": "AttributionProvider, which looks",
+    "HeadMask(1, by='importance')": "HeadMask, which looks",
+    "LearnableBernoulli()": "LearnableBernoulli, which looks",
+    "DropHead(0.2) & OnLayers(ConcreteDropout(), [0])": r"ConcreteDropout, which adds to the loss \(`penalty`\)",
+    "ContextualDropout()": "ContextualDropout, which adds",
+    "AdversarialAttention()": "AdversarialAttention, which adds",
+    "Learned()": "Learned, which adds",
+}
+
+
+@pytest.mark.parametrize("expression", NEEDS_MORE)
+def test_the_stock_trainer_is_refused_where_masks_are_not_all(tmp_path, expression):
+    message = f"Expected an ADDropTrainer for {NEEDS_MORE[expression]}.*, got a Trainer, which does not see to that"
+    with pytest.raises(ValueError, match=message):
+        in_stock_trainer(tmp_path, expression)
+
+
+def test_parameters_alone_need_more_than_the_stock_trainer(tmp_path):
+    class Weighted(Learned):
+        penalty = attnreg.MaskProvider.penalty
+
+    model = bert()
+    provider = Weighted()
+    callback = AttnRegCallback(attnreg.attach(model, provider))
+    with pytest.raises(ValueError, match="for Weighted, which learns by the loss, got a Trainer"):
+        callback.add_to(hf.Trainer(model, arguments(tmp_path)))
+    provider.requires_grad_(False)
+    callback.add_to(hf.Trainer(model, arguments(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "expression", ["HeadMask(1)", "UniDrop()", "DropHead(0.2) & GNetProvider()", "AttributionProvider(method='random')"]
+)
+def test_masks_alone_work_in_the_stock_trainer(tmp_path, expression):
+    trainer = in_stock_trainer(tmp_path, expression)
+    trainer.train()
+    assert max(column(trainer, "drop_rate/encoder.0")) > 0
