@@ -85,7 +85,7 @@ def test_lists_are_complete(cli):
     from attnreg.tasks import TASKS
 
     recipes = [path.stem.replace("_", "-") for path in (ROOT / "recipes").glob("[a-z]*.py")]
-    for what, names in (("recipes", recipes), ("tasks", TASKS), ("providers", {*providers} - {"Compose", "OnLayers"})):
+    for what, names in (("recipes", recipes), ("tasks", TASKS), ("providers", {*providers} - {"Compose"})):
         lines = cli("list", what).output.splitlines()
         assert {line.split()[0] for line in lines} == {*names}
         assert all(len(line.split()) > 3 for line in lines)
@@ -184,6 +184,9 @@ def test_an_output_folder_that_holds_something_is_left_alone(cli, tmp_path):
     assert_sentence(cli(*first[:-1], "file"), 1, "Expected --output-dir to be new or empty")
     assert_sentence(cli(*first, "--resume", "--seed", 1), 1, r"resume with --seed 0 \(not 1\)")
     assert_sentence(cli(*first[:3], 2, *first[4:], "--resume"), 1, r"resume with --epochs 1 \(not 2\)")
+    assert_sentence(cli(*first, "--resume", "--train-size", 9), 1, r"resume with --train-size 64 \(not 9\)")
+    held_out = cli(*first, "--resume", "--validation-rows", 9)
+    assert_sentence(held_out, 1, r"resume with no --validation-rows \(not 9\)")
     other = ["recipe", "attention-layerdrop", *QUICK, "--output-dir", "out", "--resume"]
     assert_sentence(cli(*other), 1, "--recipe finetune")
     shutil.rmtree(tmp_path / "out" / "checkpoints")

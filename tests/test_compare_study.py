@@ -1,7 +1,9 @@
 """What a comparison decides and reports, with runs that are written down here."""
 
+import csv
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from attnreg.compare.launch import commands
 from attnreg.compare.method import Method
 from attnreg.compare.report import write_report
 from attnreg.compare.study import Study
+from attnreg.errors import InputError
 
 
 def study_of(tmp_path, *methods, **options):
@@ -66,7 +69,8 @@ def table(report, heading):
 
 def test_every_number_of_the_report(tmp_path):
     study = study_of(tmp_path, "finetune", "ad-drop", "attention-layerdrop --drop-rate 0", seeds=3)
-    study.begin()
+    with study.begun():
+        pass
     scores = {
         "finetune": (0.70, 0.72, 0.77),
         "ad-drop": (0.75, 0.76, 0.85),
@@ -80,7 +84,7 @@ def test_every_number_of_the_report(tmp_path):
                 "forward_rows": 600,
                 "peak_memory_bytes": 150,
                 "active_steps": 10,
-                "drop_rates": {"encoder.0": 0.1, "encoder.1": 0.3},
+                "drop_rates": {"encoder.0": 0.1, "encoder.1": 0.3, "encoder.2": 0.0},
             }
         write(run, scores[run.method.text][run.seed], **other)
     study.decide()
@@ -102,9 +106,9 @@ def test_every_number_of_the_report(tmp_path):
     low, high = tests[0].confidence_interval()
     assert ad_drop["difference"] == f"{gap:+.4f}"
     assert ad_drop["95 % over seeds"] == f"[{low:+.4f}, {high:+.4f}]"
-    assert ad_drop["p"] == f"{tests[0].pvalue:.3f}"
+    assert ad_drop["p"] == f"{tests[0].pvalue:.4f}"
     assert float(ad_drop["p (Holm)"]) == pytest.approx(2 * tests[0].pvalue, abs=1e-3)
-    assert layerdrop["p (Holm)"] == layerdrop["p"] == f"{tests[1].pvalue:.3f}"
+    assert layerdrop["p (Holm)"] == layerdrop["p"] == f"{tests[1].pvalue:.4f}"
     low, high = (float(end) for end in ad_drop["95 % over dev rows"].strip("[]").split(","))
     assert 0 < low < gap < high < 0.12
     fit = table(report, "Fit")[1]
@@ -118,14 +122,15 @@ def test_every_number_of_the_report(tmp_path):
         "1.50",
         "1.00",
     )
-    assert (cost["active steps"], cost["drop rate"]) == ("50%", "0.200")
+    assert (cost["active steps"], cost["layers"], cost["drop rate"]) == ("50%", "2 of 3", "0.200")
     (equal,) = table(report, "finetune, given the same time")
     gap = dev - 0.72
-    assert (equal["method"], equal["its time (s)"], equal["its mean"]) == ("ad-drop", "14", "0.7200")
+    assert (equal["method"], equal["its mean"]) == ("ad-drop", "0.7200")
+    assert (equal["its time (s)"], equal["time ratio"]) == ("14", "0.93")
     assert equal["difference"] == f"{gap:+.4f}"
-    assert equal["p"] == f"{stats.ttest_rel(scores['ad-drop'], (0.71, 0.72, 0.73)).pvalue:.3f}"
+    assert equal["p"] == f"{stats.ttest_rel(scores['ad-drop'], (0.71, 0.72, 0.73)).pvalue:.4f}"
     told = {row["method"]: row["options of the recipe"] for row in table(report, "Options")}
-    assert told["attention-layerdrop --drop-rate 0"] == "p = 0.0"  # a zero is told as well
+    assert told["attention-layerdrop --drop-rate 0"] == "--drop-rate 0.0"  # a zero is told as well
     assert "Made with device cpu; threads 1." in report
     assert "Nothing was searched" in report
 
@@ -134,7 +139,8 @@ def test_what_cannot_be_measured_is_left_blank(tmp_path):
     study = study_of(tmp_path, "finetune", "ad-drop", equal_time=False)
     for run in study.runs():
         write(run, 0.5 + 0.1 * run.seed, peak_memory_bytes=0, environment={"device": "cpu", "threads": run.seed})
-    study.begin()
+    with study.begun():
+        pass
     write_report(study)
     report = (tmp_path / "study" / "report.md").read_text()
     assert table(report, "Cost")[1]["memory ratio"] == ""
@@ -145,7 +151,8 @@ def test_searches_of_the_recipes_own_are_told(tmp_path):
     study = study_of(
         tmp_path, "finetune", "ad-drop --search p=0.1:0.2:0.1 q=0.3", "attention-layerdrop", equal_time=False
     )
-    study.begin()
+    with study.begun():
+        pass
     for run in study.runs():
         search = (
             {"tries": 2, "rows": 9, "chosen": {"p": 0.1 + 0.1 * run.seed, "q": 0.3}}
@@ -157,7 +164,7 @@ def test_searches_of_the_recipes_own_are_told(tmp_path):
     write_report(study)
     report = (tmp_path / "study" / "report.md").read_text()
     row = table(report, "Options")[1]
-    assert "p = 0.1  0.2 (by seed)" in row["options of the recipe"]
+    assert "--p 0.1  0.2 (by seed)" in row["options of the recipe"]
     assert row["tries"] == "2"
     assert (
         "not given the same number of tries: finetune 1, ad-drop --search p=0.1:0.2:0.1 q=0.3 2, attention-layerdrop 1"
@@ -179,9 +186,73 @@ def test_a_search_comes_first_and_its_best_is_run(tmp_path):
     assert [run.method.text for run in study.runs()][-2:] == ["ad-drop --p 0.4 --q 0.1"] * 2
 
 
+def test_the_baseline_is_searched_like_any_other(tmp_path):
+    methods = ("finetune --learning-rate {1e-4,2e-4}", "ad-drop --q {0.1,0.3}", "attention-layerdrop")
+    study = study_of(tmp_path, *methods, options=["--epochs", "10"])
+    for run in study.runs():
+        further = {"mismatched_accuracy": 0.5} if run.role == "final" else {}  # a search scores on less
+        score = 0.6 if "2e-4" in run.method.text else 0.5
+        write(run, score, dev={"accuracy": score, "loss": 0.5, "calibration_error": 0.1, **further})
+    for run in study.runs():
+        if not run.finished:
+            write(run, 0.5, 20.0 if "ad-drop" in run.method.text else 10.0)
+    study.folder.mkdir(exist_ok=True)
+    with study.begun():
+        longer = [run for run in study.runs() if run.role == "equal time"]
+        assert {run.method.text for run in longer} == {"finetune --learning-rate 2e-4 --epochs 20"}
+        for run in longer:
+            write(run, 0.5)
+        write_report(study)
+    report = (tmp_path / "study" / "report.md").read_text()
+    assert (
+        "not given the same number of tries: finetune --learning-rate {1e-4,2e-4} 2, ad-drop --q {0.1,0.3} 2, "
+        "attention-layerdrop 1." in report
+    )
+    with (tmp_path / "study" / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["role"] for row in rows} == {"final", "search", "equal time"}
+    assert [row["dev_mismatched_accuracy"] for row in rows].count("0.5") == 2  # of attention-layerdrop's two
+
+
+def test_one_comparison_at_a_time_works_on_a_folder(tmp_path):
+    study = study_of(tmp_path, "finetune", "ad-drop")
+    with study.begun(), pytest.raises(InputError, match="another comparison is: wait for it"), study.begun():
+        pass
+    study.check()
+    with study.begun():  # let go again
+        pass
+
+
+def test_data_that_has_changed_is_noticed(tmp_path):
+    study = study_of(tmp_path, "finetune", "ad-drop", equal_time=False)
+    for run in study.runs():
+        write(run, 0.5 + 0.1 * run.seed)
+    path = study.runs()[-1].folder / "predictions.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[1:] + lines[:1]))
+    with study.begun(), pytest.raises(InputError, match=r"Expected the dev rows of .* in .*ad-drop/seed1, got others"):
+        write_report(study)
+
+
+def test_a_finished_run_is_tidied_once(tmp_path):
+    study = study_of(tmp_path, "finetune", keep_models=True)
+    kept, other = study.runs()
+    for run in (kept, other):
+        write(run, 0.5)
+        for name in ("checkpoints", "model", "provider"):
+            (run.folder / name).mkdir()
+    kept.tidy()
+    assert {path.name for path in kept.folder.iterdir() if path.is_dir()} == {"model", "provider"}
+    for run in study_of(tmp_path, "finetune").runs():  # without --keep-models
+        run.tidy()
+    assert (kept.folder / "model").is_dir()
+    assert not [path for path in other.folder.iterdir() if path.is_dir()]
+
+
 def test_the_baseline_gets_the_same_time(tmp_path):
     study = study_of(tmp_path, "finetune", "attendout", "attention-layerdrop", options=["--epochs", "10"])
-    study.begin()
+    with study.begun():
+        pass
     times = {"finetune": (10.0, 12.0), "attendout": (24.0, 26.0), "attention-layerdrop": (11.0, 11.5)}
     for run in study.runs():
         write(run, 0.5, times[run.method.text][run.seed])
@@ -218,7 +289,7 @@ def test_a_run_that_somebody_is_at_is_left_alone(tmp_path):
         assert busy.running
         assert commands(study.runs(), 3, printed.append) == 1
     assert "seed1" in printed[0]
-    assert printed[0].startswith("OMP_NUM_THREADS=3 attnreg recipe finetune ")
+    assert printed[0].startswith(f"cd {Path.cwd()} && OMP_NUM_THREADS=3 attnreg recipe finetune ")
     assert (busy.folder / "config.json").is_file()
     assert not stale.folder.exists()
     assert not busy.running

@@ -5,8 +5,12 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
+from transformers import BertConfig, BertForSequenceClassification
 
+import attnreg
+from attnreg.plots.attention import plot_attention
 from attnreg.plots.run_folder import Records
 from attnreg.plots.seeds import plot_seeds
 from attnreg.plots.style import COLORS, styles
@@ -117,6 +121,20 @@ def test_dropped_positions_are_in_the_region_of_the_highest_attribution(runs, cl
     tokens = [label.get_text() for label in figures["attention"].axes[0].get_xticklabels()]
     assert tokens[0] == "[CLS]"
     assert len(tokens) == size
+
+
+@pytest.mark.parametrize(
+    "provider",
+    [attnreg.DropAttention(0.3), attnreg.ConcreteDropout(1, 0.3)],  # factors with rows normalised; and relaxed ones
+    ids=lambda provider: type(provider).__name__,
+)
+def test_what_counts_as_dropped_is_drawn_as_dropped(provider, tmp_path, figures):
+    config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    model = BertForSequenceClassification(config)
+    batch = {"input_ids": torch.arange(1, 9)[None], "labels": torch.tensor([1])}
+    plot_attention(model, batch, list("abcdefgh"), provider, tmp_path / "attention.png")
+    dropped = figures["attention"].axes[1].images[0].get_array().data
+    assert 0 < dropped.mean() < 1
 
 
 def test_seeds_and_intervals(tmp_path, figures):

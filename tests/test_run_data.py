@@ -1,9 +1,12 @@
 """Which rows a run trains on, is scored on and holds out."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from attnreg.errors import InputError
-from attnreg.training import Run
+from attnreg.training import FineTuning, Run, fit
 from attnreg.training.settings import Settings
 
 
@@ -20,6 +23,15 @@ def make(tmp_path, **options):
         "output_dir": tmp_path / "run",
     }
     return Run(Settings(**{**defaults, **options}))
+
+
+def test_a_method_without_the_runs_accelerator_is_refused_where_it_matters(tmp_path):
+    run = make(tmp_path, epochs=1)
+    method = FineTuning(run.model, run.optimizer(run.model))
+    assert fit(method, run).step == 7
+    run.accelerator = SimpleNamespace(num_processes=2, mixed_precision="no", device=torch.device("cpu"))
+    with pytest.raises(InputError, match=r"made with accelerator=run.accelerator, got None"):
+        fit(method, run)
 
 
 def texts(rows):

@@ -50,7 +50,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD...")
 @_options
 def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
-    """Compare METHODS, each a recipe with its options in quotes: same data, order, first head and evaluation per seed.
+    """Compare METHODS, each a recipe with its options in quotes: same data, order, initial classifier and evaluation.
 
     Values in braces are tried on rows held out from train, and the best is then run with all seeds. The same command
     again goes on where it was stopped; with more seeds or methods it runs what is not there yet.
@@ -77,19 +77,26 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
         **{name: own[name] for name in _OF_STUDY},
     )
     study.check()
-    study.begin()
-    if own["launcher"] == "commands":
-        from attnreg.compare.launch import commands
+    with study.begun():
+        if own["launcher"] == "commands":
+            if _print(study, own["threads"]):
+                return
+        else:
+            _make(study, own, options["device"] == "cpu", Console())
+        for run in study.runs():
+            run.tidy()  # those that were made elsewhere, or whose maker was killed
+        _show(study, Console())
 
-        if pending := [run for run in study.runs() if not run.finished]:
-            count = commands(pending, own["threads"], click.echo)
-            text = f"{count} runs to make, {len(pending) - count} running; then the same command again goes on."
-            click.echo(text, err=True)
-            return
-        study.decide()
-    else:
-        _make(study, own, options["device"] == "cpu", Console())
-    _show(study, Console())
+
+def _print(study: Study, threads: int) -> bool:
+    """Print what is still to be run; whether that is anything."""
+    from attnreg.compare.launch import commands
+
+    if pending := [run for run in study.runs() if not run.finished]:
+        count = commands(pending, threads, click.echo)
+        text = f"{count} runs to make, {len(pending) - count} running; then the same command again goes on."
+        click.echo(text, err=True)
+    return bool(pending)
 
 
 def _make(study: Study, own: dict[str, Any], on_cpu: bool, console: Console) -> None:

@@ -10,6 +10,8 @@ import click
 from attnreg.tasks.task import TASKS
 from attnreg.training.catalogue import recipe_files, summary
 
+_NOT_BY_NAME = {"MaskProvider", "Compose"}  # the base class, and what `&` makes
+
 
 @click.command("list", epilog="Example: attnreg list tasks")
 @click.argument("what", type=click.Choice(["recipes", "tasks", "providers"]))
@@ -33,8 +35,8 @@ def _providers() -> dict[str, str]:
     """Read off the source, so that the list is there at once, without torch."""
     folder = Path(__file__).parent.parent / "providers"
     rows = {}
-    for path in sorted(folder.glob("[a-z]*.py")):
+    for path in (*sorted(folder.glob("[a-z]*.py")), folder.parent / "provider.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name not in _NOT_BY_NAME:
                 rows[node.name] = (ast.get_docstring(node) or "").partition("\n")[0]
     return rows

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnreg.compare.planned import PlannedRun
+from attnreg.errors import InputError
 from attnreg.tasks.metrics import CONFUSION
 
 
@@ -62,26 +63,43 @@ class Group:
     @cached_property
     def labels(self) -> NDArray[np.int64]:
         """The dev rows' labels."""
-        return np.array([row["label"] for row in self._records[0]])
+        return np.array([row["label"] for row in self.records[0]])
 
     @property
     def size(self) -> int:
         """Number of dev rows."""
-        return len(self._records[0])
+        return len(self.records[0])
 
     @cached_property
-    def _records(self) -> list[list[dict[str, Any]]]:
+    def records(self) -> list[list[dict[str, Any]]]:
+        """Label and prediction of each dev row, per seed."""
         return [run.predictions() for run in self.runs]
 
     @cached_property
     def predictions(self) -> list[NDArray[np.int64]]:
         """The predicted classes of the dev rows, per seed."""
-        return [np.array([row["prediction"] for row in records]) for records in self._records]
+        return [np.array([row["prediction"] for row in records]) for records in self.records]
 
     @property
     def counts_rows(self) -> bool:
         """Whether counts of rows, by class and predicted class, are enough for the metric."""
-        return self.metric in CONFUSION and not isinstance(self._records[0][0]["label"], list)
+        return self.metric in CONFUSION and not isinstance(self.records[0][0]["label"], list)
+
+
+def check_rows(groups: Sequence[Group]) -> None:
+    """Raise if not all runs were scored on the same dev rows.
+
+    Raises:
+        InputError: if the data has changed between two of them.
+    """
+    first = groups[0]
+    for group in groups:
+        for run, records in zip(group.runs, group.records, strict=True):
+            if [row["label"] for row in records] != [row["label"] for row in first.records[0]]:
+                raise InputError(
+                    f"Expected the dev rows of {first.runs[0].folder} in {run.folder}, got others: the data has "
+                    "changed between the two. Remove the older one, and the same command runs it again."
+                )
 
 
 def _at(result: Any, path: Sequence[str]) -> Any:

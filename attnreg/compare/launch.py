@@ -143,5 +143,6 @@ def commands(runs: Sequence[PlannedRun], threads: int, echo: Callable[[str], Non
     waiting = [run for run in runs if not run.running]
     for run in waiting:
         run.prepare()
-        echo(f"OMP_NUM_THREADS={threads} {shlex.join(['attnreg', *run.command_line()])}")
+        words = shlex.join(["attnreg", *run.command_line()])
+        echo(f"cd {shlex.quote(str(Path.cwd()))} && OMP_NUM_THREADS={threads} {words}")
     return len(waiting)

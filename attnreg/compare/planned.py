@@ -87,7 +87,7 @@ class PlannedRun:
         """Raise if the folder cannot take this run.
 
         Raises:
-            InputError: if it holds a run with other options, or what is not a run, or somebody writes to it.
+            InputError: if it holds a run with other options, or what is not a run.
         """
         if not self.folder.exists():
             return
@@ -119,14 +119,17 @@ class PlannedRun:
 
     def prepare(self) -> None:
         """Make room, right before the run starts: what stopped before there was anything to go on from is removed."""
-        if not self.resumable and not self.running:
+        if not self.resumable and not self.running and not self.finished:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
 
     def tidy(self) -> None:
-        """Remove what a finished run no longer needs: its checkpoints and, unless it is to be kept, its model."""
-        if self.finished:
-            for name in ("checkpoints", *(() if self.keep_model else ("model", "provider"))):
+        """Remove what a finished run no longer needs: its checkpoints and, unless it is to be kept, its model.
+
+        A run without checkpoints was tidied before, and what was kept then is left.
+        """
+        if self.finished and (self.folder / "checkpoints").is_dir() and not self.running:
+            for name in (*(() if self.keep_model else ("model", "provider")), "checkpoints"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def _check_files(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from attnreg._files import replaced_file
 from attnreg.compare import tables
 from attnreg.compare.document import Block, Code, Heading, Paragraph, Picture, Table, markdown, self_contained_html
-from attnreg.compare.group import Group
+from attnreg.compare.group import Group, check_rows
 from attnreg.compare.study import Study
 from attnreg.plots.seeds import plot_seeds
 
@@ -32,6 +32,7 @@ def write_report(study: Study) -> list[Table]:
     others = [group for group in groups if group is not baseline]
     longer = study.equal_time_methods()
     plain = {method.text: Group(more.text, study.equal_time_runs(more)) for method, more in longer.items()}
+    check_rows([baseline, *others, *plain.values()])
     _write_csv(study)
     shown = [tables.scores(groups)] + ([tables.differences(others, baseline)] if others else [])
     blocks: list[Block] = [
@@ -40,6 +41,7 @@ def write_report(study: Study) -> list[Table]:
         ),
         Code([_command(study)]),
         *(Paragraph(text) for text in _setting(groups, baseline)),
+        Paragraph(_made(study)),
         Heading("Scores"),
         shown[0],
         *_pictures(study, [*groups, *plain.values()], baseline),
@@ -61,13 +63,15 @@ def write_report(study: Study) -> list[Table]:
     text = (
         "Means over seeds; ratios are to the baseline. Time is that of training, without evaluations, checkpoints and "
         "searches. Passes are rows of the fine-tuned networks; what a Generator computes is in the time alone. Memory "
-        "is the peak of the process on a CPU, of tensors on a GPU. The drop rate is over layers and active steps."
+        "is the peak of the process on a CPU, of tensors on a GPU. The drop rate is over active steps and the "
+        "layers in which anything was dropped; how many these are stands before it."
     )
     blocks += [Heading("Cost"), tables.cost(groups, baseline), Paragraph(text)]
     if plain:
         text = (
-            "The same model, data and seeds, with more epochs: as many as take as long to train. p (Holm) is corrected "
-            "within this table."
+            "The same model, data and seeds, with more epochs: as many as take as long to train, by the times of the "
+            "runs that were first there. The time ratio is its time over the method's: 1 if they came out the same. "
+            "p (Holm) is corrected within this table."
         )
         equal = tables.equal_time([group for group in others if group.name in plain], plain)
         blocks += [Heading(f"{baseline.name}, given the same time"), equal, Paragraph(text)]
@@ -84,10 +88,11 @@ def _config(group: Group, name: str) -> object:
 
 def _command(study: Study) -> str:
     words = ["attnreg", "compare", *(method.text for method in study.methods), *study.options]
-    words += ["--seeds", str(study.seeds), "--baseline", study.baseline.text]
+    words += ["--seeds", str(study.seeds), "--baseline", study.baseline.text, "--output-dir", str(study.folder)]
     if any(study.search_runs(method) for method in study.methods):
         words += ["--search-seeds", str(study.search_seeds), "--search-rows", str(study.search_rows)]
-    return shlex.join(words if study.equal_time else [*words, "--no-equal-time"])
+    switches = {"--keep-models": study.keep_models, "--no-equal-time": not study.equal_time}
+    return shlex.join([*words, *(switch for switch, on in switches.items() if on)])
 
 
 def _over_rows(baseline: Group) -> str:
@@ -119,10 +124,12 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
                 f"{group.name} held out {held['rows']} of the training rows for its reward in the first "
                 f"{held['epochs']} epochs, so it saw fewer, in another order."
             )
-    environments = {tuple(run["environment"].items()) for group in groups for run in group.results}
+
+
+def _made(study: Study) -> str:
+    environments = {tuple(run.result["environment"].items()) for run in study.runs()}
     described = ("; ".join(" ".join(map(str, pair)) for pair in environment) for environment in sorted(environments))
-    made = "Made with" if len(environments) == 1 else "Warning, made differently:"
-    yield f"{made} {' | '.join(described)}."
+    return f"{'Made with' if len(environments) == 1 else 'Warning, made differently:'} {' | '.join(described)}."
 
 
 def _pictures(study: Study, groups: Sequence[Group], baseline: Group) -> Iterator[Picture]:
@@ -138,7 +145,7 @@ def _tries(study: Study, groups: Sequence[Group]) -> list[Block]:
     if max(counts.values()) == 1:
         return [Paragraph("Nothing was searched: each method was given one set of options.")]
     blocks: list[Block] = []
-    if len({count for name, count in counts.items() if name != study.baseline.text}) > 1:
+    if len(set(counts.values())) > 1:
         tried = ", ".join(f"{name} {count}" for name, count in counts.items())
         blocks.append(Paragraph(f"The methods were not given the same number of tries: {tried}."))
     if (searched := tables.tries(study)) is not None:
@@ -173,6 +180,7 @@ def _write_csv(study: Study) -> None:
             }
         )
     with replaced_file(study.folder / "results.csv") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        names = dict.fromkeys(name for row in rows for name in row)  # a search scores on less than the rest
+        writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from attnreg._files import replaced_file
+from attnreg._files import exclusive, replaced_file
 from attnreg.compare.method import Method
 from attnreg.compare.planned import PlannedRun, Role, finished
 from attnreg.errors import InputError, UsageError
+from attnreg.training.folder import LOCK
 from attnreg.training.settings import TASK_OPTIONS
 
 SEARCH_SEED = 1000
@@ -58,8 +60,6 @@ class Study:
         slugs = [method.slug for method in self.methods]
         if twice := [method.text for method in self.methods if slugs.count(method.slug) > 1]:
             raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
-        if len(self.baseline.variants) > 1:
-            raise UsageError(f"Expected a baseline without values to search, got {self.baseline.text!r}.")
         for method in self.methods:
             for variant in method.variants:
                 if common := variant.command.given(variant.options) & OF_ALL:
@@ -68,7 +68,8 @@ class Study:
                 own = self._run(variant, "final", 0).settings.own
                 if own.get("search") and len(method.variants) > 1:
                     raise UsageError(f"Expected values in braces or --search, got both in {method.text!r}.")
-        if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / "study.json").is_file():
+        held = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
+        if set(held) - {LOCK} and "study.json" not in held:
             raise InputError(
                 f"Expected --output-dir to be new, empty or a comparison's, got {self.folder}: choose another folder."
             )
@@ -114,13 +115,15 @@ class Study:
 
     def equal_time_methods(self) -> dict[Method, Method]:
         """For each method that takes longer than the baseline, the baseline with as many epochs as take as long."""
-        decided = self._decided() if self.equal_time else {}
+        decided, baseline = self._decided(), self.chosen(self.baseline)
+        if baseline is None or not self.equal_time:
+            return {}
         epochs_of = {method: decided.get(self._pair(method)) for method in self.methods if method != self.baseline}
-        return {method: self.baseline.with_option("--epochs", epochs) for method, epochs in epochs_of.items() if epochs}
+        return {method: baseline.with_option("--epochs", epochs) for method, epochs in epochs_of.items() if epochs}
 
     def _pair(self, method: Method) -> str:
-        chosen = self.chosen(method)
-        return f"{'?' if chosen is None else chosen.text} over {self.baseline.text}"
+        pair = self.chosen(method), self.chosen(self.baseline)
+        return " over ".join("?" if chosen is None else chosen.text for chosen in pair)
 
     def decide(self) -> None:
         """When all methods are run, decide how long the baseline is trained for as long as each.
@@ -143,18 +146,30 @@ class Study:
                 )
         self._write(decided)
 
-    def begin(self) -> None:
-        """Make the folder.
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Within the block the folder is there, and this process alone works on it.
 
         Raises:
-            InputError: if it cannot be written to.
+            InputError: if it cannot be written to, or another process works on it.
         """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._write(self._decided())
-            self.decide()
-        except OSError as error:
-            raise InputError(f"Expected --output-dir to be a folder that can be written to, got: {error}.") from error
+        with ExitStack() as stack:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                alone = stack.enter_context(exclusive(self.folder / LOCK))
+                if alone:
+                    self._write(self._decided())
+                    self.decide()
+            except OSError as error:
+                raise InputError(
+                    f"Expected --output-dir to be a folder that can be written to, got: {error}."
+                ) from error
+            if not alone:
+                raise InputError(
+                    f"Expected nobody else at work on {self.folder}, but another comparison is: wait for it, or choose "
+                    "another --output-dir."
+                )
+            yield
 
     def _decided(self) -> dict[str, int | None]:
         """By method, for how many epochs the baseline takes as long; ``None`` where it takes no longer."""

@@ -68,6 +68,7 @@ def cost(groups: Sequence[Group], baseline: Group) -> Table:
         "forward ratio",
         "backward ratio",
         "active steps",
+        "layers",
         "drop rate",
     ]
     names = ["training_seconds", "peak_memory_bytes", "forward_rows", "backward_rows"]
@@ -77,23 +78,29 @@ def cost(groups: Sequence[Group], baseline: Group) -> Table:
         plain = [baseline.mean(name) for name in names]
         ratios = [f"{group.mean(name) / value:.2f}" if value else "" for name, value in zip(names, plain, strict=True)]
         active = f"{group.mean('active_steps') / group.mean('steps'):.0%}"
-        rates = [rate for result in group.results for rate in result["drop_rates"].values()]
-        dropped = f"{sum(rates) / len(rates):.3f}" if rates else ""
+        by_layer = [result["drop_rates"] for result in group.results]
+        layers = {name for rates in by_layer for name, rate in rates.items() if rate > 0}
+        rates = [rates.get(name, 0.0) for rates in by_layer for name in layers]
+        dropped = [f"{len(layers)} of {len(by_layer[0])}", f"{sum(rates) / len(rates):.3f}"] if rates else ["", ""]
         seconds = f"{group.mean('training_seconds'):.0f}"
-        rows.append([group.name, seconds, *ratios, active if rates else "", dropped])
+        rows.append([group.name, seconds, *ratios, active if rates else "", *dropped])
     return Table(header, rows)
 
 
 def equal_time(groups: Sequence[Group], longer: Mapping[str, Group]) -> Table:
     """Each method minus the baseline that was trained as long."""
-    header = ["method", "the baseline", "its time (s)", "its mean", "difference", "95 % over seeds", "p", "p (Holm)"]
+    header = [
+        *("method", "the baseline", "its time (s)", "time ratio", "its mean"),
+        *("difference", "95 % over seeds", "p", "p (Holm)"),
+    ]
     results = [paired_difference(group.scores, longer[group.name].scores) for group in groups]
     rows = []
     for group, result, p in zip(groups, results, holm([result.p for result in results]), strict=True):
         plain = longer[group.name]
         mean = f"{sum(plain.scores) / len(plain.scores):.4f}"
-        time = f"{plain.mean('training_seconds'):.0f}"
-        rows.append([group.name, plain.name, time, mean, *_difference(result), _p(p)])
+        seconds = plain.mean("training_seconds")
+        times = [f"{seconds:.0f}", f"{seconds / group.mean('training_seconds'):.2f}"]
+        rows.append([group.name, plain.name, *times, mean, *_difference(result), _p(p)])
     return Table(header, rows)
 
 
@@ -107,12 +114,13 @@ def options(study: Study, groups: Sequence[Group]) -> Table:
     """What each recipe was told, and how it was chosen."""
     rows = []
     for method, group in zip(study.methods, groups, strict=True):
-        own: dict[str, Any] = group.results[0]["config"]["own"]
+        own: dict[str, Any] = dict(group.results[0]["config"]["own"])
+        typed = {parameter.name: parameter.opts[0] for parameter in method.command.params}
         chosen = [result["search"]["chosen"] for result in group.results if result["search"]]
         for name in {name for one in chosen for name in one}:
             own[name] = "  ".join(f"{one[name]:g}" for one in chosen) + " (by seed)"
         told = {name: value for name, value in own.items() if value is not None and value is not False and value != []}
-        values = [f"{name} = {value}" for name, value in told.items()]
+        values = [_typed(typed.get(name, name), value) for name, value in told.items()]
         rows.append([method.text, ", ".join(values), str(tries_of(method, group))])
     return Table(["method", "options of the recipe", "tries"], rows, texts=(0, 1))
 
@@ -129,10 +137,16 @@ def tries(study: Study) -> Table | None:
     return Table(["tried", "mean on held-out rows", "seeds, from 1000", ""], rows, texts=(0, 3)) if rows else None
 
 
+def _typed(option: str, value: Any) -> str:
+    if value is True:
+        return option
+    return f"{option} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+
+
 def _difference(result: Difference) -> list[str]:
     interval = "" if math.isnan(result.low) else f"[{result.low:+.4f}, {result.high:+.4f}]"
     return [f"{result.mean:+.4f}", interval, _p(result.p)]
 
 
 def _p(value: float) -> str:
-    return "" if math.isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"
+    return "" if math.isnan(value) else "<0.0001" if value < 0.0001 else f"{value:.4f}"

@@ -78,19 +78,13 @@ def plot_attention(
             (f"attribution by {provider.method.replace('_', ' ')}, each row on its own scale", by_row, "PuOr")
         )
         panels.append((f"candidate region, p = {provider.p:g}", region[0, head], "Greys"))
-    panels.append(("dropped", _dropped(watched.mask, (1, *shape))[0, head], "Greys"))
+    kept = None if watched.mask is None else watched.mask.units_kept
+    kept = torch.ones((), dtype=torch.bool) if kept is None else kept
+    panels.append(("dropped", ~kept.expand(1, *shape)[0, head], "Greys"))
     with picture(path, width=1.2 + 3.6 * len(panels), height=4.4, columns=len(panels)) as grid:
         for number, (axes, (title, values, colors)) in enumerate(zip(grid, panels, strict=True)):
             _matrix(axes, values, colors, tokens, title, with_rows=number == 0)
         grid[0].set_ylabel(f"query (layer {layer}, head {head})")
-
-
-def _dropped(mask: Mask | None, shape: tuple[int, ...]) -> Tensor:
-    kept = torch.ones(shape, dtype=torch.bool)
-    for part in () if mask is None else (mask.scores, mask.weights):
-        if part is not None:
-            kept = kept & (part != 0)
-    return ~kept
 
 
 def _matrix(axes: Any, values: Tensor, colors: str, tokens: Sequence[str], title: str, *, with_rows: bool) -> None:

@@ -184,6 +184,10 @@ class AttackerDefender(TrainingMethod):
     def provider(self) -> MaskProvider | None:  # noqa: D102
         return self.attacker.provider
 
+    @property
+    def accelerator(self) -> Accelerator | None:  # noqa: D102
+        return self._updater.accelerator
+
     def on_epoch(self, epoch: int) -> None:  # noqa: D102
         self.attacker.on_epoch(epoch)
 

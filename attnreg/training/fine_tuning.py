@@ -70,6 +70,10 @@ class FineTuning(TrainingMethod):
     def provider(self) -> MaskProvider | None:  # noqa: D102
         return None if self.handle is None else self.handle.provider
 
+    @property
+    def accelerator(self) -> Accelerator | None:  # noqa: D102
+        return self.updater.accelerator
+
     def step(self, batch: Batch) -> StepResult:  # noqa: D102
         self._network.train()
         loss = self._loss(batch)

@@ -75,9 +75,18 @@ def fit(method: TrainingMethod, run: Run) -> History:
         the history of the whole run, earlier parts included.
 
     Raises:
+        InputError: if the method was made without the run's accelerator, and more than one process on a CPU in float32
+            is asked for.
         StoppedError: if training diverges, a file cannot be written, or the process is asked to stop by SIGINT
             (Ctrl-C) or SIGTERM, which ends the run with a checkpoint after the step that it is at.
     """
+    theirs = run.accelerator
+    plain = theirs.num_processes == 1 and theirs.mixed_precision == "no" and theirs.device.type == "cpu"
+    if method.accelerator is not theirs and not plain:
+        raise InputError(
+            f"Expected the training method to be made with accelerator=run.accelerator, got {method.accelerator}: "
+            "device, precision and processes would not be the run's."
+        )
     if method.provider is not None:
         to_json(method.provider)  # what cannot be saved after the first epoch is told before it
     set_seed(run.settings.seed, device_specific=True)

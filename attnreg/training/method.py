@@ -78,6 +78,11 @@ class TrainingMethod(ABC):
         """The provider in use, to be saved beside the model; ``None`` where there is none."""
         return None
 
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """What takes care of devices, precision and processes; ``None`` where the loop does so itself."""
+        return None
+
     @abstractmethod
     def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:
         """Drop rate per attention site in the latest step; empty where nothing is attached.

@@ -22,7 +22,7 @@ def conclude(method: TrainingMethod, run: Run, history: History) -> None:
 
     ``predictions.jsonl`` has label and prediction (and, for classes, the logits) of each dev row, in order.
     ``result.json`` has the scores on dev and on (at most the first thousand of) the training rows, the calibration
-    error, time, memory and passes. It is written last: a run that has it is finished.
+    error, time, memory and passes. It is written when all else of the training is: a run that has it is trained.
 
     Args:
         method: the method, after its last step.
@@ -57,13 +57,17 @@ def conclude(method: TrainingMethod, run: Run, history: History) -> None:
         "search": run.search,
         "held_out": run.held_out,
         "environment": {
-            "device": run.accelerator.device.type,
+            "device": _device_name(run.accelerator.device),
             "processes": run.accelerator.num_processes,
             "threads": torch.get_num_threads(),
             **{name: version(name) for name in ("attnreg", "torch", "transformers")},
         },
     }
     run.folder.write_outcome(result, dev.records)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def peak_memory() -> int | None:

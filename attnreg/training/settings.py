@@ -13,12 +13,15 @@ from attnreg.tasks.task import choose_task
 
 TASK_OPTIONS = ("kind", "text_columns", "label_column", "choice_columns", "metric")
 # What may differ between a run and its continuation.
-_NOT_COMPARED = {"output_dir", "resume", "device", "save_steps", "report_to"}
+_NOT_COMPARED = {"output_dir", "resume", "device", "save_steps", "report_to", "flags"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One run's options; ``own`` are those of its recipe. Numbers left ``None`` take the task's defaults."""
+    """One run's options; ``own`` are those of its recipe. Numbers left ``None`` take the task's defaults.
+
+    ``flags`` says how options are typed, by name: to set and to unset them; by default after their names.
+    """
 
     recipe: str
     task: str
@@ -44,6 +47,7 @@ class Settings:
     choice_columns: str | None = None
     metric: str | None = None
     own: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def chosen_task(self) -> Task:
         """The task that the options name.
@@ -65,7 +69,15 @@ class Settings:
         flat = {**{k: v for k, v in mine.items() if k != "own"}, **mine["own"]}
         theirs = {**{k: v for k, v in config.items() if k != "own"}, **config.get("own", {})}
         return [
-            f"--{name.replace('_', '-')} {theirs.get(name)} (not {flat.get(name)})"
+            f"{' '.join(self._typed(name, theirs.get(name))) or 'no ' + self._typed(name, True)[0]} "
+            f"(not {(self._typed(name, flat.get(name)) or ['given'])[-1]})"
             for name in sorted(flat.keys() | theirs.keys() - {"attnreg"})
             if name != "attnreg" and flat.get(name) != theirs.get(name)
         ]
+
+    def _typed(self, name: str, value: Any) -> list[str]:
+        """The words for a value of an option; none where it is left out."""
+        on, off = self.flags.get(name, (f"--{name.replace('_', '-')}", ""))
+        if value is None or value is False:
+            return [off] if off else []
+        return [on] if value is True else [on, " ".join(map(str, value)) if isinstance(value, list) else str(value)]
