@@ -98,7 +98,7 @@ def test_the_report_has_what_it_needs(finished):
     for heading in ("Scores", "Differences to finetune", "Fit", "Cost", "Options"):
         assert f"## {heading}" in report
         assert f"<h2>{heading}</h2>" in page
-    assert "| attention-layerdrop --drop-rate {0.1,0.9} | p = 0." in report
+    assert "| attention-layerdrop --drop-rate {0.1,0.9} | --drop-rate 0." in report
     assert "not given the same number of tries: finetune 1, ad-drop --q 0.5 1, attention-layerdrop" in report
     assert report.count("chosen |") == 1
     assert "data:image/png;base64," in page
@@ -132,10 +132,10 @@ def test_another_seed_uses_what_is_there(finished, cli, tmp_path):
     )
     lines = printed.stdout.splitlines()
     assert len(lines) == 2 + 3  # one more seed of what is there, three of what is new
-    assert all(line.startswith("OMP_NUM_THREADS=1 attnreg recipe ") for line in lines)
+    assert all(line.startswith(f"cd {tmp_path} && OMP_NUM_THREADS=1 attnreg recipe ") for line in lines)
     assert "5 runs to make, 0 running" in printed.stderr
     line = next(line for line in lines if "seed2" in line and "finetune" in line)
-    made = cli(*shlex.split(line)[2:])
+    made = cli(*shlex.split(line.partition(" && ")[2])[2:])
     assert made.exit_code == 0, made.output
     assert (tmp_path / "study" / "finetune" / "seed2" / "result.json").is_file()
 

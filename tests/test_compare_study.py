@@ -86,6 +86,8 @@ def test_every_number_of_the_report(tmp_path):
                 "active_steps": 10,
                 "drop_rates": {"encoder.0": 0.1, "encoder.1": 0.3, "encoder.2": 0.0},
             }
+        if "layerdrop" in run.method.text:
+            other = {"active_steps": 20, "drop_rates": {"encoder.0": 0.0, "encoder.1": 0.0}}
         write(run, scores[run.method.text][run.seed], **other)
     study.decide()
     for run in study.runs():
@@ -123,13 +125,15 @@ def test_every_number_of_the_report(tmp_path):
         "1.00",
     )
     assert (cost["active steps"], cost["layers"], cost["drop rate"]) == ("50%", "2 of 3", "0.200")
+    nothing = table(report, "Cost")[2]  # a regularizer that dropped nothing does not look like none
+    assert (nothing["active steps"], nothing["layers"], nothing["drop rate"]) == ("100%", "0 of 2", "0.000")
     (equal,) = table(report, "finetune, given the same time")
     gap = dev - 0.72
     assert (equal["method"], equal["its mean"]) == ("ad-drop", "0.7200")
     assert (equal["its time (s)"], equal["time ratio"]) == ("14", "0.93")
     assert equal["difference"] == f"{gap:+.4f}"
     assert equal["p"] == f"{stats.ttest_rel(scores['ad-drop'], (0.71, 0.72, 0.73)).pvalue:.4f}"
-    told = {row["method"]: row["options of the recipe"] for row in table(report, "Options")}
+    told = {row["method"]: row["options"] for row in table(report, "Options")}
     assert told["attention-layerdrop --drop-rate 0"] == "--drop-rate 0.0"  # a zero is told as well
     assert "Made with device cpu; threads 1." in report
     assert "Nothing was searched" in report
@@ -164,7 +168,7 @@ def test_searches_of_the_recipes_own_are_told(tmp_path):
     write_report(study)
     report = (tmp_path / "study" / "report.md").read_text()
     row = table(report, "Options")[1]
-    assert "--p 0.1  0.2 (by seed)" in row["options of the recipe"]
+    assert "--p 0.1,0.2 (by seed) --q 0.3,0.3 (by seed)" in row["options"]
     assert row["tries"] == "2"
     assert (
         "not given the same number of tries: finetune 1, ad-drop --search p=0.1:0.2:0.1 q=0.3 2, attention-layerdrop 1"
@@ -208,6 +212,11 @@ def test_the_baseline_is_searched_like_any_other(tmp_path):
         "not given the same number of tries: finetune --learning-rate {1e-4,2e-4} 2, ad-drop --q {0.1,0.3} 2, "
         "attention-layerdrop 1." in report
     )
+    assert "10 epochs" in report  # common to all
+    assert "learning rate 0.0002" not in report  # the baseline's is not that of the others
+    assert "Not the same for all: learning rate; see the options below." in report
+    told = [row["options"].split(" --")[0] for row in table(report, "Options")]
+    assert told == ["--learning-rate 0.0002", "--learning-rate 0.002", "--learning-rate 0.002"]
     with (tmp_path / "study" / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["role"] for row in rows} == {"final", "search", "equal time"}
@@ -230,7 +239,10 @@ def test_data_that_has_changed_is_noticed(tmp_path):
     path = study.runs()[-1].folder / "predictions.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[1:] + lines[:1]))
-    with study.begun(), pytest.raises(InputError, match=r"Expected the dev rows of .* in .*ad-drop/seed1, got others"):
+    with (
+        study.begun(),
+        pytest.raises(InputError, match=r"Expected the dev labels of .* in .*ad-drop/seed1, got others"),
+    ):
         write_report(study)
 
 

@@ -29,9 +29,11 @@ def test_a_method_without_the_runs_accelerator_is_refused_where_it_matters(tmp_p
     run = make(tmp_path, epochs=1)
     method = FineTuning(run.model, run.optimizer(run.model))
     assert fit(method, run).step == 7
-    run.accelerator = SimpleNamespace(num_processes=2, mixed_precision="no", device=torch.device("cpu"))
-    with pytest.raises(InputError, match=r"made with accelerator=run.accelerator, got None"):
-        fit(method, run)
+    plain = {"num_processes": 1, "mixed_precision": "no", "device": torch.device("cpu")}
+    for other in ({"num_processes": 2}, {"mixed_precision": "bf16"}, {"device": torch.device("cuda")}):
+        run.accelerator = SimpleNamespace(**{**plain, **other})
+        with pytest.raises(InputError, match=r"Expected FineTuning to be made with accelerator=run.accelerator"):
+            fit(method, run)
 
 
 def texts(rows):

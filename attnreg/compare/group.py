@@ -87,7 +87,7 @@ class Group:
 
 
 def check_rows(groups: Sequence[Group]) -> None:
-    """Raise if not all runs were scored on the same dev rows.
+    """Raise if the dev rows' labels are not the same in all runs.
 
     Raises:
         InputError: if the data has changed between two of them.
@@ -97,7 +97,7 @@ def check_rows(groups: Sequence[Group]) -> None:
         for run, records in zip(group.runs, group.records, strict=True):
             if [row["label"] for row in records] != [row["label"] for row in first.records[0]]:
                 raise InputError(
-                    f"Expected the dev rows of {first.runs[0].folder} in {run.folder}, got others: the data has "
+                    f"Expected the dev labels of {first.runs[0].folder} in {run.folder}, got others: the data has "
                     "changed between the two. Remove the older one, and the same command runs it again."
                 )
 

@@ -32,7 +32,8 @@ def write_report(study: Study) -> list[Table]:
     others = [group for group in groups if group is not baseline]
     longer = study.equal_time_methods()
     plain = {method.text: Group(more.text, study.equal_time_runs(more)) for method, more in longer.items()}
-    check_rows([baseline, *others, *plain.values()])
+    if baseline.counts_rows:
+        check_rows([baseline, *others, *plain.values()])
     _write_csv(study)
     shown = [tables.scores(groups)] + ([tables.differences(others, baseline)] if others else [])
     blocks: list[Block] = [
@@ -108,14 +109,22 @@ def _over_rows(baseline: Group) -> str:
 
 
 def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
-    names = ("model", "batch_size", "learning_rate", "max_length")
-    values = ", ".join(f"{name.replace('_', ' ')} {_config(baseline, name) or 'of the task'}" for name in names)
-    precision = _config(baseline, "mixed_precision") or "float32"
+    shown = {
+        "epochs": f"{_config(baseline, 'epochs')} epochs",
+        **{
+            name: f"{name.replace('_', ' ')} {_config(baseline, name) or 'of the task'}"
+            for name in ("model", "batch_size", "learning_rate", "max_length")
+        },
+        "mixed_precision": _config(baseline, "mixed_precision") or "float32",
+    }
+    different = tables.not_common(groups)
+    common = "; ".join(str(text) for name, text in shown.items() if name not in different)
     yield (
-        f"{len(baseline.runs)} seeds; {baseline.results[0]['rows']} training rows, {baseline.size} dev rows; "
-        f"{_config(baseline, 'epochs')} epochs; {values}; {precision}. The score is that of the last epoch, for the "
-        "network that the method returns."
+        f"{len(baseline.runs)} seeds; {baseline.results[0]['rows']} training rows, {baseline.size} dev rows; {common}. "
+        "The score is that of the last epoch, for the network that the method returns."
     )
+    if different:
+        yield f"Not the same for all: {', '.join(name.replace('_', ' ') for name in different)}; see the options below."
     for group in groups:
         if group.results[0]["config"]["own"].get("reward_data") == "dev":
             yield f"Warning: {group.name} took its rewards from the dev rows, so its scores are not held out."

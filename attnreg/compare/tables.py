@@ -12,6 +12,7 @@ from attnreg.compare.method import Method
 from attnreg.compare.statistics import Difference, bootstrap_over_rows, holm, paired_difference
 from attnreg.compare.study import Study
 from attnreg.tasks.metrics import CONFUSION
+from attnreg.training.settings import as_typed
 
 
 def scores(groups: Sequence[Group]) -> Table:
@@ -80,10 +81,10 @@ def cost(groups: Sequence[Group], baseline: Group) -> Table:
         active = f"{group.mean('active_steps') / group.mean('steps'):.0%}"
         by_layer = [result["drop_rates"] for result in group.results]
         layers = {name for rates in by_layer for name, rate in rates.items() if rate > 0}
-        rates = [rates.get(name, 0.0) for rates in by_layer for name in layers]
-        dropped = [f"{len(layers)} of {len(by_layer[0])}", f"{sum(rates) / len(rates):.3f}"] if rates else ["", ""]
+        rates = [rates.get(name, 0.0) for rates in by_layer for name in layers] or [0.0]
+        acted = [active, f"{len(layers)} of {len(by_layer[0])}", f"{sum(rates) / len(rates):.3f}"]
         seconds = f"{group.mean('training_seconds'):.0f}"
-        rows.append([group.name, seconds, *ratios, active if rates else "", *dropped])
+        rows.append([group.name, seconds, *ratios, *(acted if any(by_layer) else ["", "", ""])])
     return Table(header, rows)
 
 
@@ -115,14 +116,23 @@ def options(study: Study, groups: Sequence[Group]) -> Table:
     rows = []
     for method, group in zip(study.methods, groups, strict=True):
         own: dict[str, Any] = dict(group.results[0]["config"]["own"])
-        typed = {parameter.name: parameter.opts[0] for parameter in method.command.params}
         chosen = [result["search"]["chosen"] for result in group.results if result["search"]]
-        for name in {name for one in chosen for name in one}:
-            own[name] = "  ".join(f"{one[name]:g}" for one in chosen) + " (by seed)"
-        told = {name: value for name, value in own.items() if value is not None and value is not False and value != []}
-        values = [_typed(typed.get(name, name), value) for name, value in told.items()]
-        rows.append([method.text, ", ".join(values), str(tries_of(method, group))])
-    return Table(["method", "options of the recipe", "tries"], rows, texts=(0, 1))
+        by_seed = {name: [f"{one[name]:g}" for one in chosen] for name in (chosen[0] if chosen else ())}
+        shared = {name: group.results[0]["config"][name] for name in not_common(groups)}
+        flag = group.runs[0].settings.flag
+        told = [
+            as_typed(flag(name), value) + " (by seed)" * (name in by_seed)
+            for name, value in {**shared, **own, **by_seed}.items()
+        ]
+        rows.append([method.text, " ".join(text for text in told if text), str(tries_of(method, group))])
+    return Table(["method", "options", "tries"], rows, texts=(0, 1))
+
+
+def not_common(groups: Sequence[Group]) -> list[str]:
+    """The options of all recipes in which these runs differ."""
+    configs = [group.results[0]["config"] for group in groups]
+    left_out = {"own", "recipe", "attnreg"}
+    return [name for name in configs[0] if name not in left_out and any(c[name] != configs[0][name] for c in configs)]
 
 
 def tries(study: Study) -> Table | None:
@@ -135,12 +145,6 @@ def tries(study: Study) -> Table | None:
             mark = "chosen" if variant == chosen else ""
             rows.append([variant.text, f"{sum(own) / len(own):.4f}", "  ".join(f"{score:.3f}" for score in own), mark])
     return Table(["tried", "mean on held-out rows", "seeds, from 1000", ""], rows, texts=(0, 3)) if rows else None
-
-
-def _typed(option: str, value: Any) -> str:
-    if value is True:
-        return option
-    return f"{option} {' '.join(map(str, value)) if isinstance(value, list) else value}"
 
 
 def _difference(result: Difference) -> list[str]:

@@ -166,6 +166,5 @@ def _settings(name: str, options: dict[str, Any]) -> Settings:
         if shared[option] is None:
             shared[option] = getattr(task, option)
     shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{name}-{task.name}-seed{shared['seed']}"
-    parameters = click.get_current_context().command.params
-    flags = {str(p.name): (p.opts[0], next(iter(p.secondary_opts), "")) for p in parameters}
+    flags = {str(parameter.name): parameter.opts[0] for parameter in click.get_current_context().command.params}
     return Settings(recipe=name, own=own, flags=flags, **shared)

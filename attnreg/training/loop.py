@@ -84,8 +84,8 @@ def fit(method: TrainingMethod, run: Run) -> History:
     plain = theirs.num_processes == 1 and theirs.mixed_precision == "no" and theirs.device.type == "cpu"
     if method.accelerator is not theirs and not plain:
         raise InputError(
-            f"Expected the training method to be made with accelerator=run.accelerator, got {method.accelerator}: "
-            "device, precision and processes would not be the run's."
+            f"Expected {type(method).__name__} to be made with accelerator=run.accelerator, and to say so by its "
+            f"property `accelerator`, got {method.accelerator}: device, precision and processes would not be the run's."
         )
     if method.provider is not None:
         to_json(method.provider)  # what cannot be saved after the first epoch is told before it

@@ -80,7 +80,10 @@ class TrainingMethod(ABC):
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """What takes care of devices, precision and processes; ``None`` where the loop does so itself."""
+        """What takes care of devices, precision and processes; ``None`` where the loop does so itself.
+
+        :func:`attnreg.training.fit` does not: on anything but one process on a CPU in float32 it wants its run's here.
+        """
         return None
 
     @abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ _NOT_COMPARED = {"output_dir", "resume", "device", "save_steps", "report_to", "f
 class Settings:
     """One run's options; ``own`` are those of its recipe. Numbers left ``None`` take the task's defaults.
 
-    ``flags`` says how options are typed, by name: to set and to unset them; by default after their names.
+    ``flags`` says what is typed to give an option, by its name; by default the name, after dashes.
     """
 
     recipe: str
@@ -47,7 +48,7 @@ class Settings:
     choice_columns: str | None = None
     metric: str | None = None
     own: dict[str, Any] = field(default_factory=dict)
-    flags: dict[str, tuple[str, str]] = field(default_factory=dict)
+    flags: dict[str, str] = field(default_factory=dict)
 
     def chosen_task(self) -> Task:
         """The task that the options name.
@@ -69,15 +70,35 @@ class Settings:
         flat = {**{k: v for k, v in mine.items() if k != "own"}, **mine["own"]}
         theirs = {**{k: v for k, v in config.items() if k != "own"}, **config.get("own", {})}
         return [
-            f"{' '.join(self._typed(name, theirs.get(name))) or 'no ' + self._typed(name, True)[0]} "
-            f"(not {(self._typed(name, flat.get(name)) or ['given'])[-1]})"
+            f"{as_typed(self.flag(name), theirs.get(name)) or 'no ' + self.flag(name)} "
+            f"(not {as_typed('', flat.get(name)).strip() or 'given'})"
             for name in sorted(flat.keys() | theirs.keys() - {"attnreg"})
             if name != "attnreg" and flat.get(name) != theirs.get(name)
         ]
 
-    def _typed(self, name: str, value: Any) -> list[str]:
-        """The words for a value of an option; none where it is left out."""
-        on, off = self.flags.get(name, (f"--{name.replace('_', '-')}", ""))
-        if value is None or value is False:
-            return [off] if off else []
-        return [on] if value is True else [on, " ".join(map(str, value)) if isinstance(value, list) else str(value)]
+    def flag(self, name: str) -> str:
+        """What is typed to give an option, without its value."""
+        return self.flags.get(name, f"--{name.replace('_', '-')}")
+
+
+def as_typed(flag: str, value: Any) -> str:
+    """An option as it is typed; nothing where it is left out.
+
+    Args:
+        flag: the option's, such as ``--layers``; the name of an argument, which is typed without it.
+        value: what it was read as.
+
+    Example:
+        >>> as_typed("--layers", [0, 1]), as_typed("--provider", "A() & B()"), as_typed("grid", ["p=0.1", "q=0.3"])
+        ('--layers 0,1', "--provider 'A() & B()'", 'p=0.1 q=0.3')
+        >>> as_typed("--search", True), as_typed("--search", False)
+        ('--search', '')
+    """
+    if value is None or value is False or value == []:
+        return ""
+    if value is True:
+        return flag or "given"
+    words = [str(each) for each in value] if isinstance(value, list) else [str(value)]
+    if flag and not flag.startswith("-"):
+        return shlex.join(words)
+    return f"{flag} {shlex.quote(','.join(words))}"
