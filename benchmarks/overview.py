@@ -62,7 +62,7 @@ def main() -> None:
         axes.axvline(0, color="#888888", lw=0.8)
         axes.set_yticks(list(ticks.values()), list(ticks))
         axes.invert_yaxis()
-        axes.set_xlabel("accuracy (CoLA: Matthews) on dev minus plain fine-tuning's, times 100: mean and 95 % interval")
+        axes.set_xlabel("dev score minus plain fine-tuning's, times 100: mean and 95 % interval")
         axes.legend(drawn.values(), drawn, loc="upper left", fontsize=8, frameon=False)
 
 
