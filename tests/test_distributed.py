@@ -101,6 +101,7 @@ def test_the_game_in_two_processes_is_the_game_in_one(tmp_path):
         assert_close(mine["attacker"], other["attacker"])
 
 
+@pytest.mark.slow
 def test_attendout_with_chance_is_stopped_and_goes_on_in_two_processes(tmp_path):
     args = ["--epochs", 4, "--train-size", 200, "--game", 1]  # the last batch of an epoch cannot be halved
     code, output = start(tmp_path, *recipe("attendout", *args, "--output-dir", "whole"))

@@ -174,4 +174,4 @@ def test_a_composition_trains_and_goes_on(cli, tmp_path):
     assert config["own"]["provider"].startswith("AttentionDropout(p=0.1, placement='scores') & OnLayers(")
     (tmp_path / "p.yaml").write_text("AttentionLayerDrop: {p: 0.1}")
     other = cli("recipe", "regularize", "--provider", "p.yaml", *SMALL, *options, "--resume")
-    assert_sentence(other, 1, "--provider AttentionDropout")
+    assert_sentence(other, 1, '--provider "AttentionDropout')

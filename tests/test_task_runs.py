@@ -117,6 +117,7 @@ def test_a_run_goes_on_to_the_same_end(cli, home, tmp_path, monkeypatch, task):
         assert lines(tmp_path / "out" / name) == lines(tmp_path / "whole" / name)
 
 
+@pytest.mark.slow
 def test_a_comparison_whose_metric_is_not_made_of_counts(cli, home, tmp_path):
     args = recipe(home, "", "conll2003")[2:]
     result = cli("compare", "finetune", "ad-drop --q 0.5", *args, "--train-size", 32, "--seeds", 2, "--jobs", 1,

@@ -82,15 +82,15 @@ class Settings:
 
 
 def as_typed(flag: str, value: Any) -> str:
-    """An option as it is typed; nothing where it is left out.
+    r"""An option as it is typed; nothing where it is left out.
 
     Args:
         flag: the option's, such as ``--layers``; the name of an argument, which is typed without it.
         value: what it was read as.
 
     Example:
-        >>> as_typed("--layers", [0, 1]), as_typed("--provider", "A() & B()"), as_typed("grid", ["p=0.1", "q=0.3"])
-        ('--layers 0,1', "--provider 'A() & B()'", 'p=0.1 q=0.3')
+        >>> as_typed("--layers", [0, 1]), as_typed("--provider", "A('x') & B()"), as_typed("grid", ["p=0.1", "q=0.3"])
+        ('--layers 0,1', '--provider "A(\'x\') & B()"', 'p=0.1 q=0.3')
         >>> as_typed("--search", True), as_typed("--search", False)
         ('--search', '')
     """
@@ -101,4 +101,6 @@ def as_typed(flag: str, value: Any) -> str:
     words = [str(each) for each in value] if isinstance(value, list) else [str(value)]
     if flag and not flag.startswith("-"):
         return shlex.join(words)
-    return f"{flag} {shlex.quote(','.join(words))}"
+    text = ",".join(words)
+    plain = not set(text) & set('"$`!\\')  # so that double quotes take it as it is
+    return f'{flag} "{text}"' if "'" in text and plain else f"{flag} {shlex.quote(text)}"
