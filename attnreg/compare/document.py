@@ -11,8 +11,8 @@ from pathlib import Path
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
+.wide { overflow-x: auto; } table { font-size: .9em; border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .45rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
 .text { text-align: left; white-space: normal; } th { border-bottom: 2px solid #888; }
 img { max-width: 100%; } pre { background: #f3f3f3; overflow-x: auto; padding: .6rem; }
 """
