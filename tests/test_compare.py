@@ -241,7 +241,7 @@ def test_other_options_in_a_folder_that_has_runs(finished, cli, tmp_path):
     shutil.copytree(finished[0] / "study", tmp_path / "study")
     result = cli(*COMPARE, "--learning-rate", 0.5)
     assert result.exit_code == 1
-    assert "--learning-rate 0.002 (not 0.5)" in result.output
+    assert "--learning-rate 0.002 (not --learning-rate 0.5)" in result.output
     assert results(tmp_path / "study") == results(finished[0] / "study")
 
 

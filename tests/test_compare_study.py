@@ -253,6 +253,8 @@ def test_a_finished_run_is_tidied_once(tmp_path):
         write(run, 0.5)
         for name in ("checkpoints", "model", "provider"):
             (run.folder / name).mkdir()
+    kept.prepare()  # a finished run is not cleared away
+    assert kept.finished
     kept.tidy()
     assert {path.name for path in kept.folder.iterdir() if path.is_dir()} == {"model", "provider"}
     for run in study_of(tmp_path, "finetune").runs():  # without --keep-models

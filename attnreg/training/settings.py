@@ -71,7 +71,7 @@ class Settings:
         theirs = {**{k: v for k, v in config.items() if k != "own"}, **config.get("own", {})}
         return [
             f"{as_typed(self.flag(name), theirs.get(name)) or 'no ' + self.flag(name)} "
-            f"(not {as_typed('', flat.get(name)).strip() or 'given'})"
+            f"(not {as_typed(self.flag(name), flat.get(name)) or 'given'})"
             for name in sorted(flat.keys() | theirs.keys() - {"attnreg"})
             if name != "attnreg" and flat.get(name) != theirs.get(name)
         ]
@@ -97,9 +97,9 @@ def as_typed(flag: str, value: Any) -> str:
     if value is None or value is False or value == []:
         return ""
     if value is True:
-        return flag or "given"
+        return flag
     words = [str(each) for each in value] if isinstance(value, list) else [str(value)]
-    if flag and not flag.startswith("-"):
+    if not flag.startswith("-"):
         return shlex.join(words)
     text = ",".join(words)
     plain = not set(text) & set('"$`!\\')  # so that double quotes take it as it is
