@@ -24,3 +24,7 @@ class StoppedError(RuntimeError):
         super().__init__(message)
         self.exit_code = exit_code
         self.can_go_on = can_go_on
+
+
+class AsleepWarning(UserWarning):
+    """A regularizer cannot act as it should, for something that it was not told."""

@@ -33,6 +33,9 @@ class SiteInfo:
         stack: ``"encoder"`` (bidirectional), ``"decoder"`` (causal) or ``"cross"`` (queries and keys of different
             sequences).
         heads: H, where it is known before attention is computed.
+        head_size: D, where the model shows queries and keys; ``None`` where only scores can be seen.
+        shares_keys: whether all queries of a sample share their keys; if not, each has keys of its own (a local
+            layout), B counts queries, and Q is 1.
 
     Example:
         >>> SiteInfo(name="bert.encoder.layer.3.attention.self", layer=3, num_layers=12).label
@@ -44,6 +47,13 @@ class SiteInfo:
     num_layers: int = 1
     stack: Stack = "encoder"
     heads: int | None = None
+    head_size: int | None = None
+    shares_keys: bool = True
+
+    @property
+    def shows_queries(self) -> bool:
+        """Whether a provider can look at queries and keys."""
+        return self.head_size is not None
 
     @property
     def label(self) -> str:
@@ -107,7 +117,7 @@ def on_layers(sites: Sequence[S], layers: Collection[int], where: str) -> list[S
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionSite(SiteInfo):
-    """One attention computation that is about to happen.
+    r"""One attention computation that is about to happen.
 
     Args:
         shape: ``(B, H, Q, K)``, the shape of the attention scores.
@@ -115,6 +125,9 @@ class AttentionSite(SiteInfo):
             ``None`` where it allows everything.
         query: ``(B, H, Q, D)``, or ``None`` where only the scores can be seen.
         key: ``(B, H_kv, K, D)`` (fewer heads under grouped-query attention), or ``None``.
+        bias: float, broadcastable to ``shape``, what the model adds to the scores, or ``None``.
+        scale: factor on :math:`QK^\top`; ``None`` for :math:`1/\sqrt D`.
+        written_scores: ``(B, H, Q, K)``, where the model writes them out.
         device: where a mask is wanted.
         dtype: dtype of the attention scores.
 
@@ -131,11 +144,16 @@ class AttentionSite(SiteInfo):
     valid: Tensor | None = field(default=None, repr=False)
     query: Tensor | None = field(default=None, repr=False)
     key: Tensor | None = field(default=None, repr=False)
+    bias: Tensor | None = field(default=None, repr=False)
+    scale: float | None = None
+    written_scores: Tensor | None = field(default=None, repr=False)
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", self.shape[1])
+        if self.query is not None:
+            object.__setattr__(self, "head_size", self.query.shape[-1])
 
     @property
     def units(self) -> Tensor | None:
@@ -143,6 +161,28 @@ class AttentionSite(SiteInfo):
         if self.valid is None:
             return None
         return functional.units(self.valid, self.shape, self_attention=self.stack != "cross")
+
+    def scores(self) -> Tensor:
+        r"""The attention scores before the softmax, scale and bias included, :math:`-\infty` where the model forbids.
+
+        Returns:
+            ``(B, H, Q, K)``, with gradients.
+
+        Raises:
+            InputError: if the site was made without scores, queries and keys.
+        """
+        scores = self.written_scores
+        if scores is None:
+            if self.query is None or self.key is None:
+                raise InputError(f"{self.name} shows neither its scores nor its queries and keys.")
+            key = self.key.repeat_interleave(self.query.shape[1] // self.key.shape[1], 1)
+            scores = (
+                self.query
+                @ key.transpose(-1, -2)
+                * (self.query.shape[-1] ** -0.5 if self.scale is None else self.scale)
+            )
+            scores = scores if self.bias is None else scores + self.bias
+        return scores if self.valid is None else scores.masked_fill(~self.valid, -torch.inf)
 
 
 @dataclass(frozen=True, eq=False)

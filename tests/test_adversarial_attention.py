@@ -120,7 +120,7 @@ class Linear(Toy):
 
 
 def loss_under(provider, model):
-    with torch.no_grad(), attnreg.attach(model, provider, example_inputs=batch()):
+    with torch.no_grad(), attnreg.attach(model, provider, example_inputs=batch()) as handle, handle.probing():
         torch.manual_seed(0)
         return sum(float(model(**batch()).loss) for _ in range(20)) / 20
 
@@ -176,7 +176,10 @@ def two_sizes():
         (lambda: attnreg.AdversarialAttention(2, 4, 3, initial_keep=1), "Expected `initial_keep` to be a probability"),
         (lambda: attnreg.AdversarialAttention(2, 4, 3, price=-1), "Expected `price` to be 0 or more"),
         (lambda: attnreg.AdversarialAttention(3, 4, 3).check([site()]), "for which this AdversarialAttention was made"),
-        (lambda: attnreg.AdversarialAttention(2, 4, 3)(site()), "Expected queries for AdversarialAttention to look at"),
+        (
+            lambda: attnreg.AdversarialAttention(2, 4, 3)(site()),
+            "AdversarialAttention looks at queries, and attention shows its scores alone",
+        ),
         (lambda: attnreg.AdversarialAttention(2, 5, 3)(looked_at()), "Expected 5 heads of size 3, .* got 4 of size 3"),
         (two_sizes, "Expected queries of one size in all layers, got"),
     ],

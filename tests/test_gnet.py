@@ -305,13 +305,24 @@ def test_inputs_that_do_not_fit(batch, error, sentence):
         model(**batch)
 
 
+def test_a_forward_pass_may_begin_at_a_part_that_holds_all_attention():
+    model = CASES["bert"].build()
+    provider = attnreg.GNetProvider.for_model(model)
+    with attnreg.attach(model, provider) as handle:
+        for entry in (model.bert, model.forward, model.bert.forward):
+            provider.keep = None
+            entry(torch.ones(1, 3, dtype=torch.long))
+            assert provider.keep.shape == (1, 2, 1, 3, 3)
+            assert len(handle.drop_rates()) == 2
+
+
 def test_a_part_of_the_model_called_alone_is_an_error():
     model = CASES["bert"].build()
-    with (
-        attnreg.attach(model, attnreg.GNetProvider.for_model(model)),
-        pytest.raises(RuntimeError, match="call the attached model itself"),
-    ):
-        model.bert(torch.ones(1, 3, dtype=torch.long))
+    with attnreg.attach(model, attnreg.GNetProvider.for_model(model)):
+        with pytest.raises(RuntimeError, match="call BertForSequenceClassification itself, or attach to the module"):
+            model.bert.encoder.layer[0](torch.ones(1, 3, 16))
+        with pytest.raises(ValueError, match="Expected token ids"):
+            model.bert.encoder(torch.ones(1, 3, 16))
 
 
 def test_another_number_of_layers_is_refused():

@@ -111,7 +111,7 @@ def qkv(heads=H):
 @pytest.mark.parametrize(("model", "valid", "bias", "scale"), ROUTES.values(), ids=ROUTES)
 def test_every_route(model, valid, bias, scale, scores, weights):
     q, k, v = qkv()
-    with attnreg.attach(model.train(), Given(scores, weights), example_inputs=(q, k, v)):
+    with attnreg.attach(model.train(), Given(scores, weights), stacks=["cross"], example_inputs=(q, k, v)):
         fast = model(q, k, v)
     slow = attention(q, k, v, keep=scores, valid=valid, bias=bias, scale=scale, factor=weights)
     assert_same(fast, slow, q, k, v, tolerance=1e-12)
@@ -121,19 +121,31 @@ def test_every_route(model, valid, bias, scale, scores, weights):
 def test_grouped_queries(scores, weights):
     model = Function(fused(enable_gqa=True, attn_mask=PADDED)).train()
     q, k, v = qkv(heads=1)
-    with attnreg.attach(model, Given(scores, weights), example_inputs=(q, k, v)):
+    with attnreg.attach(model, Given(scores, weights), stacks=["cross"], example_inputs=(q, k, v)):
         fast = model(q, k, v)
     shared = [x.expand(B, H, N, D) for x in (k, v)]
     assert_same(fast, attention(q, *shared, keep=scores, valid=PADDED, factor=weights), q, k, v)
 
 
+def together(x, order):
+    """(B, N, H * D) to (B * H, N, D), samples or heads first."""
+    heads = x.unflatten(-1, (H, D)).transpose(1, 2)
+    return (heads if order == "samples" else heads.transpose(0, 1)).flatten(0, 1)
+
+
+def apart(x, order):
+    return x.unflatten(0, (B, H)) if order == "samples" else x.unflatten(0, (H, B)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("order", ["samples", "heads"])
 @pytest.mark.parametrize("run", [method_softmax, fused()], ids=["written out", "fused"])
 @pytest.mark.parametrize(("scores", "weights"), MASKS.values(), ids=MASKS)
-def test_batch_and_heads_in_one_dimension(run, scores, weights):
-    model = Function(lambda q, k, v: run(*(x.flatten(0, 1) for x in (q, k, v))).unflatten(0, (B, H))).train()
+def test_batch_and_heads_in_one_dimension(run, order, scores, weights):
+    model = Function(lambda q, k, v: apart(run(*(together(x, order) for x in (q, k, v))), order)).train()
     q, k, v = qkv()
-    with attnreg.attach(model, Given(scores, weights), example_inputs=(q, k, v)):
-        fast = model(q, k, v)
+    flat = [x.transpose(1, 2).flatten(2) for x in (q, k, v)]
+    with attnreg.attach(model, Given(scores, weights), stacks=["cross"], example_inputs=flat):
+        fast = model(*flat)
     assert_same(fast, attention(q, k, v, keep=scores, factor=weights), q, k, v)
 
 
@@ -166,7 +178,7 @@ def test_a_row_that_the_model_leaves_without_keys_stays_the_models_own():
     for run in (fused(attn_mask=additive), fused(attn_mask=valid), written_out(additive)):
         model = Function(run).train()
         plain = model(q, k, v)
-        with attnreg.attach(model, Given(keep), example_inputs=(q, k, v)):
+        with attnreg.attach(model, Given(keep), stacks=["cross"], example_inputs=(q, k, v)):
             out = model(q, k, v)
         assert torch.allclose(out[0, :, 2], plain[0, :, 2], atol=1e-12, rtol=0)
         others = attention(q, k, v, keep=keep, valid=valid)
@@ -195,7 +207,7 @@ def test_softmax_over_something_else_is_left_alone():
     q, k, v = qkv()
     model = Model().train()
     recorder = Given()
-    with attnreg.attach(model, recorder, example_inputs=(q, k, v)) as handle:
+    with attnreg.attach(model, recorder, stacks=["cross"], example_inputs=(q, k, v)) as handle:
         model(q, k, v)
         assert handle.sites[0].name == "Model"
         assert len(handle.sites) == 1

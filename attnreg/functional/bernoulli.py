@@ -159,8 +159,9 @@ def drop_rate(keep: Tensor, units: Tensor | None = None, *, by_head: bool = Fals
         tensor(0.5000)
     """
     dropped = keep == 0
+    if units is not None:
+        dropped, units = torch.broadcast_tensors(dropped, units)
     dims = (0, 2, 3) if by_head else tuple(range(dropped.dim()))
     if units is None:
         return dropped.sum(dims) / (dropped.numel() // (dropped.shape[1] if by_head else 1))
-    dropped, units = torch.broadcast_tensors(dropped, units)
     return (dropped & units).sum(dims) / units.sum(dims).clamp(min=1)

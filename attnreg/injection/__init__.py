@@ -1,8 +1,20 @@
 """The injection layer: puts the masks of any provider into any model."""
 
 from attnreg.injection.attachment import attach, detach, handle_of, is_attached
-from attnreg.injection.discovery import FoundSite, discover
-from attnreg.injection.errors import NoAttentionError
+from attnreg.injection.discovery import Discovery, FoundSite, LeftOut, discover
+from attnreg.injection.errors import CoverageWarning, NoAttentionError
 from attnreg.injection.handle import AttachHandle
 
-__all__ = ["AttachHandle", "FoundSite", "NoAttentionError", "attach", "detach", "discover", "handle_of", "is_attached"]
+__all__ = [
+    "AttachHandle",
+    "CoverageWarning",
+    "Discovery",
+    "FoundSite",
+    "LeftOut",
+    "NoAttentionError",
+    "attach",
+    "detach",
+    "discover",
+    "handle_of",
+    "is_attached",
+]

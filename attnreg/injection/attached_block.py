@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from attnreg.injection.blocks import Block
+from attnreg.injection.discovery.blocks import Block
 from attnreg.injection.module import AttachedModule
 from attnreg.injection.shadow import Shadow
 from attnreg.masks import SiteInfo
@@ -45,7 +45,7 @@ class AttachedBlock(Shadow[BlockCall]):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The block's forward, or nothing."""
         call = self.next()
-        if call is None or not (self.module.training and self.handle.active):
+        if call is None or not self.handle.acts_on(self.module):
             return self.plain(*args, **kwargs)
         skip = ask_block(self.handle.provider, call.info)
         compiling = torch.compiler.is_compiling()
@@ -61,7 +61,7 @@ class AttachedBlock(Shadow[BlockCall]):
             # later blocks use) must be computed.
             output = self.plain(*args, **kwargs)
         for info in call.chosen:
-            self.handle.note_skipped(info, skip.to(hidden.device))
+            self.handle.rates.note_skipped(info, skip.to(hidden.device))
         if compiling:
             return _replaced(output, lambda computed: torch.where(skip.to(hidden.device), hidden, computed))
         if len(self.whats) > 1:
@@ -71,7 +71,11 @@ class AttachedBlock(Shadow[BlockCall]):
 
 
 def attached_blocks(
-    handle: AttachHandle, found: Sequence[FoundSite], chosen: set[str], modules: Mapping[nn.Module, AttachedModule]
+    handle: AttachHandle,
+    found: Sequence[FoundSite],
+    chosen: Set[str],
+    modules: Mapping[nn.Module, AttachedModule],
+    names: Mapping[nn.Module, str],
 ) -> list[AttachedBlock]:
     """The blocks whose self-attention was chosen."""
     inside: dict[tuple[nn.Module, int], list[FoundSite]] = defaultdict(list)
@@ -89,7 +93,7 @@ def attached_blocks(
             tuple(modules[site.module] for site in sites if site.module in modules),
         )
         calls[module].append(call if own.info.name in chosen else None)
-    return [AttachedBlock(handle, module, each) for module, each in calls.items() if any(each)]
+    return [AttachedBlock(handle, module, each, names[module]) for module, each in calls.items() if any(each)]
 
 
 def _replaced(output: Any, by: Callable[[Tensor], Tensor]) -> Any:

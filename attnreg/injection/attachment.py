@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from attnreg.errors import InputError
 from attnreg.injection.discovery import FoundSite, discover
 from attnreg.injection.handle import AttachHandle
+from attnreg.injection.selection import choose, warn_of_the_rest
 from attnreg.injection.shadow import MARK
-from attnreg.masks import Stack, layer_indices, on_layers
+from attnreg.masks import Stack
 from attnreg.provider import MaskProvider, may_skip_blocks, that_look_at_batches
+
+_ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[AttachHandle]] = WeakKeyDictionary()  # by provider
 
 
 def attach(
@@ -21,29 +26,35 @@ def attach(
     *,
     layers: Sequence[int] | None = None,
     stacks: Sequence[Stack] | None = None,
+    modules: str | Sequence[str] | None = None,
     example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
 ) -> AttachHandle:
-    """Let a provider mask the attention of a model while both are in training mode.
+    """Let a provider mask the attention of a model in its training passes.
 
     Everything is checked before the model is touched. While attached, the model keeps its class, parameters and
-    ``state_dict`` keys; in eval mode it is bitwise the plain model.
+    ``state_dict`` keys. In eval mode, and in passes without gradients, it is bitwise the plain model.
 
     Args:
-        model: any model whose attention runs through softmax, torch's fused attention or ``nn.MultiheadAttention``.
+        model: any model whose attention runs through softmax, torch's fused attention, ``nn.MultiheadAttention`` or
+            ``flex_attention``; not yet compiled, wrapped or sharded.
         provider: the provider, or a composition (``a & b``).
-        layers: layer indices within each stack, negative ones from its end; all by default.
+        layers: layer indices within each stack, negative ones from its end; all by default. They are those of the
+            model's own blocks, where it has any.
         stacks: of ``"encoder"``, ``"decoder"``, ``"cross"``; by default every self-attention, no cross-attention.
-        example_inputs: arguments for one forward pass, if the model is neither a transformers model with token ids
-            or images nor one of torch's own Transformer modules.
+        modules: names of modules, or patterns such as ``"*.self_attn"``: only attention in them, of any stack.
+        example_inputs: arguments for one forward pass with two samples; needed if none can be made up for the model.
 
     Returns:
         a handle; also a context manager.
 
     Raises:
-        NoAttentionError: if no attention is seen in the model.
-        ValueError: if a layer or stack is not there, the provider cannot serve the sites, or the model is compiled:
-            attach first, then compile.
-        RuntimeError: if a provider is attached already.
+        NoAttentionError: if no attention is seen in the model, or a whole list of its blocks would be left out.
+        ValueError: if a layer, stack or module is not there, the provider cannot serve the sites, or the model is
+            compiled, wrapped or sharded: attach first.
+        RuntimeError: if the model has a provider already, or the provider has a model.
+
+    Warns:
+        CoverageWarning: if some attention of the model is not covered, though nothing was chosen.
 
     Example:
         >>> import torch, attnreg
@@ -57,26 +68,21 @@ def attach(
     """
     if not isinstance(provider, MaskProvider):
         raise TypeError(f"Expected `provider` to be a MaskProvider, got {type(provider).__name__}.")
-    if is_attached(model):
-        raise RuntimeError(
-            "Expected a model without a provider, got one that has one: compose providers with `a & b`, or call "
-            "`attnreg.detach(model)` first."
-        )
-    for name, wanted in (("layers", layers), ("stacks", stacks)):
-        if wanted is not None and (isinstance(wanted, (str, int)) or not len(wanted)):
-            raise InputError(f"Expected `{name}` to be a list that is not empty, or None for all, got {wanted!r}.")
-    if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
-        raise InputError(
-            f"Expected a model that is not compiled yet, got {type(model).__name__}: attach first, then compile."
-        )
+    _check_free(model, provider)
+    _check_bare(model)
     found = discover(model, example_inputs)
-    chosen = _choose(found, layers, stacks)
+    chosen = choose(found, layers, stacks, modules)
+    if modules is None:
+        warn_of_the_rest(model, found, everything=layers is None and stacks is None)
     that_look_at_batches(provider)  # which must fit together
     provider.check([site.info for site in chosen])
     if may_skip_blocks(provider):
         _check_blocks(chosen)
     provider.bind(model)
-    return AttachHandle(model, provider, found, {site.info.name for site in chosen})
+    handle = AttachHandle(model, provider, found, {site.info.name for site in chosen})
+    for each in _providers(provider):
+        _ATTACHED[each] = ref(handle)
+    return handle
 
 
 def detach(model: nn.Module) -> None:
@@ -100,8 +106,7 @@ def handle_of(model: nn.Module, provider: MaskProvider) -> AttachHandle:
         if any(module is provider for module in handle.provider.modules()):
             return handle
     raise RuntimeError(
-        f"Expected this {type(provider).__name__} to be attached to the model, found it is not: call "
-        "`attnreg.attach(model, provider)` first."
+        f"This {type(provider).__name__} is not attached to the model: call `attnreg.attach(model, provider)` first."
     )
 
 
@@ -110,29 +115,39 @@ def _handles(model: nn.Module) -> list[AttachHandle]:
     return list({id(mark.handle): mark.handle for mark in marks if mark is not None}.values())
 
 
+def _providers(provider: MaskProvider) -> list[MaskProvider]:
+    return [module for module in provider.modules() if isinstance(module, MaskProvider)]
+
+
+def _check_free(model: nn.Module, provider: MaskProvider) -> None:
+    if is_attached(model):
+        raise RuntimeError(
+            "The model has a provider already: compose providers with `a & b`, or call `attnreg.detach(model)` first."
+        )
+    for each in _providers(provider):
+        known = _ATTACHED.get(each)
+        handle = None if known is None else known()
+        if handle is not None and handle.attached:
+            raise RuntimeError(
+                f"This {type(each).__name__} is attached to another model: make a provider for each model, or detach "
+                "it there first."
+            )
+
+
+def _check_bare(model: nn.Module) -> None:
+    if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
+        raise InputError(f"{type(model).__name__} is compiled already: attach first, then compile.")
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        raise InputError(f"The model is wrapped in {type(model).__name__} already: attach first, then wrap.")
+    if any(isinstance(parameter, DTensor) or hasattr(parameter, "_is_flat_param") for parameter in model.parameters()):
+        raise InputError(f"{type(model).__name__} is sharded already: attach first, then shard (`fully_shard`).")
+
+
 def _check_blocks(chosen: Sequence[FoundSite]) -> None:
     bare = [site.info.name for site in chosen if site.block is None and site.info.stack != "cross"]
     if bare:
         raise InputError(
-            "Expected every self-attention within a Transformer block that can be skipped (an entry of a ModuleList or "
-            f"Sequential that gives hidden states back in their shape), found none around {', '.join(bare)}."
+            "Skipping blocks needs every self-attention to be within a Transformer block that can be skipped (an entry "
+            "of a ModuleList or Sequential that returns hidden states in the shape in which it got them); there is "
+            f"none around {', '.join(bare)}."
         )
-
-
-def _choose(
-    found: Sequence[FoundSite], layers: Sequence[int] | None, stacks: Sequence[Stack] | None
-) -> list[FoundSite]:
-    present = sorted({site.info.stack for site in found})
-    if stacks is None:
-        stacks = [stack for stack in get_args(Stack) if stack in present and stack != "cross"]
-    if missing := [stack for stack in stacks if stack not in present]:
-        raise InputError(f"Expected `stacks` among {present}, which the model has, got {missing}.")
-    sites = [site for site in found if site.info.stack in stacks]
-    if not sites:
-        raise InputError(f"Expected self-attention in the model, got {present} alone: pass `stacks={present}`.")
-    if layers is None:
-        return sites
-    where = "`attach(layers=...)`"
-    wanted = layer_indices(layers, where)
-    names = {info.name for info in on_layers([site.info for site in sites], wanted, where)}
-    return [site for site in sites if site.info.name in names]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -13,12 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnreg import functional
 from attnreg.injection.attached_block import attached_blocks
-from attnreg.injection.discovery import FoundSite
+from attnreg.injection.discovery import Discovery, LeftOut
+from attnreg.injection.entry import AttachedEntry, entries
+from attnreg.injection.errors import why_hidden
+from attnreg.injection.layout import Layout
+from attnreg.injection.mode import AttentionMode, Planned
 from attnreg.injection.module import AttachedModule
+from attnreg.injection.rates import DropRates, in_backward
 from attnreg.injection.shadow import Shadow
 from attnreg.injection.tap import Tap
+from attnreg.injection.watch import Watch
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import MaskProvider, may_skip_blocks
 
@@ -31,39 +35,47 @@ class AttachHandle:
     it is moved between devices on its own.
     """
 
-    def __init__(self, model: nn.Module, provider: MaskProvider, found: Sequence[FoundSite], chosen: set[str]) -> None:
+    def __init__(self, model: nn.Module, provider: MaskProvider, found: Discovery, chosen: Set[str]) -> None:
         self.provider = provider
-        self.batch_size: int | None = None
         self.in_forward = False
+        self.mode: AttentionMode | None = None  # of the innermost attention module that is running
         self.taps: dict[str, Tap] = {}
-        self.input_names = list(inspect.signature(type(model).forward).parameters)[1:]
+        self.why_hidden = why_hidden(model)
+        self.rates = DropRates()
         self._enabled = True
+        self._probing = False
+        self._trains = False  # whether the pass that runs has gradients
         self._model = model
-        self._sites = tuple(f.info for f in found if f.info.name in chosen)
-        self.flat = {f.info.label for f in found if f.flat}
-        self._rates: dict[str, Tensor] = {}
-        calls: dict[nn.Module, list[SiteInfo | None]] = defaultdict(list)
-        for site in found:
-            calls[site.module].append(site.info if site.info.name in chosen else None)
+        self._sites = tuple(site.info for site in found.sites if site.info.name in chosen)
+        self._left_out = found.left_out_besides(chosen)
+        names = {module: name or type(module).__name__ for name, module in model.named_modules()}
         modules = {
-            module: AttachedModule(self, module, infos)
-            for module, infos in calls.items()
-            if any(info for info in infos)
+            module: AttachedModule(self, module, plans, names.get(module, type(module).__name__))
+            for module, plans in _plans(found, chosen).items()
         }
         self._shadows: list[Shadow[Any]] = list(modules.values())
         if may_skip_blocks(provider):
-            self._shadows += attached_blocks(self, found, chosen, modules)
+            self._shadows += attached_blocks(self, found.sites, chosen, modules, names)
+        around = [
+            [call.module for call in site.sighting.running if not call.is_repeated]
+            for site in found.sites
+            if site.info.name in chosen
+        ]
+        self._shadows += [AttachedEntry(self, module, names[module]) for module in reversed(entries(model, around))]
         for attached in self._shadows:
             attached.install()
-        self._hooks = [
-            model.register_forward_pre_hook(functools.partial(_before_forward, self), with_kwargs=True),
-            model.register_forward_hook(functools.partial(_after_forward, self), always_call=True),
-        ]
+        self._watch = Watch(provider)
+        self._hooks = [model.register_forward_pre_hook(functools.partial(_refuse_replicas, model))]
 
     @property
     def sites(self) -> tuple[SiteInfo, ...]:
         """The attention sites that the provider is asked about, in the order in which they run."""
         return self._sites
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """What is left as it is: other attention of the model, and what looks like attention, each with the reason."""
+        return self._left_out
 
     @property
     def attached(self) -> bool:
@@ -75,12 +87,18 @@ class AttachHandle:
         """Whether the provider may act, as far as the handle and the provider itself are concerned."""
         return self._enabled and self.provider.training and self.provider.active
 
+    def acts_on(self, module: nn.Module) -> bool:
+        """Whether the provider acts on a module that runs now: in training mode, in a pass that has gradients."""
+        if self._probing:
+            return self.active
+        return module.training and self.active and (self._trains if self.in_forward else torch.is_grad_enabled())
+
     def step(self) -> None:
         """Tell the provider that an optimizer step is done."""
         self.provider.step()
 
     def drop_rates(self) -> dict[str, float]:
-        """Share of dropped units per site in the latest forward pass in training mode, by ``"<stack>.<layer>"``.
+        """Share of dropped units per site in the latest training pass, by ``"<stack>.<layer>"``.
 
         Counts valid positions of real query rows, never padding. Empty before the first such pass, and while the
         provider is not active.
@@ -89,7 +107,7 @@ class AttachHandle:
 
     def drop_rate_tensors(self, *, by_head: bool = False) -> dict[str, Tensor]:
         """The same as 0-d tensors, or ``(H,)`` where masks differ by head, without waiting for the device."""
-        return dict(self._rates) if by_head else {label: rate.mean() for label, rate in self._rates.items()}
+        return self.rates.latest(by_head=by_head)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -101,6 +119,16 @@ class AttachHandle:
             self._enabled = before
 
     @contextmanager
+    def probing(self) -> Iterator[None]:
+        """Within the block masks apply in every forward pass, also in eval mode and without gradients."""
+        before, self._probing = self._probing, True
+        try:
+            with _written_out():
+                yield
+        finally:
+            self._probing = before
+
+    @contextmanager
     def tapped(self, taps: Mapping[str, Tap]) -> Iterator[None]:
         """Within the block the model is the plain model, in either mode, and attention weights flow through taps.
 
@@ -109,19 +137,16 @@ class AttachHandle:
         Args:
             taps: by the :attr:`SiteInfo.label` of their site.
         """
-        fast_path = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # nn.TransformerEncoderLayer's, which computes no weights
         self.taps = dict(taps)
         try:
-            with self.disabled():
+            with self.disabled(), _written_out():
                 yield
         finally:
             self.taps = {}
-            torch.backends.mha.set_fastpath_enabled(fast_path)
 
     def detach(self) -> None:
         """Give the model back as it was. Twice is fine."""
-        for attached in self._shadows:
+        for attached in reversed(self._shadows):
             attached.remove()
         for hook in self._hooks:
             hook.remove()
@@ -141,46 +166,79 @@ class AttachHandle:
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Remember the drop rate of a site."""
-        kept = None if mask is None else mask.units_kept
-        if kept is None:
-            self._rates[site.label] = torch.zeros((), device=site.device)
-        elif kept.dim() == 0:
-            self._rates[site.label] = 1.0 - kept.float()
-        else:
-            by_head = kept.dim() == 4 and kept.shape[1] > 1
-            self._rates[site.label] = functional.drop_rate(kept, site.units, by_head=by_head)
+        self.rates.note(site, mask)
 
-    def note_skipped(self, site: SiteInfo, skip: Tensor) -> None:
-        """Remember that all of a site was dropped, with the block that holds it, where ``skip`` (0-d) is true."""
-        rate = self._rates.get(site.label, torch.zeros((), device=skip.device))
-        self._rates[site.label] = torch.where(skip, torch.ones_like(rate), rate)
-
-    def begin(self, inputs: Mapping[str, Any]) -> None:
-        """A forward pass of the model begins."""
+    def begin(self, inputs: Mapping[str, Any], module: nn.Module) -> None:
+        """A forward pass of the model begins, at the model itself or at a module that holds all its attention."""
         self.in_forward = True
+        self._trains = torch.is_grad_enabled()
         for attached in self._shadows:
             attached.begin()
-        first = next((value for value in inputs.values() if isinstance(value, Tensor) and value.dim()), None)
-        self.batch_size = None if first is None else first.shape[0]
-        if self._model.training:
-            self._rates = {}
-            if self.active:
-                self.provider.prepare(inputs)
+        training = module.training and self._trains
+        if training or self._probing:
+            self.rates.clear()
+        if training and self._enabled:
+            self._watch.training_pass()
+        if self.acts_on(module):
+            self.provider.prepare(inputs)
 
     def end(self) -> None:
         """A forward pass of the model ends."""
         self.in_forward = False
 
+    def check_entry(self, name: str) -> None:
+        """Called when attention is about to be masked.
+
+        Raises:
+            RuntimeError: if it runs outside of a forward pass of the attached model, and the provider needs to know
+                when one begins.
+        """
+        if self.in_forward or self.taps or torch.compiler.is_compiling() or in_backward():
+            return
+        waiting = [each for each in self.provider.modules() if isinstance(each, MaskProvider) and each.draws_in_prepare]
+        if waiting:
+            raise RuntimeError(
+                f"{type(waiting[0]).__name__} draws its masks when a forward pass of the attached model begins, and "
+                f"{name} runs outside of one: call {type(self._model).__name__} itself, or attach to the module that you "
+                "call."
+            )
+
+
+def _plans(found: Discovery, chosen: Set[str]) -> dict[nn.Module, list[tuple[Planned, ...] | None]]:
+    """For each module that holds chosen attention, what to expect in each of its calls."""
+    infos = {site.sighting: site.info for site in found.sites if site.info.name in chosen}
+    modules = {sighting.place.module for sighting in infos}
+    plans: dict[nn.Module, dict[int, list[Planned]]] = {module: defaultdict(list) for module in modules}
+    for sighting in found.sightings:
+        around = next((call for call in reversed(sighting.running) if call.module in modules), None)
+        if around is not None:
+            layout = Layout() if sighting.reading is None else sighting.reading.layout
+            planned = Planned(sighting.backend, sighting.rank, infos.get(sighting), layout)
+            plans[around.module][around.index].append(planned)
+    return {
+        module: [
+            tuple(calls[index]) if any(planned.info for planned in calls.get(index, ())) else None
+            for index in range(max(calls) + 1)
+        ]
+        for module, calls in plans.items()
+    }
+
+
+@contextmanager
+def _written_out() -> Iterator[None]:
+    """Within the block ``nn.TransformerEncoderLayer`` does not take its fast path, in which no attention is seen."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
 
 # Hooks are partials of module-level functions: closures could be neither pickled nor copied.
-def _before_forward(handle: AttachHandle, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if model is not handle._model:
+def _refuse_replicas(attached: nn.Module, model: nn.Module, args: tuple[Any, ...]) -> None:
+    if model is not attached:
         raise RuntimeError(
-            "Expected one process per device (DistributedDataParallel, `accelerate launch`, `torchrun`), got "
-            "nn.DataParallel, whose threads would share one provider."
+            "nn.DataParallel is not supported: its threads would share one provider. Use one process per device "
+            "(DistributedDataParallel, `accelerate launch`, `torchrun`)."
         )
-    handle.begin({**dict(zip(handle.input_names, args, strict=False)), **kwargs})
-
-
-def _after_forward(handle: AttachHandle, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    handle.end()

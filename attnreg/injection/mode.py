@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attnreg.injection.backends import multihead, sdpa, softmax
+from attnreg.injection.backends import BY_FUNCTION, Call
+from attnreg.injection.errors import NoAttentionError
+from attnreg.injection.layout import STANDARD, Layout
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import ask
 
@@ -18,7 +21,30 @@ if TYPE_CHECKING:
     from attnreg.injection.handle import AttachHandle
     from attnreg.injection.tap import Tap
 
-_BACKENDS = {function: backend for backend in (sdpa, softmax, multihead) for function in backend.FUNCTIONS}
+
+@dataclass(frozen=True)
+class Planned:
+    """What looked like attention when the model was attached, within one call of a module.
+
+    Args:
+        backend: which one saw it.
+        rank: number of dimensions of its scores.
+        info: its site; ``None`` if it is no attention, or the provider is not asked about it.
+        layout: of its scores.
+    """
+
+    backend: str
+    rank: int
+    info: SiteInfo | None = None
+    layout: Layout = Layout()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An attention that is about to be computed: its site, and the layout of its scores."""
+
+    info: SiteInfo
+    layout: Layout
 
 
 class AttentionMode(TorchFunctionMode):
@@ -27,68 +53,135 @@ class AttentionMode(TorchFunctionMode):
     Torch switches a mode off while it answers for a function, so providers and backends call torch as usual.
 
     Args:
-        handle: knows the provider.
-        info: the site of this call.
-        tap: where the attention weights flow through; the provider is not asked then.
+        handle: knows the provider, and which mode is the innermost.
+        plan: what is to come in this call.
+        name: of the module.
     """
 
-    def __init__(self, handle: AttachHandle, info: SiteInfo, tap: Tap | None = None) -> None:
+    def __init__(self, handle: AttachHandle, plan: Sequence[Planned], name: str) -> None:
         super().__init__()
         self.handle = handle
-        self.info = info
-        self.tap = tap
-        self.batch_size = handle.batch_size
-        self.flat = info.label in handle.flat
-        self.hits = 0
+        self.name = name
+        self.tap: Tap | None = None
+        self._plan = plan
+        self._at = 0
+        self._asked = 0
+        self._heads: int | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        backend = _BACKENDS.get(func)
-        if backend is None:
+        backend = BY_FUNCTION.get(func)
+        if backend is None or self.handle.mode is not self:
             return func(*args, **(kwargs or {}))
         return backend.intercept(self, func, *args, **(kwargs or {}))
 
     @contextmanager
-    def of_batch(self, batch_size: int) -> Iterator[None]:
-        """Within the block, scores of shape ``(B * H, Q, K)`` have this B."""
-        before = self.batch_size, self.flat
-        self.batch_size, self.flat = batch_size, True
+    def of_heads(self, heads: int) -> Iterator[None]:
+        """Within the block, scores are ``(B, H, Q, K)`` or ``(B * H, Q, K)`` with this H, whatever they were before."""
+        before, self._heads = self._heads, heads
         try:
             yield
         finally:
-            self.batch_size, self.flat = before
+            self._heads = before
+
+    def expect(self, backend: str, call: Call) -> Asked | None:
+        """The site of a call that may be attention; ``None`` where it is none, or is left alone.
+
+        Raises:
+            NoAttentionError: if there is more attention than there was when the model was attached.
+        """
+        rank = len(call.shape)
+        if self._heads is not None:
+            matching = [i for i, planned in enumerate(self._plan) if i >= self._at]
+        else:
+            matching = [i for i in range(self._at, len(self._plan)) if self._same(self._plan[i], backend, rank)]
+        if not matching:
+            if any(p.info is not None and self._same(p, backend, rank) for p in self._plan):
+                raise NoAttentionError(
+                    f"{self.name} computes more attention in this forward pass than when it was attached "
+                    f"({self._asked} then): attach with `example_inputs` like these."
+                )
+            return None
+        planned = self._plan[matching[0]]
+        self._at = matching[0] + 1
+        if planned.info is None:
+            return None
+        self._asked += 1
+        self.tap = self.handle.taps.get(planned.info.label)
+        if self.handle.taps and self.tap is None:
+            return None
+        layout = planned.layout
+        if self._heads is not None:
+            layout = replace(layout, dims="fqk" if rank == 3 else STANDARD, heads=self._heads if rank == 3 else 1)
+        return Asked(planned.info, layout)
+
+    @staticmethod
+    def _same(planned: Planned, backend: str, rank: int) -> bool:
+        # A transformers model may write its attention out after all, to return its weights.
+        return planned.rank == rank and (planned.backend == backend or planned.layout.dims == STANDARD)
+
+    def check_all_seen(self) -> None:
+        """Called at the end of the module's forward.
+
+        Raises:
+            NoAttentionError: if there was less attention than when the model was attached.
+        """
+        planned = [each.info for each in self._plan if each.info is not None]
+        if self._asked != len(planned):
+            raise NoAttentionError(
+                f"{self.name} hides its attention in this forward pass: {self._asked} of {len(planned)} were seen. "
+                f"{self.handle.why_hidden}"
+            )
 
     def ask(
         self,
+        site: Asked,
         shape: tuple[int, ...],
         valid: Tensor | None,
         *,
         like: Tensor,
         query: Tensor | None = None,
         key: Tensor | None = None,
+        bias: Tensor | None = None,
+        scale: float | None = None,
+        scores: Tensor | None = None,
     ) -> Mask | None:
-        """The provider's mask for this site, checked and on the right device; ``None`` where it keeps everything."""
-        self.hits += 1
+        """The provider's mask for a site, checked and on the right device; ``None`` where it keeps everything."""
         if self.tap is not None:
             return None
-        site = AttentionSite(
-            name=self.info.name,
-            layer=self.info.layer,
-            num_layers=self.info.num_layers,
-            stack=self.info.stack,
+        info = site.info
+        asked = AttentionSite(
+            name=info.name,
+            layer=info.layer,
+            num_layers=info.num_layers,
+            stack=info.stack,
+            head_size=info.head_size,
+            shares_keys=info.shares_keys,
             shape=shape,  # type: ignore[arg-type]
             valid=valid,
             query=query,
             key=key,
+            bias=bias,
+            scale=scale,
+            written_scores=scores,
             device=like.device,
             dtype=like.dtype,
         )
-        mask = ask(self.handle.provider, site)
+        mask = ask(self.handle.provider, asked)
         if mask is not None:
-            mask = _checked(mask, site, type(self.handle.provider).__name__)
-        self.handle.note(site, mask)
+            mask = _checked(mask, asked, type(self.handle.provider).__name__)
+        self.handle.note(asked, mask)
         return mask
+
+    def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
+        """Attention weights ``(B, H, Q, K)`` after the softmax, under the factors of a mask and through the tap."""
+        own = layout.of_keys(weights)
+        if mask is not None and (mask.weights is not None or mask.normalized is not None):
+            own = mask.of_weights(own, valid)
+        if self.tap is not None:
+            own = self.tap(own)
+        return layout.with_keys(weights, own)
 
 
 def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnreg.injection.errors import HIDDEN_KERNELS, NoAttentionError
-from attnreg.injection.mode import AttentionMode
+from attnreg.injection.mode import AttentionMode, Planned
 from attnreg.injection.shadow import Shadow
-from attnreg.masks import SiteInfo
 
 
-class AttachedModule(Shadow[SiteInfo]):
+class AttachedModule(Shadow[tuple[Planned, ...]]):
     """Runs an attention module's forward under an :class:`AttentionMode` while the provider may act."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, under the provider's masks if they apply to this call."""
-        info = self.next()
-        tap = None if info is None else self.handle.taps.get(info.label)
-        if info is None or (tap is None and not (self.module.training and self.handle.active)):
-            return self.plain(*args, **kwargs)
-        mode = AttentionMode(self.handle, info, tap)
-        with mode:
-            output = self.plain(*args, **kwargs)
-        if not mode.hits:
-            raise NoAttentionError(f"Expected attention in {info.name}, saw none in this forward: {HIDDEN_KERNELS}")
+        plan = self.next()
+        handle = self.handle
+        before = handle.mode
+        if plan is None or not (self._is_tapped(plan) or handle.acts_on(self.module)):
+            handle.mode = None
+            try:
+                return self.plain(*args, **kwargs)
+            finally:
+                handle.mode = before
+        handle.check_entry(self.name)
+        mode = handle.mode = AttentionMode(handle, plan, self.name)
+        try:
+            with mode:
+                output = self.plain(*args, **kwargs)
+        finally:
+            handle.mode = before
+        mode.check_all_seen()
         return output
+
+    def _is_tapped(self, plan: tuple[Planned, ...]) -> bool:
+        return any(each.info is not None and each.info.label in self.handle.taps for each in plan)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from attnreg.injection.errors import NoAttentionError
+
 if TYPE_CHECKING:
     from attnreg.injection.handle import AttachHandle
 
@@ -29,24 +31,29 @@ class Shadow(ABC, Generic[What]):
         module: the module.
         whats: what there is to know of each of the module's calls in one forward pass of the model; ``None`` where it
             is to run as it is. More than one where layers share the module (ALBERT).
+        name: of the module, for messages.
     """
 
-    def __init__(self, handle: AttachHandle, module: nn.Module, whats: Sequence[What | None]) -> None:
+    def __init__(self, handle: AttachHandle, module: nn.Module, whats: Sequence[What | None], name: str) -> None:
         self.handle = handle
         self.module = module
         self.whats = tuple(whats)
+        self.name = name
         self._calls = 0
         self._ran: list[int] = []  # the calls that were not passed over, in their order
-        self._shadowed = module.__dict__.get("forward")
+        self._shadowed: Any = None
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What runs instead."""
 
     def install(self) -> None:
-        """Shadow the module's forward."""
+        """Shadow the module's forward, or what shadows it already."""
+        self._shadowed = self.module.__dict__.get("forward")
         setattr(self.module, MARK, self)
-        self.module.forward = functools.partial(_forward, self)
+        forward = functools.partial(_forward, self)
+        forward.__wrapped__ = self.module.forward  # type: ignore[attr-defined]  # for inspect.signature
+        self.module.forward = forward
 
     def remove(self) -> None:
         """Take the shadow away."""
@@ -68,17 +75,32 @@ class Shadow(ABC, Generic[What]):
         self._calls += 1
 
     def next(self) -> What | None:
-        """What there is to know of the call that begins now."""
+        """What there is to know of the call that begins now.
+
+        Raises:
+            NoAttentionError: if the module is called more often in this forward pass than when it was attached.
+        """
+        if self.handle.in_forward:
+            call = self._calls
+            self._calls += 1
+            if call >= len(self.whats):
+                if not any(self.whats):
+                    return None
+                raise NoAttentionError(
+                    f"{self.name} is called more often in this forward pass than when it was attached "
+                    f"({len(self.whats)} times then): attach with `example_inputs` like these."
+                )
+            self._ran.append(call)
+            return self.whats[call]
         if len(self.whats) == 1:
             return self.whats[0]
-        if self._ran and not self.handle.in_forward and torch._C._current_graph_task_id() != -1:
+        if self._ran and torch._C._current_graph_task_id() != -1:
             # Gradient checkpointing recomputes a shared module's calls during the backward pass, last call first;
             # calls in their order again for a second backward pass.
             self._ran = [self._ran[-1], *self._ran[:-1]]
             return self.whats[self._ran[0]]
         call = self._calls % len(self.whats)
         self._calls += 1
-        self._ran.append(call)
         return self.whats[call]
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
@@ -90,4 +112,6 @@ class Shadow(ABC, Generic[What]):
 
 # Shadows are partials of a module-level function: closures could be neither pickled nor copied.
 def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
+    if args and args[0] is shadow.module:
+        args = args[1:]  # accelerate makes a bound method of what it finds
     return shadow.forward(*args, **kwargs)

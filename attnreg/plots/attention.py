@@ -63,7 +63,7 @@ def plot_attention(
         attention = explain(model, batch, handle, [label], method="attention")[label][0]
         watched.attribute(model, batch)
         was_training = model.training
-        with torch.no_grad():
+        with torch.no_grad(), handle.probing():
             model.train()(**batch)
         model.train(was_training)
     attributions = getattr(provider, "attributions", {}).get(label)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +9,9 @@ import torch
 from torch import nn
 
 from attnreg.errors import InputError
-from attnreg.injection.discovery import FoundSite, discover
-from attnreg.masks import SiteInfo
+from attnreg.injection import discover
+from attnreg.injection.selection import choose
+from attnreg.masks import SiteInfo, Stack
 from attnreg.providers._arguments import whole_number
 
 Depth = int | Mapping[str, int]
@@ -73,19 +73,14 @@ class LayerIndex:
         )
 
 
-def found_in(model: nn.Module, stacks: Sequence[str] | None, example_inputs: Any) -> tuple[FoundSite, ...]:
+def found_in(model: nn.Module, stacks: Sequence[Stack] | None, example_inputs: Any) -> list[SiteInfo]:
     """The attention sites for which a provider is made: all self-attention by default, as for :func:`attnreg.attach`.
 
     Raises:
         InputError: if the model has none in these stacks.
         NoAttentionError: if no attention is seen in the model.
     """
-    found = discover(model, example_inputs)
-    wanted = ("encoder", "decoder") if stacks is None else tuple(stacks)
-    sites = tuple(site for site in found if site.info.stack in wanted)
-    if not sites:
-        raise InputError(f"Expected `stacks` among {sorted({site.info.stack for site in found})}, got {wanted}.")
-    return sites
+    return [site.info for site in choose(discover(model, example_inputs), stacks=stacks)]
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -93,42 +88,62 @@ def device_of(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-def depth_of(found: Sequence[FoundSite]) -> dict[str, int]:
+def depth_of(found: Sequence[SiteInfo]) -> dict[str, int]:
     """Number of layers by stack."""
-    return dict(Counter(str(site.info.stack) for site in found))
+    return {str(site.stack): site.num_layers for site in found}
 
 
-def heads_of(found: Sequence[FoundSite]) -> int:
+def heads_of(found: Sequence[SiteInfo]) -> int:
     """The number of heads that all sites share.
 
     Raises:
         InputError: if they differ.
     """
     heads = {site.heads for site in found}
-    if len(heads) > 1:
-        raise InputError(f"Expected the same number of heads in all layers, got {sorted(heads)}: choose `stacks`.")
-    return heads.pop()
+    if len(heads) > 1 or None in heads:
+        raise InputError(
+            f"Expected the same number of heads in all layers, got {sorted(heads, key=str)}: choose `stacks`."
+        )
+    return heads.pop()  # type: ignore[return-value]
 
 
-def head_size_of(found: Sequence[FoundSite], provider: str) -> int:
+def head_size_of(found: Sequence[SiteInfo], provider: str) -> int:
     """The size of query vectors that all sites share.
 
     Raises:
         InputError: if they differ, or queries cannot be seen.
     """
-    sizes: set[int] = set()
-    for site in found:
-        if site.head_size is None:
-            raise hidden_queries(provider, site.info.name)
-        sizes.add(site.head_size)
+    check_queries(provider, found)
+    sizes = {site.head_size for site in found if site.head_size is not None}
     if len(sizes) > 1:
         raise InputError(f"Expected queries of one size in all layers, got {sorted(sizes)}: choose `stacks`.")
     return sizes.pop()
 
 
+def check_queries(provider: str, sites: Iterable[SiteInfo], head_size: int | None = None) -> None:
+    """Raise where a provider needs queries and the model shows none, as it writes its attention out.
+
+    Args:
+        provider: name of its class, for the message.
+        sites: where it is to act.
+        head_size: D, for which it was made.
+
+    Raises:
+        InputError: if so, or queries are of another size.
+    """
+    for site in sites:
+        if not site.shows_queries:
+            raise hidden_queries(provider, site.name)
+        if head_size not in (None, site.head_size):
+            raise InputError(
+                f"Expected queries of size {head_size}, for which this {provider} was made, got {site.head_size} at "
+                f"{site.name}: use `{provider}.for_model(model)`."
+            )
+
+
 def hidden_queries(provider: str, site: str) -> InputError:
     """What to say where a provider needs queries and the model shows none, as it writes its attention out."""
     return InputError(
-        f"Expected queries for {provider} to look at, got attention that shows its scores alone at {site}: load the "
-        "model with attn_implementation='sdpa', if it has that."
+        f"{provider} looks at queries, and {site} shows its scores alone: load the model with "
+        "attn_implementation='sdpa', if it has that."
     )

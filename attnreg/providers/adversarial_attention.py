@@ -10,10 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from attnreg import functional
-from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
 from attnreg.provider import MaskProvider
 from attnreg.providers._arguments import LARGEST_SIZE, inner_probability, not_negative, true_or_false, whole_number
-from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, head_size_of, heads_of
+from attnreg.providers._layers import (
+    Depth,
+    LayerIndex,
+    check_queries,
+    depth_of,
+    device_of,
+    found_in,
+    head_size_of,
+    heads_of,
+)
 from attnreg.providers._seen import mean_over, queries_of
 
 
@@ -103,7 +112,7 @@ class AdversarialAttention(MaskProvider):
         *,
         price: float = 1.0,
         sampled: bool = True,
-        stacks: Sequence[str] | None = None,
+        stacks: Sequence[Stack] | None = None,
         example_inputs: Any = None,
     ) -> AdversarialAttention:
         """A generator for each layer of a model, on its device.
@@ -130,6 +139,7 @@ class AdversarialAttention(MaskProvider):
 
     def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
         self._index.check(sites)
+        check_queries("AdversarialAttention", sites, self.head_size)
 
     @property
     def draws_in_prepare(self) -> bool:  # noqa: D102

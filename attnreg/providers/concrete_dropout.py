@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnreg import functional
-from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
 from attnreg.provider import MaskProvider
 from attnreg.providers._arguments import not_negative, positive
 from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, heads_of
@@ -94,7 +94,7 @@ class ConcreteDropout(MaskProvider):
         *,
         temperature: float = 0.1,
         regularizer: float = 1e-3,
-        stacks: Sequence[str] | None = None,
+        stacks: Sequence[Stack] | None = None,
         example_inputs: Any = None,
     ) -> ConcreteDropout:
         """A rate for each layer of a model, on its device.

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from attnreg import functional
-from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
 from attnreg.provider import MaskProvider
 from attnreg.providers._arguments import LARGEST_SIZE, inner_probability, not_negative, positive, whole_number
-from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, head_size_of
+from attnreg.providers._layers import Depth, LayerIndex, check_queries, depth_of, device_of, found_in, head_size_of
 from attnreg.providers._rates import LARGEST_LOGIT
 from attnreg.providers._seen import mean_over, queries_of
 
@@ -100,7 +100,7 @@ class ContextualDropout(MaskProvider):
         *,
         temperature: float = 0.1,
         regularizer: float = 0.1,
-        stacks: Sequence[str] | None = None,
+        stacks: Sequence[Stack] | None = None,
         example_inputs: Any = None,
     ) -> ContextualDropout:
         """A network for each layer of a model, on its device.
@@ -126,6 +126,7 @@ class ContextualDropout(MaskProvider):
 
     def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
         self._index.check(sites)
+        check_queries("ContextualDropout", sites, self.head_size)
 
     @property
     def draws_in_prepare(self) -> bool:  # noqa: D102

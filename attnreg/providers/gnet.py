@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnreg import functional
 from attnreg.errors import InputError
-from attnreg.injection.discovery import discover
+from attnreg.injection import discover
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import MaskProvider
 from attnreg.providers._arguments import inner_probability, true_or_false, whole_number
@@ -175,18 +175,18 @@ class GNetProvider(MaskProvider):
         true_or_false("share_embeddings", share_embeddings)
         tokens, positions, offset = embedding_tables(model)
         present = {"tokens": tokens} if positions is None else {"tokens": tokens, "positions": positions}
-        stacks = [site.info.stack for site in discover(model, example_inputs)]
+        depth = {site.info.stack: site.info.num_layers for site in discover(model, example_inputs).sites}
         config = getattr(model, "config", None)
         generator = cls(
             tokens.num_embeddings,
             tokens.embedding_dim,
-            stacks.count("encoder") or stacks.count("decoder"),
+            depth.get("encoder") or depth.get("decoder", 0),
             512 if positions is None else positions.num_embeddings - offset,
             initial_keep=initial_keep,
             masks_per_layer=masks_per_layer,
             num_heads=num_heads,
             feed_forward=feed_forward,
-            causal="encoder" not in stacks,
+            causal="encoder" not in depth,
             position_offset=offset,
             pad_token_id=getattr(config, "pad_token_id", None),
             shared_tables=list(present) if share_embeddings else (),

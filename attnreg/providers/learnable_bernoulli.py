@@ -14,7 +14,7 @@ from attnreg import functional
 from attnreg.errors import InputError
 from attnreg.injection import handle_of
 from attnreg.injection.undisturbed import undisturbed
-from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
 from attnreg.provider import MaskProvider
 from attnreg.providers._arguments import not_negative, one_of
 from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, heads_of
@@ -119,7 +119,7 @@ class LearnableBernoulli(MaskProvider):
         placement: Placement = "weights",
         regularizer: float = 1e-3,
         loss: Loss | None = None,
-        stacks: Sequence[str] | None = None,
+        stacks: Sequence[Stack] | None = None,
         example_inputs: Any = None,
     ) -> LearnableBernoulli:
         """A rate for each layer of a model, on its device.
@@ -169,7 +169,7 @@ class LearnableBernoulli(MaskProvider):
             RuntimeError: if the provider is not attached to the model.
             InputError: if the model's output has no loss.
         """
-        handle_of(model, self)
+        handle = handle_of(model, self)
         model = extract_model_from_parallel(model)
         self._noise, self._estimate = {}, None
         draws: tuple[Literal["first", "second"], ...] = ("first", "second")
@@ -177,6 +177,7 @@ class LearnableBernoulli(MaskProvider):
         with ExitStack() as stack:
             stack.enter_context(undisturbed(model, training=True))
             stack.enter_context(torch.no_grad())
+            stack.enter_context(handle.probing())  # masked, though these passes have no gradients
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             seed = int(torch.randint(2**31, ()))  # other noise than the training step's
             before = self._draw

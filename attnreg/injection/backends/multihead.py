@@ -6,12 +6,37 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
-from torch import Tensor
+
+from attnreg.injection.backends.base import Backend, Call
 
 if TYPE_CHECKING:
+    from attnreg.injection.discovery.finder import Finder
     from attnreg.injection.mode import AttentionMode
 
-FUNCTIONS = (F.multi_head_attention_forward,)
+
+class MultiheadAttention(Backend):
+    """``F.multi_head_attention_forward``, which is made of the softmax or the fused attention of other backends."""
+
+    name = "multihead"
+    functions = (F.multi_head_attention_forward,)
+
+    def read(self, *args: Any, **kwargs: Any) -> Call | None:
+        """Nothing by itself."""
+        return None
+
+    def intercept(self, mode: AttentionMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run torch's own implementation under the mode, which then meets its softmax or fused attention."""
+        with mode.of_heads(_heads(args, kwargs)), mode:
+            return _undispatched(*args, **kwargs)
+
+    def discover(self, finder: Finder, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """The same in the dry run."""
+        with finder.of_heads(_heads(args, kwargs)), finder:
+            return _undispatched(*args, **kwargs)
+
+
+def _heads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    return args[4] if len(args) > 4 else kwargs["num_heads"]
 
 
 def _without_dispatch(function: Any) -> Any:
@@ -31,11 +56,6 @@ def _without_dispatch(function: Any) -> Any:
     return twin
 
 
-undispatched = _without_dispatch(F.multi_head_attention_forward)
+_undispatched = _without_dispatch(F.multi_head_attention_forward)
 
-
-def intercept(mode: AttentionMode, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """Run torch's own implementation under the mode, which then meets its softmax or fused attention."""
-    query = args[0] if args else kwargs["query"]
-    with mode.of_batch(query.shape[1] if query.dim() == 3 else 1), mode:
-        return undispatched(*args, **kwargs)
+BACKEND = MultiheadAttention()

@@ -8,75 +8,124 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnreg import functional
-from attnreg.injection.layout import batch_and_heads, split_attention_mask
+from attnreg.injection.backends.base import Backend, Call
+from attnreg.injection.layout import Layout
+from attnreg.injection.validity import split_attention_mask
 from attnreg.masks import Mask
 
 if TYPE_CHECKING:
     from attnreg.injection.mode import AttentionMode
-    from attnreg.injection.tap import Tap
-
-FUNCTIONS = (F.scaled_dot_product_attention,)
 
 
-def intercept(
-    mode: AttentionMode,
-    func: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Fused attention with the provider's mask."""
-    raw = query, key, value, attn_mask
-    lead = query.shape[:-2]
-    if len(lead) != 2:
-        batch, heads = batch_and_heads(lead, mode.batch_size)
-        if attn_mask is not None:
-            attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-2:]).reshape(batch, heads, *attn_mask.shape[-2:])
-        query, key, value = (x.reshape(batch, heads, *x.shape[-2:]) for x in (query, key, value))
-    shape = (*query.shape[:-1], key.shape[-2])
-    valid, bias = split_attention_mask(attn_mask, is_causal, query, key)
-    mask = mode.ask(shape, valid, like=query, query=query, key=key)
-    if mask is None and mode.tap is None:
-        return func(*raw, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    out = _attend(mask or Mask(), mode.tap, shape, query, key, value, valid, bias, dropout_p, scale, enable_gqa)
-    return out.reshape(*lead, *out.shape[-2:])
+class FusedAttention(Backend):
+    """``F.scaled_dot_product_attention``."""
+
+    name = "sdpa"
+    functions = (F.scaled_dot_product_attention,)
+
+    def read(self, *args: Any, **kwargs: Any) -> Call:
+        """Always attention, of the shape of its arguments."""
+        return self._call(*args, **kwargs)
+
+    def _call(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> Call:
+        valid, _ = split_attention_mask(materialized(attn_mask), is_causal, query, key)
+        return Call((*query.shape[:-1], key.shape[-2]), query=query, key=key, valid=valid)
+
+    def intercept(
+        self,
+        mode: AttentionMode,
+        func: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Fused attention with the provider's mask."""
+        shape = (*query.shape[:-1], key.shape[-2])
+        site = mode.expect(self.name, Call(shape, query=query, key=key))
+        if site is None:
+            return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        layout = site.layout
+        queries, keys, values = (layout.canonical_rows(x) for x in (query, key, value))
+        valid, bias = split_attention_mask(materialized(attn_mask), is_causal, query, key)
+        valid, bias = (None if x is None else layout.canonical_mask(x, shape) for x in (valid, bias))
+        own_valid, own_bias = (None if x is None else layout.of_keys(x) for x in (valid, bias))
+        full = (*queries.shape[:-1], keys.shape[-2])
+        own = (*full[:-1], layout.number_of_keys(full[-1]))
+        mask = mode.ask(
+            site,
+            own,
+            own_valid,
+            like=query,
+            query=queries,
+            key=layout.of_keys(keys, dim=-2),
+            bias=own_bias,
+            scale=scale,
+        )
+        if mask is None and mode.tap is None:
+            return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if mask is not None and mask.drops_layer:
+            # Empty sums: Q, K and a learned bias stay in the graph, with zero gradients, and cannot spoil the value.
+            unused = (x[:0].sum() for x in (queries, keys, bias) if x is not None)
+            out = functional.uniform_attention(layout.of_keys(values, dim=-2), own_valid, own) + sum(unused)
+        else:
+            out = _attend(
+                mode, mask, layout, queries, keys, values, valid, bias, own_valid, dropout_p, scale, enable_gqa
+            )
+        return layout.restored_rows(out, tuple(query.shape[:-1]))
+
+
+def materialized(attn_mask: Tensor | None) -> Tensor | None:
+    """A mask as a plain tensor, also if it is one of ``torch.nn.attention.bias``."""
+    make = getattr(attn_mask, "_materialize", None)
+    return attn_mask if make is None else make(attn_mask.device)  # type: ignore[union-attr]
 
 
 def _attend(
-    mask: Mask,
-    tap: Tap | None,
-    shape: tuple[int, ...],
+    mode: AttentionMode,
+    mask: Mask | None,
+    layout: Layout,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     valid: Tensor | None,
     bias: Tensor | None,
+    own_valid: Tensor | None,
     dropout_p: float,
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    keep = mask.scores
-    if mask.drops_layer:
-        # Empty sums: Q, K and a learned bias stay in the graph, with zero gradients, and cannot spoil the value.
-        unused = (x[:0].sum() for x in (query, key, bias) if x is not None)
-        return functional.uniform_attention(value, valid, shape) + sum(unused)
+    keep = None if mask is None else mask.scores
+    shape = (*query.shape[:-1], key.shape[-2])
+    if keep is not None:
+        keep, valid = layout.around_keys(keep, own_valid, shape)
     if bias is not None and valid is not None:
         # A row without a valid key stays as the model's finite biases make it.
         orphan = ~valid.any(-1, keepdim=True)
         valid = valid | orphan
         keep = keep if keep is None else keep | orphan
-    if keep is not None and mask.weights is None and mask.normalized is None:
+    if keep is not None and mask is not None and mask.weights is None and mask.normalized is None and mode.tap is None:
         return functional.scores_dropout(
             query, key, value, keep, valid, bias, scale, dropout_p=dropout_p, enable_gqa=enable_gqa
         )
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    weights = mask.of_weights(functional.attention_weights(query, key, valid, bias, scale, keep), valid)
-    if tap is not None:
-        weights = tap(weights)
+    weights = functional.attention_weights(query, key, valid, bias, scale, keep)
+    weights = mode.finish(layout, weights, mask, own_valid)
     return F.dropout(weights, dropout_p) @ value if dropout_p else weights @ value
+
+
+BACKEND = FusedAttention()

@@ -9,50 +9,48 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnreg import functional
-from attnreg.injection.layout import FORBIDDEN_BELOW, batch_and_heads
+from attnreg.injection.backends.base import Backend, Call
+from attnreg.injection.validity import allowed
 
 if TYPE_CHECKING:
     from attnreg.injection.mode import AttentionMode
 
-FUNCTIONS = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
+
+class Softmax(Backend):
+    """``softmax`` over scores."""
+
+    name = "softmax"
+    functions = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
+
+    def read(self, *args: Any, **kwargs: Any) -> Call | None:
+        """A softmax over a named dimension of at least two may be attention."""
+        scores = args[0] if args else kwargs["input"]
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        if not isinstance(dim, int) or scores.dim() < 2:
+            return None
+        return Call(tuple(scores.shape), dim, scores=scores)
+
+    def intercept(self, mode: AttentionMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+        r"""Softmax with dropped scores at :math:`-\infty`, and factors on what comes out."""
+        call = self.read(*args, **kwargs)
+        site = None if call is None else mode.expect(self.name, call)
+        if call is None or site is None:
+            return func(*args, **kwargs)
+        assert call.scores is not None
+        layout, shape = site.layout, tuple(call.scores.shape)
+        scores = layout.canonical(call.scores)
+        own = layout.of_keys(scores)
+        valid = allowed(own)
+        mask = mode.ask(site, tuple(own.shape), valid, like=scores, scores=own)
+        if mask is None and mode.tap is None:
+            return func(*args, **kwargs)
+        given = call.scores
+        if mask is not None and mask.scores is not None:
+            keep, open_ = layout.around_keys(mask.scores, valid, tuple(scores.shape))
+            given = layout.restored(functional.masked_scores(scores, keep, open_), shape)
+        rest = {name: value for name, value in kwargs.items() if name != "input"}
+        weights = layout.canonical(func(given, *args[1:], **rest))
+        return layout.restored(mode.finish(layout, weights, mask, valid), shape)
 
 
-def scores_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The first argument, whatever its name."""
-    return args[0] if args else kwargs["input"]
-
-
-def is_attention(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a softmax can be one over attention scores: over the last of at least four dimensions.
-
-    Three dimensions are taken for ``(B * H, Q, K)`` if they are square or the first is not 1 (the batch size of the
-    discovery run), and for token-level probabilities otherwise.
-    """
-    scores = scores_of(args, kwargs)
-    dim = args[1] if len(args) > 1 else kwargs.get("dim")
-    if dim not in (-1, scores.dim() - 1):
-        return False
-    return scores.dim() >= 4 or (scores.dim() == 3 and (scores.shape[1] == scores.shape[2] or scores.shape[0] != 1))
-
-
-def allowed(scores: Tensor) -> Tensor:
-    """The positions that the model's own additive mask leaves open."""
-    return scores.detach() > FORBIDDEN_BELOW
-
-
-def intercept(mode: AttentionMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Softmax over attention scores, with the provider's mask."""
-    scores = scores_of(args, kwargs)
-    if scores.dim() < (3 if mode.flat else 4) or not is_attention(args, kwargs):
-        return func(*args, **kwargs)  # three dimensions elsewhere are gates and class probabilities
-    shape = (*batch_and_heads(scores.shape[:-2], mode.batch_size), *scores.shape[-2:])
-    valid = allowed(scores).reshape(shape)
-    mask = mode.ask(shape, valid, like=scores)
-    if mask is None:
-        weights = func(*args, **kwargs)
-        return weights if mode.tap is None else mode.tap(weights.reshape(shape)).reshape(weights.shape)
-    if mask.scores is not None:
-        scores = functional.masked_scores(scores.reshape(shape), mask.scores, valid).reshape(scores.shape)
-    rest = {name: value for name, value in kwargs.items() if name != "input"}
-    weights = func(scores, *args[1:], **rest)
-    return mask.of_weights(weights.reshape(shape), valid).reshape(weights.shape)
+BACKEND = Softmax()

@@ -30,7 +30,7 @@ class Block:
 
 
 @dataclass(eq=False)
-class Call:
+class ModuleCall:
     """One call of a module in the dry run.
 
     Args:
@@ -39,6 +39,7 @@ class Call:
         kwargs: its arguments by name.
         index: how often it was called before.
         attentions: number of self-attentions computed in it.
+        is_repeated: whether the module is called more than once in the pass.
         block: the module as a block, once it has returned hidden states in the shape in which it got them.
     """
 
@@ -47,6 +48,7 @@ class Call:
     kwargs: dict[str, Any]
     index: int
     attentions: int = 0
+    is_repeated: bool = False
     block: Block | None = None
 
     def returns(self, output: Any) -> None:
@@ -63,7 +65,7 @@ class Call:
             self.block = Block(self.module, self.index, first, alone)
 
 
-def block_of(model: nn.Module, name: str, calls: Sequence[Call]) -> Block | None:
+def block_of(model: nn.Module, name: str, calls: Sequence[ModuleCall]) -> Block | None:
     """The block that holds an attention: the outermost entry of a list of modules with one self-attention in it.
 
     A model that is itself a block will do. Nothing else is taken for one, because a module that is only a part of a

@@ -1,0 +1,66 @@
+"""What a way of computing attention has to say of itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from attnreg.injection.discovery.finder import Finder
+    from attnreg.injection.mode import AttentionMode
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a function that may compute attention, as discovery sees it.
+
+    Args:
+        shape: of the scores.
+        dim: the dimension of the keys.
+        scores: the scores themselves, where they are an argument.
+        query: ``(..., Q, D)``, where it is an argument, and then so is ``key``, ``(..., K, D)``.
+        key: may have fewer heads than ``query``.
+        valid: bool, broadcastable to ``shape``: what the model allows; ``None`` where it allows everything.
+    """
+
+    shape: tuple[int, ...]
+    dim: int = -1
+    scores: Tensor | None = None
+    query: Tensor | None = None
+    key: Tensor | None = None
+    valid: Tensor | None = None
+
+
+class Backend(ABC):
+    """One way in which models compute attention: which functions, how a call is read, how masks are put into it.
+
+    A file of this folder with a subclass and an instance of it called ``BACKEND`` is all that a further way costs.
+    """
+
+    name: str
+    functions: tuple[Callable[..., Any], ...]
+
+    @abstractmethod
+    def read(self, *args: Any, **kwargs: Any) -> Call | None:
+        """What a call with these arguments computes; ``None`` if it is certainly no attention."""
+
+    @abstractmethod
+    def intercept(self, mode: AttentionMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """The call, with the provider's mask in it."""
+
+    def discover(self, finder: Finder, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """The call in the dry run: note it and run it."""
+        call = self.read(*args, **kwargs)
+        if call is None:
+            return func(*args, **kwargs)
+        return finder.note(self.name, call, func, *args, **kwargs)
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        """Within the block, calls of these functions reach a torch function mode; override where they do not."""
+        yield

@@ -1,0 +1,202 @@
+"""Watching a forward pass for attention."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence, Set
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Call
+from attnreg.injection.discovery import rules
+from attnreg.injection.discovery.blocks import ModuleCall
+from attnreg.injection.discovery.reading import Reading, read
+from attnreg.injection.discovery.tracing import Tracer
+from attnreg.injection.validity import allowed
+
+
+@dataclass(eq=False)
+class Sighting:
+    """A softmax or a fused kernel in the dry run.
+
+    Args:
+        backend: which one saw it.
+        rank: number of dimensions of its scores.
+        running: the module calls around it, the innermost last.
+        reading: what it is; ``None`` if its scores are no products of queries and keys.
+        causal: whether no query may look at a later key.
+        heads: H.
+        head_size: D, where queries are shown.
+        weighted: whether its weights were multiplied with values.
+    """
+
+    backend: str
+    rank: int
+    running: tuple[ModuleCall, ...]
+    reading: Reading | None
+    causal: bool = False
+    heads: int | None = None
+    head_size: int | None = None
+    weighted: bool = False
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether it is what it looks like."""
+        return self.reading is not None and self.weighted
+
+    @property
+    def place(self) -> ModuleCall:
+        """The call of the module whose own forward computes it."""
+        depth = len(self.running) - 1
+        while depth and isinstance(self.running[depth].module, nn.Softmax):
+            depth -= 1
+        return self.running[depth]
+
+
+class Finder(TorchFunctionMode):
+    """Watches a forward pass: knows which module's forward is running, and notes the attention computed in it.
+
+    Args:
+        model: the model.
+        tensors: that it holds besides its parameters and buffers.
+    """
+
+    def __init__(self, model: nn.Module, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._tracer = Tracer([*model.parameters(), *model.buffers(), *tensors], self._confirm)
+        self.sightings: list[Sighting] = []
+        self.hidden: list[ModuleCall] = []  # where weights that came out of something else were multiplied with values
+        self._heads: int | None = None
+        self._running: list[ModuleCall] = []
+        self._latest: dict[nn.Module, ModuleCall] = {}
+
+    @contextmanager
+    def watching(self, inputs: Any) -> Iterator[None]:
+        """Within the block, forward passes of the model on these inputs are watched."""
+        for leaf in tree_leaves(inputs):
+            if isinstance(leaf, Tensor):
+                self._tracer.origins.seed(leaf)
+        with ExitStack() as stack:
+            for module in self.model.modules():
+                if not isinstance(module, torch.jit.ScriptModule):
+                    stack.enter_context(self._followed(module))
+            for backend in BACKENDS:
+                stack.enter_context(backend.patched())
+            stack.enter_context(self._tracer)
+            stack.enter_context(self)
+            yield
+
+    @contextmanager
+    def _followed(self, module: nn.Module) -> Iterator[None]:
+        """Its forward is run through :meth:`_forward`, however it is called."""
+        before = module.__dict__.get("forward")
+        plain = module.forward
+        module.forward = functools.wraps(plain)(functools.partial(self._forward, module, plain))
+        try:
+            yield
+        finally:
+            if before is None:
+                del module.forward
+            else:
+                module.forward = before
+
+    @property
+    def called(self) -> Set[nn.Module]:
+        """The modules that were called."""
+        return self._latest.keys()
+
+    def _forward(self, module: nn.Module, plain: Any, *args: Any, **kwargs: Any) -> Any:
+        before = self._latest.get(module)
+        call = self._latest[module] = ModuleCall(module, args, kwargs, 0 if before is None else before.index + 1)
+        if before is not None:
+            call.is_repeated = before.is_repeated = True
+        self._running.append(call)
+        try:
+            output = plain(*args, **kwargs)
+        finally:
+            self._running.pop()
+        call.returns(output)
+        return output
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        backend = BY_FUNCTION.get(func) if self._running else None
+        if backend is None:
+            return func(*args, **(kwargs or {}))
+        return backend.discover(self, func, *args, **(kwargs or {}))
+
+    @contextmanager
+    def of_heads(self, heads: int) -> Iterator[None]:
+        """Within the block, scores are ``(B, H, Q, K)`` or ``(B * H, Q, K)`` with this H."""
+        before, self._heads = self._heads, heads
+        try:
+            yield
+        finally:
+            self._heads = before
+
+    def note(self, backend: str, call: Call, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note what a call computes, and run it."""
+        tracer = self._tracer
+        with tracer.paused():
+            origin = self._origin_of_scores(call)
+            reading = read(origin, call, tracer.origins, self._heads)
+        sighting = Sighting(backend, len(call.shape), tuple(self._running), reading)
+        self.sightings.append(sighting)
+        if call.query is None:
+            out = func(*args, **kwargs)
+            if reading is not None:
+                tracer.came_from_softmax(out, len(self.sightings) - 1, reading.keys)
+        else:
+            with tracer.paused():
+                out = func(*args, **kwargs)
+                assert origin is not None
+                tracer.came_from_queries(out[0] if isinstance(out, tuple) else out, origin)
+            self._confirm(len(self.sightings) - 1)
+            sighting.head_size = call.query.shape[-1]
+        if reading is not None:
+            with tracer.paused():
+                self._describe(sighting, reading, call)
+        return out
+
+    def _origin_of_scores(self, call: Call) -> Tensor | None:
+        if call.query is None or call.key is None:
+            return None if call.scores is None else self._tracer.origins.read(call.scores)
+        query, key = self._tracer.origins.read(call.query), self._tracer.origins.read(call.key)
+        if key is not None:
+            if call.key.dim() > 2 and call.key.shape[-3] != call.query.shape[-3]:
+                key = key.repeat_interleave(call.query.shape[-3] // call.key.shape[-3], -3)
+            key = key.transpose(-1, -2)
+        return rules.scores(query, key, call.shape)
+
+    def _describe(self, sighting: Sighting, reading: Reading, call: Call) -> None:
+        layout = reading.layout
+        _, sighting.heads, queries, keys = layout.sizes(call.shape)
+        valid = call.valid
+        if call.scores is not None:
+            valid = allowed(layout.canonical(call.scores))
+        if valid is None or not layout.has_queries:
+            return
+        valid = valid.expand(*valid.shape[:-2], valid.shape[-2], keys)
+        valid = valid[..., layout.sinks_before : keys - layout.sinks_after]
+        sighting.causal = (
+            queries == valid.shape[-1] > 1 and valid.shape[-2] == queries and not bool(valid.triu(1).any())
+        )
+
+    def _confirm(self, number: int | None) -> None:
+        """Weights are multiplied with values."""
+        if number is None:
+            self.hidden += self._running[-1:]
+            return
+        sighting = self.sightings[number]
+        if not sighting.weighted and sighting.reading is not None and sighting.reading.relation == "self":
+            for call in sighting.running:
+                call.attentions += 1
+        sighting.weighted = True

@@ -1,0 +1,133 @@
+"""Where each element of each tensor of a forward pass comes from."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# What is known of an element. It has up to two origins, like an attention score, which has a query and a key. An origin
+# is an interval of positions: its lowest, negated, and its highest, so that the union of two is their maximum.
+FIRST, SECOND = slice(0, 2), slice(2, 4)
+SOFTMAX = 4  # the number of the softmax that it came out of
+PRODUCT = 5  # 1 if it came out of a product of two tensors, none of which is a parameter
+VALUED = 6  # 1 if it is a softmax weight multiplied with something
+FIELDS = 7
+NOTHING = torch.iinfo(torch.int32).min
+
+
+class Origins:
+    """Shadow memory: for each tensor's storage, the origins of its elements.
+
+    A *position* is one element of an input, or one row that came out of an embedding. Elements that depend on no input
+    (parameters, constants) have no origin. Views share memory and so share origins; what is not a view is written by
+    :class:`~attnreg.injection.discovery.tracing.Tracer`. Entries live as long as the storage they belong to.
+
+    Example:
+        >>> origins = Origins()
+        >>> x = torch.zeros(2, 3)
+        >>> origins.seed(x)
+        >>> origins.read(x.T[1:])[1]
+        tensor([[1, 4],
+                [2, 5]], dtype=torch.int32)
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[int, tuple[weakref.ref[torch.UntypedStorage], Tensor, int]] = {}
+        self._streams = [0]
+        self._widths = [1]  # of the last dimension of each stream
+        self.learned: set[int] = set()  # streams of parameters that were put into a sequence
+
+    def read(self, tensor: Tensor) -> Tensor | None:
+        """``(FIELDS, *tensor.shape)``, int32, on the CPU; ``None`` where nothing is known. Not to be written to."""
+        entry = self._memory.get(_key(tensor))
+        if entry is None:
+            return None
+        _, shadow, unit = entry
+        scale = tensor.element_size() // unit
+        stride = (shadow.shape[1], *(scale * step for step in tensor.stride()))
+        return shadow.as_strided((FIELDS, *tensor.shape), stride, scale * tensor.storage_offset())
+
+    def write(self, tensor: Tensor, origin: Tensor | None) -> None:
+        """Set the origins of a tensor's elements; broadcasts."""
+        if tensor.layout != torch.strided or not tensor.numel():
+            return
+        entry = self._memory.get(_key(tensor))
+        if entry is None:
+            if origin is None:
+                return
+            storage, unit = tensor.untyped_storage(), tensor.element_size()
+            shadow = torch.full((FIELDS, max(storage.nbytes() // unit, 1)), NOTHING, dtype=torch.int32)
+            self._memory[storage._cdata] = weakref.ref(storage, _Forget(self._memory, storage._cdata)), shadow, unit
+        view = self.read(tensor)
+        assert view is not None
+        if origin is None:
+            view.fill_(NOTHING)
+        else:
+            view.copy_(origin.expand_as(view))
+
+    def seed(self, tensor: Tensor, dims: int | None = None) -> None:
+        """Make a tensor's elements new positions, told apart by their place in the first ``dims`` dimensions."""
+        if tensor.layout != torch.strided or not tensor.numel():
+            return
+        shape = tensor.shape if dims is None else tensor.shape[:dims]
+        places = self.fresh(shape, width=tensor.shape[-1] if dims is None and tensor.dim() > 2 else 1)
+        origin = torch.full((FIELDS, *shape, *[1] * (tensor.dim() - len(shape))), NOTHING, dtype=torch.int32)
+        origin[FIRST] = places.reshape(2, *origin.shape[1:])
+        self.write(tensor, origin)
+
+    def fresh(self, shape: Sequence[int], *, width: int = 1, learned: bool = False) -> Tensor:
+        """Origins ``(2, *shape)`` of a stream of new positions.
+
+        Args:
+            shape: of the positions.
+            width: how many that follow each other may be features of one.
+            learned: whether they are parameters that were put into a sequence.
+        """
+        if learned:
+            self.learned.add(len(self._streams) - 1)
+        begin = self._streams[-1]
+        places = torch.arange(begin, begin + torch.Size(shape).numel(), dtype=torch.int32).reshape(shape)
+        self._widths[-1] = width
+        self._widths.append(1)
+        self._streams.append(begin + max(places.numel(), 1))
+        return torch.stack([-places, places])
+
+    def streams(self, origin: Tensor) -> set[int]:
+        """The streams at the ends of the intervals of origins ``(2, ...)``."""
+        low, high = origin.flatten(1)
+        known = high != NOTHING
+        return set(self._streams_of(torch.cat([-low[known], high[known]])).unique().tolist())
+
+    def positions(self, origin: Tensor) -> Tensor:
+        """The same origins, with the features of a position taken together."""
+        starts = torch.tensor(self._streams, dtype=torch.int32)
+        widths = torch.tensor(self._widths, dtype=torch.int32)
+        origin = origin.clone()
+        for part in (FIRST, SECOND):
+            for field, sign in zip(range(part.start, part.stop), (-1, 1), strict=True):
+                ends = sign * origin[field]
+                stream = self._streams_of(ends).clamp(min=0)
+                ends = starts[stream] + (ends - starts[stream]) // widths[stream]
+                origin[field] = torch.where(origin[field] == NOTHING, origin[field], sign * ends)
+        return origin
+
+    def _streams_of(self, ends: Tensor) -> Tensor:
+        return torch.bucketize(ends, torch.tensor(self._streams, dtype=torch.int32), right=True) - 1
+
+
+class _Forget:
+    """Removes an entry when its storage dies: the number it goes by will be another's."""
+
+    def __init__(self, memory: dict[int, tuple[weakref.ref[torch.UntypedStorage], Tensor, int]], key: int) -> None:
+        self.memory = memory
+        self.key = key
+
+    def __call__(self, storage: weakref.ref[torch.UntypedStorage]) -> None:
+        self.memory.pop(self.key, None)
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else 0

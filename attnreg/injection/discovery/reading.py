@@ -1,0 +1,141 @@
+"""Reading off the origins of attention scores what kind of attention they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attnreg.injection.backends import Call
+from attnreg.injection.discovery.origins import NOTHING, PRODUCT, Origins
+from attnreg.injection.discovery.rules import PARTS, has, is_known, is_pair, varies
+from attnreg.injection.layout import Layout
+
+Relation = Literal["self", "cross", "learned queries"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What attention scores are.
+
+    Args:
+        layout: of their dimensions.
+        relation: whether queries are among the keys, come from elsewhere, or are the same for all inputs.
+        keys: which of the two origins is the keys' (0 or 1), ``None`` where neither is known.
+        sure: whether the layout follows from origins, not from convention.
+    """
+
+    layout: Layout
+    relation: Relation
+    keys: int | None
+    sure: bool = True
+
+
+def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None = None) -> Reading | None:
+    """What an attention is; ``None`` if its scores are no products of queries and keys.
+
+    Args:
+        origin: ``(FIELDS, *shape)``, of the scores.
+        call: what computes it.
+        origins: that they are of.
+        heads: H, where it is known (in ``nn.MultiheadAttention``).
+    """
+    if origin is None or not (has(origin, PRODUCT) or is_pair(origin)):
+        return None
+    shape, dim = call.shape, call.dim % len(call.shape)
+    together = origins.positions(origin)
+    if any(varies(together[part], dim) for part in PARTS) or not any(varies(origin[part], dim) for part in PARTS):
+        origin = together
+    moving = [varies(origin[part], dim) for part in PARTS]
+    known = [is_known(origin, part) for part in PARTS]
+    if not any(known):
+        keys = None
+    elif moving[0] == moving[1]:
+        keys = 1 if known[1] else 0
+    else:
+        keys = moving.index(True)
+    key_part = origin[PARTS[1 if keys is None else keys]]
+    query_part = origin[PARTS[0 if keys is None else 1 - keys]]
+    relation = _relation(query_part, key_part, shape, dim, origins)
+    if heads is not None and len(shape) in (3, 4):
+        layout, sure = (Layout("fqk", heads) if len(shape) == 3 else Layout()), True
+    else:
+        letters, own, sure = _letters(query_part, key_part, shape, dim)
+        if call.query is not None:
+            letters = [*("h" if letter == "q" else letter for letter in letters[:-2]), "q", "k"]
+        layout = Layout("".join(letters), own)
+    before, after = _sinks(query_part, key_part, layout, shape, dim, origins) if relation == "self" else (0, 0)
+    return Reading(replace(layout, sinks_before=before, sinks_after=after), relation, keys, sure)
+
+
+def _relation(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int, origins: Origins) -> Relation:
+    ours, theirs = origins.streams(queries), origins.streams(keys)
+    if not ours:
+        # Nothing that depends on the inputs asks: parameters that attend to each other, or to the inputs.
+        square = any(size == shape[dim] for place, size in enumerate(shape) if place != dim)
+        return "self" if not theirs and square else "learned queries"
+    memory = {stream for stream in theirs - ours if stream in origins.learned}
+    return "self" if theirs and theirs - memory <= ours else "cross"
+
+
+def _letters(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int) -> tuple[list[str], int, bool]:
+    letters, heads, sure = ["?"] * len(shape), 1, True
+    letters[dim] = "k"
+    for place, size in enumerate(shape):
+        if place == dim or size == 1:
+            continue
+        if varies(keys, place):
+            letters[place], own = _flat(torch.cat([queries, keys]), place)
+            heads *= own
+        else:
+            letters[place] = "q" if varies(queries, place) else "h"
+    if "q" not in letters and not ("b" in letters and varies(keys, dim) and (queries[1] != NOTHING).any()):
+        near = dim - 1 if dim else 1
+        if letters[near] in "h?":
+            sure = letters[near] == "?"
+            letters[near] = "q"
+    if letters == ["b", "b", "q", "k"]:
+        letters[1] = "h"  # as torch has it; keys that differ by head were never mixed with those of others
+    open_places = [place for place, letter in enumerate(letters) if letter == "?"]
+    for place in open_places:
+        letters[place] = "b" if not set("bfg") & set(letters) else "h"
+    if not set("bfg") & set(letters) and letters.count("h") == 1 and len(shape) == 3 and shape[letters.index("h")] > 1:
+        sure = False  # one sample, or none: samples and heads cannot be told apart
+    return letters, heads, sure
+
+
+def _flat(parts: Tensor, place: int) -> tuple[str, int]:
+    """Whether a dimension of samples holds heads as well: ``b``, ``f`` or ``g``, and the number of heads."""
+    rows = parts.movedim(place + 1, 0).flatten(1)
+    size = len(rows)
+    distinct = len(rows.unique(dim=0))
+    if distinct == size or size % distinct:
+        return "b", 1
+    heads = size // distinct
+    if (rows.unflatten(0, (distinct, heads)) == rows.unflatten(0, (distinct, heads))[:, :1]).all():
+        return "f", heads
+    if (rows.unflatten(0, (heads, distinct)) == rows[:distinct]).all():
+        return "g", heads
+    return "b", 1
+
+
+def _sinks(
+    queries: Tensor, keys: Tensor, layout: Layout, shape: tuple[int, ...], dim: int, origins: Origins
+) -> tuple[int, int]:
+    _, _, rows, columns = layout.sizes(shape)
+    if rows == columns:
+        return 0, 0
+    others = [place + 1 for place in range(len(shape)) if place != dim]
+    ours = origins.streams(queries)
+    foreign = []
+    highest = keys.amax(others)  # (2, K)
+    for column in range(columns):
+        end = highest[1, column]
+        foreign.append(int(end) == NOTHING or not origins.streams(highest[:, column : column + 1]) & ours)
+    if all(foreign) or not any(foreign):
+        return 0, 0
+    before = next(i for i, is_foreign in enumerate(foreign) if not is_foreign)
+    after = next(i for i, is_foreign in enumerate(reversed(foreign)) if not is_foreign)
+    return (before, after) if before + after == sum(foreign) else (0, 0)

@@ -1,0 +1,165 @@
+"""What operations do to the origins of elements: pure functions on tensors ``(FIELDS, *shape)``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnreg.injection.discovery.origins import FIELDS, FIRST, NOTHING, PRODUCT, SECOND
+
+PARTS = (FIRST, SECOND)
+
+
+def blank(shape: Sequence[int], *, product: bool = False) -> Tensor:
+    """Elements that come from nowhere."""
+    origin = torch.full((FIELDS, *shape), NOTHING, dtype=torch.int32)
+    if product:
+        origin[PRODUCT] = 1
+    return origin
+
+
+def is_known(origin: Tensor, part: slice) -> bool:
+    """Whether any element has such an origin."""
+    return bool((origin[part][1] != NOTHING).any())
+
+
+def is_pair(origin: Tensor) -> bool:
+    """Whether elements have two origins, as attention scores have a query and a key."""
+    return all(is_known(origin, part) for part in PARTS)
+
+
+def has(origin: Tensor, field: int) -> bool:
+    """Whether any element has a value in a field."""
+    return bool((origin[field] != NOTHING).any())
+
+
+def varies(part: Tensor, dim: int) -> bool:
+    """Whether the origins ``(2, ...)`` that are known differ along a dimension (counted without the first)."""
+    dim = dim + 1 if dim >= 0 else dim
+    if part.shape[dim] == 1:
+        return False
+    highest = part.amax(dim)
+    lowest = part.masked_fill(part == NOTHING, -NOTHING - 1).amin(dim)
+    return bool(((highest != lowest) & (highest != NOTHING)).any())
+
+
+def merged(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """Elementwise operations: an element comes from wherever its operands come from.
+
+    What only adds to attention scores (a mask, a bias) does not count beside them; what is broadcast along a dimension
+    (a gate, a summary) does not count beside what is not. Two that are broadcast along different dimensions make pairs,
+    as in additive attention.
+    """
+    scores = [operand for operand in operands if is_pair(operand)]
+    scores = scores or [operand for operand in operands if has(operand, PRODUCT)]
+    operands = scores or operands
+    lacking = [_lacking(operand, shape) for operand in operands]
+    full = [operand for operand, lacks in zip(operands, lacking, strict=True) if not lacks]
+    if full or scores or len(operands) == 1:
+        return _union(full or operands, shape)
+    a, b = operands[0], operands[1]
+    if lacking[0] & lacking[1] or not (lacking[0] - lacking[1] and lacking[1] - lacking[0]):
+        return _union(operands, shape)
+    out = _union(operands, shape)
+    out[FIRST] = _fitted(a, shape)[FIRST]
+    out[SECOND] = _fitted(b, shape)[FIRST]
+    out[PRODUCT] = 1
+    return out
+
+
+def reduced(origin: Tensor, dims: Sequence[int], *, keepdim: bool) -> Tensor:
+    """Reductions: what comes out comes from everything that went in."""
+    rank = origin.dim() - 1
+    return origin.amax([dim % rank + 1 for dim in dims or range(rank)], keepdim=keepdim)
+
+
+def resampled(origin: Tensor, shape: Sequence[int]) -> Tensor:
+    """Convolution, pooling and interpolation, ``(B, C, *space)`` to ``(B, C', *space')``.
+
+    An element comes from all channels of the places under it; neighbours that overlap are left out.
+    """
+    over_channels = origin.amax(2)
+    size = list(shape[2:])
+    space = over_channels.double().flatten(0, 1).unsqueeze(1)
+    pool = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)[len(size) - 1]
+    pooled = pool(space, size).to(torch.int32).reshape(FIELDS, shape[0], 1, *size)
+    return pooled.expand(FIELDS, *shape)
+
+
+def across(origin: Tensor, shape: Sequence[int]) -> Tensor:
+    """Linear maps of the last dimension."""
+    return origin.amax(-1, keepdim=True).expand(FIELDS, *shape)
+
+
+def everywhere(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """Nothing is known of the operation: each element comes from all that went in."""
+    fields = torch.stack([operand.flatten(1).amax(1) for operand in operands]).amax(0)
+    return fields.reshape(FIELDS, *[1] * len(shape)).expand(FIELDS, *shape)
+
+
+def scores(queries: Tensor | None, keys: Tensor | None, shape: Sequence[int]) -> Tensor:
+    """Products of rows ``(..., m, d)`` with columns ``(..., d, n)``: each element has a row and a column.
+
+    Args:
+        queries: origins of the first factor; ``None`` where it has none.
+        keys: of the second.
+        shape: of the product.
+    """
+    out = blank(shape, product=True)
+    if queries is not None:
+        out[FIRST] = queries[FIRST].amax(-1, keepdim=True)
+    if keys is not None:
+        out[SECOND] = keys[FIRST].amax(-2, keepdim=True)
+    return out
+
+
+def without_product(origin: Tensor) -> Tensor:
+    """After a linear map, elements are no scores any more."""
+    origin = origin.clone()
+    origin[PRODUCT] = NOTHING
+    return origin
+
+
+def pairs_along(origin: Tensor, dim: int) -> bool:
+    """Whether elements have two origins, and one of them differs along a dimension."""
+    return is_pair(origin) and any(varies(origin[part], dim) for part in PARTS)
+
+
+def of_queries(weights: Tensor, dim: int, keys: int | None) -> Tensor | None:
+    """The queries of attention weights that are multiplied with values along a dimension; ``None`` if it is not keys.
+
+    Args:
+        weights: origins of the weights.
+        dim: the dimension over which the sum goes.
+        keys: which of the two parts is the keys' (0 or 1), if it is known.
+
+    Returns:
+        ``(2, ...)``, without that dimension, or nothing known in it where queries are the same in every input.
+    """
+    moving = [varies(weights[part], dim) for part in PARTS]
+    if keys is None:
+        keys = 0 if moving == [True, False] else 1
+    elif not moving[keys] and moving[1 - keys]:
+        return None  # a sum over queries
+    return weights[PARTS[1 - keys]].amax(dim if dim < 0 else dim + 1)
+
+
+def _union(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    out = _fitted(operands[0], shape)
+    for operand in operands[1:]:
+        out = torch.maximum(out, _fitted(operand, shape))
+    return out.clone() if len(operands) == 1 else out
+
+
+def _fitted(operand: Tensor, shape: Sequence[int]) -> Tensor:
+    lead = len(shape) - (operand.dim() - 1)
+    return operand.reshape(FIELDS, *[1] * lead, *operand.shape[1:]).expand(FIELDS, *shape)
+
+
+def _lacking(operand: Tensor, shape: Sequence[int]) -> set[int]:
+    lead = len(shape) - (operand.dim() - 1)
+    own = [1] * lead + list(operand.shape[1:])
+    return {dim for dim, (mine, full) in enumerate(zip(own, shape, strict=True)) if mine == 1 < full}

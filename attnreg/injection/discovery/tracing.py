@@ -1,0 +1,260 @@
+"""Following origins through every operation of a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from attnreg.injection.discovery import rules
+from attnreg.injection.discovery.moves import MOVES, moved
+from attnreg.injection.discovery.origins import FIELDS, FIRST, NOTHING, SOFTMAX, VALUED, Origins
+
+aten = torch.ops.aten
+LARGE = 2**14  # weights with more elements are not multiplied with: only the way that data takes is of interest
+PRODUCTS = {aten.mm: (0, 1), aten.bmm: (0, 1), aten.addmm: (1, 2), aten.baddbmm: (1, 2)}
+PRODUCTS |= {aten.mv: (0, 1), aten.dot: (0, 1), aten.addmv: (1, 2), aten.addbmm: (1, 2)}
+LINEAR = (aten.mm, aten.addmm)
+RESAMPLING = ("conv", "pool", "upsample")
+FROM_NOWHERE = ("new_", "zeros", "ones", "full", "empty", "rand", "arange")
+
+
+class Tracer(TorchDispatchMode):
+    """Follows origins below torch's Python functions, where each of them is made of a few operations.
+
+    Products with large parameters are replaced by something cheaper of the same shape. What is written into the model's
+    own tensors is taken back at the end of the block.
+
+    Args:
+        held: the model's parameters, buffers and other tensors, which are told from what is computed.
+        weighted: called when attention weights are multiplied with values, with the number of the softmax that they
+            came out of, ``None`` where they came out of something else.
+    """
+
+    def __init__(self, held: Iterable[Tensor], weighted: Callable[[int | None], None]) -> None:
+        super().__init__()
+        self.origins = Origins()
+        self._held = {tensor.untyped_storage()._cdata for tensor in held if tensor.layout == torch.strided}
+        self._weighted = weighted
+        self._keys: dict[int, int | None] = {}  # by softmax: which of the two origins is its keys'
+        self._together: dict[int, int] = {}  # softmaxes whose weights were put together, by the later one
+        self._overwritten: dict[int, tuple[Tensor, Tensor]] = {}
+        self._paused = False
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for tensor, before in self._overwritten.values():
+            tensor.copy_(before)
+        self._overwritten = {}
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the block nothing is followed."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def came_from_softmax(self, weights: Tensor, number: int, keys: int | None) -> None:
+        """Attention weights came out of a softmax.
+
+        Args:
+            weights: they.
+            number: of the softmax.
+            keys: which of the two origins of an element is its key's.
+        """
+        with self.paused():
+            self._keys[number] = keys
+            origin = self.origins.read(weights)
+            origin = rules.blank(weights.shape) if origin is None else origin.clone()
+            origin[SOFTMAX] = number
+            self.origins.write(weights, origin)
+
+    def came_from_queries(self, out: Tensor, scores: Tensor) -> None:
+        """A fused kernel gave ``(..., Q, D)`` for scores of these origins, ``(FIELDS, ..., Q, K)``."""
+        with self.paused():
+            queries = scores[FIRST].amax(-1, keepdim=True).expand(2, *out.shape)
+            self.origins.write(out, self._at_queries(queries, out))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            self._before_writing(func, args, kwargs)
+        if self._paused:
+            return func(*args, **kwargs)
+        op = getattr(func, "overloadpacket", func)
+        out = self._instead_of_linear(*args[-2:]) if op in LINEAR and len(args) >= 2 else None
+        if out is None:
+            out = func(*args, **kwargs)
+        if not (getattr(func, "is_view", False) or op is aten._unsafe_view):
+            with self.paused():
+                self._follow(op, func, args, kwargs, out)
+        return out
+
+    def _is_held(self, tensor: Tensor) -> bool:
+        return tensor.layout == torch.strided and tensor.untyped_storage()._cdata in self._held
+
+    def _before_writing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.is_write and isinstance(value, Tensor) and self._is_held(value):
+                with torch.utils._python_dispatch._disable_current_modes():
+                    storage = value.untyped_storage()
+                    whole = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage)
+                    self._overwritten.setdefault(storage._cdata, (whole, whole.clone()))
+
+    def _instead_of_linear(self, x: Tensor, weight: Tensor) -> Tensor | None:
+        if weight.dim() != 2 or weight.numel() < LARGE or not self._is_held(weight) or self._is_held(x):
+            return None
+        return x.index_select(1, torch.arange(weight.shape[1], device=x.device) % x.shape[1])
+
+    def _follow(self, op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        outs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        if not outs:
+            return
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        origins = [self.origins.read(tensor) for tensor in tensors]
+        first, name = outs[0], func._schema.name.removeprefix("aten::")
+        if op in PRODUCTS:
+            self.origins.write(first, self._product(*(args[i] for i in PRODUCTS[op]), out=first))
+        elif all(origin is None for origin in origins) or name.startswith(FROM_NOWHERE) or op is aten.fill_:
+            self.origins.write(first, None)
+        elif op is aten.embedding:
+            self._embedded(args[1], first)
+        elif op in MOVES:
+            self.origins.write(first, moved(op, func, args, kwargs, self.origins))
+        elif op is aten.copy_:
+            self.origins.write(first, origins[1])
+        elif "attention" in name:  # a fused kernel that no torch function has announced
+            self._weighted(None)
+            self.origins.write(first, origins[0])
+        else:
+            for each in outs[: 1 if "norm" in name else None]:
+                self.origins.write(each, self._computed(op, func, args, kwargs, tensors, origins, each))
+
+    def _embedded(self, ids: Tensor, out: Tensor) -> None:
+        """Rows of a table: new positions where the ids come from an input."""
+        if self.origins.read(ids) is None:
+            self.origins.write(out, None)
+        else:
+            self.origins.seed(out, ids.dim())
+
+    def _computed(
+        self,
+        op: Any,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        origins: list[Tensor | None],
+        out: Tensor,
+    ) -> Tensor:
+        known = [origin for origin in origins if origin is not None]
+        floats = [o for t, o in zip(tensors, origins, strict=True) if o is not None and t.dtype != torch.bool]
+        first = known[0]
+        name, arguments = func._schema.name, [argument.name for argument in func._schema.arguments]
+        if _broadcast_shape(tensors) == out.shape:
+            result = rules.merged(floats or known, out.shape)
+            self._put_together(known)
+            if op in (aten.mul, aten.mul_) and _multiplies_values(tensors, origins):
+                result[VALUED] = 1
+            return result
+        if "dim" in arguments or "dims" in arguments:
+            given = dict(zip(arguments, args, strict=False)) | kwargs
+            dims = given.get("dim", given.get("dims"))
+            dims = [] if dims is None else list(dims) if isinstance(dims, (list, tuple)) else [dims]
+            if first.dim() - 1 == out.dim():
+                return rules.reduced(first, dims, keepdim=True).expand(FIELDS, *out.shape)
+            queries = self._summed_over_keys(first, dims)
+            if queries is not None:
+                return self._at_queries(queries.reshape(2, *out.shape), out)
+            return rules.reduced(first, dims, keepdim=False).reshape(FIELDS, *out.shape)
+        if first.dim() - 1 == out.dim() >= 3 and any(each in name for each in RESAMPLING):
+            return rules.resampled(first, out.shape)
+        if first.shape[1:-1] == out.shape[:-1]:
+            return rules.across(first, out.shape)
+        return rules.everywhere(known, out.shape)
+
+    def _put_together(self, origins: list[Tensor]) -> None:
+        numbers = sorted({int(origin[SOFTMAX].max()) for origin in origins if rules.has(origin, SOFTMAX)})
+        for earlier, later in zip(numbers, numbers[1:], strict=False):
+            self._together[later] = earlier
+
+    def _summed_over_keys(self, origin: Tensor, dims: list[int]) -> Tensor | None:
+        """The queries, where values were multiplied with weights element by element and are summed up over keys."""
+        if not rules.has(origin, VALUED) or len(dims) != 1:
+            return None
+        number = int(origin[SOFTMAX].max())
+        queries = rules.of_queries(origin, dims[0], self._keys[number])
+        if queries is not None:
+            self._confirm(number)
+        return queries
+
+    def _product(self, a: Tensor, b: Tensor, out: Tensor) -> Tensor | None:
+        left = None if self._is_held(a) else self.origins.read(a)
+        right = None if self._is_held(b) else self.origins.read(b)
+        if left is None and right is None and (self._is_held(a) or self._is_held(b)):
+            return None
+        if a.dim() < 2 or b.dim() < 2:
+            return rules.everywhere(
+                [origin for origin in (left, right) if origin is not None] or [rules.blank(())], out.shape
+            )
+        if self._is_held(b) and left is not None:
+            return rules.across(rules.without_product(left), out.shape)
+        if self._is_held(a) and right is not None:
+            return rules.without_product(right).amax(-2, keepdim=True).expand(FIELDS, *out.shape)
+        sides = [(weights, dim) for weights, dim in ((left, -1), (right, -2)) if weights is not None]
+        sides.sort(key=lambda side: not rules.has(side[0], SOFTMAX))
+        for weights, dim in sides:
+            number = int(weights[SOFTMAX].max())
+            if number == NOTHING and not rules.pairs_along(weights, dim):
+                continue
+            queries = rules.of_queries(weights, dim, self._keys.get(number))
+            if queries is not None:
+                self._confirm(None if number == NOTHING else number)
+                queries = queries.unsqueeze(dim).expand(2, *out.shape)
+                return self._at_queries(queries, out)
+        return rules.scores(left, right, out.shape)
+
+    def _confirm(self, number: int | None) -> None:
+        """Weights are multiplied with values, and so are those that were put together with them."""
+        self._weighted(number)
+        while number in self._together:
+            number = self._together.pop(number)
+            self._weighted(number)
+
+    def _at_queries(self, queries: Tensor, out: Tensor) -> Tensor:
+        """What comes out of attention is where its queries are; where those are nowhere, it is a new sequence."""
+        origin = rules.blank(out.shape)
+        if (queries[1] != NOTHING).any():
+            origin[FIRST] = queries
+        else:
+            origin[FIRST] = self.origins.fresh(out.shape[:-1]).unsqueeze(-1)
+        return origin
+
+
+def _broadcast_shape(tensors: list[Tensor]) -> torch.Size | None:
+    try:
+        return torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    except RuntimeError:
+        return None
+
+
+def _multiplies_values(tensors: list[Tensor], origins: list[Tensor | None]) -> bool:
+    """Whether one of two factors holds softmax weights, and the other is no mask or factor of them."""
+    if len(tensors) != 2:
+        return False
+    weights = [origin is not None and rules.has(origin, SOFTMAX) for origin in origins]
+    if weights[0] == weights[1]:
+        return False
+    other, factor = tensors[weights.index(False)], tensors[weights.index(True)]
+    return any(n > 1 == m for n, m in zip(reversed(other.shape), reversed(factor.shape), strict=False)) or (
+        other.dim() > factor.dim()
+    )

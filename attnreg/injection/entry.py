@@ -1,0 +1,51 @@
+"""Where a forward pass of an attached model begins."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from attnreg.injection.rates import in_backward
+from attnreg.injection.shadow import Shadow
+
+
+class AttachedEntry(Shadow[None]):
+    """The attached model, or a module of it that holds all its attention: the outermost that is called begins a pass."""
+
+    def __init__(self, handle: Any, module: nn.Module, name: str) -> None:
+        super().__init__(handle, module, (None,), name)
+        self.input_names = list(inspect.signature(type(module).forward).parameters)[1:]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward, as one pass."""
+        handle = self.handle
+        if handle.in_forward or in_backward():  # in which gradient checkpointing computes it again
+            return self.plain(*args, **kwargs)
+        handle.begin({**dict(zip(self.input_names, args, strict=False)), **kwargs}, self.module)
+        try:
+            return self.plain(*args, **kwargs)
+        finally:
+            handle.end()
+
+
+def entries(model: nn.Module, around: Sequence[Sequence[nn.Module]]) -> list[nn.Module]:
+    """The model, and the modules in it that hold all chosen attention, from the outside.
+
+    Args:
+        model: the model.
+        around: for each attention, the modules around it, from the outside, its own the last.
+
+    Example:
+        >>> bert, layers = nn.Module(), [nn.Module(), nn.Module()]
+        >>> entries(model := nn.Module(), [[model, bert, layer] for layer in layers]) == [model, bert]
+        True
+    """
+    shared = []
+    for modules in zip(*around, strict=False):
+        if any(module is not modules[0] for module in modules):
+            break
+        shared.append(modules[0])
+    return [model, *(module for module in shared if module is not model)]

@@ -1,0 +1,68 @@
+"""Drop rates, as they were and as they have been so far."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnreg import functional
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+
+
+class DropRates:
+    """Share of dropped units per site, by ``"<stack>.<layer>"``."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def clear(self) -> None:
+        """A forward pass begins: what the latest one came to is added up."""
+        if not torch.compiler.is_compiling():
+            for label, rate in self._latest.items():
+                self._sums[label] = self._sums.get(label, 0.0) + rate.detach().mean()
+                self._counts[label] = self._counts.get(label, 0) + 1
+        self._latest = {}
+
+    def latest(self, *, by_head: bool = False) -> dict[str, Tensor]:
+        """Of the latest pass: 0-d, or ``(H,)`` where masks differ by head."""
+        return dict(self._latest) if by_head else {label: rate.mean() for label, rate in self._latest.items()}
+
+    def mean(self) -> dict[str, float]:
+        """Means over all passes so far."""
+        sums, counts = dict(self._sums), dict(self._counts)
+        for label, rate in self._latest.items():
+            sums[label] = sums.get(label, 0.0) + rate.detach().mean()
+            counts[label] = counts.get(label, 0) + 1
+        return {label: float(total) / counts[label] for label, total in sums.items()}
+
+    def note(self, site: AttentionSite, mask: Mask | None) -> None:
+        """Remember the drop rate of a site."""
+        if in_backward() or _transformed():
+            return  # computed again by gradient checkpointing, perhaps in part; or a rate per sample, which cannot leave
+        kept = None if mask is None else mask.units_kept
+        if kept is None:
+            self._latest[site.label] = torch.zeros((), device=site.device)
+        elif kept.dim() == 0:
+            self._latest[site.label] = 1.0 - kept.float()
+        else:
+            by_head = kept.dim() == 4 and kept.shape[1] > 1
+            self._latest[site.label] = functional.drop_rate(kept, site.units, by_head=by_head)
+
+    def note_skipped(self, site: SiteInfo, skip: Tensor) -> None:
+        """Remember that all of a site was dropped, with the block that holds it, where ``skip`` (0-d) is true."""
+        if in_backward():
+            return
+        rate = self._latest.get(site.label, torch.zeros((), device=skip.device))
+        self._latest[site.label] = torch.where(skip, torch.ones_like(rate), rate)
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is running: gradient checkpointing computes forward passes again in it."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def _transformed() -> bool:
+    """Whether a function transform such as ``vmap`` is running."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None

@@ -1,0 +1,68 @@
+"""Noticing that a regularizer cannot act."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from attnreg.errors import AsleepWarning
+from attnreg.provider import MaskProvider
+
+PATIENCE = 100  # training passes: gradient accumulation over more of them is rare
+
+
+@runtime_checkable
+class MaySleep(Protocol):
+    """A provider that acts only if it is told something, such as the epoch."""
+
+    def why_asleep(self, passes: int) -> str | None:
+        """What it was not told, and what to do, in a sentence; ``None`` if it was, or may still be.
+
+        Args:
+            passes: training passes so far, this one included.
+        """
+
+
+class Watch:
+    """Counts training passes, and warns once if the provider cannot have acted as it should.
+
+    Args:
+        provider: the provider.
+    """
+
+    def __init__(self, provider: MaskProvider) -> None:
+        self.provider = provider
+        self.passes = 0
+        self._versions = [(parameter, parameter._version) for parameter in _learned(provider)]
+        self._warned = False
+
+    def training_pass(self) -> None:
+        """A training pass begins."""
+        if torch.compiler.is_compiling() or self._warned or self.passes > PATIENCE:
+            return
+        self.passes += 1
+        reason = self._reason()
+        if reason is not None:
+            self._warned = True
+            warnings.warn(reason, AsleepWarning, stacklevel=2)
+
+    def _reason(self) -> str | None:
+        for each in self.provider.modules():
+            reason = each.why_asleep(self.passes) if isinstance(each, MaySleep) else None
+            if reason is not None:
+                return reason
+        stale = [p for p, version in self._versions if p._version == version and p.grad is not None]
+        if self.passes >= PATIENCE and self._versions and len(stale) == len(self._versions):
+            return (
+                f"What {type(self.provider).__name__} learns has not changed in {self.passes} training passes, though it "
+                "has gradients: put it into the optimizer, "
+                '`optimizer.add_param_group({"params": provider.learned_parameters()})`.'
+            )
+        return None
+
+
+def _learned(provider: MaskProvider) -> list[nn.Parameter]:
+    return [parameter for parameter in provider.learned_parameters() if parameter.requires_grad]
