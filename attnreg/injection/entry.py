@@ -13,7 +13,7 @@ from attnreg.injection.shadow import Shadow
 
 
 class AttachedEntry(Shadow[None]):
-    """The attached model, or a module of it that holds all its attention: the outermost that is called begins a pass."""
+    """The attached model, or a module of it that holds all its attention; the outermost called begins a pass."""
 
     def __init__(self, handle: Any, module: nn.Module, name: str) -> None:
         super().__init__(handle, module, (None,), name)

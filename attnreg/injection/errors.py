@@ -7,8 +7,8 @@ from torch import nn
 from attnreg.errors import InputError
 
 SEEN = (
-    "softmax, F.scaled_dot_product_attention, nn.MultiheadAttention and flex_attention are seen; other kernels, such as "
-    "flash attention, hide it"
+    "softmax, F.scaled_dot_product_attention, nn.MultiheadAttention and flex_attention are seen; other kernels, such "
+    "as flash attention, hide it"
 )
 
 

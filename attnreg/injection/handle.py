@@ -199,8 +199,8 @@ class AttachHandle:
         if waiting:
             raise RuntimeError(
                 f"{type(waiting[0]).__name__} draws its masks when a forward pass of the attached model begins, and "
-                f"{name} runs outside of one: call {type(self._model).__name__} itself, or attach to the module that you "
-                "call."
+                f"{name} runs outside of one: call {type(self._model).__name__} itself, or attach to the module that "
+                "you call."
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +36,7 @@ class Planned:
     backend: str
     rank: int
     info: SiteInfo | None = None
-    layout: Layout = Layout()
+    layout: Layout = field(default_factory=Layout)
 
 
 @dataclass(frozen=True)
@@ -186,14 +186,14 @@ class AttentionMode(TorchFunctionMode):
 
 def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
     tensors = {name: value for name, value in vars(mask).items() if isinstance(value, Tensor)}
-    for field, tensor in tensors.items():
+    for which, tensor in tensors.items():
         try:
             fits = torch.broadcast_shapes(tensor.shape, site.shape) == torch.Size(site.shape)
         except RuntimeError:
             fits = False
         if not fits:
             raise ValueError(
-                f"Expected the {field} mask of {provider} to be broadcastable to (B, H, Q, K) = {tuple(site.shape)}, "
+                f"Expected the {which} mask of {provider} to be broadcastable to (B, H, Q, K) = {tuple(site.shape)}, "
                 f"got {tuple(tensor.shape)}, at {site.name}."
             )
     scores = mask.scores

@@ -39,8 +39,9 @@ class DropRates:
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Remember the drop rate of a site."""
+        # Gradient checkpointing computes passes again, in part; and what is made under vmap cannot leave it.
         if in_backward() or _transformed():
-            return  # computed again by gradient checkpointing, perhaps in part; or a rate per sample, which cannot leave
+            return
         kept = None if mask is None else mask.units_kept
         if kept is None:
             self._latest[site.label] = torch.zeros((), device=site.device)

@@ -63,15 +63,15 @@ def warn_of_the_rest(model: nn.Module, found: Discovery, *, everything: bool) ->
     if everything and whole:
         name, example = next(iter(whole.items()))
         raise NoAttentionError(
-            f"All of {name} would be left out, for example {example}. Pass `example_inputs` with which its attention is "
-            "seen, or choose what to cover with `modules=...`."
+            f"All of {name} would be left out, for example {example}. Pass `example_inputs` with which its attention "
+            "is seen, or choose what to cover with `modules=...`."
         )
     rest = [each for each in found.left_out if each.is_attention]
     if rest:
         listed = "; ".join(str(each) for each in rest[:3]) + ("; ..." if len(rest) > 3 else "")
         warnings.warn(
-            f"Attention in {len(rest)} modules of {type(model).__name__} is not covered, see `handle.left_out`: {listed}. "
-            "Choose what to cover with `modules=...` to say that this is meant.",
+            f"Attention in {len(rest)} modules of {type(model).__name__} is not covered, see `handle.left_out`: "
+            f"{listed}. Choose what to cover with `modules=...` to say that this is meant.",
             CoverageWarning,
             stacklevel=3,
         )

@@ -9,8 +9,8 @@ from torch import Tensor
 
 # Additive masks are written as -inf, finfo.min, -1e30 or -1e4; honest scores and biases stay far above this.
 FORBIDDEN_BELOW = -5e3
-# Others are written as -100 (Swin) or -1000. Such a value lies this far below the highest of its row, and is parted from
-# those that do not by at least that gap, in every head. ALiBi's slopes go as far down, but leave no gap.
+# Others are written as -100 (Swin) or -1000. Such a value lies this far below the highest of its row, and is parted
+# from those that do not by at least that gap, in every head. ALiBi's slopes go as far down, but leave no gap.
 REACH = 50.0
 GAP = 30.0
 

@@ -57,8 +57,8 @@ class Watch:
         stale = [p for p, version in self._versions if p._version == version and p.grad is not None]
         if self.passes >= PATIENCE and self._versions and len(stale) == len(self._versions):
             return (
-                f"What {type(self.provider).__name__} learns has not changed in {self.passes} training passes, though it "
-                "has gradients: put it into the optimizer, "
+                f"What {type(self.provider).__name__} learns has not changed in {self.passes} training passes, though "
+                "it has gradients: put it into the optimizer, "
                 '`optimizer.add_param_group({"params": provider.learned_parameters()})`.'
             )
         return None

@@ -13,7 +13,15 @@ from attnreg.injection.discovery.origins import FIELDS, FIRST, PRODUCT, Origins
 
 aten = torch.ops.aten
 IN_FLOAT = (aten.im2col, aten.reflection_pad1d, aten.reflection_pad2d, aten.replication_pad1d, aten.replication_pad2d)
-OF_ONE = (aten.constant_pad_nd, aten.flip, aten.gather, aten.index, aten.index_select, aten.masked_select, aten.repeat)
+OF_ONE: tuple[Any, ...] = (
+    aten.constant_pad_nd,
+    aten.flip,
+    aten.gather,
+    aten.index,
+    aten.index_select,
+    aten.masked_select,
+    aten.repeat,
+)
 OF_ONE += (aten.roll, aten.take, aten.unfold_copy, aten.pixel_shuffle, aten.pixel_unshuffle, *IN_FLOAT)
 
 #: The arguments that hold the elements. Views need no rule: they share memory.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from attnreg.injection.undisturbed import undisturbed
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
-ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+ATOMS: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 ATOMS += (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 ATOMS += (weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType)
 MOST = 20_000  # objects that are looked at; what else a model holds on to is not its own

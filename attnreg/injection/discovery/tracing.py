@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -123,7 +124,8 @@ class Tracer(TorchDispatchMode):
         origins = [self.origins.read(tensor) for tensor in tensors]
         first, name = outs[0], func._schema.name.removeprefix("aten::")
         if op in PRODUCTS:
-            self.origins.write(first, self._product(*(args[i] for i in PRODUCTS[op]), out=first))
+            left, right = PRODUCTS[op]
+            self.origins.write(first, self._product(args[left], args[right], first))
         elif all(origin is None for origin in origins) or name.startswith(FROM_NOWHERE) or op is aten.fill_:
             self.origins.write(first, None)
         elif op is aten.embedding:
@@ -184,7 +186,7 @@ class Tracer(TorchDispatchMode):
 
     def _put_together(self, origins: list[Tensor]) -> None:
         numbers = sorted({int(origin[SOFTMAX].max()) for origin in origins if rules.has(origin, SOFTMAX)})
-        for earlier, later in zip(numbers, numbers[1:], strict=False):
+        for earlier, later in itertools.pairwise(numbers):
             self._together[later] = earlier
 
     def _summed_over_keys(self, origin: Tensor, dims: list[int]) -> Tensor | None:
