@@ -48,7 +48,7 @@ class AttachHandle:
         self._model = model
         self._sites = tuple(site.info for site in found.sites if site.info.name in chosen)
         self._left_out = found.left_out_besides(chosen)
-        names = {module: name or type(module).__name__ for name, module in model.named_modules()}
+        names = found.names
         modules = {
             module: AttachedModule(self, module, plans, names.get(module, type(module).__name__))
             for module, plans in _plans(found, chosen).items()

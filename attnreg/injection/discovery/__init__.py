@@ -52,11 +52,13 @@ class Discovery:
         sites: all attention that can be masked, in the order in which it runs.
         left_out: what else is attention, is named so, or looks like it.
         sightings: all that looked like attention, in the order in which it ran.
+        names: of the model's modules.
     """
 
     sites: tuple[FoundSite, ...]
     left_out: tuple[LeftOut, ...]
     sightings: tuple[Sighting, ...]
+    names: Mapping[nn.Module, str]
 
     def left_out_besides(self, chosen: Set[str]) -> tuple[LeftOut, ...]:
         """What is left out if the sites of these names are chosen."""
@@ -91,19 +93,18 @@ def discover(model: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any]
     finder = _dry_run(model, example_inputs)
     left = left_out(finder, model)
     sightings = [sighting for sighting in finder.sightings if sighting.is_attention]
-    _settle(sightings, {module: name for name, module in model.named_modules()})
-    sites = _sites(model, sightings)
+    _settle(sightings, finder.names)
+    sites = _sites(model, finder.names, sightings)
     if not sites:
         seen = "; ".join(str(each) for each in left[:3])
         raise NoAttentionError(
             f"No attention that can be masked was found in {type(model).__name__}: "
             + (f"{seen}." if seen else why_hidden(model))
         )
-    return Discovery(sites, left, tuple(finder.sightings))
+    return Discovery(sites, left, tuple(finder.sightings), finder.names)
 
 
-def _sites(model: nn.Module, sightings: Sequence[Sighting]) -> tuple[FoundSite, ...]:
-    names = {module: name or type(module).__name__ for name, module in model.named_modules()}
+def _sites(model: nn.Module, names: Mapping[nn.Module, str], sightings: Sequence[Sighting]) -> tuple[FoundSite, ...]:
     paths = [names.get(sighting.place.module, type(sighting.place.module).__name__) for sighting in sightings]
     stacks = [_stack(sighting) for sighting in sightings]
     layers: list[int] = [0] * len(sightings)

@@ -44,8 +44,7 @@ class LeftOut:
 
 def left_out(finder: Finder, model: nn.Module) -> tuple[LeftOut, ...]:
     """What a dry run has seen besides the attention that can be masked."""
-    names = {module: name or type(module).__name__ for name, module in model.named_modules()}
-    return tuple(dict.fromkeys((*_seen(finder, names), *_named(finder, model))))
+    return tuple(dict.fromkeys((*_seen(finder), *_named(finder, model))))
 
 
 def stacks_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str]) -> dict[str, LeftOut]:
@@ -68,7 +67,8 @@ def stacks_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str]
     return {name: each for name, each in whole.items() if name in outermost}
 
 
-def _seen(finder: Finder, names: dict[nn.Module, str]) -> Iterator[LeftOut]:
+def _seen(finder: Finder) -> Iterator[LeftOut]:
+    names = finder.names
     for sighting in finder.sightings:
         seen = f"softmax of {sighting.rank} dimensions"
         name = names.get(sighting.place.module, type(sighting.place.module).__name__)
@@ -76,26 +76,35 @@ def _seen(finder: Finder, names: dict[nn.Module, str]) -> Iterator[LeftOut]:
             yield LeftOut(name, seen, NO_PRODUCTS, is_attention=False)
         elif not sighting.weighted:
             yield LeftOut(name, seen, NO_VALUES, is_attention=False)
-    for call in finder.hidden:
-        yield LeftOut(names.get(call.module, type(call.module).__name__), "attention", NOT_SOFTMAX)
+    for running in finder.hidden:
+        module = running[-1].module
+        yield LeftOut(names.get(module, type(module).__name__), "attention", NOT_SOFTMAX)
 
 
 def _named(finder: Finder, model: nn.Module) -> Iterator[LeftOut]:
     """Modules that are called attention, in and around which none was found."""
-    busy = {call.module for sighting in finder.sightings if sighting.reading is not None for call in sighting.running}
-    busy |= {call.module for call in finder.hidden}
-    inside: set[nn.Module] = set()
-    for name, module in model.named_modules():
-        own = name.rpartition(".")[2]
-        if module in inside or module in busy or isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-            if module in busy and not any(child in busy for child in module.modules() if child is not module):
-                inside.update(module.modules())
+    seen = [sighting.running for sighting in finder.sightings if sighting.reading is not None]
+    seen += finder.hidden
+    places = {running[-1].module for running in seen}
+    around = {call.module for running in seen for call in running}
+    waiting = [("", model)]
+    while waiting:
+        name, module = waiting.pop()
+        if module in places:
             continue
-        called_so = _NAMED.search(type(module).__name__) or _NAMED.search(own)
-        if called_so and not (_PART.search(type(module).__name__) or _PART.search(own)) and _projects(module):
-            inside.update(module.modules())
-            run = any(each in finder.called for each in module.modules())
-            yield LeftOut(name, type(module).__name__, UNSEEN if run else NOT_RUN)
+        own = name.rpartition(".")[2]
+        is_list = isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
+        if module not in around and not is_list and _is_called_attention(type(module).__name__, own):
+            if _projects(module):
+                run = any(each in finder.called for each in module.modules())
+                yield LeftOut(name or type(module).__name__, type(module).__name__, UNSEEN if run else NOT_RUN)
+            continue
+        children = [(f"{name}.{key}".lstrip("."), child) for key, child in module.named_children()]
+        waiting += reversed(children)
+
+
+def _is_called_attention(*names: str) -> bool:
+    return any(_NAMED.search(name) for name in names) and not any(_PART.search(name) for name in names)
 
 
 def _projects(module: nn.Module) -> bool:

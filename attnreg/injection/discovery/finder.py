@@ -71,8 +71,9 @@ class Finder(TorchFunctionMode):
         super().__init__()
         self.model = model
         self._tracer = Tracer([*model.parameters(), *model.buffers(), *tensors], self._confirm)
+        self.names = {module: name or type(module).__name__ for name, module in model.named_modules()}
         self.sightings: list[Sighting] = []
-        self.hidden: list[ModuleCall] = []  # where weights that came out of something else were multiplied with values
+        self.hidden: list[tuple[ModuleCall, ...]] = []  # where values met weights that came out of something else
         self._heads: int | None = None
         self._running: list[ModuleCall] = []
         self._latest: dict[nn.Module, ModuleCall] = {}
@@ -84,7 +85,7 @@ class Finder(TorchFunctionMode):
             if isinstance(leaf, Tensor):
                 self._tracer.origins.seed(leaf)
         with ExitStack() as stack:
-            for module in self.model.modules():
+            for module in self.names:
                 if not isinstance(module, torch.jit.ScriptModule):
                     stack.enter_context(self._followed(module))
             for backend in BACKENDS:
@@ -193,7 +194,8 @@ class Finder(TorchFunctionMode):
     def _confirm(self, number: int | None) -> None:
         """Weights are multiplied with values."""
         if number is None:
-            self.hidden += self._running[-1:]
+            if self._running:
+                self.hidden.append(tuple(self._running))
             return
         sighting = self.sightings[number]
         if not sighting.weighted and sighting.reading is not None and sighting.reading.relation == "self":

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from attnreg.injection.discovery import rules
-from attnreg.injection.discovery.origins import FIELDS, FIRST, PRODUCT, Origins
+from attnreg.injection.discovery.origins import FIELDS, FIRST, PRODUCT, Origins, blank
 
 aten = torch.ops.aten
 IN_FLOAT = (aten.im2col, aten.reflection_pad1d, aten.reflection_pad2d, aten.replication_pad1d, aten.replication_pad2d)
@@ -60,7 +60,7 @@ def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ori
     """
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     learned = op is aten.cat and _adds_positions(origins, *args, **kwargs)
-    parts = [rules.blank((1,))]  # number 0: what comes from nowhere
+    parts = [blank((1,))]  # number 0: what comes from nowhere
     count = 1
 
     def numbered(value: Any) -> Any:
@@ -69,7 +69,7 @@ def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ori
             return 0 if isinstance(value, float) else value
         origin = origins.read(value)
         if origin is None:
-            origin = rules.blank(value.shape)
+            origin = blank(value.shape)
             if learned:
                 origin[FIRST] = origins.fresh(value.shape[:-1], learned=True).unsqueeze(-1)
         parts.append(origin.reshape(FIELDS, -1))

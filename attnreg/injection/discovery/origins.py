@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,6 +17,16 @@ PRODUCT = 5  # 1 if it came out of a product of two tensors, none of which is a 
 VALUED = 6  # 1 if it is a softmax weight multiplied with something
 FIELDS = 7
 NOTHING = torch.iinfo(torch.int32).min
+
+
+@dataclass
+class _Memory:
+    """Of one storage: an entry for each block of elements that share their origins."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    shadow: Tensor  # (FIELDS, blocks)
+    unit: int  # bytes of an element
+    block: int  # elements in a block
 
 
 class Origins:
@@ -35,38 +46,50 @@ class Origins:
     """
 
     def __init__(self) -> None:
-        self._memory: dict[int, tuple[weakref.ref[torch.UntypedStorage], Tensor, int]] = {}
+        self._memory: dict[int, _Memory] = {}
         self._streams = [0]
         self._widths = [1]  # of the last dimension of each stream
         self.learned: set[int] = set()  # streams of parameters that were put into a sequence
 
     def read(self, tensor: Tensor) -> Tensor | None:
         """``(FIELDS, *tensor.shape)``, int32, on the CPU; ``None`` where nothing is known. Not to be written to."""
-        entry = self._memory.get(_key(tensor))
-        if entry is None:
-            return None
-        _, shadow, unit = entry
-        scale = tensor.element_size() // unit
-        stride = (shadow.shape[1], *(scale * step for step in tensor.stride()))
-        return shadow.as_strided((FIELDS, *tensor.shape), stride, scale * tensor.storage_offset())
+        memory = self._memory.get(_key(tensor))
+        return None if memory is None else _view(memory, tensor)
 
     def write(self, tensor: Tensor, origin: Tensor | None) -> None:
-        """Set the origins of a tensor's elements; broadcasts."""
+        """Set the origins of a tensor's elements.
+
+        Args:
+            tensor: the tensor.
+            origin: broadcasts to ``(FIELDS, *tensor.shape)``; ``None`` for nothing.
+        """
         if tensor.layout != torch.strided or not tensor.numel():
             return
-        entry = self._memory.get(_key(tensor))
-        if entry is None:
-            if origin is None:
-                return
-            storage, unit = tensor.untyped_storage(), tensor.element_size()
-            shadow = torch.full((FIELDS, max(storage.nbytes() // unit, 1)), NOTHING, dtype=torch.int32)
-            self._memory[storage._cdata] = weakref.ref(storage, _Forget(self._memory, storage._cdata)), shadow, unit
-        view = self.read(tensor)
-        assert view is not None
-        if origin is None:
-            view.fill_(NOTHING)
+        memory = self._memory.get(_key(tensor))
+        if memory is None and origin is None:
+            return
+        origin = blank(()).reshape(FIELDS, *[1] * tensor.dim()) if origin is None else origin
+        origin = origin.expand(FIELDS, *tensor.shape)
+        storage = tensor.untyped_storage()
+        whole = tensor.is_contiguous() and storage.nbytes() == tensor.numel() * tensor.element_size()
+        if whole:  # constant trailing dimensions are blocks
+            dims = tensor.dim()
+            while dims and origin.stride(dims) == 0:
+                dims -= 1
+            block = tensor.shape[dims:].numel()
+            first = (slice(None),) * (dims + 1) + (0,) * (tensor.dim() - dims)
+            shadow = origin[first].reshape(FIELDS, -1).clone()
         else:
-            view.copy_(origin.expand_as(view))
+            block = 1
+            shadow = torch.full((FIELDS, storage.nbytes() // tensor.element_size()), NOTHING, dtype=torch.int32)
+        if whole or memory is None:
+            key = storage._cdata
+            forget = weakref.ref(storage, _Forget(self._memory, key)) if memory is None else memory.storage
+            memory = self._memory[key] = _Memory(forget, shadow, tensor.element_size(), block)
+        if not whole:
+            if memory.block > 1:
+                memory.shadow, memory.block = memory.shadow.repeat_interleave(memory.block, 1), 1
+            _view(memory, tensor).copy_(origin)
 
     def seed(self, tensor: Tensor, dims: int | None = None) -> None:
         """Make a tensor's elements new positions, told apart by their place in the first ``dims`` dimensions."""
@@ -97,7 +120,7 @@ class Origins:
 
     def streams(self, origin: Tensor) -> set[int]:
         """The streams at the ends of the intervals of origins ``(2, ...)``."""
-        low, high = origin.flatten(1)
+        low, high = compact(origin).flatten(1)
         known = high != NOTHING
         return set(self._streams_of(torch.cat([-low[known], high[known]])).unique().tolist())
 
@@ -105,23 +128,52 @@ class Origins:
         """The same origins, with the features of a position taken together."""
         starts = torch.tensor(self._streams, dtype=torch.int32)
         widths = torch.tensor(self._widths, dtype=torch.int32)
-        origin = origin.clone()
+        shape, origin = origin.shape, compact(origin).clone()
         for part in (FIRST, SECOND):
             for field, sign in zip(range(part.start, part.stop), (-1, 1), strict=True):
                 ends = sign * origin[field]
                 stream = self._streams_of(ends).clamp(min=0)
                 ends = starts[stream] + (ends - starts[stream]) // widths[stream]
                 origin[field] = torch.where(origin[field] == NOTHING, origin[field], sign * ends)
-        return origin
+        return origin.expand(shape)
 
     def _streams_of(self, ends: Tensor) -> Tensor:
         return torch.bucketize(ends, torch.tensor(self._streams, dtype=torch.int32), right=True) - 1
 
 
+def blank(shape: Sequence[int], *, product: bool = False) -> Tensor:
+    """Elements that come from nowhere."""
+    origin = torch.full((FIELDS, *shape), NOTHING, dtype=torch.int32)
+    if product:
+        origin[PRODUCT] = 1
+    return origin
+
+
+def compact(origin: Tensor) -> Tensor:
+    """Once instead of repeated, along the dimensions along which it is expanded."""
+    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in origin.stride())
+    return origin[once]
+
+
+def _view(memory: _Memory, tensor: Tensor) -> Tensor:
+    """The entries of a tensor's elements."""
+    scale = tensor.element_size() // memory.unit
+    strides = [scale * stride for stride in tensor.stride()]
+    offset = scale * tensor.storage_offset()
+    inner = [stride % memory.block != 0 for stride in strides]
+    extent = sum((size - 1) * stride for size, stride, i in zip(tensor.shape, strides, inner, strict=True) if i)
+    if memory.block > 1 and offset % memory.block + extent >= memory.block:
+        memory.shadow, memory.block = memory.shadow.repeat_interleave(memory.block, 1), 1
+        return _view(memory, tensor)
+    strides = [0 if i else stride // memory.block for stride, i in zip(strides, inner, strict=True)]
+    blocks = memory.shadow.shape[1]
+    return memory.shadow.as_strided((FIELDS, *tensor.shape), (blocks, *strides), offset // memory.block)
+
+
 class _Forget:
     """Removes an entry when its storage dies: the number it goes by will be another's."""
 
-    def __init__(self, memory: dict[int, tuple[weakref.ref[torch.UntypedStorage], Tensor, int]], key: int) -> None:
+    def __init__(self, memory: dict[int, _Memory], key: int) -> None:
         self.memory = memory
         self.key = key
 

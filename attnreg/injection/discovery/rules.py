@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnreg.injection.discovery.origins import FIELDS, FIRST, NOTHING, PRODUCT, SECOND
+from attnreg.injection.discovery.origins import FIELDS, FIRST, NOTHING, PRODUCT, SECOND, blank, compact
 
 PARTS = (FIRST, SECOND)
 
 
-def blank(shape: Sequence[int], *, product: bool = False) -> Tensor:
-    """Elements that come from nowhere."""
-    origin = torch.full((FIELDS, *shape), NOTHING, dtype=torch.int32)
-    if product:
-        origin[PRODUCT] = 1
-    return origin
-
-
 def is_known(origin: Tensor, part: slice) -> bool:
     """Whether any element has such an origin."""
-    return bool((origin[part][1] != NOTHING).any())
+    return bool((compact(origin)[part.stop - 1] != NOTHING).any())
 
 
 def is_pair(origin: Tensor) -> bool:
@@ -33,12 +26,20 @@ def is_pair(origin: Tensor) -> bool:
 
 def has(origin: Tensor, field: int) -> bool:
     """Whether any element has a value in a field."""
-    return bool((origin[field] != NOTHING).any())
+    return bool((compact(origin)[field] != NOTHING).any())
+
+
+def with_field(origin: Tensor, field: int, value: int) -> Tensor:
+    """With a value in a field of all elements."""
+    shape, origin = origin.shape, compact(origin).clone()
+    origin[field] = value
+    return origin.expand(shape)
 
 
 def varies(part: Tensor, dim: int) -> bool:
     """Whether the origins ``(2, ...)`` that are known differ along a dimension (counted without the first)."""
     dim = dim + 1 if dim >= 0 else dim
+    part = compact(part)
     if part.shape[dim] == 1:
         return False
     highest = part.amax(dim)
@@ -63,7 +64,7 @@ def merged(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     a, b = operands[0], operands[1]
     if lacking[0] & lacking[1] or not (lacking[0] - lacking[1] and lacking[1] - lacking[0]):
         return _union(operands, shape)
-    out = _union(operands, shape)
+    out = _union(operands, shape).clone()
     out[FIRST] = _fitted(a, shape)[FIRST]
     out[SECOND] = _fitted(b, shape)[FIRST]
     out[PRODUCT] = 1
@@ -116,13 +117,6 @@ def scores(queries: Tensor | None, keys: Tensor | None, shape: Sequence[int]) ->
     return out
 
 
-def without_product(origin: Tensor) -> Tensor:
-    """After a linear map, elements are no scores any more."""
-    origin = origin.clone()
-    origin[PRODUCT] = NOTHING
-    return origin
-
-
 def pairs_along(origin: Tensor, dim: int) -> bool:
     """Whether elements have two origins, and one of them differs along a dimension."""
     return is_pair(origin) and any(varies(origin[part], dim) for part in PARTS)
@@ -148,10 +142,12 @@ def of_queries(weights: Tensor, dim: int, keys: int | None) -> Tensor | None:
 
 
 def _union(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-    out = _fitted(operands[0], shape)
-    for operand in operands[1:]:
-        out = torch.maximum(out, _fitted(operand, shape))
-    return out.clone() if len(operands) == 1 else out
+    fitted = [_fitted(operand, shape) for operand in operands]
+    # Where all are the same along a dimension, once is enough.
+    same = [all(each.stride(dim) == 0 for each in fitted) for dim in range(1, len(shape) + 1)]
+    once = (slice(None), *(slice(0, 1) if each else slice(None) for each in same))
+    small = [each[once] for each in fitted]
+    return functools.reduce(torch.maximum, small).expand(FIELDS, *shape)
 
 
 def _fitted(operand: Tensor, shape: Sequence[int]) -> Tensor:

@@ -7,7 +7,7 @@ import types
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from attnreg.injection.undisturbed import undisturbed
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
-ATOMS: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-ATOMS += (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-ATOMS += (weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType)
+ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size))
+FOREIGN: tuple[type, ...] = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+FOREIGN += (weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType)
+EMPTY: dict[Any, Any] = {}
 MOST = 20_000  # objects that are looked at; what else a model holds on to is not its own
 
 
@@ -35,15 +36,15 @@ def unchanged(model: nn.Module) -> Iterator[list[Tensor]]:
         the tensors that the model holds besides its parameters and buffers.
     """
     tensors: list[Tensor] = []
-    undo = list(_remembered(model, tensors))
+    remembered = _remembered(model, tensors)
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with undisturbed(model), _without_hooks(model), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they will be heard in the first real forward pass
             yield tensors
     finally:
-        for restore in undo:
-            restore()
+        for held, before in remembered:
+            _restore(held, before)
         random.setstate(python)
         np.random.set_state(numpy)
 
@@ -51,7 +52,8 @@ def unchanged(model: nn.Module) -> Iterator[list[Tensor]]:
 @contextmanager
 def _without_hooks(model: nn.Module) -> Iterator[None]:
     everywhere = torch.nn.modules.module
-    kept = [(vars(module), name) for module in model.modules() for name in HOOKS]
+    # Most have none, and need nothing.
+    kept = [(vars(module), name) for module in model.modules() for name in HOOKS if vars(module)[name]]
     kept += [(vars(everywhere), f"_global{name}") for name in HOOKS]
     before = [holder[name] for holder, name in kept]
     for holder, name in kept:
@@ -63,61 +65,45 @@ def _without_hooks(model: nn.Module) -> Iterator[None]:
             holder[name] = hooks
 
 
-def _remembered(model: nn.Module, tensors: list[Tensor]) -> Iterator[Callable[[], None]]:
+def _remembered(model: nn.Module, tensors: list[Tensor]) -> list[tuple[Any, Any]]:
+    """Everything that the model holds and that can change, with a copy of what is in it."""
     seen: set[int] = set()
+    copies: list[tuple[Any, Any]] = []
     waiting: list[Any] = [vars(module) for module in model.modules()]
     for held in waiting:  # grows while it is read
-        if isinstance(held, ATOMS) or id(held) in seen or len(seen) > MOST:
+        if type(held) in ATOMS or id(held) in seen or len(seen) > MOST:
             continue
         seen.add(id(held))
-        if isinstance(held, Tensor):
-            tensors.append(held)
-        elif isinstance(held, np.ndarray):
-            yield _array(held, held.copy())
-        elif isinstance(held, dict):
-            yield _mapping(held, dict(held))
+        if isinstance(held, dict):
+            copies.append((held, held.copy() if held else EMPTY))
             waiting += held.values()
-        elif isinstance(held, (list, deque)):
-            yield _sequence(held, list(held))
+        elif isinstance(held, Tensor):
+            tensors.append(held)
+        elif isinstance(held, (list, deque, set)):
+            copies.append((held, held.copy()))
             waiting += held
-        elif isinstance(held, set):
-            yield _set(held, set(held))
+        elif isinstance(held, np.ndarray):
+            copies.append((held, held.copy()))
         elif isinstance(held, (tuple, frozenset)):
             waiting += held
-        elif hasattr(held, "__dict__"):
+        elif not isinstance(held, FOREIGN) and hasattr(held, "__dict__"):
             waiting.append(vars(held))
+    return copies
 
 
-def _mapping(held: dict[Any, Any], before: dict[Any, Any]) -> Callable[[], None]:
-    def restore() -> None:
-        if len(held) != len(before) or any(held.get(key, before) is not value for key, value in before.items()):
+def _restore(held: Any, before: Any) -> None:
+    if isinstance(held, np.ndarray):
+        if held.flags.writeable:
+            np.copyto(held, before)
+    elif isinstance(held, dict):
+        same = [*map(id, held.values())] == [*map(id, before.values())]
+        if held is not before and not (same and held.keys() == before.keys()):
             held.clear()
             held.update(before)
-
-    return restore
-
-
-def _sequence(held: list[Any] | deque[Any], before: list[Any]) -> Callable[[], None]:
-    def restore() -> None:
-        if len(held) != len(before) or any(a is not b for a, b in zip(held, before, strict=True)):
-            held.clear()
-            held.extend(before)
-
-    return restore
-
-
-def _set(held: set[Any], before: set[Any]) -> Callable[[], None]:
-    def restore() -> None:
+    elif isinstance(held, set):
         if held != before:
             held.clear()
             held.update(before)
-
-    return restore
-
-
-def _array(held: np.ndarray, before: np.ndarray) -> Callable[[], None]:
-    def restore() -> None:
-        if held.flags.writeable:
-            np.copyto(held, before)
-
-    return restore
+    elif [*map(id, held)] != [*map(id, before)]:
+        held.clear()
+        held.extend(before)

@@ -14,7 +14,17 @@ from torch.utils._pytree import tree_leaves
 
 from attnreg.injection.discovery import rules
 from attnreg.injection.discovery.moves import MOVES, moved
-from attnreg.injection.discovery.origins import FIELDS, FIRST, NOTHING, SOFTMAX, VALUED, Origins
+from attnreg.injection.discovery.origins import (
+    FIELDS,
+    FIRST,
+    NOTHING,
+    PRODUCT,
+    SOFTMAX,
+    VALUED,
+    Origins,
+    blank,
+    compact,
+)
 
 aten = torch.ops.aten
 LARGE = 2**14  # weights with more elements are not multiplied with: only the way that data takes is of interest
@@ -56,11 +66,16 @@ class Tracer(TorchDispatchMode):
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Within the block nothing is followed."""
-        before, self._paused = self._paused, True
+        if self._paused:
+            yield
+            return
+        self._paused = True
+        super().__exit__(None, None, None)
         try:
             yield
         finally:
-            self._paused = before
+            super().__enter__()
+            self._paused = False
 
     def came_from_softmax(self, weights: Tensor, number: int, keys: int | None) -> None:
         """Attention weights came out of a softmax.
@@ -73,9 +88,8 @@ class Tracer(TorchDispatchMode):
         with self.paused():
             self._keys[number] = keys
             origin = self.origins.read(weights)
-            origin = rules.blank(weights.shape) if origin is None else origin.clone()
-            origin[SOFTMAX] = number
-            self.origins.write(weights, origin)
+            origin = blank(weights.shape) if origin is None else origin
+            self.origins.write(weights, rules.with_field(origin, SOFTMAX, number))
 
     def came_from_queries(self, out: Tensor, scores: Tensor) -> None:
         """A fused kernel gave ``(..., Q, D)`` for scores of these origins, ``(FIELDS, ..., Q, K)``."""
@@ -89,15 +103,12 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if func._schema.is_mutable:
             self._before_writing(func, args, kwargs)
-        if self._paused:
-            return func(*args, **kwargs)
         op = getattr(func, "overloadpacket", func)
         out = self._instead_of_linear(*args[-2:]) if op in LINEAR and len(args) >= 2 else None
         if out is None:
             out = func(*args, **kwargs)
         if not (getattr(func, "is_view", False) or op is aten._unsafe_view):
-            with self.paused():
-                self._follow(op, func, args, kwargs, out)
+            self._follow(op, func, args, kwargs, out)
         return out
 
     def _is_held(self, tensor: Tensor) -> bool:
@@ -106,10 +117,9 @@ class Tracer(TorchDispatchMode):
     def _before_writing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.is_write and isinstance(value, Tensor) and self._is_held(value):
-                with torch.utils._python_dispatch._disable_current_modes():
-                    storage = value.untyped_storage()
-                    whole = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage)
-                    self._overwritten.setdefault(storage._cdata, (whole, whole.clone()))
+                storage = value.untyped_storage()
+                whole = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage)
+                self._overwritten.setdefault(storage._cdata, (whole, whole.clone()))
 
     def _instead_of_linear(self, x: Tensor, weight: Tensor) -> Tensor | None:
         if weight.dim() != 2 or weight.numel() < LARGE or not self._is_held(weight) or self._is_held(x):
@@ -166,7 +176,7 @@ class Tracer(TorchDispatchMode):
             result = rules.merged(floats or known, out.shape)
             self._put_together(known)
             if op in (aten.mul, aten.mul_) and _multiplies_values(tensors, origins):
-                result[VALUED] = 1
+                return rules.with_field(result, VALUED, 1)
             return result
         if "dim" in arguments or "dims" in arguments:
             given = dict(zip(arguments, args, strict=False)) | kwargs
@@ -206,12 +216,12 @@ class Tracer(TorchDispatchMode):
             return None
         if a.dim() < 2 or b.dim() < 2:
             return rules.everywhere(
-                [origin for origin in (left, right) if origin is not None] or [rules.blank(())], out.shape
+                [origin for origin in (left, right) if origin is not None] or [blank(())], out.shape
             )
         if self._is_held(b) and left is not None:
-            return rules.across(rules.without_product(left), out.shape)
+            return rules.across(rules.with_field(left, PRODUCT, NOTHING), out.shape)
         if self._is_held(a) and right is not None:
-            return rules.without_product(right).amax(-2, keepdim=True).expand(FIELDS, *out.shape)
+            return rules.with_field(right, PRODUCT, NOTHING).amax(-2, keepdim=True).expand(FIELDS, *out.shape)
         sides = [(weights, dim) for weights, dim in ((left, -1), (right, -2)) if weights is not None]
         sides.sort(key=lambda side: not rules.has(side[0], SOFTMAX))
         for weights, dim in sides:
@@ -234,12 +244,12 @@ class Tracer(TorchDispatchMode):
 
     def _at_queries(self, queries: Tensor, out: Tensor) -> Tensor:
         """What comes out of attention is where its queries are; where those are nowhere, it is a new sequence."""
-        origin = rules.blank(out.shape)
-        if (queries[1] != NOTHING).any():
-            origin[FIRST] = queries
-        else:
-            origin[FIRST] = self.origins.fresh(out.shape[:-1]).unsqueeze(-1)
-        return origin
+        queries = compact(queries)
+        if not (queries[1] != NOTHING).any():
+            queries = self.origins.fresh(out.shape[:-1]).unsqueeze(-1)
+        origin = blank(queries.shape[1:])
+        origin[FIRST] = queries
+        return origin.expand(FIELDS, *out.shape)
 
 
 def _broadcast_shape(tensors: list[Tensor]) -> torch.Size | None:
