@@ -128,6 +128,7 @@ class AttentionSite(SiteInfo):
         bias: float, broadcastable to ``shape``, what the model adds to the scores, or ``None``.
         scale: factor on :math:`QK^\top`; ``None`` for :math:`1/\sqrt D`.
         written_scores: ``(B, H, Q, K)``, where the model writes them out.
+        score_mod: what ``flex_attention`` does to scores.
         device: where a mask is wanted.
         dtype: dtype of the attention scores.
 
@@ -147,6 +148,7 @@ class AttentionSite(SiteInfo):
     bias: Tensor | None = field(default=None, repr=False)
     scale: float | None = None
     written_scores: Tensor | None = field(default=None, repr=False)
+    score_mod: Callable[..., Tensor] | None = field(default=None, repr=False)
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     dtype: torch.dtype = torch.float32
 
@@ -182,6 +184,7 @@ class AttentionSite(SiteInfo):
                 * (self.query.shape[-1] ** -0.5 if self.scale is None else self.scale)
             )
             scores = scores if self.bias is None else scores + self.bias
+            scores = functional.apply_score_mod(self.score_mod, scores)
         return scores if self.valid is None else scores.masked_fill(~self.valid, -torch.inf)
 
 
@@ -224,6 +227,11 @@ class Mask:
                 f"Expected `scores` to be a bool tensor (True = kept), got {self.scores.dtype}; "
                 "a factor on the attention weights goes into `weights`."
             )
+
+    @property
+    def has_factors(self) -> bool:
+        """Whether it does something to attention weights, after the softmax."""
+        return self.weights is not None or self.normalized is not None
 
     @property
     def drops_layer(self) -> bool:

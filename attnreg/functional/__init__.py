@@ -1,6 +1,7 @@
 """The mathematics: pure functions, tensors in, tensors out."""
 
 from attnreg.functional.attention import (
+    apply_score_mod,
     attention_weights,
     masked_scores,
     renormalized,
@@ -24,6 +25,7 @@ from attnreg.functional.validity import units
 
 __all__ = [
     "ancestor_mask",
+    "apply_score_mod",
     "arm_gradient",
     "attention_weights",
     "bernoulli_entropy",

@@ -13,11 +13,13 @@ With :math:`S = QK^\top/\sqrt D + \text{bias}`:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def scores_dropout(
@@ -153,6 +155,29 @@ def attention_weights(
         scores = masked_scores(scores, keep, valid)
     weights = scores.softmax(-1)
     return weights if orphan is None else weights.masked_fill(orphan, 0.0)
+
+
+def apply_score_mod(score_mod: ScoreMod | None, scores: Tensor) -> Tensor:
+    """Apply a score function of ``flex_attention``, which is given one score at a time, to all of them.
+
+    Args:
+        score_mod: of a score, and the numbers of its sample, head, query and key; ``None`` changes nothing.
+        scores: ``(B, H, Q, K)``.
+
+    Returns:
+        ``(B, H, Q, K)``.
+
+    Example:
+        >>> apply_score_mod(lambda score, b, h, q, k: score - (q - k).abs(), torch.zeros(1, 1, 2, 2))[0, 0]
+        tensor([[ 0., -1.],
+                [-1.,  0.]])
+    """
+    if score_mod is None:
+        return scores
+    function: Callable[..., Tensor] = score_mod
+    for place in (4, 3, 2, 1):
+        function = torch.vmap(function, in_dims=(0, *(0 if each == place else None for each in (1, 2, 3, 4))))
+    return function(scores, *(torch.arange(size, device=scores.device) for size in scores.shape))
 
 
 def masked_scores(scores: Tensor, keep: Tensor, valid: Tensor | None = None) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from attnreg.errors import InputError
 from attnreg.injection.discovery import FoundSite, discover
@@ -139,7 +138,10 @@ def _check_bare(model: nn.Module) -> None:
         raise InputError(f"{type(model).__name__} is compiled already: attach first, then compile.")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         raise InputError(f"The model is wrapped in {type(model).__name__} already: attach first, then wrap.")
-    if any(isinstance(parameter, DTensor) or hasattr(parameter, "_is_flat_param") for parameter in model.parameters()):
+    if any(
+        type(parameter).__name__ == "DTensor" or hasattr(parameter, "_is_flat_param")
+        for parameter in model.parameters()
+    ):
         raise InputError(f"{type(model).__name__} is sharded already: attach first, then shard (`fully_shard`).")
 
 

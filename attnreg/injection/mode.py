@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -146,6 +146,7 @@ class AttentionMode(TorchFunctionMode):
         bias: Tensor | None = None,
         scale: float | None = None,
         scores: Tensor | None = None,
+        score_mod: Callable[..., Tensor] | None = None,
     ) -> Mask | None:
         """The provider's mask for a site, checked and on the right device; ``None`` where it keeps everything."""
         if self.tap is not None:
@@ -165,6 +166,7 @@ class AttentionMode(TorchFunctionMode):
             bias=bias,
             scale=scale,
             written_scores=scores,
+            score_mod=score_mod,
             device=like.device,
             dtype=like.dtype,
         )
@@ -177,8 +179,10 @@ class AttentionMode(TorchFunctionMode):
     def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
         """Attention weights ``(B, H, Q, K)`` after the softmax, under the factors of a mask and through the tap."""
         own = layout.of_keys(weights)
-        if mask is not None and (mask.weights is not None or mask.normalized is not None):
+        if mask is not None and mask.has_factors:
+            mass = own.sum(-1, keepdim=True) if layout.has_sinks and mask.normalized is not None else None
             own = mask.of_weights(own, valid)
+            own = own if mass is None else own * mass  # what is not on sinks
         if self.tap is not None:
             own = self.tap(own)
         return layout.with_keys(weights, own)

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
+from attnreg.injection.backends import BACKENDS
+from attnreg.injection.errors import NoAttentionError
 from attnreg.injection.mode import AttentionMode, Planned
 from attnreg.injection.shadow import Shadow
+
+if TYPE_CHECKING:
+    from attnreg.injection.handle import AttachHandle
 
 
 class AttachedModule(Shadow[tuple[Planned, ...]]):
     """Runs an attention module's forward under an :class:`AttentionMode` while the provider may act."""
+
+    def __init__(
+        self, handle: AttachHandle, module: nn.Module, plans: Sequence[tuple[Planned, ...] | None], name: str
+    ) -> None:
+        super().__init__(handle, module, plans, name)
+        used = {planned.backend for plan in plans if plan is not None for planned in plan}
+        self._patched = [name for name in sorted(used) if BACKENDS[name].needs_patches]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, under the provider's masks if they apply to this call."""
@@ -26,11 +43,23 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
         mode = handle.mode = AttentionMode(handle, plan, self.name)
         try:
             with mode:
-                output = self.plain(*args, **kwargs)
+                output = self._under_patches(*args, **kwargs) if self._patched else self.plain(*args, **kwargs)
         finally:
             handle.mode = before
         mode.check_all_seen()
         return output
+
+    def _under_patches(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            raise NoAttentionError(
+                f"{self.name} computes its attention by {', '.join(self._patched)}, which cannot be masked in a "
+                "compiled model: do not compile the model (the kernel itself is compiled), or load it with "
+                "attn_implementation='sdpa'."
+            )
+        with ExitStack() as stack:
+            for backend in self._patched:
+                stack.enter_context(BACKENDS[backend].patched())
+            return self.plain(*args, **kwargs)
 
     def _is_tapped(self, plan: tuple[Planned, ...]) -> bool:
         return any(each.info is not None and each.info.label in self.handle.taps for each in plan)

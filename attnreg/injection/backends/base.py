@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from attnreg.injection.mode import AttentionMode
 
 
+BY_FUNCTION: dict[Callable[..., Any], Backend] = {}
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of a function that may compute attention, as discovery sees it.
@@ -45,6 +48,10 @@ class Backend(ABC):
     name: str
     functions: tuple[Callable[..., Any], ...]
 
+    def __init__(self) -> None:
+        for function in self.functions:
+            BY_FUNCTION[function] = self
+
     @abstractmethod
     def read(self, *args: Any, **kwargs: Any) -> Call | None:
         """What a call with these arguments computes; ``None`` if it is certainly no attention."""
@@ -64,3 +71,8 @@ class Backend(ABC):
     def patched(self) -> Iterator[None]:
         """Within the block, calls of these functions reach a torch function mode; override where they do not."""
         yield
+
+    @property
+    def needs_patches(self) -> bool:
+        """Whether :meth:`patched` does something."""
+        return type(self).patched is not Backend.patched

@@ -117,7 +117,7 @@ def _attend(
         orphan = ~valid.any(-1, keepdim=True)
         valid = valid | orphan
         keep = keep if keep is None else keep | orphan
-    if keep is not None and mask is not None and mask.weights is None and mask.normalized is None and mode.tap is None:
+    if keep is not None and mask is not None and not mask.has_factors and mode.tap is None:
         return functional.scores_dropout(
             query, key, value, keep, valid, bias, scale, dropout_p=dropout_p, enable_gqa=enable_gqa
         )

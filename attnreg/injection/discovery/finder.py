@@ -88,7 +88,7 @@ class Finder(TorchFunctionMode):
             for module in self.names:
                 if not isinstance(module, torch.jit.ScriptModule):
                     stack.enter_context(self._followed(module))
-            for backend in BACKENDS:
+            for backend in BACKENDS.values():
                 stack.enter_context(backend.patched())
             stack.enter_context(self._tracer)
             stack.enter_context(self)
