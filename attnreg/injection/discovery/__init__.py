@@ -183,8 +183,8 @@ def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None)
         args, kwargs = ((), dict(given)) if isinstance(given, Mapping) else (tuple(given), {})
         try:
             with unchanged(model) as tensors:
-                finder = Finder(model, tensors)
-                with finder.watching((args, kwargs)):
+                finder = Finder(model, tensors, (args, kwargs))
+                with finder.watching():
                     runnable(*args, **kwargs)
         except Exception as error:
             problem = error

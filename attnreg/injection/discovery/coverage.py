@@ -83,7 +83,7 @@ def _seen(finder: Finder) -> Iterator[LeftOut]:
 
 def _named(finder: Finder, model: nn.Module) -> Iterator[LeftOut]:
     """Modules that are called attention, in and around which none was found."""
-    seen = [sighting.running for sighting in finder.sightings if sighting.reading is not None]
+    seen = [sighting.running for sighting in finder.sightings]
     seen += finder.hidden
     places = {running[-1].module for running in seen}
     around = {call.module for running in seen for call in running}

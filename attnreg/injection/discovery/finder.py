@@ -65,12 +65,14 @@ class Finder(TorchFunctionMode):
     Args:
         model: the model.
         tensors: that it holds besides its parameters and buffers.
+        inputs: that it will run on.
     """
 
-    def __init__(self, model: nn.Module, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, model: nn.Module, tensors: Sequence[Tensor], inputs: Any) -> None:
         super().__init__()
         self.model = model
-        self._tracer = Tracer([*model.parameters(), *model.buffers(), *tensors], self._confirm)
+        given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        self._tracer = Tracer([*model.parameters(), *model.buffers(), *tensors], given, self._confirm)
         self.names = {module: name or type(module).__name__ for name, module in model.named_modules()}
         self.sightings: list[Sighting] = []
         self.hidden: list[tuple[ModuleCall, ...]] = []  # where values met weights that came out of something else
@@ -79,11 +81,8 @@ class Finder(TorchFunctionMode):
         self._latest: dict[nn.Module, ModuleCall] = {}
 
     @contextmanager
-    def watching(self, inputs: Any) -> Iterator[None]:
-        """Within the block, forward passes of the model on these inputs are watched."""
-        for leaf in tree_leaves(inputs):
-            if isinstance(leaf, Tensor):
-                self._tracer.origins.seed(leaf)
+    def watching(self) -> Iterator[None]:
+        """Within the block, forward passes of the model are watched."""
         with ExitStack() as stack:
             for module in self.names:
                 if not isinstance(module, torch.jit.ScriptModule):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,17 +39,23 @@ class Tracer(TorchDispatchMode):
     """Follows origins below torch's Python functions, where each of them is made of a few operations.
 
     Products with large parameters are replaced by something cheaper of the same shape. What is written into the model's
-    own tensors is taken back at the end of the block.
+    own tensors, and into its inputs, is taken back at the end of the block.
 
     Args:
         held: the model's parameters, buffers and other tensors, which are told from what is computed.
+        inputs: tensors that it runs on.
         weighted: called when attention weights are multiplied with values, with the number of the softmax that they
             came out of, ``None`` where they came out of something else.
     """
 
-    def __init__(self, held: Iterable[Tensor], weighted: Callable[[int | None], None]) -> None:
+    def __init__(
+        self, held: Iterable[Tensor], inputs: Sequence[Tensor], weighted: Callable[[int | None], None]
+    ) -> None:
         super().__init__()
         self.origins = Origins()
+        for tensor in inputs:
+            self.origins.seed(tensor)
+        self._inputs = {tensor.untyped_storage()._cdata for tensor in inputs if tensor.layout == torch.strided}
         self._held = {tensor.untyped_storage()._cdata for tensor in held if tensor.layout == torch.strided}
         self._weighted = weighted
         self._keys: dict[int, int | None] = {}  # by softmax: which of the two origins is its keys'
@@ -116,8 +122,10 @@ class Tracer(TorchDispatchMode):
 
     def _before_writing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.is_write and isinstance(value, Tensor) and self._is_held(value):
-                storage = value.untyped_storage()
+            if not argument.is_write or not isinstance(value, Tensor) or value.layout != torch.strided:
+                continue
+            storage = value.untyped_storage()
+            if storage._cdata in self._held or storage._cdata in self._inputs:
                 whole = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage)
                 self._overwritten.setdefault(storage._cdata, (whole, whole.clone()))
 

@@ -1,0 +1,233 @@
+"""Attention as people write it: the same mathematics in many layouts, and things that only look like it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+C, H, D = 16, 4, 4
+
+
+def split(x: Tensor) -> Tensor:
+    """(B, N, C) to (B, H, N, D)."""
+    return x.unflatten(-1, (H, D)).transpose(1, 2)
+
+
+def merge(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(2)
+
+
+class Attention(nn.Module):
+    """Projections, and a function of them that does the rest."""
+
+    def __init__(self, form: Callable[[Attention, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.form = form
+        self.q, self.k, self.v, self.o = (nn.Linear(C, C) for _ in range(4))
+        self.gate = nn.Linear(C, 16)
+        self.mix = nn.Linear(H, H, bias=False)
+        self.one = nn.Linear(C, 1)
+        self.sink = nn.Parameter(torch.randn(1, H, 1, 1))
+        self.probe = nn.Parameter(torch.randn(1, 3, C))
+        self.memory = nn.Parameter(torch.randn(1, 2, C))
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        return self.form(self, x, x if context is None else context)
+
+    def heads(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return split(self.q(x)) / math.sqrt(D), split(self.k(context)), split(self.v(context))
+
+
+def plain(a, x, y):
+    q, k, v = a.heads(x, y)
+    return a.o(merge((q @ k.transpose(-1, -2)).softmax(-1) @ v))
+
+
+def fused(a, x, y):
+    q, k, v = a.heads(x, y)
+    return a.o(merge(F.scaled_dot_product_attention(q, k, v, scale=1.0)))
+
+
+def heads_after_queries(a, x, y):
+    q, k, v = (t.transpose(1, 2) for t in a.heads(x, y))
+    weights = torch.einsum("bqhd,bkhd->bqhk", q, k).softmax(-1)
+    return a.o(torch.einsum("bqhk,bkhd->bqhd", weights, v).flatten(2))
+
+
+def heads_first(a, x, y):
+    q, k, v = (t.transpose(0, 1) for t in a.heads(x, y))
+    return a.o(merge((torch.softmax(q @ k.transpose(-1, -2), dim=3) @ v).transpose(0, 1)))
+
+
+def transposed(a, x, y):
+    q, k, v = a.heads(x, y)
+    weights = (k @ q.transpose(-1, -2)).softmax(-2)
+    return a.o(merge((v.transpose(-1, -2) @ weights).transpose(-1, -2)))
+
+
+def samples_times_heads(a, x, y):
+    q, k, v = (t.flatten(0, 1) for t in a.heads(x, y))
+    return a.o(merge((torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1), v)).unflatten(0, (len(x), H))))
+
+
+def heads_times_samples(a, x, y):
+    q, k, v = (torch.cat(t(z).chunk(H, -1), 0) for t, z in ((a.q, x), (a.k, y), (a.v, y)))
+    return a.o(torch.cat(((q / math.sqrt(D) @ k.transpose(1, 2)).softmax(-1) @ v).chunk(H, 0), -1))
+
+
+def time_first(a, x, y):
+    """As fairseq has it: (T, B, C) inside, and (B * H, T, T)."""
+    batch = len(x)
+
+    def flat(t):
+        return t.transpose(0, 1).contiguous().view(-1, batch * H, D).transpose(0, 1)
+
+    q, k, v = flat(a.q(x)) / math.sqrt(D), flat(a.k(y)), flat(a.v(y))
+    out = torch.bmm(F.softmax(torch.bmm(q, k.transpose(1, 2)), dim=-1), v)
+    return a.o(out.transpose(0, 1).contiguous().view(-1, batch, C).transpose(0, 1))
+
+
+def multiplied_and_summed(a, x, y):
+    q, k, v = a.heads(x, y)
+    weights = (q @ k.transpose(-1, -2)).softmax(-1)
+    return a.o(merge((weights.unsqueeze(-1) * v.unsqueeze(2)).sum(3)))
+
+
+def cast(a, x, y):
+    """Softmax in another precision, weights dropped out, as most models have it."""
+    q, k, v = a.heads(x, y)
+    weights = F.softmax(q @ k.transpose(-1, -2), dim=-1, dtype=torch.float64).to(v.dtype)
+    return a.o(merge(F.dropout(weights, 0.0, a.training) @ v))
+
+
+#: The same function of the same parameters, and the letters of its scores' dimensions.
+SAME = {
+    plain: "bhqk",
+    fused: "bhqk",
+    heads_after_queries: "bqhk",
+    heads_first: "hbqk",
+    transposed: "bhkq",
+    samples_times_heads: "fqk",
+    heads_times_samples: "gqk",
+    time_first: "fqk",
+    multiplied_and_summed: "bhqk",
+    cast: "bhqk",
+}
+
+
+def sink_after(a, x, y):
+    q, k, v = a.heads(x, y)
+    scores = q @ k.transpose(-1, -2)
+    weights = torch.cat([scores, a.sink.expand(*scores.shape[:-1], 1)], -1).softmax(-1)
+    return a.o(merge(weights[..., :-1] @ v))
+
+
+def sink_before(a, x, y):
+    q, k, v = a.heads(x, y)
+    scores = q @ k.transpose(-1, -2)
+    weights = torch.cat([a.sink.expand(*scores.shape[:-1], 1), scores], -1).softmax(-1)
+    return a.o(merge(weights[..., 1:] @ v))
+
+
+def memory(a, x, y):
+    q, k, v = a.heads(x, torch.cat([a.memory.expand(len(y), -1, -1), y], 1))
+    return a.o(merge((q @ k.transpose(-1, -2)).softmax(-1) @ v))
+
+
+def gate(a, x, y):
+    """Streams of one token are mixed by a square softmax that is no attention; then there is a sink."""
+    streams = a.gate(x).unflatten(-1, (4, 4)).softmax(-1) @ x.unflatten(-1, (4, 4))
+    return sink_after(a, streams.flatten(2), streams.flatten(2))
+
+
+def talking_heads(a, x, y):
+    q, k, v = a.heads(x, y)
+    scores = a.mix((q @ k.transpose(-1, -2)).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    weights = a.mix(scores.softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    return a.o(merge(weights @ v))
+
+
+def additive(a, x, y):
+    scores = a.one(torch.tanh(a.q(x)[:, :, None] + a.k(y)[:, None])).squeeze(-1)
+    return a.o(scores.softmax(-1) @ a.v(y))
+
+
+def pooled_queries(a, x, y):
+    q, k, v = a.heads(x[:, :6].unflatten(1, (3, 2)).mean(2), y)
+    return a.o(merge((q @ k.transpose(-1, -2)).softmax(-1) @ v)).repeat_interleave(2, 1)
+
+
+def windows(a, x, y):
+    q, k, v = a.heads(x[:, :6].reshape(-1, 2, C), y[:, :6].reshape(-1, 2, C))
+    return a.o(merge((q @ k.transpose(-1, -2)).softmax(-1) @ v)).reshape(len(x), 6, C)
+
+
+def local(a, x, y):
+    """Each query has three keys of its own."""
+    around = F.pad(y, (0, 0, 1, 1)).unfold(1, 3, 1).transpose(2, 3)
+    q = a.q(x).unflatten(-1, (H, D)).unsqueeze(3)
+    k, v = (t(around).unflatten(-1, (H, D)).transpose(2, 3) for t in (a.k, a.v))
+    return a.o(((q @ k.transpose(-1, -2)).softmax(-1) @ v).flatten(2))
+
+
+def differential(a, x, y):
+    q, k, v = a.heads(x, y)
+    scores = q @ k.transpose(-1, -2)
+    return a.o(merge((scores.softmax(-1) - 0.5 * (2 * scores).softmax(-1)) @ v))
+
+
+def twice(a, x, y):
+    q, k, v = a.heads(x, y)
+    scores = q @ k.transpose(-1, -2)
+    return a.o(merge((2 * scores).softmax(-1) @ (scores.softmax(-1) @ v)))
+
+
+def learned_queries(a, x, y):
+    q, k, v = a.heads(a.probe.expand(len(x), -1, -1), y)
+    return a.o(merge((q @ k.transpose(-1, -2)).softmax(-1) @ v))
+
+
+def pooling(a, x, y):
+    return (x @ a.probe[0].T).softmax(1).transpose(1, 2) @ x
+
+
+def probabilities(a, x, y):
+    return plain(a, x, y).softmax(-1)
+
+
+def log_softmax(a, x, y):
+    q, k, v = a.heads(x, y)
+    return a.o(merge((q @ k.transpose(-1, -2)).log_softmax(-1).exp() @ v))
+
+
+def sigmoid(a, x, y):
+    q, k, v = a.heads(x, y)
+    return a.o(merge((q @ k.transpose(-1, -2)).sigmoid() @ v))
+
+
+def exp_over_sum(a, x, y):
+    q, k, v = a.heads(x, y)
+    scores = q @ k.transpose(-1, -2)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return a.o(merge(weights / weights.sum(-1, keepdim=True) @ v))
+
+
+class Layers(nn.Module):
+    """Token ids, one attention of a form, one that is plain."""
+
+    def __init__(self, form: Callable[..., Tensor], *, cross: bool = False) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(50, C)
+        self.layers = nn.ModuleList([Attention(form), Attention(plain)])
+        self.cross = cross
+
+    def forward(self, input_ids: Tensor, context_ids: Tensor | None = None) -> Tensor:
+        x = self.embeddings(input_ids)
+        y = None if context_ids is None else self.embeddings(context_ids)
+        out = self.layers[0](x, y)
+        x = x + out if out.shape == x.shape else out
+        return x + self.layers[1](x)
