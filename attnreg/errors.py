@@ -26,5 +26,9 @@ class StoppedError(RuntimeError):
         self.can_go_on = can_go_on
 
 
-class AsleepWarning(UserWarning):
+class AttnRegWarning(UserWarning):
+    """Something that is probably not meant; the command line prints it as one sentence."""
+
+
+class AsleepWarning(AttnRegWarning):
     """A regularizer cannot act as it should, for something that it was not told."""

@@ -79,6 +79,12 @@ def attendout(
         notes.append("Warning: rewards came from the dev set (--reward-data dev), so the dev scores are not held out.")
         click.echo(notes[0], err=True)
 
+    warmup_steps, game_steps = int(warmup * run.total_steps), run.steps_in(game_epochs)
+    if game_steps - warmup_steps < round_steps:
+        raise click.UsageError(
+            f"No round of --round-steps {round_steps} fits into the game, {game_steps - warmup_steps} steps, so the "
+            "Generator would not learn: lower --round-steps, or raise --game or --epochs."
+        )
     heads = getattr(run.model.config, "num_attention_heads", 1) if masks == "per-head" else 1
     one = generator_heads == "one"
     generator = attnreg.GNetProvider.for_model(
@@ -97,8 +103,8 @@ def attendout(
         generator_optimizer_factory=lambda network: torch.optim.Adam(network.parameters(), lr=generator_lr),
         reward_batches=reward_batches,
         steps_per_round=round_steps,
-        warmup_steps=int(warmup * run.total_steps),
-        game_steps=run.steps_in(game_epochs),
+        warmup_steps=warmup_steps,
+        game_steps=game_steps,
         score=score,
         reward=reward,
         winner=winner,

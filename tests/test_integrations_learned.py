@@ -203,7 +203,7 @@ def test_an_optimizer_that_was_passed_in_must_hold_what_the_provider_learns(tmp_
         options = {"train_dataset": Rows(), "provider": provider, "optimizers": (optimizer, scheduler), **options}
         return ADDropTrainer(model, arguments(tmp_path), **options)
 
-    says = r"Expected the optimizer to hold what Compose learns, got one without 1 of its parameters: call `optimizer\."
+    says = r"The optimizer does not hold 1 parameters that Compose learns: call `optimizer\."
     with pytest.raises(ValueError, match=says):
         trainer()
     with pytest.raises(ValueError, match="Learned learns, got one without 1 "):

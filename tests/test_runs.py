@@ -243,7 +243,7 @@ def test_search_is_on_held_out_rows_and_goes_on_where_it_stopped(cli, tmp_path):
 
 
 def test_rewards_from_the_dev_set_are_warned_of(cli, tmp_path):
-    options = ["--reward-data", "dev", "--no-baseline", "--output-dir", "out", "--round-steps", 2]
+    options = ["--reward-data", "dev", "--no-baseline", "--output-dir", "out", "--round-steps", 1]
     result = cli("recipe", "attendout", "--epochs", 1, "--train-size", 64, *options)
     assert result.exit_code == 0, result.output
     assert "Warning: rewards came from the dev set" in result.stderr

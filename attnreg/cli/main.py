@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
+import warnings
 from typing import Any
 
 import click
@@ -15,7 +17,7 @@ from attnreg.cli.evaluate import evaluate
 from attnreg.cli.list import list_
 from attnreg.cli.plot import plot
 from attnreg.cli.recipe import recipe
-from attnreg.errors import InputError, StoppedError, UsageError
+from attnreg.errors import AttnRegWarning, InputError, StoppedError, UsageError
 
 
 class _Commands(click.Group):
@@ -26,6 +28,12 @@ class _Commands(click.Group):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", AttnRegWarning)
+            warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except UsageError as error:
@@ -46,6 +54,13 @@ class _Commands(click.Group):
             raise click.ClickException(
                 f"Expected files and folders that can be read and written, got: {error}"
             ) from error
+
+
+def _show_warning(others: Any, message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+    if issubclass(category, AttnRegWarning):
+        click.echo(f"Warning: {message}", err=True)
+    else:
+        others(message, category, *args, **kwargs)
 
 
 @click.group(cls=_Commands, epilog="Examples: attnreg recipe attendout; attnreg list tasks")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from attnreg.errors import InputError
+from attnreg.errors import AttnRegWarning, InputError
 
 SEEN = (
     "softmax, F.scaled_dot_product_attention, nn.MultiheadAttention and flex_attention are seen; other kernels, such "
@@ -16,7 +16,7 @@ class NoAttentionError(InputError):
     """No attention computation could be seen where one was expected."""
 
 
-class CoverageWarning(UserWarning):
+class CoverageWarning(AttnRegWarning):
     """Some attention of a model is not regularized."""
 
 

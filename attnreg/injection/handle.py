@@ -20,6 +20,7 @@ from attnreg.injection.layout import Layout
 from attnreg.injection.mode import AttentionMode, Planned
 from attnreg.injection.module import AttachedModule
 from attnreg.injection.rates import DropRates, in_backward
+from attnreg.injection.report import report
 from attnreg.injection.shadow import Shadow
 from attnreg.injection.tap import Tap
 from attnreg.injection.watch import Watch
@@ -47,6 +48,7 @@ class AttachHandle:
         self._trains = False  # whether the pass that runs has gradients
         self._model = model
         self._sites = tuple(site.info for site in found.sites if site.info.name in chosen)
+        self._modules = {site.info.name: site.module for site in found.sites if site.info.name in chosen}
         self._left_out = found.left_out_besides(chosen)
         names = found.names
         modules = {
@@ -82,6 +84,11 @@ class AttachHandle:
         """False once detached."""
         return bool(self._shadows)
 
+    def holds(self, model: nn.Module) -> bool:
+        """Whether the attention that it masks is in a model."""
+        inside = set(model.modules())
+        return any(shadow.module in inside for shadow in self._shadows)
+
     @property
     def active(self) -> bool:
         """Whether the provider may act, as far as the handle and the provider itself are concerned."""
@@ -92,6 +99,10 @@ class AttachHandle:
         if self._probing:
             return self.active
         return module.training and self.active and (self._trains if self.in_forward else torch.is_grad_enabled())
+
+    def report(self) -> str:
+        """A table of the sites: mean drop rate over training passes so far, and the model's own dropout beside it."""
+        return report(self._sites, self._modules, self.rates.mean())
 
     def step(self) -> None:
         """Tell the provider that an optimizer step is done."""

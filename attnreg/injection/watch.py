@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
+from attnreg.asleep import PATIENCE, MaySleep
 from attnreg.errors import AsleepWarning
 from attnreg.provider import MaskProvider
-
-PATIENCE = 100  # training passes: gradient accumulation over more of them is rare
-
-
-@runtime_checkable
-class MaySleep(Protocol):
-    """A provider that acts only if it is told something, such as the epoch."""
-
-    def why_asleep(self, passes: int) -> str | None:
-        """What it was not told, and what to do, in a sentence; ``None`` if it was, or may still be.
-
-        Args:
-            passes: training passes so far, this one included.
-        """
 
 
 class Watch:

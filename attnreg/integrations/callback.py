@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import broadcast
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from attnreg.errors import InputError
+from attnreg.asleep import asleep_for
+from attnreg.errors import AsleepWarning, InputError
 from attnreg.injection import AttachHandle
 from attnreg.provider import MaskProvider
 
@@ -61,8 +62,14 @@ class AttnRegCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Move the provider to the model's device; on resuming, restore it; give all processes the first one's."""
+        """Move the provider to the model's device; on resuming, restore it; give all processes the first one's.
+
+        Warns:
+            AsleepWarning: if the provider is not attached to the model that is trained, or does not act in its epochs.
+        """
         provider = self.handle.provider
+        if why := self._why_asleep(kwargs.get("model"), args, state):
+            warnings.warn(why, AsleepWarning, stacklevel=2)
         if state.global_step and provider.state_dict():
             folder = _folder(args, state)
             if folder.is_dir():
@@ -120,6 +127,17 @@ class AttnRegCallback(TrainerCallback):
             self.handle.provider.save_pretrained(_folder(args, state))
         except InputError as error:
             warnings.warn(f"The checkpoint is without its provider. {error}", stacklevel=2)
+
+    def _why_asleep(self, model: nn.Module | None, args: TrainingArguments, state: TrainerState) -> str | None:
+        if not self.handle.attached:
+            return "The handle of AttnRegCallback is detached: attach the provider again, and pass the new handle."
+        if model is not None and not self.handle.holds(model):
+            name = type(self.handle.provider).__name__
+            return (
+                f"The {type(model).__name__} that is trained is not the model that {name} is attached to (`model_init` "
+                "makes another): make the model first, attach, then make the Trainer."
+            )
+        return asleep_for(self.handle.provider, math.ceil(state.num_train_epochs or args.num_train_epochs))
 
     def _clear_gradients(self) -> None:
         # The Trainer clears those of the model, of which the provider is no part, and never calls optimizer.zero_grad.

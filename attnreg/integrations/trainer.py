@@ -15,7 +15,7 @@ from attnreg.injection import AttachHandle, attach
 from attnreg.integrations.callback import AttnRegCallback
 from attnreg.provider import MaskProvider
 from attnreg.providers import AttributionProvider, CrossTuning
-from attnreg.training.method import Updater
+from attnreg.training.method import Updater, check_learned, not_in
 
 
 class ADDropTrainer(Trainer):
@@ -68,8 +68,8 @@ class ADDropTrainer(Trainer):
         if provider is None:
             provider = CrossTuning(AttributionProvider())
         regularizer = provider.provider if isinstance(provider, AttachHandle) else provider
-        if self.optimizer is not None and (missing := _not_in(self.optimizer, regularizer)):
-            raise _not_learned(regularizer, missing)
+        if self.optimizer is not None:
+            check_learned(self.optimizer, regularizer)
         self.handle = provider if isinstance(provider, AttachHandle) else attach(self.model, provider)
         if not hasattr(unwrap_model(self.model), "accepts_loss_kwargs"):
             self.model_accepts_loss_kwargs = False
@@ -122,10 +122,9 @@ class ADDropTrainer(Trainer):
         self.handle.provider.to(self.args.device)  # before a checkpoint's optimizer state is put where parameters are
         made_elsewhere = self.optimizer is not None
         optimizer = super().create_optimizer(*args, **kwargs)
-        missing = _not_in(optimizer, self.handle.provider)
-        if missing and made_elsewhere:
-            raise _not_learned(self.handle.provider, missing)
-        if missing:
+        if made_elsewhere:
+            check_learned(optimizer, self.handle.provider)
+        if missing := not_in(optimizer, self.handle.provider):
             optimizer.add_param_group({"params": missing, "weight_decay": 0.0})
         return optimizer
 
@@ -138,19 +137,3 @@ class Seq2SeqADDropTrainer(ADDropTrainer, Seq2SeqTrainer):
         provider: as :class:`ADDropTrainer` takes it.
         kwargs: as :class:`transformers.Seq2SeqTrainer` takes them, but ``model_init``.
     """
-
-
-def _not_in(optimizer: Optimizer, provider: MaskProvider) -> list[nn.Parameter]:
-    """What the provider learns and the optimizer does not hold."""
-    learned = provider.learned_parameters()
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]} if learned else set()
-    return [parameter for parameter in learned if id(parameter) not in held]
-
-
-def _not_learned(provider: MaskProvider, missing: list[nn.Parameter]) -> InputError:
-    # A scheduler may have been made for the optimizer as it is: one more group would be behind its back.
-    return InputError(
-        f"Expected the optimizer to hold what {type(provider).__name__} learns, got one without {len(missing)} of its "
-        'parameters: call `optimizer.add_param_group({"params": provider.learned_parameters(), "weight_decay": 0.0})` '
-        "before you make a scheduler, or leave the optimizer to ADDropTrainer."
-    )

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnreg.asleep import never_stepped
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import MaskProvider
@@ -66,6 +67,10 @@ class BernoulliScheduleProvider(MaskProvider):
             raise InputError(
                 f"Expected one schedule, or one for each of the model's {layers} layers, got {len(self._lines)}."
             )
+
+    def why_asleep(self, passes: int) -> str | None:  # noqa: D102
+        moves = len({p for line in self._lines for p in line[1]}) > 1
+        return never_stepped("BernoulliScheduleProvider", self.steps, passes) if moves else None
 
     def step(self) -> None:  # noqa: D102
         self.steps += 1

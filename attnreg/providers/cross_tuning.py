@@ -52,6 +52,7 @@ class CrossTuning(MaskProvider):
         if offset >= every:
             raise InputError(f"Expected `offset` in 0..{every - 1}, below `every`, got {offset}.")
         self.epoch = 0
+        self._told = False  # whether anybody has said which epoch it is
         self.register_buffer("current", torch.zeros((), dtype=torch.long))  # the epoch, to be saved and loaded
         self.register_load_state_dict_post_hook(_read_epoch)
 
@@ -62,7 +63,21 @@ class CrossTuning(MaskProvider):
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
         return ask(self.provider, site) if self.active else None
 
+    @property
+    def first_epoch(self) -> int:
+        """The first epoch in which it acts, counted from 0."""
+        return self.offset
+
+    def why_asleep(self, passes: int) -> str | None:  # noqa: D102
+        if self._told:
+            return None
+        return (
+            "CrossTuning was never told an epoch, so it does not alternate: call `provider.on_epoch(epoch)` at the "
+            "start of each epoch (training methods and AttnRegCallback do)."
+        )
+
     def on_epoch(self, epoch: int) -> None:  # noqa: D102
+        self._told = True
         self.epoch = epoch
         self.current.fill_(epoch)
         super().on_epoch(epoch)
@@ -71,3 +86,4 @@ class CrossTuning(MaskProvider):
 def _read_epoch(module: nn.Module, incompatible: Any) -> None:
     assert isinstance(module, CrossTuning)
     module.epoch = int(module.current)
+    module._told = True

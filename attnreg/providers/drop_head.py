@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnreg import functional
+from attnreg.asleep import never_stepped
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask
 from attnreg.provider import MaskProvider
@@ -90,6 +91,10 @@ class DropHead(MaskProvider):
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
         keep = functional.sample_heads(self.rate.to(site.device), site.shape[:2], device=site.device)
         return Mask(weights=functional.rescaled_heads(keep)[..., None, None].to(site.dtype))
+
+    def why_asleep(self, passes: int) -> str | None:  # noqa: D102
+        moves = self.schedule != "constant"
+        return never_stepped("DropHead", self.steps, passes) if moves else None
 
     def step(self) -> None:  # noqa: D102
         self.steps += 1

@@ -111,6 +111,11 @@ class AttackerDefender(TrainingMethod):
         ):
             if value < least:
                 raise InputError(f"Expected `{name}` to be at least {least}, got {value}.")
+        if game_steps is not None and game_steps - warmup_steps < steps_per_round:
+            raise InputError(
+                f"No round of {steps_per_round} steps fits between `warmup_steps` {warmup_steps} and `game_steps` "
+                f"{game_steps}, so the Generator would not learn: lower `steps_per_round`, or play longer."
+            )
         if not 0 <= baseline_momentum < 1:
             raise ValueError(f"Expected `baseline_momentum` in [0, 1), got {baseline_momentum}.")
         if returns not in get_args(Returned):

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from attnreg.injection import AttachHandle, attach
 from attnreg.provider import MaskProvider
-from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater
+from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned
 
 
 class FineTuning(TrainingMethod):
@@ -26,6 +26,9 @@ class FineTuning(TrainingMethod):
         scheduler: advanced after each optimizer step.
         max_grad_norm: the model's gradients are scaled down to this norm, the provider's are left; ``None`` leaves all.
         accelerator: takes care of devices and processes.
+
+    Raises:
+        InputError: if the provider learns by the loss, and the optimizer does not hold what it learns.
 
     Example:
         >>> import torch
@@ -55,6 +58,7 @@ class FineTuning(TrainingMethod):
         self.scheduler = scheduler
         self._learned: list[Tensor] = []  # the provider's parameters that learn by the same loss
         if self.handle is not None:
+            check_learned(self.optimizer, self.handle.provider)
             if accelerator is not None:
                 self.handle.provider.to(accelerator.device)
             optimized = {id(p) for group in self.optimizer.param_groups for p in group["params"]}

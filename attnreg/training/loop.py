@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import signal
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate.utils import gather_object, set_seed
 
-from attnreg.errors import InputError, StoppedError
+from attnreg.asleep import asleep_for
+from attnreg.errors import AsleepWarning, InputError, StoppedError
 from attnreg.pretrained import to_json
 from attnreg.training.checkpoint import load_checkpoint, rng_state, set_rng_state
 from attnreg.training.divergence import DivergenceCheck
@@ -79,6 +81,9 @@ def fit(method: TrainingMethod, run: Run) -> History:
             is asked for.
         StoppedError: if training diverges, a file cannot be written, or the process is asked to stop by SIGINT
             (Ctrl-C) or SIGTERM, which ends the run with a checkpoint after the step that it is at.
+
+    Warns:
+        AsleepWarning: if the provider does not act within the run's epochs.
     """
     theirs = run.accelerator
     plain = theirs.num_processes == 1 and theirs.mixed_precision == "no" and theirs.device.type == "cpu"
@@ -89,6 +94,8 @@ def fit(method: TrainingMethod, run: Run) -> History:
         )
     if method.provider is not None:
         to_json(method.provider)  # what cannot be saved after the first epoch is told before it
+        if why := asleep_for(method.provider, run.epochs):
+            warnings.warn(why, AsleepWarning, stacklevel=2)
     set_seed(run.settings.seed, device_specific=True)
     run.accelerator.wait_for_everyone()  # until all processes have found the folder as it should be
     loop = _Loop(method, run)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from attnreg.errors import InputError
 from attnreg.provider import MaskProvider
 
 Batch = Mapping[str, Tensor]
@@ -190,3 +191,24 @@ class Updater:
         if scheduler is not None:
             scheduler.step()
         optimizer.zero_grad(set_to_none=True)
+
+
+def not_in(optimizer: Optimizer, provider: MaskProvider) -> list[nn.Parameter]:
+    """What a provider learns by the model's loss and an optimizer does not hold."""
+    learned = provider.learned_parameters()
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]} if learned else set()
+    return [parameter for parameter in learned if id(parameter) not in held]
+
+
+def check_learned(optimizer: Optimizer, provider: MaskProvider) -> None:
+    """Raise if an optimizer does not hold what a provider learns by the model's loss.
+
+    Raises:
+        InputError: if so. It is not added here: a scheduler may have been made for the optimizer as it is.
+    """
+    if missing := not_in(optimizer, provider):
+        raise InputError(
+            f"The optimizer does not hold {len(missing)} parameters that {type(provider).__name__} learns: call "
+            '`optimizer.add_param_group({"params": provider.learned_parameters(), "weight_decay": 0.0})` before you '
+            "make a scheduler."
+        )

@@ -1,0 +1,40 @@
+"""What a regularizer has done so far, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import nn
+
+from attnreg.masks import SiteInfo
+
+
+def report(sites: Iterable[SiteInfo], modules: Mapping[str, nn.Module], rates: Mapping[str, float]) -> str:
+    """A line for each site: its label, its mean drop rate so far, the model's own dropout beside it, its module.
+
+    Args:
+        sites: the sites.
+        modules: their modules, by name of the site.
+        rates: mean drop rates over training passes, by label.
+
+    Example:
+        >>> attention = nn.MultiheadAttention(8, 2, dropout=0.1)
+        >>> print(report([SiteInfo(name="layer.0")], {"layer.0": attention}, {"encoder.0": 0.25}))
+        site       drop rate  own dropout  module
+        encoder.0      0.250  dropout=0.1  layer.0
+    """
+    rows = [("site", "drop rate", "own dropout", "module")]
+    for site in sites:
+        rate = f"{rates[site.label]:.3f}" if site.label in rates else "none yet"
+        own = ", ".join(f"{name}={p:g}" for name, p in _dropouts(modules[site.name]).items()) or "none"
+        rows.append((site.label, rate, own, site.name))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {d}" for a, b, c, d in rows]
+    return "\n".join(lines)
+
+
+def _dropouts(module: nn.Module) -> dict[str, float]:
+    """Probabilities of dropout that are not 0, by the attribute that holds them."""
+    plain = {name: value for name, value in vars(module).items() if "drop" in name and isinstance(value, float)}
+    inside = {name: child.p for name, child in module.named_modules() if isinstance(child, nn.Dropout)}
+    return {name: p for name, p in {**plain, **inside}.items() if p > 0}
