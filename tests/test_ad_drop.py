@@ -164,7 +164,9 @@ def test_bad_use():
         with pytest.raises(RuntimeError, match=r"Expected `provider.attribute\(model, batch\)` before a training step"):
             model(**BATCH)
         provider.attribute(model, BATCH)
-        with pytest.raises(ValueError, match=r"got another one, with \(1, 4, 6, 6\): call `attribute` on each batch"):
+        with pytest.raises(
+            ValueError, match=r"is on another batch than `attribute` looked at \('input_ids' differs\): call `attr"
+        ):
             model(**{name: tensor[:1] for name, tensor in BATCH.items()})
 
 

@@ -328,5 +328,5 @@ def _provider_of(model):
 
 
 def test_without_attaching():
-    with pytest.raises(RuntimeError, match="Expected this AttributionProvider to be attached to the model"):
+    with pytest.raises(RuntimeError, match="This AttributionProvider is not attached to the model"):
         attnreg.AttributionProvider().attribute(bert(), BATCH)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers as hf
+from torch import nn
 
 import attnreg
 from attnreg.attribution import Target, explain
@@ -108,7 +109,10 @@ def test_a_causal_language_model_predicts_the_next_token():
 
 def test_a_multi_label_classifier_needs_a_function():
     model = bert(problem_type="multi_label_classification")
-    with attached(model) as handle, pytest.raises(ValueError, match="Expected `target` to be a function for a multi-l"):
+    with (
+        attached(model) as handle,
+        pytest.raises(ValueError, match="A multi-label classifier has no one class to explain"),
+    ):
         explain(model, BATCH, handle, LABELS)
 
 
@@ -142,3 +146,88 @@ def test_labels_that_are_needed():
         pytest.raises(ValueError, match="Expected gold scores as labels in the batch to attribute"),
     ):
         handle.provider.attribute(model, BATCH)
+
+
+class MyLlama(hf.LlamaForCausalLM):
+    """A subclass, as people make them."""
+
+
+def llama(cls=MyLlama, **options):
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, **options
+    )
+    return cls(config).double()
+
+
+def encoder_decoder():
+    torch.manual_seed(0)
+    small = {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    decoder = hf.BertLMHeadModel(hf.BertConfig(**small, is_decoder=True, add_cross_attention=True))
+    model = hf.EncoderDecoderModel(encoder=hf.BertModel(hf.BertConfig(**small)), decoder=decoder)
+    model.config.decoder_start_token_id = model.config.pad_token_id = 0
+    return model.double()
+
+
+def wrapped():
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = llama()
+
+        def forward(self, input_ids, labels=None):
+            return self.inner(input_ids=input_ids, labels=labels)
+
+    return Wrapper()
+
+
+SHIFTED = {MyLlama.__name__: (llama, True), "wrapper": (wrapped, True), "EncoderDecoderModel": (encoder_decoder, False)}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Version v4.12.0 introduces a better way:FutureWarning"
+)  # of transformers, each time
+@pytest.mark.parametrize("name", SHIFTED)
+def test_labels_are_moved_where_the_models_own_loss_moves_them(name):
+    make, shifted = SHIFTED[name]
+    model = make().eval()
+    ids = torch.randint(1, 40, (2, 6), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[0, :2] = labels[1, 4:] = -100
+    batch = {"input_ids": ids, "labels": labels}
+    logits = model(**batch).logits
+    where = labels[:, 1:] != -100 if shifted else labels != -100
+    best = logits.log_softmax(-1).max(-1).values
+    expected = (best[:, :-1] if shifted else best)[where].sum()
+    target = Target("predicted").for_model(model)
+    output = model(**batch)
+    assert torch.allclose(target.score(output, batch, target.classes(output, batch)), expected.reshape(1), atol=1e-9)
+    assert target.shift_labels is shifted
+    # By its class, where the loss is not to be had; or as one is told.
+    output = {"logits": output.logits}
+    assert Target("label").for_model(model).classes(output, batch)[1, 3] == (labels[1, 4] if shifted else labels[1, 3])
+    told = Target("label", shift_labels=not shifted).for_model(model)
+    assert told.classes(output, batch)[1, 3] == (labels[1, 3] if shifted else labels[1, 4])
+
+
+def test_a_loss_with_something_else_in_it_does_not_decide():
+    model = llama().eval()
+    ids = torch.randint(1, 40, (2, 6), generator=torch.Generator().manual_seed(0))
+    output = model(input_ids=ids, labels=ids)
+    output.loss = output.loss + 0.5
+    target = Target("label").for_model(model)
+    assert torch.equal(target.classes(output, {"labels": ids})[:, :-1], ids[:, 1:])
+    assert target.shift_labels is True
+
+
+def test_the_provider_takes_it_too():
+    provider = attnreg.AttributionProvider(shift_labels=False)
+    assert attnreg.AttributionProvider(**provider.config).shift_labels is False
+    with pytest.raises(ValueError, match="Expected `shift_labels` to be True or False"):
+        attnreg.AttributionProvider(shift_labels="yes")

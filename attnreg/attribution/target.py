@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 from attnreg.errors import InputError
 
@@ -21,13 +23,14 @@ class Target:
     * tokens, ``(B, N, C)``: :math:`\sum_{b,n} \log \mathrm{softmax}(z_{bn})_{c_{bn}}` over labelled positions;
     * regression, ``(B,)`` or ``(B, 1)``, or labels of the logits' shape: :math:`-\sum (z - y)^2`.
 
-    The classes c are the predicted ones (pseudo-labels), fixed by the plain forward pass, or the gold labels. Labels of
-    causal language models are moved one position to the left first, as those models do.
+    The classes c are the predicted ones (pseudo-labels), fixed by the plain forward pass, or the gold labels. Where the
+    model moves its labels one position to the left, as causal language models do, so does the target.
 
     Args:
         kind: ``"predicted"``, ``"label"``, or a function of the model's output and the batch that gives the score of
             each sample, ``(B,)``, or of the batch.
-        shift_labels: the logits at a position predict the label of the next one.
+        shift_labels: whether the logits at a position predict the label of the next one. By default it is read off the
+            model's own loss, which is compared with both, and off its class where the loss is neither.
 
     Raises:
         ValueError: if ``kind`` is none of these.
@@ -44,12 +47,16 @@ class Target:
     """
 
     def __init__(
-        self, kind: str | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted", *, shift_labels: bool = False
+        self,
+        kind: str | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted",
+        *,
+        shift_labels: bool | None = None,
     ) -> None:
         if kind not in ("predicted", "label") and not callable(kind):
             raise InputError(f"Expected `target` to be 'predicted', 'label' or a function, got {kind!r}.")
         self.kind = kind
         self.shift_labels = shift_labels
+        self._by_class = False
 
     def for_model(self, model: nn.Module) -> Target:
         """The target as it suits a model.
@@ -61,23 +68,27 @@ class Target:
             return self
         if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
             raise InputError(
-                "Expected `target` to be a function for a multi-label classifier, got "
-                f"{self.kind!r}: which labels are to be explained is yours to say."
+                f"A multi-label classifier has no one class to explain, so `target` {self.kind!r} does not fit: pass a "
+                "function that says which labels are to be explained."
             )
-        known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()  # within an adapter's wrapper, perhaps
-        return Target(self.kind, shift_labels=any(type(module).__name__ in known for module in model.modules()))
+        target = Target(self.kind, shift_labels=self.shift_labels)
+        target._by_class = _is_causal_lm(model)
+        return target
 
-    def _labels(self, batch: Mapping[str, Any]) -> Any:
+    def _labels(self, output: Any, batch: Mapping[str, Any]) -> Any:
         labels = batch.get("labels")
-        if self.shift_labels and isinstance(labels, Tensor):
-            return F.pad(labels[..., 1:], (0, 1), value=IGNORED)
-        return labels
+        if not isinstance(labels, Tensor):
+            return labels
+        if self.shift_labels is None:
+            shifts = _shifts_labels(output, batch)
+            self.shift_labels = self._by_class if shifts is None else shifts
+        return F.pad(labels[..., 1:], (0, 1), value=IGNORED) if self.shift_labels else labels
 
     def classes(self, output: Any, batch: Mapping[str, Any]) -> Tensor | None:
         """The classes whose score is explained; ``None`` where there are none."""
         if callable(self.kind):
             return None
-        logits, labels = logits_of(output), self._labels(batch)
+        logits, labels = logits_of(output), self._labels(output, batch)
         if _is_regression(logits, labels):
             return None
         if self.kind == "label":
@@ -123,6 +134,42 @@ def logits_of(output: Any) -> Tensor:
             + ": pass `target` as a function of the output and the batch that gives the score to explain."
         )
     return logits
+
+
+def _shifts_labels(output: Any, batch: Mapping[str, Any]) -> bool | None:
+    """Whether a model's loss compares labels with the logits one position before; ``None`` if unclear."""
+    loss, logits, labels = getattr(output, "loss", None), logits_of(output), batch["labels"]
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or logits.dim() != 3 or labels.shape != logits.shape[:2]:
+        return None
+    count = batch.get("num_items_in_batch")
+    with torch.no_grad():
+        moved = F.pad(labels[..., 1:], (0, 1), value=IGNORED)
+        both = []
+        for each in (labels, moved):
+            total = F.cross_entropy(logits.flatten(0, 1).float(), each.flatten(), ignore_index=IGNORED, reduction="sum")
+            both.append(float(total) / max(float((each != IGNORED).sum() if count is None else count), 1.0))
+    own = float(loss.detach())
+    plain, shifted = (abs(own - each) for each in both)
+    if plain == shifted or min(plain, shifted) > 1e-3 * abs(own) + 1e-4:
+        return None
+    return shifted < plain
+
+
+def _is_causal_lm(model: nn.Module) -> bool:
+    """Whether the outermost transformers model is of a class whose labels are moved, or made out of one that is."""
+    outermost = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    if outermost is None or getattr(outermost.config, "is_encoder_decoder", False):
+        return False
+    moved = {
+        name
+        for names in (
+            modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+            modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        )
+        for each in names.values()
+        for name in ([each] if isinstance(each, str) else each)
+    }
+    return any(cls.__name__ in moved for cls in type(outermost).__mro__)
 
 
 def _is_regression(logits: Tensor, labels: Any) -> bool:

@@ -21,7 +21,7 @@ from attnreg.functional.heads import head_importance, rescaled_heads, sample_hea
 from attnreg.functional.region import candidate_region
 from attnreg.functional.relaxation import arm_gradient, concrete_drop, opposite_draws, straight_through
 from attnreg.functional.structure import ancestor_mask, window_mask
-from attnreg.functional.validity import units
+from attnreg.functional.validity import sequence_starts, units
 
 __all__ = [
     "ancestor_mask",
@@ -43,6 +43,7 @@ __all__ = [
     "sample_keep",
     "sample_windows",
     "scores_dropout",
+    "sequence_starts",
     "straight_through",
     "uniform_attention",
     "units",

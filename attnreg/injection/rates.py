@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from attnreg import functional
+from attnreg.injection.validity import transformed
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 
 
@@ -40,7 +41,7 @@ class DropRates:
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Remember the drop rate of a site."""
         # Gradient checkpointing computes passes again, in part; and what is made under vmap cannot leave it.
-        if in_backward() or _transformed():
+        if in_backward() or (not torch.compiler.is_compiling() and transformed()):
             return
         kept = None if mask is None else mask.units_kept
         if kept is None:
@@ -62,8 +63,3 @@ class DropRates:
 def in_backward() -> bool:
     """Whether a backward pass is running: gradient checkpointing computes forward passes again in it."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def _transformed() -> bool:
-    """Whether a function transform such as ``vmap`` is running."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None

@@ -32,7 +32,7 @@ def allowed(additive: Tensor) -> Tensor:
     """
     additive = additive.detach()
     open_ = additive > FORBIDDEN_BELOW
-    unknown = additive.is_cuda or torch.compiler.is_compiling()  # looking would take time, or not be possible
+    unknown = additive.is_cuda or torch.compiler.is_compiling() or transformed()  # looking costs time, or cannot be
     if not unknown and not bool((open_ & (additive < -REACH)).any()):
         return open_
     highest = additive.amax(-1, keepdim=True)
@@ -43,6 +43,11 @@ def allowed(additive: Tensor) -> Tensor:
     if forbidden.dim() > 2:
         forbidden = forbidden.all(-3, keepdim=True)
     return open_ & ~forbidden
+
+
+def transformed() -> bool:
+    """Whether a function transform such as ``vmap`` is running, in which values cannot be looked at."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def split_attention_mask(

@@ -15,7 +15,7 @@ from attnreg.functional.region import Region
 from attnreg.injection import handle_of
 from attnreg.masks import AttentionSite, Mask, SiteInfo, layer_indices, on_layers
 from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import one_of, probability, whole_number
+from attnreg.providers._arguments import one_of, probability, true_or_false, whole_number
 from attnreg.providers._two_passes import TwoPasses
 
 Method = Literal["gradient", "integrated_gradients", "attention", "random"]
@@ -44,6 +44,8 @@ class AttributionProvider(MaskProvider):
         region: ``"high"``, or ``"low"`` for the keys of lowest attribution.
         layers: layer indices, negative ones from the end; by default all that the provider is attached to.
         target: what is explained: ``"predicted"`` (the predicted class), ``"label"`` (the gold one), or a function; see
+            :class:`attnreg.attribution.Target`.
+        shift_labels: whether logits predict the label of the next position; read off the model's loss by default. See
             :class:`attnreg.attribution.Target`.
         steps: m, steps of integrated gradients.
         steps_per_forward: how many of them run at once: more is faster on a GPU and takes more memory.
@@ -80,6 +82,7 @@ class AttributionProvider(MaskProvider):
         region: Region = "high",
         layers: Sequence[int] | None = None,
         target: Literal["predicted", "label"] | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted",
+        shift_labels: bool | None = None,
         steps: int = 20,
         steps_per_forward: int = 1,
         first_pass: FirstPass = "eval",
@@ -92,6 +95,7 @@ class AttributionProvider(MaskProvider):
         self.region = one_of("region", region, get_args(Region))
         self.layers = None if layers is None else layer_indices(layers, "AttributionProvider")
         self.target = Target(target).kind
+        self.shift_labels = None if shift_labels is None else true_or_false("shift_labels", shift_labels)
         self.steps = whole_number("steps", steps)
         self.steps_per_forward = whole_number("steps_per_forward", steps_per_forward)
         self.first_pass = one_of("first_pass", first_pass, get_args(FirstPass))
@@ -138,13 +142,13 @@ class AttributionProvider(MaskProvider):
                 handle,
                 self._labels,
                 method=self.method,
-                target=Target(self.target),
+                target=Target(self.target, shift_labels=self.shift_labels),
                 steps=self.steps,
                 steps_per_forward=self.steps_per_forward,
                 training=self.first_pass == "train",
                 dtype=None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype),
             )
-        self._passes.made_first()
+        self._passes.made_first(batch)
 
     def clear(self) -> None:
         """Forget the attributions: what comes next is not masked."""
@@ -154,8 +158,8 @@ class AttributionProvider(MaskProvider):
     def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
         self._regions = {}
         if self.method == "random":
-            self._passes.made_first()  # there is nothing to wait for
-        self._passes.begin_forward()
+            self._passes.needs_no_first()
+        self._passes.begin_forward(inputs)
 
     def step(self) -> None:  # noqa: D102
         self._regions = {}

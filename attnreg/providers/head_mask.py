@@ -133,10 +133,10 @@ class HeadMask(MaskProvider):
             target=Target(_loss if self.target == "loss" else self.target),
         )
         self.importances = {label: functional.head_importance(value) for label, value in found.items()}
-        self._passes.made_first()
+        self._passes.made_first(batch)
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
-        self._passes.begin_forward()
+        self._passes.begin_forward(inputs)
 
     def step(self) -> None:  # noqa: D102
         self._passes.end()

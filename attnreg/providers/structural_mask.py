@@ -28,7 +28,8 @@ class StructuralMask(MaskProvider):
             forward pass with the model's inputs by name and gives G, bool, ``(B, N, N)`` or ``(N, N)``,
             ``True`` = kept. A function cannot be written down by :meth:`save_pretrained`.
         heads: the heads that are restricted, by index from 0; all of them by default.
-        keep_first: keep the first position for all queries and all keys for the first query; for ``[CLS]``.
+        keep_first: keep the first position of a sequence for all queries and all keys for the first query; for
+            ``[CLS]``.
 
     Shape:
         scores are broadcastable to ``(B, H, N, N)``.
@@ -96,8 +97,8 @@ class StructuralMask(MaskProvider):
     def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
         keep = self._of_site(site)
         if self.keep_first:
-            first = torch.arange(site.shape[-1], device=site.device) == 0
-            keep = keep | first[:, None] | first
+            first = functional.sequence_starts(site.valid, site.shape).to(site.device)[:, None]
+            keep = keep | first.unsqueeze(-1) | first.unsqueeze(-2)
         if self.heads is not None:
             self._check_heads(site)
             heads = site.shape[1]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnreg.masks import AttentionSite, Mask
+from attnreg import functional
+from attnreg.errors import InputError
+from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import MaskProvider
 from attnreg.providers._arguments import probability
-
-WHOLE = -1  # the column by which it is decided whether a sequence is kept whole
 
 
 class TokenDropout(MaskProvider):
@@ -22,7 +22,8 @@ class TokenDropout(MaskProvider):
         w_b \sim \mathrm{Bernoulli}(p_k), \; m_{bk} \sim \mathrm{Bernoulli}(1 - p)
 
     A dropped token is no key, for any query, head or layer; which tokens these are is drawn once per forward pass. The
-    first token is never dropped. This is not the same as deleting it: the others keep their positions, and the dropped
+    first token of a sequence is never dropped, wherever that is in a padded or packed row; of packed sequences each is
+    kept whole by itself. This is not the same as deleting it: the others keep their positions, and the dropped
     one still has a row of its own, which looks at the others and which a mean over positions, or a loss at each
     position, sees. In an encoder-decoder, cross-attention goes by the source's tokens, the decoder by its own.
 
@@ -31,7 +32,7 @@ class TokenDropout(MaskProvider):
         keep_whole: :math:`p_k`, the probability of keeping a sequence whole.
 
     Raises:
-        ValueError: if ``p`` or ``keep_whole`` is outside ``[0, 1]``.
+        ValueError: if ``p`` or ``keep_whole`` is outside ``[0, 1]``; when attached, if each query has keys of its own.
 
     Reference:
         The data dropout of UniDrop (NAACL 2021, arXiv 2104.04946), which deletes the tokens.
@@ -50,6 +51,14 @@ class TokenDropout(MaskProvider):
         self.keep_whole = probability("keep_whole", keep_whole)
         self.register_buffer("seed", torch.zeros((), dtype=torch.long), persistent=False)
 
+    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+        for site in sites:
+            if not site.shares_keys:
+                raise InputError(
+                    f"TokenDropout drops tokens for all queries, and at {site.name} each query has keys of its own: "
+                    "choose other attention with `modules=...`."
+                )
+
     def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
         self.seed = torch.randint(2**62, (), device=self.seed.device)
 
@@ -59,8 +68,11 @@ class TokenDropout(MaskProvider):
         rows = torch.arange(site.shape[0], device=site.device)[:, None]
         columns = torch.arange(site.shape[-1], device=site.device)
         keep = _uniform(seed, rows, columns) >= self.p
-        whole = _uniform(seed, rows, torch.full_like(columns[:1], WHOLE)) < self.keep_whole
-        return Mask(scores=(keep | whole | (columns == 0))[:, None, None])
+        starts = functional.sequence_starts(site.valid, site.shape, self_attention=site.stack != "cross")
+        starts = starts.to(site.device)
+        sequences = starts.cumsum(1).clamp(min=1)  # counted from 1 in each row
+        whole = _uniform(seed, rows, -sequences) < self.keep_whole
+        return Mask(scores=(keep | whole | starts)[:, None, None])
 
 
 def _uniform(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

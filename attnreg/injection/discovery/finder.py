@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -89,6 +90,7 @@ class Finder(TorchFunctionMode):
                     stack.enter_context(self._followed(module))
             for backend in BACKENDS.values():
                 stack.enter_context(backend.patched())
+            stack.enter_context(self._making_biases())
             stack.enter_context(self._tracer)
             stack.enter_context(self)
             yield
@@ -111,6 +113,21 @@ class Finder(TorchFunctionMode):
     def called(self) -> Set[nn.Module]:
         """The modules that were called."""
         return self._latest.keys()
+
+    @contextmanager
+    def _making_biases(self) -> Iterator[None]:
+        """Torch's own biases are tensors of a class that cannot be made while a dispatch mode is on."""
+        make = CausalBias.__new__  # inherited
+
+        def outside(cls: type[CausalBias], *args: Any) -> CausalBias:
+            with self._tracer.paused():
+                return make(cls, *args)
+
+        setattr(CausalBias, "__new__", outside)  # noqa: B010 (mypy knows it as a method)
+        try:
+            yield
+        finally:
+            delattr(CausalBias, "__new__")
 
     def _forward(self, module: nn.Module, plain: Any, *args: Any, **kwargs: Any) -> Any:
         before = self._latest.get(module)

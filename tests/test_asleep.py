@@ -1,0 +1,171 @@
+"""Nothing sleeps unnoticed: one warning where a regularizer cannot act as it should."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+import attnreg
+from attnreg.asleep import PATIENCE, asleep_for
+from attnreg.errors import AsleepWarning
+from attnreg.integrations import AttnRegCallback
+from attnreg.training import AttackerDefender, FineTuning
+from tests.cases import MODELS
+
+BERT = MODELS[0]
+
+
+def train(model, steps, *, after=lambda: None):
+    """Warnings of so many training passes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            model(**BERT.batch()).logits.sum().backward()
+            after()
+    return [str(each.message) for each in caught if each.category is AsleepWarning]
+
+
+def test_cross_tuning_without_an_epoch():
+    model = BERT.build()
+    handle = attnreg.attach(model, attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.5)))
+    (message,) = train(model, 3)
+    assert message.startswith("CrossTuning was never told an epoch, so it does not alternate: call `provider.on_epoch(")
+    handle.detach()
+    provider = attnreg.AttentionDropout(0.1) & attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.5))
+    provider.on_epoch(0)
+    attnreg.attach(model, provider)
+    assert train(model, 3) == []
+
+
+def test_an_epoch_may_come_from_a_checkpoint():
+    provider = attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.5))
+    provider.on_epoch(3)
+    restored = attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.5))
+    restored.load_state_dict(provider.state_dict())
+    model = BERT.build()
+    attnreg.attach(model, restored)
+    assert train(model, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "moves"),
+    [
+        (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1), (1, 0.0)], 10), True),
+        (lambda: attnreg.DropHead(0.2, "v", 10), True),
+        (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1)], 10), False),
+        (lambda: attnreg.DropHead(0.2), False),
+    ],
+)
+def test_a_schedule_that_nobody_steps(make, moves):
+    model = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    x = torch.randn(1, 3, 8)
+    for stepped in (False, True):
+        with attnreg.attach(model, make()) as handle, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for number in range(2 * PATIENCE):
+                model(x)
+                if stepped and number % 8 == 7:  # gradients are added up over eight
+                    handle.step()
+        messages = [str(each.message) for each in caught]
+        assert len(messages) == int(moves and not stepped)
+        assert all("has not moved in 100 training passes: call `handle.step()`" in message for message in messages)
+
+
+def test_what_is_learned_in_no_optimizer():
+    model = BERT.build()
+    provider = attnreg.ConcreteDropout.for_model(model, 0.1)
+    for held in (False, True):
+        parameters = [*model.parameters(), *(provider.learned_parameters() if held else [])]
+        optimizer = torch.optim.SGD(parameters, lr=1e-3)
+        with attnreg.attach(model, provider) as handle:
+            messages = train(model, PATIENCE + 5, after=optimizer.step)
+            assert handle.provider.logits.grad is not None
+        assert len(messages) == int(not held)
+        assert all("has not changed in 100 training passes" in message for message in messages)
+
+
+def test_fine_tuning_refuses_an_optimizer_without_what_is_learned():
+    model = BERT.build()
+    provider = attnreg.ConcreteDropout.for_model(model, 0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"The optimizer does not hold 1 parameters that ConcreteDropout learns: call"):
+        FineTuning(model, optimizer, provider)
+    optimizer.add_param_group({"params": provider.learned_parameters()})
+    attnreg.detach(model)
+    FineTuning(model, optimizer, provider)
+
+
+def test_too_few_epochs():
+    provider = attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.5), every=3, offset=2)
+    assert asleep_for(provider, 2).startswith(
+        "CrossTuning first acts in epoch 3, and there are 2: train for at least 3"
+    )
+    assert asleep_for(attnreg.AttentionDropout(0.1) & provider, 1)
+    assert asleep_for(provider, 3) is None
+
+
+def trainer(tmp_path, handle, model, **options):
+    rows = [{**{k: v[0] for k, v in BERT.batch().items()}, "labels": 0}] * 2
+    arguments = hf.TrainingArguments(
+        str(tmp_path), report_to="none", use_cpu=True, save_strategy="no", num_train_epochs=1, disable_tqdm=True
+    )
+    if "model_init" not in options:
+        options["model"] = model
+    return hf.Trainer(args=arguments, train_dataset=rows, callbacks=[AttnRegCallback(handle)], **options)
+
+
+def test_in_the_trainer(tmp_path):
+    model = BERT.build()
+    handle = attnreg.attach(model, attnreg.AttentionLayerDrop(0.5))
+    with pytest.warns(AsleepWarning, match=r"is not the model that AttentionLayerDrop is attached to \(`model_init`"):
+        trainer(tmp_path, handle, None, model_init=BERT.build).train()
+    with pytest.warns(AsleepWarning, match="is not the model that AttentionLayerDrop is attached to"):
+        trainer(tmp_path, handle, BERT.build()).train()
+    trainer(tmp_path, handle, model).train()
+    handle.detach()
+    with pytest.warns(AsleepWarning, match="The handle of AttnRegCallback is detached"):
+        trainer(tmp_path, handle, model).train()
+    handle = attnreg.attach(model, attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.5)))
+    with pytest.warns(AsleepWarning, match="CrossTuning first acts in epoch 2, and there is 1"):
+        trainer(tmp_path, handle, model).train()
+
+
+def test_a_game_without_room_for_a_round():
+    model = BERT.build()
+    generator = attnreg.GNetProvider.for_model(model)
+    with pytest.raises(ValueError, match="No round of 8 steps fits between `warmup_steps` 5 and `game_steps` 12"):
+        AttackerDefender(
+            model, generator, lambda n: torch.optim.SGD(n.parameters(), lr=0.1), warmup_steps=5, game_steps=12
+        )
+
+
+def test_a_report_says_what_was_dropped_and_what_the_model_drops_itself():
+    model = BERT.build()
+    for layer in model.bert.encoder.layer:
+        layer.attention.self.dropout.p = 0.2
+    provider = attnreg.AttentionLayerDrop(1.0)
+    with attnreg.attach(model, provider) as handle:
+        assert "none yet" in handle.report()
+        model(**BERT.batch())
+        handle.provider.p = 0.0
+        for _ in range(3):
+            model(**BERT.batch())
+        lines = handle.report().splitlines()
+        assert lines[0].split() == ["site", "drop", "rate", "own", "dropout", "module"]
+        assert lines[1].split() == ["encoder.0", "0.250", "dropout=0.2", "bert.encoder.layer.0.attention.self"]
+        assert len(lines) == 3
+
+
+def test_one_provider_has_one_model():
+    one, other = BERT.build(), BERT.build()
+    provider = attnreg.AttentionDropout(0.1)
+    handle = attnreg.attach(one, attnreg.OnLayers(provider, [0]))
+    with pytest.raises(RuntimeError, match="This AttentionDropout is attached to another model"):
+        attnreg.attach(other, provider & attnreg.AttentionLayerDrop(0.1))
+    assert not attnreg.is_attached(other)
+    attnreg.attach(copy.deepcopy(one).eval(), attnreg.AttentionLayerDrop(0.1)) if False else None
+    handle.detach()
+    attnreg.attach(other, provider)

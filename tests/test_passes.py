@@ -1,0 +1,175 @@
+"""Which forward passes are masked, and where they may begin."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention.bias import causal_lower_right
+from torch.utils.checkpoint import checkpoint
+
+import attnreg
+from tests.cases import MODELS, output
+from tests.handwritten import Layers, plain
+from tests.sweep.checks import Answer, dropped
+
+CASES = {case.name: case for case in MODELS}
+BERT = CASES["bert"]
+
+
+def test_passes_without_gradients_are_those_of_the_plain_model():
+    model, batch = BERT.build(), BERT.batch()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    expected = output(model, batch)
+    with attnreg.attach(model, attnreg.AttentionLayerDrop(1.0)) as handle:
+        with torch.no_grad():
+            assert torch.equal(output(model, batch), expected)  # a reference, or a rollout
+            assert handle.drop_rates() == {}
+            with handle.probing():
+                assert not torch.equal(output(model, batch), expected)
+                assert handle.drop_rates() == {"encoder.0": 1.0, "encoder.1": 1.0}
+        model.eval()
+        with handle.probing(), torch.inference_mode():
+            probed = output(model, batch)
+            assert not torch.equal(probed, expected)
+        assert torch.equal(output(model, batch), expected)
+        model.train()
+        assert torch.equal(output(model, batch), probed)
+
+
+def test_probing_reaches_torchs_own_encoder_in_eval_mode():
+    model = CASES["torch-encoder"].build().eval()
+    batch = CASES["torch-encoder"].batch()
+    with attnreg.attach(model, attnreg.AttentionLayerDrop(1.0)) as handle, torch.no_grad():
+        expected = output(model, batch)
+        with handle.probing():
+            assert not torch.equal(output(model, batch), expected)
+        assert torch.backends.mha.get_fastpath_enabled()
+
+
+class Wrapper(nn.Module):
+    """Calls the forward of what it wraps, as peft and sentence-transformers do."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch):
+        return self.model.forward(**batch)
+
+    def training_step(self, batch):
+        return self.model(**batch)
+
+
+@pytest.mark.parametrize("place", ["model", "wrapper"])
+def test_a_pass_may_begin_wherever_the_model_is_entered(place):
+    model, batch = BERT.build(), BERT.batch()
+    wrapper = Wrapper(model)
+    provider = attnreg.TokenDropout(0.5, 0.0)
+    seeds = []
+    with (
+        attnreg.attach(model if place == "model" else wrapper, provider)
+        if place == "model"
+        else attnreg.attach(wrapper, provider, example_inputs=batch)
+    ):
+        for enter in (
+            lambda: wrapper(**batch),
+            lambda: wrapper.training_step(batch),
+            lambda: model(**batch),
+            lambda: model.forward(**batch),
+            lambda: model.bert.forward(**batch),
+        ):
+            enter()
+            seeds.append(int(provider.seed))
+    assert len(set(seeds)) == 5
+
+
+def test_a_pass_that_begins_in_the_middle_is_refused_where_it_matters():
+    model = BERT.build()
+    x = torch.randn(2, 5, 16)
+    with (
+        attnreg.attach(model, attnreg.TokenDropout(0.5, 0.0)),
+        pytest.raises(RuntimeError, match=r"TokenDropout draws its masks when a forward pass of the attached model"),
+    ):
+        model.bert.encoder.layer[1](x)
+    with attnreg.attach(model, attnreg.AttentionLayerDrop(1.0)) as handle:
+        model.bert.encoder.layer[1](x)
+        assert handle.drop_rates() == {"encoder.1": 1.0}
+
+
+def test_an_error_in_a_pass_ends_it():
+    model = BERT.build()
+    with attnreg.attach(model, attnreg.TokenDropout(0.5, 0.0)) as handle:
+        with pytest.raises(IndexError):
+            model(torch.tensor([[99]]))
+        assert not handle.in_forward
+        assert handle.mode is None
+
+
+@pytest.mark.parametrize(
+    "provider", [attnreg.AttentionLayerDrop(0.5), attnreg.LayerDrop(0.5)], ids=["attention", "block"]
+)
+def test_rates_under_checkpointing_are_those_of_the_forward_pass(provider):
+    model, batch = BERT.build(), BERT.batch()
+    for block in BERT.blocks(model):
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    seen = set()
+    with attnreg.attach(model, provider) as handle:
+        for seed in range(8):
+            torch.manual_seed(seed)
+            loss = output(model, batch).sum()
+            before = handle.drop_rates()
+            loss.backward()
+            assert handle.drop_rates() == before
+            seen.add(tuple(before.values()))
+    assert len(seen) > 2
+
+
+def test_gradients_of_each_sample():
+    model, ids = Layers(plain), torch.randint(1, 20, (3, 5))
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters, row):
+        return functional_call(model, parameters, (row.unsqueeze(0),)).square().mean()
+
+    per_sample = vmap(grad(loss), in_dims=(None, 0))
+    expected = per_sample(parameters, ids)
+    keep = torch.ones(5, 5, dtype=torch.bool)
+    for mask in (attnreg.Mask(scores=keep), attnreg.Mask(scores=keep.tril())):
+        with attnreg.attach(model, Answer(lambda site, mask=mask: mask), example_inputs=(ids,)) as handle:
+            found = per_sample(parameters, ids)
+            assert handle.drop_rates() == {}  # they cannot leave vmap
+            one = grad(loss)(parameters, ids[1])
+        for name, gradient in found.items():
+            assert torch.allclose(gradient[1], one[name], atol=1e-6)
+    with attnreg.attach(model, Answer(lambda site: None), example_inputs=(ids,)):
+        assert all(torch.equal(expected[name], g) for name, g in per_sample(parameters, ids).items())
+
+
+def test_a_bias_of_torchs_own_is_a_mask_like_any_other():
+    class Causal(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x):
+            q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(x.shape[1], x.shape[1]))
+
+    model, x = Causal(), torch.randn(2, 5, 8)
+    with attnreg.attach(model, Answer(dropped), example_inputs=(x,)) as handle:
+        out = model(x)
+        assert [site.stack for site in handle.sites] == ["decoder"]
+    value = model.qkv(x).chunk(3, -1)[2].unflatten(-1, (2, 4)).transpose(1, 2)
+    means = value.cumsum(2) / torch.arange(1, 6).view(1, 1, 5, 1)
+    assert torch.allclose(out, means, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel], ids=["DataParallel"])
+def test_attaching_comes_before_wrapping(wrap):
+    with pytest.raises(ValueError, match="The model is wrapped in DataParallel already: attach first, then wrap"):
+        attnreg.attach(wrap(BERT.build()), attnreg.AttentionDropout(0.1))
