@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,12 @@ LONGEST = 1000  # characters: nesting stays far from what the parser can take
 EXAMPLE = "AttentionDropout(0.1, placement='scores') & OnLayers(AttentionLayerDrop(0.2), [0, -1])"
 
 
-def parse_provider(text: str, model: nn.Module | None = None, total_steps: int | None = None) -> MaskProvider:
+def parse_provider(
+    text: str,
+    model: nn.Module | None = None,
+    total_steps: int | None = None,
+    providers: Sequence[type[MaskProvider]] = (),
+) -> MaskProvider:
     """Make a provider from an expression: calls of providers with literal arguments, joined by ``&``.
 
     The text is taken apart, never evaluated: names other than those of providers, and anything but numbers, strings,
@@ -31,6 +36,7 @@ def parse_provider(text: str, model: nn.Module | None = None, total_steps: int |
         text: the expression.
         model: for providers that are made to fit a model (those with a ``for_model``).
         total_steps: of training, for schedules that do not say it themselves.
+        providers: classes of your own that the expression may name.
 
     Raises:
         InputError: if it is not such an expression, an argument does not fit, or memory does not suffice.
@@ -55,9 +61,10 @@ def parse_provider(text: str, model: nn.Module | None = None, total_steps: int |
             options.setdefault("total_steps", total_steps)
         return factory(*args, **options)
 
+    known = known_providers(providers)
     with _within_depth(text):
         try:
-            return build(_description(_parsed(text), text), make)
+            return build(_description(_parsed(text), text, known), make, known)
         except (InputError, RecursionError):
             raise
         except (ValueError, TypeError) as error:
@@ -84,7 +91,7 @@ def read_expression(text: str) -> str:
         if text.lower().endswith(SUFFIXES):
             text = _of_yaml(Path(text))
         node = _parsed(text)
-        _description(node, text)  # what does not fit is told at once
+        _description(node, text, known_providers())  # what does not fit is told at once
         return ast.unparse(node)
 
 
@@ -105,26 +112,26 @@ def _parsed(text: str) -> ast.expr:
         raise InputError(f"Expected a provider such as {EXAMPLE}, got {text!r}: {error}.") from None
 
 
-def _description(node: ast.expr, text: str) -> dict[str, Any]:
+def _description(node: ast.expr, text: str, known: Mapping[str, type[MaskProvider]]) -> dict[str, Any]:
     """What :func:`attnreg.pretrained.build` takes."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
-        parts = [_description(side, text) for side in (node.left, node.right)]
+        parts = [_description(side, text, known) for side in (node.left, node.right)]
         return {"provider": "Compose", "config": {"providers": parts}}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise InputError(
             f"Expected calls of providers joined by &, such as {EXAMPLE}, got {ast.unparse(node)!r} in {text!r}."
         )
-    known, name = known_providers(), node.func.id
+    name = node.func.id
     if name not in known:
         raise InputError(
             f"Expected a provider among {', '.join(sorted(known))}, got {name!r}; see `attnreg list providers`."
         )
     factory = getattr(known[name], "for_model", known[name])
-    values = [_value(argument, text) for argument in node.args]
+    values = [_value(argument, text, known) for argument in node.args]
     names = [option.arg for option in node.keywords]
     if None in names or len(set(names)) < len(names):
         raise InputError(f"Expected the arguments of {name} by name, each once, got {ast.unparse(node)!r}.")
-    options = {str(option.arg): _value(option.value, text) for option in node.keywords}
+    options = {str(option.arg): _value(option.value, text, known) for option in node.keywords}
     parameters = inspect.signature(factory).parameters.values()
     signature = inspect.Signature([p for p in parameters if factory is known[name] or p.name != "model"])
     try:
@@ -134,9 +141,9 @@ def _description(node: ast.expr, text: str) -> dict[str, Any]:
     return {"provider": name, "config": {k: list(v) if isinstance(v, tuple) else v for k, v in bound.items()}}
 
 
-def _value(node: ast.expr, text: str) -> Any:
+def _value(node: ast.expr, text: str, known: Mapping[str, type[MaskProvider]]) -> Any:
     if isinstance(node, ast.Call) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd)):
-        return _description(node, text)
+        return _description(node, text, known)
     try:
         # A dict would be taken for the description of a provider.
         if not any(isinstance(part, (ast.Dict, ast.Set)) for part in ast.walk(node)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import attnreg.providers  # noqa: F401  (defines the classes that files name)
+from attnreg import providers
 from attnreg._checksums import SUMS, check_checksums, write_checksums
 from attnreg._files import replaced_folder
 from attnreg.errors import InputError
@@ -22,44 +22,78 @@ from attnreg.provider import MaskProvider
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
+def _construct(cls: type[MaskProvider], *args: Any, **options: Any) -> MaskProvider:
+    return cls(*args, **options)
+
+
+def _built_in() -> dict[str, type[MaskProvider]]:
+    return {name: getattr(providers, name) for name in providers.__all__}
+
+
+def _name(cls: type[MaskProvider]) -> str:
+    """Of a built-in provider its name, of any other the module too: one never stands for another."""
+    return cls.__name__ if _built_in().get(cls.__name__) is cls else f"{cls.__module__}.{cls.__qualname__}"
+
+
 def describe(provider: MaskProvider) -> dict[str, Any]:
-    """A provider as plain data: its class name and its constructor's arguments, nested providers included.
+    """A provider as plain data: the name of its class and its constructor's arguments, nested providers included.
 
     Example:
         >>> from attnreg import AttentionLayerDrop
         >>> describe(AttentionLayerDrop(p=0.2))
         {'provider': 'AttentionLayerDrop', 'config': {'p': 0.2}}
     """
-    return {"provider": type(provider).__name__, "config": {k: _plain(v) for k, v in provider.config.items()}}
+    return {"provider": _name(type(provider)), "config": {k: _plain(v) for k, v in provider.config.items()}}
 
 
-def _construct(cls: type[MaskProvider], *args: Any, **options: Any) -> MaskProvider:
-    return cls(*args, **options)
+def known_providers(more: Iterable[type[MaskProvider]] = ()) -> dict[str, type[MaskProvider]]:
+    """The built-in provider classes by name, and further ones.
+
+    Args:
+        more: classes of one's own; known by their name and by module and name.
+
+    Raises:
+        InputError: if one of them has the name of another provider.
+
+    Example:
+        >>> known_providers()["DropHead"]
+        <class 'attnreg.providers.drop_head.DropHead'>
+    """
+    known = _built_in()
+    for cls in more:
+        if cls is known.get(cls.__name__):
+            continue
+        if cls.__name__ in known:
+            raise InputError(
+                f"Two providers are called {cls.__name__}, {_name(known[cls.__name__])} and {_name(cls)}: rename one."
+            )
+        known |= {cls.__name__: cls, _name(cls): cls}
+    return known
 
 
-def known_providers() -> dict[str, type[MaskProvider]]:
-    """All provider classes that are loaded, by name, those of one's own too."""
-    return {cls.__name__: cls for cls in _concrete_providers()}
-
-
-def build(description: dict[str, Any], make: Callable[..., MaskProvider] = _construct) -> MaskProvider:
+def build(
+    description: dict[str, Any],
+    make: Callable[..., MaskProvider] = _construct,
+    known: Mapping[str, type[MaskProvider]] | None = None,
+) -> MaskProvider:
     """Undo :func:`describe`.
 
     Args:
         description: class name and constructor arguments.
         make: makes a provider of its class and arguments.
+        known: classes by name; the built-in ones by default.
 
     Raises:
         ValueError: if the description names no known provider or does not fit its constructor.
     """
-    known = known_providers()
+    known = _built_in() if known is None else known
     name, config = description.get("provider"), description.get("config")
-    if name not in known or not isinstance(config, dict):
+    if not isinstance(name, str) or name not in known or not isinstance(config, dict):
         raise ValueError(
-            f"Expected `provider` to be one of {', '.join(sorted(known))}, with a `config`, got {name!r}; "
-            "a provider of your own must be imported before it is loaded."
+            f"Expected `provider` to be one of {', '.join(sorted(_built_in()))}, with a `config`, got {name!r}; pass a "
+            "class of your own, `from_pretrained(folder, providers=[MyProvider])`."
         )
-    values = {key: _restored(value, make) for key, value in config.items()}
+    values = {key: _restored(value, make, known) for key, value in config.items()}
     signature = inspect.signature(known[name])
     try:
         positional = [
@@ -118,16 +152,20 @@ def _holds_a_provider(folder: Path) -> bool:
         return False
 
 
-def load_provider(folder: str | os.PathLike[str]) -> MaskProvider:
+def load_provider(folder: str | os.PathLike[str], more: Iterable[type[MaskProvider]] = ()) -> MaskProvider:
     """Read what :func:`save_provider` wrote, on the CPU.
+
+    Args:
+        folder: the folder.
+        more: classes besides the built-in ones that it may name.
 
     Raises:
         ValueError: if the folder does not hold a provider, or a damaged one.
     """
-    folder = Path(folder)
+    folder, known = Path(folder), known_providers(more)
     try:
         check_checksums(folder)
-        provider = build(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+        provider = build(json.loads((folder / CONFIG).read_text(encoding="utf-8")), known=known)
         provider.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError, SafetensorError) as error:
         reason = " ".join(str(error).split())
@@ -141,15 +179,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple, nn.ModuleList)) else value
 
 
-def _restored(value: Any, make: Callable[..., MaskProvider]) -> Any:
+def _restored(value: Any, make: Callable[..., MaskProvider], known: Mapping[str, type[MaskProvider]]) -> Any:
     if isinstance(value, dict) and "provider" in value:
-        return build(value, make)
-    return [_restored(item, make) for item in value] if isinstance(value, list) else value
-
-
-def _concrete_providers() -> Iterator[type[MaskProvider]]:
-    found: list[type] = [MaskProvider]
-    for cls in found:  # grows while it is read
-        found += cls.__subclasses__()
-        if not inspect.isabstract(cls):
-            yield cls
+        return build(value, make, known)
+    return [_restored(item, make, known) for item in value] if isinstance(value, list) else value

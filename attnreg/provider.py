@@ -182,18 +182,21 @@ class MaskProvider(nn.Module, ABC):
         save_provider(self, folder)
 
     @classmethod
-    def from_pretrained(cls: type[Self], folder: str | os.PathLike[str]) -> Self:
+    def from_pretrained(
+        cls: type[Self], folder: str | os.PathLike[str], providers: Sequence[type[MaskProvider]] = ()
+    ) -> Self:
         """Read what :meth:`save_pretrained` wrote.
 
         Args:
             folder: the folder it wrote.
+            providers: classes of your own that the provider is made of, besides this one.
 
         Raises:
-            ValueError: if the folder does not hold a provider of this class.
+            ValueError: if the folder does not hold a provider of this class, or one of a class that is not known.
         """
         from attnreg.pretrained import load_provider
 
-        provider = load_provider(folder)
+        provider = load_provider(folder, providers if inspect.isabstract(cls) else {cls, *providers})
         if not isinstance(provider, cls):
             raise ValueError(f"Expected a {cls.__name__} in {folder}, got a {type(provider).__name__}.")
         return provider

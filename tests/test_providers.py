@@ -327,3 +327,51 @@ def test_sites_know_their_heads_where_that_can_be_known():
 def test_on_no_layers(layers):
     with pytest.raises(ValueError, match="Expected `layers` of OnLayers to be a list with at least one index"):
         attnreg.OnLayers(attnreg.AttentionLayerDrop(0.1), layers)
+
+
+class Mine(attnreg.MaskProvider):
+    """A provider of one's own."""
+
+    def __init__(self, p=0.5):
+        super().__init__()
+        self.p = p
+
+    def forward(self, site):
+        return None
+
+
+class AttentionLayerDrop(Mine):  # the name of a built-in one
+    pass
+
+
+def test_a_provider_of_ones_own_is_passed(tmp_path):
+    Mine(0.3).save_pretrained(tmp_path / "p")
+    assert Mine.from_pretrained(tmp_path / "p").p == 0.3
+    assert attnreg.MaskProvider.from_pretrained(tmp_path / "p", [Mine]).p == 0.3
+    with pytest.raises(
+        ValueError, match=r"Expected `provider` to be one of .*, got 'tests\.test_providers\.Mine'; pass"
+    ):
+        attnreg.MaskProvider.from_pretrained(tmp_path / "p")
+    (attnreg.AttentionDropout(0.1) & Mine(0.4)).save_pretrained(tmp_path / "both")
+    assert attnreg.Compose.from_pretrained(tmp_path / "both", [Mine]).providers[1].p == 0.4
+    assert attnreg.parse_provider("Mine(0.2) & DropHead(0.1)", providers=[Mine]).providers[0].p == 0.2
+
+
+def test_no_class_stands_for_another(tmp_path):
+    AttentionLayerDrop(0.3).save_pretrained(tmp_path / "mine")
+    attnreg.AttentionLayerDrop(0.2).save_pretrained(tmp_path / "theirs")
+    assert type(attnreg.MaskProvider.from_pretrained(tmp_path / "theirs")) is attnreg.AttentionLayerDrop
+    assert type(attnreg.parse_provider("AttentionLayerDrop(0.1)")) is attnreg.AttentionLayerDrop
+    both = (
+        r"Two providers are called AttentionLayerDrop, AttentionLayerDrop and tests\.test_providers\.AttentionLayerDrop"
+    )
+    for load in (
+        lambda: AttentionLayerDrop.from_pretrained(tmp_path / "mine"),
+        lambda: attnreg.MaskProvider.from_pretrained(tmp_path / "theirs", [AttentionLayerDrop]),
+        lambda: attnreg.parse_provider("AttentionLayerDrop(0.1)", providers=[AttentionLayerDrop]),
+    ):
+        with pytest.raises(ValueError, match=both):
+            load()
+    with pytest.raises(ValueError, match="Expected a provider among") as caught:
+        attnreg.parse_provider("Nothing()")
+    assert "Mine" not in str(caught.value)

@@ -73,7 +73,8 @@ class AttnRegCallback(TrainerCallback):
         if state.global_step and provider.state_dict():
             folder = _folder(args, state)
             if folder.is_dir():
-                saved = MaskProvider.from_pretrained(folder)
+                classes = {type(each) for each in provider.modules() if isinstance(each, MaskProvider)}
+                saved = MaskProvider.from_pretrained(folder, list(classes))
                 provider.load_state_dict(saved.state_dict())
             else:
                 warnings.warn(
