@@ -62,6 +62,11 @@ def parse_provider(
         return factory(*args, **options)
 
     known = known_providers(providers)
+    for cls in providers:
+        if known.get(cls.__name__) is not cls:
+            raise InputError(
+                f"{cls.__name__} is the name of another provider too: rename {cls.__module__}.{cls.__name__}."
+            )
     with _within_depth(text):
         try:
             return build(_description(_parsed(text), text, known), make, known)

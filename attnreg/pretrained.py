@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,25 +51,16 @@ def known_providers(more: Iterable[type[MaskProvider]] = ()) -> dict[str, type[M
     """The built-in provider classes by name, and further ones.
 
     Args:
-        more: classes of one's own; known by their name and by module and name.
-
-    Raises:
-        InputError: if one of them has the name of another provider.
+        more: classes of one's own; known by module and name, and by their name alone unless another has it too.
 
     Example:
         >>> known_providers()["DropHead"]
         <class 'attnreg.providers.drop_head.DropHead'>
     """
-    known = _built_in()
-    for cls in more:
-        if cls is known.get(cls.__name__):
-            continue
-        if cls.__name__ in known:
-            raise InputError(
-                f"Two providers are called {cls.__name__}, {_name(known[cls.__name__])} and {_name(cls)}: rename one."
-            )
-        known |= {cls.__name__: cls, _name(cls): cls}
-    return known
+    own = {_name(cls): cls for cls in more}
+    counts = Counter(cls.__name__ for cls in own.values())
+    alone = {cls.__name__: cls for cls in own.values() if counts[cls.__name__] == 1}
+    return {**alone, **own, **_built_in()}
 
 
 def build(
