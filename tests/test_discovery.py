@@ -136,16 +136,20 @@ def test_attention_that_cannot_be_masked_is_said(form):
     ("form", "reason"),
     [
         (handwritten.gate, "its scores are no products of queries and keys"),
-        (handwritten.pooling, "its scores are no products of queries and keys"),
         (handwritten.probabilities, "its scores are no products of queries and keys"),
     ],
-    ids=["gate", "pooling", "probabilities"],
+    ids=["gate", "probabilities"],
 )
 def test_what_only_looks_like_attention_is_left_out_and_listed(form, reason):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         handle = attnreg.attach(layers(form), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
     assert [(each.name, each.reason, each.is_attention) for each in handle.left_out] == [("layers.0", reason, False)]
+
+
+def test_what_is_called_attention_and_is_none_is_said():
+    with pytest.warns(CoverageWarning, match=r"layers\.0 \(softmax of 3 dimensions: its scores are no products"):
+        attnreg.attach(layers(handwritten.pooling), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
 
 
 class Scripted(nn.Module):

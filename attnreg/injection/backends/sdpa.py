@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -38,7 +39,7 @@ class FusedAttention(Backend):
         **options: Any,
     ) -> Call:
         valid, _ = split_attention_mask(materialized(attn_mask), is_causal, query, key)
-        return Call((*query.shape[:-1], key.shape[-2]), query=query, key=key, valid=valid)
+        return Call(shape_of_scores(query, key), query=query, key=key, valid=valid)
 
     def intercept(
         self,
@@ -54,12 +55,12 @@ class FusedAttention(Backend):
         enable_gqa: bool = False,
     ) -> Tensor:
         """Fused attention with the provider's mask."""
-        shape = (*query.shape[:-1], key.shape[-2])
+        shape = shape_of_scores(query, key)
         site = mode.expect(self.name, Call(shape, query=query, key=key))
         if site is None:
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         layout = site.layout
-        queries, keys, values = (layout.canonical_rows(x) for x in (query, key, value))
+        queries, keys, values = (layout.canonical_rows(_of_lead(x, shape)) for x in (query, key, value))
         valid, bias = split_attention_mask(materialized(attn_mask), is_causal, query, key)
         valid, bias = (None if x is None else layout.canonical_mask(x, shape) for x in (valid, bias))
         own_valid, own_bias = (None if x is None else layout.of_keys(x) for x in (valid, bias))
@@ -85,7 +86,23 @@ class FusedAttention(Backend):
             out = _attend(
                 mode, mask, layout, queries, keys, values, valid, bias, own_valid, dropout_p, scale, enable_gqa
             )
-        return layout.restored_rows(out, tuple(query.shape[:-1]))
+        return layout.restored_rows(out, shape[:-1])
+
+
+def shape_of_scores(query: Tensor, key: Tensor) -> tuple[int, ...]:
+    """``(..., Q, K)``, where queries and keys broadcast, but for keys that several heads of queries share."""
+    lead = tuple(query.shape[:-2])
+    pairs = zip(lead, key.shape, strict=False)
+    if len(lead) != key.dim() - 2 or any(a != b and 1 in (a, b) for a, b in pairs):
+        lead = tuple(torch.broadcast_shapes(lead, key.shape[:-2]))
+    return (*lead, query.shape[-2], key.shape[-2])
+
+
+def _of_lead(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Queries, keys or values for all samples and heads of the scores, where they are broadcast."""
+    lead = tuple(rows.shape[:-2])
+    fits = len(lead) == len(shape) - 2 and not any(a == 1 < b for a, b in zip(lead[:-1], shape, strict=False))
+    return rows if fits else rows.expand(*shape[:-2], *rows.shape[-2:])
 
 
 def materialized(attn_mask: Tensor | None) -> Tensor | None:

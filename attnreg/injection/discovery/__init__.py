@@ -135,21 +135,20 @@ def _sites(model: nn.Module, names: Mapping[nn.Module, str], sightings: Sequence
 
 
 def _settle(sightings: Sequence[Sighting], names: Mapping[nn.Module, str]) -> None:
-    """Give attention whose layout could not be told that of others in modules of its class.
+    """Give attention whose layout could not be told that of others, in modules of its class or as large as it.
 
     Raises:
         NoAttentionError: if there are none, and samples cannot be told from heads.
     """
-    known = {
-        (type(each.place.module), each.backend, each.rank): each.reading.layout
-        for each in reversed(sightings)
-        if each.reading is not None and each.reading.sure
-    }
+    layouts = [(each, each.reading.layout) for each in reversed(sightings) if each.reading and each.reading.sure]
+    known: dict[Any, Layout] = {(each.shape[0], each.backend, each.rank): layout for each, layout in layouts}
+    known |= {(type(each.place.module), each.backend, each.rank): layout for each, layout in layouts}
     for sighting in sightings:
         reading = sighting.reading
         if reading is None or reading.sure:
             continue
-        layout = known.get((type(sighting.place.module), sighting.backend, sighting.rank))
+        kind = sighting.backend, sighting.rank
+        layout = known.get((type(sighting.place.module), *kind)) or known.get((sighting.shape[0], *kind))
         if layout is not None:
             sighting.reading = replace(reading, layout=layout)
         elif sighting.rank == 3:

@@ -69,13 +69,14 @@ def stacks_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str]
 
 def _seen(finder: Finder) -> Iterator[LeftOut]:
     names = finder.names
+    found = {sighting.place.module for sighting in finder.sightings if sighting.is_attention}
     for sighting in finder.sightings:
-        seen = f"softmax of {sighting.rank} dimensions"
-        name = names.get(sighting.place.module, type(sighting.place.module).__name__)
-        if sighting.reading is None:
-            yield LeftOut(name, seen, NO_PRODUCTS, is_attention=False)
-        elif not sighting.weighted:
-            yield LeftOut(name, seen, NO_VALUES, is_attention=False)
+        module = sighting.place.module
+        name = names.get(module, type(module).__name__)
+        named = module not in found and _is_called_attention(type(module).__name__, name.rpartition(".")[2])
+        if not sighting.is_attention:
+            reason = NO_PRODUCTS if sighting.reading is None else NO_VALUES
+            yield LeftOut(name, f"softmax of {sighting.rank} dimensions", reason, is_attention=named)
     for running in finder.hidden:
         module = running[-1].module
         yield LeftOut(names.get(module, type(module).__name__), "attention", NOT_SOFTMAX)

@@ -28,7 +28,7 @@ class Sighting:
 
     Args:
         backend: which one saw it.
-        rank: number of dimensions of its scores.
+        shape: of its scores.
         running: the module calls around it, the innermost last.
         reading: what it is; ``None`` if its scores are no products of queries and keys.
         causal: whether no query may look at a later key.
@@ -38,13 +38,18 @@ class Sighting:
     """
 
     backend: str
-    rank: int
+    shape: tuple[int, ...]
     running: tuple[ModuleCall, ...]
     reading: Reading | None
     causal: bool = False
     heads: int | None = None
     head_size: int | None = None
     weighted: bool = False
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions of its scores."""
+        return len(self.shape)
 
     @property
     def is_attention(self) -> bool:
@@ -165,7 +170,7 @@ class Finder(TorchFunctionMode):
         with tracer.paused():
             origin = self._origin_of_scores(call)
             reading = read(origin, call, tracer.origins, self._heads)
-        sighting = Sighting(backend, len(call.shape), tuple(self._running), reading)
+        sighting = Sighting(backend, call.shape, tuple(self._running), reading)
         self.sightings.append(sighting)
         if call.query is None:
             out = func(*args, **kwargs)
@@ -188,8 +193,9 @@ class Finder(TorchFunctionMode):
             return None if call.scores is None else self._tracer.origins.read(call.scores)
         query, key = self._tracer.origins.read(call.query), self._tracer.origins.read(call.key)
         if key is not None:
-            if call.key.dim() > 2 and call.key.shape[-3] != call.query.shape[-3]:
-                key = key.repeat_interleave(call.query.shape[-3] // call.key.shape[-3], -3)
+            groups = call.shape[-3] // call.key.shape[-3] if call.key.dim() > 2 else 1
+            if call.key.dim() > 2 and 1 < call.key.shape[-3] != call.shape[-3]:
+                key = key.repeat_interleave(groups, -3)
             key = key.transpose(-1, -2)
         return rules.scores(query, key, call.shape)
 
@@ -203,9 +209,8 @@ class Finder(TorchFunctionMode):
             return
         valid = valid.expand(*valid.shape[:-2], valid.shape[-2], keys)
         valid = valid[..., layout.sinks_before : keys - layout.sinks_after]
-        sighting.causal = (
-            queries == valid.shape[-1] > 1 and valid.shape[-2] == queries and not bool(valid.triu(1).any())
-        )
+        is_square = valid.shape[-2] == queries == valid.shape[-1] > 1
+        sighting.causal = is_square and not bool(valid.triu(1).any()) and bool(valid.tril(-1).any())
 
     def _confirm(self, number: int | None) -> None:
         """Weights are multiplied with values."""

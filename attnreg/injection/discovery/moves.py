@@ -80,7 +80,7 @@ def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ori
     for name in MOVES[op]:
         if name in given:
             given[name] = tree_map(numbered, given[name])
-    if op is aten.constant_pad_nd:
+    if op is aten.constant_pad_nd or "value" in given:
         given["value"] = 0
     for name in ("accumulate", "alpha", "unsafe"):
         given.pop(name, None)

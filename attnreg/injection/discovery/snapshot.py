@@ -22,6 +22,7 @@ ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtyp
 FOREIGN: tuple[type, ...] = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 FOREIGN += (weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType)
 EMPTY: dict[Any, Any] = {}
+LIBRARIES = ("accelerate", "peft", "torch", "transformers")
 MOST = 20_000  # objects that are looked at; what else a model holds on to is not its own
 
 
@@ -57,12 +58,18 @@ def _without_hooks(model: nn.Module) -> Iterator[None]:
     kept += [(vars(everywhere), f"_global{name}") for name in HOOKS]
     before = [holder[name] for holder, name in kept]
     for holder, name in kept:
-        holder[name] = OrderedDict()
+        holder[name] = OrderedDict((key, hook) for key, hook in holder[name].items() if _is_machinery(hook))
     try:
         yield
     finally:
         for (holder, name), hooks in zip(kept, before, strict=True):
             holder[name] = hooks
+
+
+def _is_machinery(hook: Any) -> bool:
+    """Whether a hook belongs to a library that the model is made with, and its forward pass needs it."""
+    hook = getattr(hook, "func", hook)  # of a partial
+    return str(getattr(hook, "__module__", "")).partition(".")[0] in LIBRARIES
 
 
 def _remembered(model: nn.Module, tensors: list[Tensor]) -> list[tuple[Any, Any]]:

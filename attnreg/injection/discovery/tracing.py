@@ -60,6 +60,7 @@ class Tracer(TorchDispatchMode):
         self._weighted = weighted
         self._keys: dict[int, int | None] = {}  # by softmax: which of the two origins is its keys'
         self._together: dict[int, int] = {}  # softmaxes whose weights were put together, by the later one
+        self.lost: list[str] = []  # operations after which origins are not known exactly
         self._overwritten: dict[int, tuple[Tensor, Tensor]] = {}
         self._paused = False
 
@@ -114,7 +115,11 @@ class Tracer(TorchDispatchMode):
         if out is None:
             out = func(*args, **kwargs)
         if not (getattr(func, "is_view", False) or op is aten._unsafe_view):
-            self._follow(op, func, args, kwargs, out)
+            try:
+                self._follow(op, func, args, kwargs, out)
+            except Exception as error:  # an operation in a form that no rule knows must not stop the model
+                self.lost.append(f"{func}: {error}")
+                self._lose_track(args, kwargs, out)
         return out
 
     def _is_held(self, tensor: Tensor) -> bool:
@@ -159,6 +164,14 @@ class Tracer(TorchDispatchMode):
             for each in outs[: 1 if "norm" in name else None]:
                 self.origins.write(each, self._computed(op, func, args, kwargs, tensors, origins, each))
 
+    def _lose_track(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """What comes out may come from all that went in."""
+        origins = [self.origins.read(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        known = [origin for origin in origins if origin is not None]
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self.origins.write(leaf, rules.everywhere(known, leaf.shape) if known else None)
+
     def _embedded(self, ids: Tensor, out: Tensor) -> None:
         """Rows of a table: new positions where the ids come from an input."""
         if self.origins.read(ids) is None:
@@ -198,7 +211,7 @@ class Tracer(TorchDispatchMode):
             return rules.reduced(first, dims, keepdim=False).reshape(FIELDS, *out.shape)
         if first.dim() - 1 == out.dim() >= 3 and any(each in name for each in RESAMPLING):
             return rules.resampled(first, out.shape)
-        if first.shape[1:-1] == out.shape[:-1]:
+        if first.dim() - 1 == out.dim() > 0 and first.shape[1:-1] == out.shape[:-1]:
             return rules.across(first, out.shape)
         return rules.everywhere(known, out.shape)
 
@@ -212,7 +225,7 @@ class Tracer(TorchDispatchMode):
         if not rules.has(origin, VALUED) or len(dims) != 1:
             return None
         number = int(origin[SOFTMAX].max())
-        queries = rules.of_queries(origin, dims[0], self._keys[number])
+        queries = rules.of_queries(origin, dims[0], self._keys[number]) if number in self._keys else None
         if queries is not None:
             self._confirm(number)
         return queries
