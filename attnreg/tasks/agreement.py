@@ -7,6 +7,7 @@ reflexive and its antecedent. An unacceptable one disagrees in exactly one place
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import dataclass
 
@@ -49,18 +50,22 @@ def rows(split: str) -> list[dict[str, str | int]]:
         >>> rows("train")[0].keys()
         dict_keys(['sentence', 'label', 'idx'])
     """
+    return [dict(row) for row in _splits()[split]]
+
+
+@functools.cache
+def _splits() -> dict[str, list[dict[str, str | int]]]:
     rng = random.Random("attnreg agreement")
     seen: set[str] = set()
+    splits: dict[str, list[dict[str, str | int]]] = {}
     for name, size in SIZES.items():
-        out: list[dict[str, str | int]] = []
+        out = splits.setdefault(name, [])
         while len(out) < size:
             sentence, label = _sentence(rng)
             if sentence not in seen:
                 seen.add(sentence)
                 out.append({"sentence": sentence, "label": label, "idx": len(out)})
-        if name == split:
-            return out
-    raise KeyError(split)
+    return splits
 
 
 def corpus(split: str) -> list[dict[str, str | int]]:

@@ -26,7 +26,7 @@ def column_of(rows: Dataset | Mapping[str, Any], column: str) -> list[Any]:
     """
     names = list(rows) if isinstance(rows, Mapping) else rows.column_names
     top = top_column(column, names)
-    values = list(rows[top])
+    values = list(rows[top][:])  # sliced: one row after the other would be slow
     field = column[len(top) + 1 :]
     return [value.get(field) if isinstance(value, dict) else None for value in values] if field else values
 

@@ -83,7 +83,7 @@ def in_order(rows: Dataset, batch_size: int, kind: Kind, device: torch.device) -
     given, generator = rows.remove_columns(REFERENCE), torch.Generator()
     loader = DataLoader(given, batch_size, collate_fn=_collate(kind, generator), generator=generator)
     batches: list[Batch] = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in loader]
-    return Labelled(batches, list(rows[REFERENCE]))
+    return Labelled(batches, list(rows[REFERENCE][:]))
 
 
 def _collate(kind: Kind, generator: torch.Generator) -> Callable[[list[dict[str, Any]]], dict[str, Tensor]]:
