@@ -1,15 +1,15 @@
 """Fixtures: the command line in this process and in one of its own; real data where it is."""
 
-import functools
 import os
-import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
+from tests.warm import Warm
 
 # Nothing listens there: no test may reach a network, and finding that out must be quick.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
@@ -27,18 +27,22 @@ def cli(tmp_path, monkeypatch):
     return lambda *args: CliRunner().invoke(main, [str(arg) for arg in args])
 
 
+@pytest.fixture(scope="session")
+def warm():
+    """Starts processes that need not import anything first."""
+    with closing(Warm()) as starter:
+        yield starter
+
+
 @pytest.fixture
-def spawn(tmp_path):
+def spawn(warm, tmp_path):
     """Start a command in a process of its own."""
 
     with ExitStack() as stack:
 
         def start(*args):
-            command = [sys.executable, "-m", "attnreg", *map(str, args)]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            # What a shell starts in the background ignores SIGINT, and so do its children.
-            listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-            return stack.enter_context(subprocess.Popen(command, cwd=tmp_path, preexec_fn=listen, **pipes))
+            command = [sys.executable, "-m", "attnreg", *args]
+            return stack.enter_context(warm.popen(command, cwd=tmp_path, stderr=subprocess.STDOUT))
 
         yield start
 
