@@ -7,13 +7,18 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 from sklearn.metrics import matthews_corrcoef
+
+from attnreg.compare import launch
 
 SMALL = ["--epochs", 1, "--train-size", 64, "--batch-size", 32, "--device", "cpu"]
 METHODS = ["finetune", "ad-drop --q 0.5", "attention-layerdrop --drop-rate {0.1,0.9}"]
@@ -28,8 +33,21 @@ def results(folder):
     return [{name: value for name, value in row.items() if not any(word in name for word in measured)} for row in rows]
 
 
+def started_by(warm):
+    """What stands for ``subprocess`` where the runs of a comparison are to be spared their imports."""
+    return SimpleNamespace(Popen=warm.popen, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_runs(warm):
+    """In this process, that is; what ``spawn`` starts is not spared them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "subprocess", started_by(warm))
+        yield
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(warm_runs, tmp_path_factory):
     """A finished comparison in its folder, and what was printed."""
     from click.testing import CliRunner
 
@@ -140,18 +158,41 @@ def test_another_seed_uses_what_is_there(finished, cli, tmp_path):
     assert (tmp_path / "study" / "finetune" / "seed2" / "result.json").is_file()
 
 
-def test_killed_and_started_again(finished, cli, spawn, tmp_path):
-    process = spawn(*COMPARE)
-    study = tmp_path / "study"
-    deadline = time.time() + 120
-    while len(list(study.rglob("result.json"))) < 2 and time.time() < deadline:
+def wait_for(condition):
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    time.sleep(1.0)
+
+
+def has_ended(process):
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+WITH_WARM_RUNS = """
+import sys
+from attnreg.cli.main import main
+from tests.test_compare import launch, started_by
+from tests.warm import Warm
+
+launch.subprocess = started_by(Warm.forked())
+main(sys.argv[1:])
+"""
+
+
+def test_killed_and_started_again(finished, cli, warm, tmp_path):
+    command = [sys.executable, "-c", WITH_WARM_RUNS, *COMPARE, "--jobs", 2]
+    with warm.popen(command, cwd=tmp_path, stderr=subprocess.STDOUT) as process:
+        study = tmp_path / "study"
+        wait_for(lambda: process.poll() is not None or len(list(study.rglob("result.json"))) >= 2)
+        process.send_signal(signal.SIGSTOP)  # no other run is begun
+        runs = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    wait_for(lambda: all(map(has_ended, runs)))  # the runs ended with it
     done = {path: path.stat().st_mtime_ns for path in study.rglob("result.json")}
-    time.sleep(1.0)
-    assert set(study.rglob("result.json")) == set(done)  # the runs ended with it
     assert 2 <= len(done) < 8
     again = cli(*COMPARE)
     assert again.exit_code == 0, again.output
@@ -159,14 +200,14 @@ def test_killed_and_started_again(finished, cli, spawn, tmp_path):
     assert results(study) == results(finished[0] / "study")
 
 
-def test_stopped_by_hand(finished, spawn, tmp_path):
-    process = spawn(*COMPARE)
-    deadline = time.time() + 60
-    while not list(tmp_path.rglob("config.json")) and time.time() < deadline:
-        time.sleep(0.05)
+def test_stopped_by_hand(spawn, tmp_path):
+    process = spawn(*COMPARE, "--jobs", 1)
+    wait_for(lambda: process.poll() is not None or list(tmp_path.rglob("config.json")))
+    (run,) = psutil.Process(process.pid).children()
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
+    assert has_ended(run)
     assert "Stopped; the same command goes on where it was." in output
     assert "Traceback" not in output
     assert not list(tmp_path.rglob("report.md"))
