@@ -16,17 +16,15 @@ RECIPES = {"finetune": [], "ad-drop": ["--q", 1], "attendout": ["--round-steps",
 RECIPES |= {"r-drop": [], "mixout": ["--p", 0]}
 
 
-def launched(*words, processes=2):
-    """The command that runs python with some words in so many processes."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", processes, "--rdzv-backend", "c10d"]
-    launcher += ["--rdzv-endpoint", "localhost:0"]
-    return [sys.executable, *map(str, launcher if processes > 1 else []), *map(str, words)]
+def launched(*words):
+    """The command that runs python with some words in two processes."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--rdzv-backend", "c10d"]
+    return [sys.executable, *map(str, [*launcher, "--rdzv-endpoint", "localhost:0", *words])]
 
 
-def start(folder, *words, processes=2):
+def start(folder, *words):
     """Run it to its end."""
-    command = launched(*words, processes=processes)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(launched(*words), cwd=folder, capture_output=True, text=True, timeout=200)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -67,11 +65,11 @@ def model(tmp_path_factory):
 @pytest.mark.parametrize(
     "name", ["finetune", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ad-drop", "r-drop", "mixout"))]
 )
-def test_a_recipe_in_two_processes_is_the_recipe_in_one(tmp_path, model, name):
+def test_a_recipe_in_two_processes_is_the_recipe_in_one(warm, tmp_path, model, name):
     args = ["--model", model, "--epochs", 2, "--train-size", 256, "--learning-rate", 1e-3]
     for processes in (1, 2):
         words = recipe(name, *args, "--output-dir", f"out{processes}")
-        code, output = start(tmp_path, *words, processes=processes)
+        code, output = warm.run(*words, cwd=tmp_path, timeout=200, processes=processes)
         assert code == 0, output
     one, two = (tmp_path / f"out{processes}" for processes in (1, 2))
     for file in ("telemetry.jsonl", "metrics.jsonl", "predictions.jsonl"):
@@ -85,10 +83,10 @@ def test_a_recipe_in_two_processes_is_the_recipe_in_one(tmp_path, model, name):
     assert json.loads((two / "result.json").read_text())["environment"]["processes"] == 2
 
 
-def test_the_game_in_two_processes_is_the_game_in_one(tmp_path):
+def test_the_game_in_two_processes_is_the_game_in_one(warm, tmp_path):
     script = Path(__file__).with_name("play_in_processes.py")
     for processes in (1, 2):
-        code, output = start(tmp_path, script, tmp_path, processes=processes)
+        code, output = warm.run(script, tmp_path, cwd=tmp_path, timeout=200, processes=processes)
         assert code == 0, output
     alone, first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1-0", "2-0", "2-1"))
     assert alone["moves"] == first["moves"] == 0
@@ -102,7 +100,7 @@ def test_the_game_in_two_processes_is_the_game_in_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_attendout_with_chance_is_stopped_and_goes_on_in_two_processes(tmp_path):
+def test_attendout_with_chance_is_stopped_and_goes_on_in_two_processes(warm, tmp_path):
     args = ["--epochs", 4, "--train-size", 200, "--game", 1]  # the last batch of an epoch cannot be halved
     code, output = start(tmp_path, *recipe("attendout", *args, "--output-dir", "whole"))
     assert code == 0, output
@@ -117,10 +115,11 @@ def test_attendout_with_chance_is_stopped_and_goes_on_in_two_processes(tmp_path)
         output, _ = running.communicate(timeout=100)
     assert output.count("Error: Stopped by SIGTERM after step") == 1, output
     assert "To go on: with the same launcher, attnreg recipe attendout" in output
-    code, output = start(tmp_path, *recipe("attendout", *args, "--output-dir", "part", "--resume"), processes=1)
+    again = recipe("attendout", *args, "--output-dir", "part", "--resume")
+    code, output = warm.run(*again, cwd=tmp_path, timeout=200)
     assert code == 1
     assert "Error: Expected 2 processes, as in the run in part, got 1." in output
-    code, output = start(tmp_path, *recipe("attendout", *args, "--output-dir", "part", "--resume"))
+    code, output = start(tmp_path, *again)
     assert code == 0, output
     for file in ("telemetry.jsonl", "metrics.jsonl", "predictions.jsonl"):
         assert_close(lines(tmp_path / "part" / file), lines(tmp_path / "whole" / file))

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ import transformers as hf
 
 import attnreg
 from attnreg.integrations import ADDropTrainer, AttnRegCallback
-from tests.test_distributed import launched
 from tests.test_integrations import Rows, arguments, bert, column, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
@@ -173,17 +170,14 @@ open(f"{folder}/{rank}.json", "w").write(json.dumps(found))
 """
 
 
-def test_two_processes_learn_the_same_provider(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(IN_TWO_PROCESSES)
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+def test_two_processes_learn_the_same_provider(warm, tmp_path):
     found = {}
     for processes in (1, 2):
         folder = tmp_path / str(processes)
         folder.mkdir()
-        command = launched(script, folder, 4 // processes, processes=processes)
-        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
-        assert not done.returncode, done.stdout + done.stderr
+        words = ["-c", IN_TWO_PROCESSES, folder, 4 // processes]
+        code, output = warm.run(*words, cwd=tmp_path, timeout=200, processes=processes)
+        assert code == 0, output
         found[processes] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
     (alone,), (first, second) = found[1], found[2]
     assert first == second
