@@ -1,5 +1,6 @@
 """Fixtures: the command line in this process and in one of its own; real data where it is."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -16,6 +17,12 @@ os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 os.environ.pop("HF_HUB_OFFLINE", None)
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported; tests run in several processes
+
+
+def pytest_collection_finish():
+    """Looking for garbage leaves alone what is there by now: it stays to the end, and is much."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
