@@ -45,19 +45,22 @@ def batch(length=7):
 
 
 def steps(model, provider, runs, lengths=(7,) * STEPS):
-    """Losses, gradients and drop rates of some steps; the provider begins where it began before."""
+    """Losses, gradients, drop rates and what the provider learns from, of some steps; it begins where it began before."""
     begin = {name: value.clone() for name, value in provider.state_dict().items()}
     torch.manual_seed(1)
     seen = []
     handle = attnreg.injection.handle_of(model, provider)
     for length in lengths:
         model.zero_grad()
+        provider.zero_grad()
         provider.attribute(model, batch(length))
         loss = runs(**batch(length)).loss
-        loss.backward()
+        penalty = provider.penalty()
+        (loss if penalty is None else loss + penalty).backward()
         handle.step()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        seen.append((loss.detach(), gradient, handle.drop_rates()))
+        learned = {name: p.grad.clone() for name, p in provider.named_parameters() if p.grad is not None}
+        seen.append((loss.detach(), gradient, handle.drop_rates(), learned))
     provider.load_state_dict(begin)
     if hasattr(provider, "_update"):
         provider._update()
@@ -75,6 +78,7 @@ ALIKE = (
     "structural-mask",
     "composition",
 )
+LEARNED = [case.name for case in PROVIDERS if case.made_for_model and not case.variant]
 
 
 @pytest.mark.parametrize(
@@ -85,40 +89,24 @@ def test_compiled_it_computes_the_same_and_is_compiled_once(name):
     model = bert()
     provider = CASES[name](model)
     counter = CompileCounterWithBackend("aot_eager")
+    # What learns with the model must be in one graph with it, or it would learn something else.
+    options = {"backend": counter, "fullgraph": name in LEARNED}
     with attnreg.attach(model, provider):
         expected = steps(model, provider, model)
-        got = steps(model, provider, torch.compile(model, backend=counter))
+        got = steps(model, provider, torch.compile(model, **options))
         compiled = counter.frame_count
-        steps(model, provider, torch.compile(model, backend=counter))
+        steps(model, provider, torch.compile(model, **options))
     assert 1 <= compiled <= 2  # a first step may find what later ones do not: nothing drawn yet
     assert counter.frame_count == compiled
-    for (loss, gradient, rates), (compiled_loss, compiled_gradient, compiled_rates) in zip(expected, got, strict=True):
-        torch.testing.assert_close(compiled_loss, loss, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(compiled_gradient, gradient, rtol=1e-4, atol=1e-4)
-        assert compiled_rates == pytest.approx(rates, abs=1e-6)
+    for (loss, gradient, rates, learned), (its_loss, its_gradient, its_rates, its_learned) in zip(
+        expected, got, strict=True
+    ):
+        torch.testing.assert_close(its_loss, loss, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(its_gradient, gradient, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(its_learned, learned, rtol=1e-4, atol=1e-6)
+        assert its_rates == pytest.approx(rates, abs=1e-6)
         assert rates
-
-
-LEARNED = [case.name for case in PROVIDERS if case.made_for_model and not case.variant]
-
-
-@pytest.mark.parametrize("name", LEARNED)
-def test_what_learns_with_the_model_has_the_same_gradients_compiled_in_one_graph(name):
-    torch._dynamo.reset()
-    model = bert()
-    provider = CASES[name](model)
-    found = []
-    with attnreg.attach(model, provider):
-        for runs in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
-            provider.zero_grad()
-            torch.manual_seed(1)
-            provider.attribute(model, batch())
-            (runs(**batch()).loss + provider.penalty()).backward()
-            found.append({name: p.grad.clone() for name, p in provider.named_parameters()})
-    assert found[0]
-    assert any(grad.abs().max() > 0 for grad in found[0].values())
-    for name, grad in found[0].items():
-        torch.testing.assert_close(found[1][name], grad, rtol=1e-4, atol=1e-6)
+        assert name not in LEARNED or any(p.abs().max() > 0 for p in learned.values())
 
 
 def test_other_lengths_are_compiled_for_once():
@@ -131,7 +119,7 @@ def test_other_lengths_are_compiled_for_once():
         expected = steps(model, provider, model, lengths)
         got = steps(model, provider, torch.compile(model, backend=counter), lengths)
     assert counter.frame_count == 2  # one for the first length, one for all
-    for (loss, _, _), (compiled_loss, _, _) in zip(expected, got, strict=True):
+    for (loss, *_), (compiled_loss, *_) in zip(expected, got, strict=True):
         torch.testing.assert_close(compiled_loss, loss, rtol=1e-5, atol=1e-6)
 
 
