@@ -95,19 +95,30 @@ def test_training_draws_anew_in_each_epoch_and_evaluation_never(kind, encoded):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_what_is_pre_trained_is_fine_tuned(cli, tmp_path):
-    assert cli("recipe", "pretrain", *SMALL).exit_code == 0
-    result = cli("recipe", "finetune", "--model", tmp_path / "out" / "model", *SMALL[:-1], "tuned")
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """A model that was pre-trained here."""
+    from click.testing import CliRunner
+
+    from attnreg.cli.main import main
+
+    folder = tmp_path_factory.mktemp("pretrained") / "out"
+    result = CliRunner().invoke(main, [str(arg) for arg in ["recipe", "pretrain", *SMALL[:-1], folder]])
+    assert result.exit_code == 0, result.output
+    return folder / "model"
+
+
+def test_what_is_pre_trained_is_fine_tuned(cli, pretrained):
+    result = cli("recipe", "finetune", "--model", pretrained, *SMALL[:-1], "tuned")
     assert result.exit_code == 0, result.output
 
 
-def test_a_corpus_of_ones_own(cli, tmp_path):
+def test_a_corpus_of_ones_own(cli, pretrained, tmp_path):
     from attnreg.tasks.agreement import corpus
 
     for split in ("train", "validation"):
         texts = [json.dumps({"text": row["sentence"]}) for row in corpus(split)[:64]]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(texts))
-    assert cli("recipe", "pretrain", *SMALL).exit_code == 0
     own = [
         "--task",
         "custom",
@@ -120,9 +131,7 @@ def test_a_corpus_of_ones_own(cli, tmp_path):
         "--max-length",
         32,
     ]
-    result = cli(
-        "recipe", "pretrain", "--model", tmp_path / "out" / "model", *own, "--epochs", 1, "--output-dir", "own"
-    )
+    result = cli("recipe", "pretrain", "--model", pretrained, *own, "--epochs", 1, "--output-dir", "own")
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "own" / "result.json").read_text())["rows"] == 64
 
@@ -145,12 +154,11 @@ def test_empty_lines_are_left_out(kind):
         kind.encode(texts.select([0, 2]))
 
 
-def test_a_corpus_with_empty_lines(cli, tmp_path):
+def test_a_corpus_with_empty_lines(cli, pretrained, tmp_path):
     from attnreg.tasks.agreement import corpus
 
-    assert cli("recipe", "pretrain", *SMALL).exit_code == 0
     own = ["--task", "custom", "--kind", "masked-lm", "--text-columns", "text", "--data-dir", tmp_path, "--epochs", 1]
-    own += ["--model", tmp_path / "out" / "model", "--max-length", 32, "--batch-size", 2]
+    own += ["--model", pretrained, "--max-length", 32, "--batch-size", 2]
     for split in ("train", "validation"):
         texts = [text for row in corpus(split)[:8] for text in (row["sentence"], "", "", " ")]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from attnreg.plots.run_folder import Records
 from attnreg.plots.seeds import plot_seeds
 from attnreg.plots.style import COLORS, styles
 
-SMALL = ["--epochs", 2, "--train-size", 256, "--batch-size", 32, "--device", "cpu"]
+SMALL = ["--epochs", 2, "--train-size", 256, "--validation-rows", 64, "--batch-size", 32, "--device", "cpu"]
 RECIPES = {
     "finetune": [],
     "ad-drop": ["--p", 0.5, "--q", 0.4],
@@ -44,9 +45,9 @@ def runs(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def figures(monkeypatch):
-    """What is saved, by file name."""
+@contextmanager
+def keeping():
+    """The figures that are saved within the block, by file name."""
     saved = {}
     save = Figure.savefig
 
@@ -54,33 +55,53 @@ def figures(monkeypatch):
         saved[path.stem] = self
         save(self, path, **options)
 
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return saved
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", keep)
+        yield saved
+
+
+@pytest.fixture
+def figures():
+    with keeping() as saved:
+        yield saved
+
+
+@pytest.fixture(scope="module")
+def drawn(runs):
+    """For each run what the command printed, and its figures."""
+    from click.testing import CliRunner
+
+    from attnreg.cli.main import main
+
+    pictures = {}
+    for name in RECIPES:
+        with keeping() as saved:
+            result = CliRunner().invoke(main, ["plot", str(runs / name)])
+        assert result.exit_code == 0, result.output
+        pictures[name] = result.stdout, saved
+    return pictures
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_command_draws_what_there_is(runs, cli, recipe):
-    result = cli("plot", runs / recipe)
-    assert result.exit_code == 0, result.output
-    assert sorted(line.rpartition("/")[2] for line in result.stdout.split()) == [f"{n}.png" for n in PICTURES[recipe]]
+def test_the_command_draws_what_there_is(runs, drawn, recipe):
+    printed, _ = drawn[recipe]
+    assert sorted(line.rpartition("/")[2] for line in printed.split()) == [f"{n}.png" for n in PICTURES[recipe]]
     for name in PICTURES[recipe]:
         assert (runs / recipe / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_drop_rates_are_those_of_the_telemetry(runs, cli, figures):
-    cli("plot", runs / "ad-drop")
-    (axes,) = figures["drop_rates"].axes
+def test_drop_rates_are_those_of_the_telemetry(runs, drawn):
+    (axes,) = drawn["ad-drop"][1]["drop_rates"].axes
     lines = [line for line in Records(runs / "ad-drop").telemetry if line["drop_rate"]]
     assert lines[0]["step"] > 8  # the first epoch drops nothing, and nothing is drawn there
-    for layer, drawn in enumerate(axes.lines):
-        assert list(drawn.get_xdata()) == [line["step"] for line in lines]
-        assert list(drawn.get_ydata()) == [line["drop_rate"][f"encoder.{layer}"] for line in lines]
-        assert drawn.get_label() == f"encoder.{layer}"
+    for layer, line in enumerate(axes.lines):
+        assert list(line.get_xdata()) == [record["step"] for record in lines]
+        assert list(line.get_ydata()) == [record["drop_rate"][f"encoder.{layer}"] for record in lines]
+        assert line.get_label() == f"encoder.{layer}"
 
 
-def test_the_game_is_that_of_the_rounds(runs, cli, figures):
-    cli("plot", runs / "attendout")
-    scores, rewards, wins = figures["game"].axes
+def test_the_game_is_that_of_the_rounds(runs, drawn):
+    scores, rewards, wins = drawn["attendout"][1]["game"].axes
     rounds = Records(runs / "attendout").rounds
     assert list(scores.lines[0].get_ydata()) == [line["attacker_score"] for line in rounds]
     assert list(scores.lines[1].get_ydata()) == [line["defender_score"] for line in rounds]
@@ -94,9 +115,8 @@ def test_the_game_is_that_of_the_rounds(runs, cli, figures):
     assert list(wins.lines[1].get_ydata()) == [line["attacker_chance"] for line in rounds]
 
 
-def test_convergence_has_both_networks_and_the_baseline(runs, cli, figures):
-    cli("plot", runs / "attendout")
-    score = figures["convergence"].axes[2]
+def test_convergence_has_both_networks_and_the_baseline(runs, drawn):
+    score = drawn["attendout"][1]["convergence"].axes[2]
     metrics = Records(runs / "attendout").metrics
     labels = [line.get_label() for line in score.lines]
     assert labels == ["attendout: defender", "attendout: attacker", "plain fine-tuning"]
