@@ -28,7 +28,8 @@ EXPRESSIONS = {
     "TokenDropout": "TokenDropout(0.1, keep_whole=0.5)",
     "UniDrop": "UniDrop()",
 }
-OPTIONS = ["--epochs", 18, "--train-size", 32, "--batch-size", 16, "--validation-rows", 32, "--evaluate-every", 18]
+OPTIONS = ["--epochs", 8, "--train-size", 8, "--batch-size", 4, "--learning-rate", 5e-3]
+OPTIONS += ["--validation-rows", 32, "--evaluate-every", 8]
 
 
 def test_none_is_missing():
