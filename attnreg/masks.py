@@ -36,6 +36,8 @@ class SiteInfo:
         head_size: D, where the model shows queries and keys; ``None`` where only scores can be seen.
         shares_keys: whether all queries of a sample share their keys; if not, each has keys of its own (a local
             layout), B counts queries, and Q is 1.
+        in_parts: whether it may be computed in several calls in one pass, such as one for each image of a batch: the
+            provider is then asked about each.
 
     Example:
         >>> SiteInfo(name="bert.encoder.layer.3.attention.self", layer=3, num_layers=12).label
@@ -49,6 +51,7 @@ class SiteInfo:
     heads: int | None = None
     head_size: int | None = None
     shares_keys: bool = True
+    in_parts: bool = False
 
     @property
     def shows_queries(self) -> bool:

@@ -186,6 +186,19 @@ def twice(a, x, y):
     return a.o(merge((2 * scores).softmax(-1) @ (scores.softmax(-1) @ v)))
 
 
+def pieces(a, x, y):
+    """Each sequence goes through the kernel alone, as images of different sizes do."""
+    q, k, v = a.heads(x, y)
+    parts = [F.scaled_dot_product_attention(*(t[i : i + 1] for t in (q, k, v)), scale=1.0) for i in range(len(x))]
+    return a.o(merge(torch.cat(parts)))
+
+
+def halves_of_values(a, x, y):
+    q, k, v = a.heads(x, y)
+    parts = [F.scaled_dot_product_attention(q, k, part, scale=1.0) for part in v.chunk(2, -1)]
+    return a.o(merge(torch.cat(parts, -1)))
+
+
 def learned_queries(a, x, y):
     q, k, v = a.heads(a.probe.expand(len(x), -1, -1), y)
     return a.o(merge((q @ k.transpose(-1, -2)).softmax(-1) @ v))

@@ -75,7 +75,15 @@ def test_attention_that_is_not_square(form):
     assert site.info.shares_keys == (form is not handwritten.local)
 
 
-FORMS = [*handwritten.SAME, *OTHERS, handwritten.differential, handwritten.twice, handwritten.probabilities]
+FORMS = [
+    *handwritten.SAME,
+    *OTHERS,
+    handwritten.pieces,
+    handwritten.halves_of_values,
+    handwritten.differential,
+    handwritten.twice,
+    handwritten.probabilities,
+]
 
 
 @pytest.mark.parametrize("check", [*CHECKS, "no trace"])
@@ -91,6 +99,34 @@ def test_two_attentions_in_one_forward_are_two_sites(form):
     assert [site.info.name for site in sites] == ["layers.0", "layers.0@2"]
     with attached(layers(form), lambda site: None, {"example_inputs": INPUTS}) as (handle, _):
         assert [site.label for site in handle.sites] == ["encoder.0", "encoder.1", "encoder.2"]
+
+
+def test_attention_in_parts_is_one_site():
+    keep = torch.rand(5, 4, 7, 7, generator=torch.Generator().manual_seed(1)) < 0.5
+    outputs, rates = [], []
+    for form in (handwritten.fused, handwritten.pieces, handwritten.halves_of_values):
+        masks = iter(keep.split(1) if form is handwritten.pieces else [keep])
+
+        def answer(site, masks=masks):
+            return attnreg.Mask(scores=next(masks)) if site.layer == 0 else None
+
+        model = layers(form)
+        with attached(model, answer, {"example_inputs": INPUTS}) as (handle, _):
+            outputs.append(model(ids(5)))  # another number of parts than in the dry run
+            rates.append(handle.drop_rates()["encoder.0"])
+            assert [(site.label, site.in_parts) for site in handle.sites][0] == ("encoder.0", form != handwritten.fused)
+            assert len(handle.sites) == 2
+    assert (outputs[0] - outputs[1]).abs().max() < 1e-12
+    assert (outputs[0] - outputs[2]).abs().max() < 1e-12
+    assert rates == pytest.approx([1 - float(keep.float().mean())] * 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("form", [handwritten.pieces, handwritten.halves_of_values], ids=lambda form: form.__name__)
+def test_what_needs_an_attention_at_once_is_refused_where_it_is_in_parts(form):
+    for provider in (attnreg.AttributionProvider(), attnreg.HeadMask(1, by="importance"), attnreg.TokenDropout(0.1)):
+        with pytest.raises(ValueError, match=r"needs all of an attention at once, and layers\.0 computes it in parts"):
+            attnreg.attach(layers(form), provider, example_inputs=INPUTS)
+        attnreg.attach(layers(form), provider, example_inputs=INPUTS, modules="layers.1").detach()
 
 
 def test_cross_attention_is_known_though_the_lengths_are_the_same():

@@ -74,6 +74,7 @@ def attach(
     if modules is None:
         warn_of_the_rest(model, found, everything=layers is None and stacks is None)
     that_look_at_batches(provider)  # which must fit together
+    _check_parts(provider, chosen)
     provider.check([site.info for site in chosen])
     if may_skip_blocks(provider):
         _check_blocks(chosen)
@@ -143,6 +144,17 @@ def _check_bare(model: nn.Module) -> None:
         for parameter in model.parameters()
     ):
         raise InputError(f"{type(model).__name__} is sharded already: attach first, then shard (`fully_shard`).")
+
+
+def _check_parts(provider: MaskProvider, chosen: Sequence[FoundSite]) -> None:
+    parts = next((site.info.name for site in chosen if site.info.in_parts), None)
+    for each in _providers(provider):
+        if parts is not None and (each.looks_at_batches or type(each).prepare is not MaskProvider.prepare):
+            raise InputError(
+                f"{type(each).__name__} needs all of an attention at once, and {parts} computes it in parts (one for "
+                "each image or window, or for each half of the values): leave it out with `modules=...` or "
+                "`layers=...`, or load the model with another `attn_implementation`."
+            )
 
 
 def _check_blocks(chosen: Sequence[FoundSite]) -> None:

@@ -217,15 +217,19 @@ class AttachHandle:
 
 def _plans(found: Discovery, chosen: Set[str]) -> dict[nn.Module, list[tuple[Planned, ...] | None]]:
     """For each module that holds chosen attention, what to expect in each of its calls."""
-    infos = {site.sighting: site.info for site in found.sites if site.info.name in chosen}
-    modules = {sighting.place.module for sighting in infos}
+    sites = {site.sighting: site for site in found.sites if site.info.name in chosen}
+    later = {sighting for site in found.sites for sighting in site.others}
+    modules = {sighting.place.module for sighting in sites}
     plans: dict[nn.Module, dict[int, list[Planned]]] = {module: defaultdict(list) for module in modules}
     for sighting in found.sightings:
+        if sighting in later:
+            continue
         around = next((call for call in reversed(sighting.running) if call.module in modules), None)
         if around is not None:
             layout = Layout() if sighting.reading is None else sighting.reading.layout
-            planned = Planned(sighting.backend, sighting.rank, infos.get(sighting), layout)
-            plans[around.module][around.index].append(planned)
+            site = sites.get(sighting)
+            what = (None, layout) if site is None else (site.info, layout, site.parts)
+            plans[around.module][around.index].append(Planned(sighting.backend, sighting.rank, *what))
     return {
         module: [
             tuple(calls[index]) if any(planned.info for planned in calls.get(index, ())) else None

@@ -18,6 +18,7 @@ from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider import ask
 
 if TYPE_CHECKING:
+    from attnreg.injection.discovery.parts import Parts
     from attnreg.injection.handle import AttachHandle
     from attnreg.injection.tap import Tap
 
@@ -31,12 +32,15 @@ class Planned:
         rank: number of dimensions of its scores.
         info: its site; ``None`` if it is no attention, or the provider is not asked about it.
         layout: of its scores.
+        parts: what its parts differ in, where it is computed in several: one mask is for all values, and each part of
+            its rows has a mask of its own.
     """
 
     backend: str
     rank: int
     info: SiteInfo | None = None
     layout: Layout = field(default_factory=Layout)
+    parts: Parts | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Asked:
 
     info: SiteInfo
     layout: Layout
+    again: bool = False  # for other values
 
 
 class AttentionMode(TorchFunctionMode):
@@ -65,7 +70,8 @@ class AttentionMode(TorchFunctionMode):
         self.tap: Tap | None = None
         self._plan = plan
         self._at = 0
-        self._asked = 0
+        self._asked: set[int] = set()
+        self._latest: Mask | None = None
         self._heads: int | None = None
 
     def __torch_function__(
@@ -100,21 +106,23 @@ class AttentionMode(TorchFunctionMode):
             if any(p.info is not None and self._same(p, backend, rank) for p in self._plan):
                 raise NoAttentionError(
                     f"{self.name} computes more attention in this forward pass than when it was attached "
-                    f"({self._asked} then): attach with `example_inputs` like these."
+                    f"({len(self._asked)} then): attach with `example_inputs` like these."
                 )
             return None
-        planned = self._plan[matching[0]]
-        self._at = matching[0] + 1
+        number = matching[0]
+        planned = self._plan[number]
+        self._at = number if planned.parts else number + 1
         if planned.info is None:
             return None
-        self._asked += 1
+        again = planned.parts == "values" and number in self._asked
+        self._asked.add(number)
         self.tap = self.handle.taps.get(planned.info.label)
         if self.handle.taps and self.tap is None:
             return None
         layout = planned.layout
         if self._heads is not None:
             layout = replace(layout, dims="fqk" if rank == 3 else STANDARD, heads=self._heads if rank == 3 else 1)
-        return Asked(planned.info, layout)
+        return Asked(planned.info, layout, again)
 
     @staticmethod
     def _same(planned: Planned, backend: str, rank: int) -> bool:
@@ -128,9 +136,10 @@ class AttentionMode(TorchFunctionMode):
             NoAttentionError: if there was less attention than when the model was attached.
         """
         planned = [each.info for each in self._plan if each.info is not None]
-        if self._asked != len(planned):
+        if len(self._asked) != len(planned):
             raise NoAttentionError(
-                f"{self.name} hides its attention in this forward pass: {self._asked} of {len(planned)} were seen. "
+                f"{self.name} hides its attention in this forward pass: {len(self._asked)} of {len(planned)} were "
+                f"seen. "
                 f"{self.handle.why_hidden}"
             )
 
@@ -151,6 +160,8 @@ class AttentionMode(TorchFunctionMode):
         """The provider's mask for a site, checked and on the right device; ``None`` where it keeps everything."""
         if self.tap is not None:
             return None
+        if site.again:
+            return self._latest
         info = site.info
         asked = AttentionSite(
             name=info.name,
@@ -159,6 +170,7 @@ class AttentionMode(TorchFunctionMode):
             stack=info.stack,
             head_size=info.head_size,
             shares_keys=info.shares_keys,
+            in_parts=info.in_parts,
             shape=shape,  # type: ignore[arg-type]
             valid=valid,
             query=query,
@@ -174,6 +186,7 @@ class AttentionMode(TorchFunctionMode):
         if mask is not None:
             mask = _checked(mask, asked, type(self.handle.provider).__name__)
         self.handle.note(asked, mask)
+        self._latest = mask
         return mask
 
     def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ class DropRates:
 
     def __init__(self) -> None:
         self._latest: dict[str, Tensor] = {}
+        self._weights: dict[str, Tensor] = {}  # of sites in parts: how many units the rate is of
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
 
@@ -24,7 +25,7 @@ class DropRates:
             for label, rate in self._latest.items():
                 self._sums[label] = self._sums.get(label, 0.0) + rate.detach().mean()
                 self._counts[label] = self._counts.get(label, 0) + 1
-        self._latest = {}
+        self._latest, self._weights = {}, {}
 
     def latest(self, *, by_head: bool = False) -> dict[str, Tensor]:
         """Of the latest pass: 0-d, or ``(H,)`` where masks differ by head."""
@@ -45,12 +46,20 @@ class DropRates:
             return
         kept = None if mask is None else mask.units_kept
         if kept is None:
-            self._latest[site.label] = torch.zeros((), device=site.device)
+            rate = torch.zeros((), device=site.device)
         elif kept.dim() == 0:
-            self._latest[site.label] = 1.0 - kept.float()
+            rate = 1.0 - kept.float()
         else:
             by_head = kept.dim() == 4 and kept.shape[1] > 1
-            self._latest[site.label] = functional.drop_rate(kept, site.units, by_head=by_head)
+            rate = functional.drop_rate(kept, site.units, by_head=by_head)
+        self._latest[site.label] = self._with_other_parts(site, rate) if site.in_parts else rate
+
+    def _with_other_parts(self, site: AttentionSite, rate: Tensor) -> Tensor:
+        units = torch.ones((), device=site.device) if site.units is None else site.units
+        weight = units.expand(site.shape).sum()
+        before = self._weights.get(site.label, torch.zeros_like(weight))
+        self._weights[site.label] = before + weight
+        return (self._latest.get(site.label, 0.0) * before + rate * weight) / (before + weight).clamp(min=1)
 
     def note_skipped(self, site: SiteInfo, skip: Tensor) -> None:
         """Remember that all of a site was dropped, with the block that holds it, where ``skip`` (0-d) is true."""

@@ -14,6 +14,7 @@ from attnreg.injection.discovery.coverage import NOT_CHOSEN, LeftOut, left_out
 from attnreg.injection.discovery.example_inputs import example_inputs as make_example_inputs
 from attnreg.injection.discovery.finder import Finder, Sighting
 from attnreg.injection.discovery.numbering import number_layers
+from attnreg.injection.discovery.parts import Parts, in_parts
 from attnreg.injection.discovery.snapshot import unchanged
 from attnreg.injection.errors import NoAttentionError, why_hidden
 from attnreg.injection.layout import Layout
@@ -31,12 +32,16 @@ class FoundSite:
         sighting: where it was seen.
         layout: of its scores.
         block: the Transformer block that holds it, if it is a self-attention in one.
+        parts: what its parts differ in, where it is computed in several.
+        others: the sightings of its other parts.
     """
 
     info: SiteInfo
     sighting: Sighting
     layout: Layout
     block: Block | None = None
+    parts: Parts | None = None
+    others: tuple[Sighting, ...] = ()
 
     @property
     def module(self) -> nn.Module:
@@ -105,6 +110,9 @@ def discover(model: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any]
 
 
 def _sites(model: nn.Module, names: Mapping[nn.Module, str], sightings: Sequence[Sighting]) -> tuple[FoundSite, ...]:
+    parts = in_parts(sightings)
+    later = {sighting for _, others in parts.values() for sighting in others}
+    sightings = [sighting for sighting in sightings if sighting not in later]
     paths = [names.get(sighting.place.module, type(sighting.place.module).__name__) for sighting in sightings]
     stacks = [_stack(sighting) for sighting in sightings]
     layers: list[int] = [0] * len(sightings)
@@ -129,8 +137,11 @@ def _sites(model: nn.Module, names: Mapping[nn.Module, str], sightings: Sequence
             heads=sighting.heads,
             head_size=sighting.head_size,
             shares_keys=reading.layout.has_queries,
+            in_parts=sighting in parts,
         )
-        sites.append(FoundSite(info, sighting, reading.layout, block_of(model, path, sighting.running)))
+        block = block_of(model, path, sighting.running)
+        kind, others = parts.get(sighting, (None, []))
+        sites.append(FoundSite(info, sighting, reading.layout, block, kind, tuple(others)))
     return tuple(sites)
 
 

@@ -35,6 +35,7 @@ class Sighting:
         heads: H.
         head_size: D, where queries are shown.
         weighted: whether its weights were multiplied with values.
+        asked: its queries and keys, where they are seen.
     """
 
     backend: str
@@ -45,6 +46,7 @@ class Sighting:
     heads: int | None = None
     head_size: int | None = None
     weighted: bool = False
+    asked: tuple[Tensor, Tensor] | None = None
 
     @property
     def rank(self) -> int:
@@ -183,6 +185,7 @@ class Finder(TorchFunctionMode):
                 tracer.came_from_queries(out[0] if isinstance(out, tuple) else out, origin)
             self._confirm(len(self.sightings) - 1)
             sighting.head_size = call.query.shape[-1]
+            sighting.asked = None if call.key is None else (call.query, call.key)
         if reading is not None:
             with tracer.paused():
                 self._describe(sighting, reading, call)

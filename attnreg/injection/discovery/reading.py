@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -25,12 +25,16 @@ class Reading:
         relation: whether queries are among the keys, come from elsewhere, or are the same for all inputs.
         keys: which of the two origins is the keys' (0 or 1), ``None`` where neither is known.
         sure: whether the layout follows from origins, not from convention.
+        streams: that queries come from.
+        rows: the origins of queries and of keys, each ``(2, ...)``.
     """
 
     layout: Layout
     relation: Relation
     keys: int | None
-    sure: bool = True
+    sure: bool
+    streams: frozenset[int]
+    rows: tuple[Tensor, Tensor] = field(repr=False)
 
 
 def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None = None) -> Reading | None:
@@ -67,7 +71,8 @@ def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None 
             letters = [*("h" if letter == "q" else letter for letter in letters[:-2]), "q", "k"]
         layout = Layout("".join(letters), own)
     before, after = _sinks(query_part, key_part, layout, shape, dim, origins) if relation == "self" else (0, 0)
-    return Reading(replace(layout, sinks_before=before, sinks_after=after), relation, keys, sure)
+    layout = replace(layout, sinks_before=before, sinks_after=after)
+    return Reading(layout, relation, keys, sure, frozenset(origins.streams(query_part)), (query_part, key_part))
 
 
 def _relation(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int, origins: Origins) -> Relation:
