@@ -60,7 +60,7 @@ OTHERS = {
     handwritten.additive: ("bqk", "encoder", (0, 0), 1),
     handwritten.pooled_queries: ("bhqk", "encoder", (0, 0), 4),
     handwritten.windows: ("bhqk", "encoder", (0, 0), 4),
-    handwritten.local: ("bbhhk", "encoder", (0, 0), 4),
+    handwritten.local: ("bbh1k", "encoder", (0, 0), 4),
     handwritten.learned_queries: ("bhqk", "cross", (0, 0), 4),
 }
 

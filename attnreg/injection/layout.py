@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnreg.injection.errors import NoAttentionError
+
 STANDARD = "bhqk"
 
 
@@ -19,6 +21,7 @@ class Layout:
     Args:
         dims: a letter for each dimension: ``b`` samples (or windows of them), ``h`` heads, ``q`` queries, ``k`` keys;
             ``f`` samples times heads in one dimension, ``g`` heads times samples. A letter may occur more than once.
+            ``1`` is a dimension of one entry, of which nothing more is known.
         heads: H, where one dimension holds it together with B.
         sinks_before: leading columns that are no keys, such as learned sinks.
         sinks_after: trailing ones.
@@ -48,10 +51,19 @@ class Layout:
 
     @property
     def _order(self) -> list[int]:
-        return [dim for letters in ("bf", "hg", "q", "k") for dim, letter in enumerate(self.dims) if letter in letters]
+        return [dim for letters in ("bf1", "hg", "q", "k") for dim, letter in enumerate(self.dims) if letter in letters]
 
     def sizes(self, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-        """``(B, H, Q, K)``, sinks among the keys."""
+        """``(B, H, Q, K)``, sinks among the keys.
+
+        Raises:
+            NoAttentionError: if a dimension is larger than what was seen of it says.
+        """
+        if any(letter == "1" and n > 1 for n, letter in zip(shape, self.dims, strict=True)):
+            raise NoAttentionError(
+                f"Attention scores of shape {shape} have a dimension that had one entry when the model was attached, "
+                "so what it holds is not known: attach with `example_inputs` as long as yours."
+            )
         size = {x: math.prod(n for n, y in zip(shape, self.dims, strict=True) if x == y) for x in "bhqkfg"}
         return size["b"] * size["f"] * size["g"] // self.heads, size["h"] * self.heads, size["q"], size["k"]
 

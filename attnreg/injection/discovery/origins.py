@@ -49,7 +49,7 @@ class Origins:
         self._memory: dict[int, _Memory] = {}
         self._streams = [0]
         self._widths = [1]  # of the last dimension of each stream
-        self.learned: set[int] = set()  # streams of parameters that were put into a sequence
+        self.learned: set[int] = set()  # streams that are there in every pass: parameters, and what asked with them
 
     def read(self, tensor: Tensor) -> Tensor | None:
         """``(FIELDS, *tensor.shape)``, int32, on the CPU; ``None`` where nothing is known. Not to be written to."""
@@ -107,7 +107,7 @@ class Origins:
         Args:
             shape: of the positions.
             width: how many that follow each other may be features of one.
-            learned: whether they are parameters that were put into a sequence.
+            learned: whether they are parameters that were put into a sequence, or what asked with such
         """
         if learned:
             self.learned.add(len(self._streams) - 1)
@@ -120,9 +120,12 @@ class Origins:
 
     def streams(self, origin: Tensor) -> set[int]:
         """The streams at the ends of the intervals of origins ``(2, ...)``."""
-        low, high = compact(origin).flatten(1)
-        known = high != NOTHING
-        return set(self._streams_of(torch.cat([-low[known], high[known]])).unique().tolist())
+        return set(self.ends(compact(origin)).unique().tolist()) - {-1}
+
+    def ends(self, origin: Tensor) -> Tensor:
+        """The streams at the lower and upper ends of the intervals of origins, ``(2, ...)``; -1 where there is none."""
+        signs = torch.tensor([-1, 1], dtype=torch.int32).reshape(2, *[1] * (origin.dim() - 1))
+        return self._streams_of(signs * origin).masked_fill(origin == NOTHING, -1)
 
     def positions(self, origin: Tensor) -> Tensor:
         """The same origins, with the features of a position taken together."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from attnreg.injection.backends import Call
-from attnreg.injection.discovery.origins import NOTHING, PRODUCT, Origins
-from attnreg.injection.discovery.rules import PARTS, has, is_known, is_pair, varies
+from attnreg.injection.discovery.origins import NOTHING, PRODUCT, Origins, compact
+from attnreg.injection.discovery.rules import PARTS, differs, has, is_known, is_pair, varies
 from attnreg.injection.layout import Layout
 
 Relation = Literal["self", "cross", "learned queries"]
@@ -76,13 +76,22 @@ def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None 
 
 
 def _relation(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int, origins: Origins) -> Relation:
-    ours, theirs = origins.streams(queries), origins.streams(keys)
+    ours = origins.streams(queries)
+    columns = [column for column in _columns(keys, dim, origins) if column]
     if not ours:
         # Nothing that depends on the inputs asks: parameters that attend to each other, or to the inputs.
         square = any(size == shape[dim] for place, size in enumerate(shape) if place != dim)
-        return "self" if not theirs and square else "learned queries"
-    memory = {stream for stream in theirs - ours if stream in origins.learned}
-    return "self" if theirs and theirs - memory <= ours else "cross"
+        return "self" if not columns and square else "learned queries"
+    # What asks is what is asked, but for columns of learned vectors. A bias of all scores may come from elsewhere.
+    columns = [column for column in columns if column & ours or not column <= origins.learned]
+    return "self" if columns and all(column & ours for column in columns) and ours <= set().union(*columns) else "cross"
+
+
+def _columns(keys: Tensor, dim: int, origins: Origins) -> list[set[int]]:
+    """The streams that the keys of each column come from."""
+    part = compact(keys)
+    others = [place + 1 for place in range(part.dim() - 1) if place != dim]
+    return [{stream for stream in ends if stream >= 0} for ends in origins.ends(part.amax(others)).T.tolist()]
 
 
 def _letters(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int) -> tuple[list[str], int, bool]:
@@ -91,11 +100,11 @@ def _letters(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int) ->
     for place, size in enumerate(shape):
         if place == dim or size == 1:
             continue
-        if varies(keys, place):
+        if differs(keys, place):
             letters[place], own = _flat(torch.cat([queries, keys]), place)
             heads *= own
         else:
-            letters[place] = "q" if varies(queries, place) else "h"
+            letters[place] = "q" if differs(queries, place) else "h"
     if "q" not in letters and not ("b" in letters and varies(keys, dim) and (queries[1] != NOTHING).any()):
         near = dim - 1 if dim else 1
         if letters[near] in "h?":
@@ -105,7 +114,7 @@ def _letters(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int) ->
         letters[1] = "h"  # as torch has it; keys that differ by head were never mixed with those of others
     open_places = [place for place, letter in enumerate(letters) if letter == "?"]
     for place in open_places:
-        letters[place] = "b" if not set("bfg") & set(letters) else "h"
+        letters[place] = "b" if not set("bfg") & set(letters) else "h" if "h" not in letters else "1"
     if not set("bfg") & set(letters) and letters.count("h") == 1 and len(shape) == 3 and shape[letters.index("h")] > 1:
         sure = False  # one sample, or none: samples and heads cannot be told apart
     return letters, heads, sure
@@ -129,17 +138,14 @@ def _flat(parts: Tensor, place: int) -> tuple[str, int]:
 def _sinks(
     queries: Tensor, keys: Tensor, layout: Layout, shape: tuple[int, ...], dim: int, origins: Origins
 ) -> tuple[int, int]:
+    """The number of leading and trailing columns that are none of the positions that ask."""
     _, _, rows, columns = layout.sizes(shape)
     if rows == columns:
         return 0, 0
-    others = [place + 1 for place in range(len(shape)) if place != dim]
     ours = origins.streams(queries)
-    foreign = []
-    highest = keys.amax(others)  # (2, K)
-    for column in range(columns):
-        end = highest[1, column]
-        foreign.append(int(end) == NOTHING or not origins.streams(highest[:, column : column + 1]) & ours)
-    if all(foreign) or not any(foreign):
+    is_padded = bool((queries.amax(dim + 1)[1] == NOTHING).any())  # and so are keys, which are no sinks for that
+    foreign = [not column & ours and not (is_padded and not column) for column in _columns(keys, dim, origins)]
+    if len(foreign) != columns or all(foreign) or not any(foreign):
         return 0, 0
     before = next(i for i, is_foreign in enumerate(foreign) if not is_foreign)
     after = next(i for i, is_foreign in enumerate(reversed(foreign)) if not is_foreign)

@@ -47,6 +47,12 @@ def varies(part: Tensor, dim: int) -> bool:
     return bool(((highest != lowest) & (highest != NOTHING)).any())
 
 
+def differs(part: Tensor, dim: int) -> bool:
+    """Whether the origins ``(2, ...)`` differ along a dimension, those that are not known from others too."""
+    part = compact(part)
+    return bool((part != part.narrow(dim + 1, 0, 1)).any())
+
+
 def merged(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     """Elementwise operations: an element comes from wherever its operands come from.
 
@@ -93,6 +99,26 @@ def resampled(origin: Tensor, shape: Sequence[int]) -> Tensor:
 def across(origin: Tensor, shape: Sequence[int]) -> Tensor:
     """Linear maps of the last dimension."""
     return origin.amax(-1, keepdim=True).expand(FIELDS, *shape)
+
+
+def settled(origin: Tensor) -> Tensor:
+    """What a linear map by parameters takes.
+
+    Scores stay scores: the same query is there with several keys, and the same key with several queries. Any other
+    product is features of its first factor's rows from here on.
+    """
+    if is_pair(origin):
+        pairs = compact(origin)[FIRST.start : SECOND.stop].flatten(1)
+        count, *each = (len(part.unique(dim=1).T) for part in (pairs, *(pairs[part] for part in PARTS)))
+        if count <= max(each):
+            origin = _without(origin, SECOND)
+    return with_field(origin, PRODUCT, NOTHING)
+
+
+def _without(origin: Tensor, part: slice) -> Tensor:
+    shape, origin = origin.shape, compact(origin).clone()
+    origin[part] = NOTHING
+    return origin.expand(shape)
 
 
 def everywhere(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:

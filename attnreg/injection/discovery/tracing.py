@@ -18,7 +18,6 @@ from attnreg.injection.discovery.origins import (
     FIELDS,
     FIRST,
     NOTHING,
-    PRODUCT,
     SOFTMAX,
     VALUED,
     Origins,
@@ -31,6 +30,7 @@ LARGE = 2**14  # weights with more elements are not multiplied with: only the wa
 PRODUCTS = {aten.mm: (0, 1), aten.bmm: (0, 1), aten.addmm: (1, 2), aten.baddbmm: (1, 2)}
 PRODUCTS |= {aten.mv: (0, 1), aten.dot: (0, 1), aten.addmv: (1, 2), aten.addbmm: (1, 2)}
 LINEAR = (aten.mm, aten.addmm)
+EMBEDDINGS = (aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only)
 RESAMPLING = ("conv", "pool", "upsample")
 FROM_NOWHERE = ("new_", "zeros", "ones", "full", "empty", "rand", "arange")
 
@@ -151,7 +151,7 @@ class Tracer(TorchDispatchMode):
             self.origins.write(first, self._product(args[left], args[right], first))
         elif all(origin is None for origin in origins) or name.startswith(FROM_NOWHERE) or op is aten.fill_:
             self.origins.write(first, None)
-        elif op is aten.embedding:
+        elif op in EMBEDDINGS:
             self._embedded(args[1], first)
         elif op in MOVES:
             self.origins.write(first, moved(op, func, args, kwargs, self.origins))
@@ -177,7 +177,7 @@ class Tracer(TorchDispatchMode):
         if self.origins.read(ids) is None:
             self.origins.write(out, None)
         else:
-            self.origins.seed(out, ids.dim())
+            self.origins.seed(out, out.dim() - 1)
 
     def _computed(
         self,
@@ -240,9 +240,9 @@ class Tracer(TorchDispatchMode):
                 [origin for origin in (left, right) if origin is not None] or [blank(())], out.shape
             )
         if self._is_held(b) and left is not None:
-            return rules.across(rules.with_field(left, PRODUCT, NOTHING), out.shape)
+            return rules.across(rules.settled(left), out.shape)
         if self._is_held(a) and right is not None:
-            return rules.with_field(right, PRODUCT, NOTHING).amax(-2, keepdim=True).expand(FIELDS, *out.shape)
+            return rules.settled(right).amax(-2, keepdim=True).expand(FIELDS, *out.shape)
         sides = [(weights, dim) for weights, dim in ((left, -1), (right, -2)) if weights is not None]
         sides.sort(key=lambda side: not rules.has(side[0], SOFTMAX))
         for weights, dim in sides:
@@ -267,7 +267,7 @@ class Tracer(TorchDispatchMode):
         """What comes out of attention is where its queries are; where those are nowhere, it is a new sequence."""
         queries = compact(queries)
         if not (queries[1] != NOTHING).any():
-            queries = self.origins.fresh(out.shape[:-1]).unsqueeze(-1)
+            queries = self.origins.fresh(out.shape[:-1], learned=True).unsqueeze(-1)
         origin = blank(queries.shape[1:])
         origin[FIRST] = queries
         return origin.expand(FIELDS, *out.shape)
