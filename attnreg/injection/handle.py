@@ -217,12 +217,12 @@ class AttachHandle:
 
 def _plans(found: Discovery, chosen: Set[str]) -> dict[nn.Module, list[tuple[Planned, ...] | None]]:
     """For each module that holds chosen attention, what to expect in each of its calls."""
-    sites = {site.sighting: site for site in found.sites if site.info.name in chosen}
-    later = {sighting for site in found.sites for sighting in site.others}
+    sites = {part: site for site in found.sites if site.info.name in chosen for part in (site.sighting, *site.others)}
+    again = {part for site in found.sites if site.parts != "blocks" for part in site.others}
     modules = {sighting.place.module for sighting in sites}
     plans: dict[nn.Module, dict[int, list[Planned]]] = {module: defaultdict(list) for module in modules}
     for sighting in found.sightings:
-        if sighting in later:
+        if sighting in again:
             continue
         around = next((call for call in reversed(sighting.running) if call.module in modules), None)
         if around is not None:

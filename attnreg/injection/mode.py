@@ -32,8 +32,8 @@ class Planned:
         rank: number of dimensions of its scores.
         info: its site; ``None`` if it is no attention, or the provider is not asked about it.
         layout: of its scores.
-        parts: what its parts differ in, where it is computed in several: one mask is for all values, and each part of
-            its rows has a mask of its own.
+        parts: what its parts are, where it is computed in several: one mask is for all values, parts of its rows have
+            masks of their own, in whatever number, and each block is planned by itself.
     """
 
     backend: str
@@ -111,7 +111,7 @@ class AttentionMode(TorchFunctionMode):
             return None
         number = matching[0]
         planned = self._plan[number]
-        self._at = number if planned.parts else number + 1
+        self._at = number if planned.parts in ("rows", "values") else number + 1
         if planned.info is None:
             return None
         again = planned.parts == "values" and number in self._asked

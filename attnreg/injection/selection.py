@@ -40,7 +40,8 @@ def choose(
         stacks = [stack for stack in get_args(Stack) if stack != "cross"]
     sites = [site for site in sites if stacks is None or site.info.stack in stacks]
     if not sites:
-        raise InputError(f"The model has no self-attention, only {', '.join(present)}: pass `stacks={present}`.")
+        rest = next((f", but for what is left out, such as {each}" for each in found.left_out if each.is_attention), "")
+        raise InputError(f"The model has no self-attention, only {', '.join(present)}{rest}: pass `stacks={present}`.")
     if layers is None:
         return sites
     where = "`attach(layers=...)`"

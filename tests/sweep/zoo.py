@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -81,4 +82,8 @@ def _configuration(model_type: str) -> PreTrainedConfig:
 
 
 def _make(model_type: str) -> nn.Module:
-    return model_class(model_type)(_configuration(model_type))
+    model = model_class(model_type)(_configuration(model_type))
+    for parameter in model.parameters():
+        if not parameter.isfinite().all():  # some are left as the memory was
+            torch.nn.init.normal_(parameter, std=0.02)
+    return model

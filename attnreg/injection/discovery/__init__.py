@@ -96,6 +96,7 @@ def discover(model: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any]
         ['layers.0.self_attn', 'layers.1.self_attn']
     """
     finder = _dry_run(model, example_inputs)
+    _refuse_shuffled(finder.sightings)
     left = left_out(finder, model)
     sightings = [sighting for sighting in finder.sightings if sighting.is_attention]
     _settle(sightings, finder.names)
@@ -167,6 +168,14 @@ def _settle(sightings: Sequence[Sighting], names: Mapping[nn.Module, str]) -> No
                 f"Samples and heads share a dimension at {names.get(sighting.place.module)}, and one sample does not "
                 "show their order: pass `example_inputs` with two samples."
             )
+
+
+def _refuse_shuffled(sightings: Sequence[Sighting]) -> None:
+    """What a class of modules does to its queries once it may always do."""
+    classes = {type(each.place.module) for each in sightings if each.reading and not each.reading.in_order}
+    for sighting in sightings:
+        if sighting.reading is not None and type(sighting.place.module) in classes:
+            sighting.reading = replace(sighting.reading, in_order=False)
 
 
 def _stack(sighting: Sighting) -> Stack:

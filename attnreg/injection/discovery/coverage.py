@@ -16,6 +16,8 @@ _PART = re.compile(r"dropout|norm|mask|bias|embed|rotary|output|intermediate|pos
 
 NO_PRODUCTS = "its scores are no products of queries and keys"
 NO_VALUES = "its weights are not multiplied with values"
+SHUFFLED = "its queries are in another order than its keys"
+ASIDE = "what is computed of all scores beside the softmax still counts what a mask drops"
 NOT_SOFTMAX = "its weights come out of nothing that can be masked, such as log_softmax, sigmoid or a compiled function"
 UNSEEN = "no softmax and no fused attention was seen in it"
 NOT_CHOSEN = "it is not among the `stacks`, `layers` and `modules` that were asked for"
@@ -75,11 +77,12 @@ def _seen(finder: Finder) -> Iterator[LeftOut]:
         name = names.get(module, type(module).__name__)
         named = module not in found and _is_called_attention(type(module).__name__, name.rpartition(".")[2])
         if not sighting.is_attention:
-            reason = NO_PRODUCTS if sighting.reading is None else NO_VALUES
-            yield LeftOut(name, f"softmax of {sighting.rank} dimensions", reason, is_attention=named)
-    for running in finder.hidden:
-        module = running[-1].module
-        yield LeftOut(names.get(module, type(module).__name__), "attention", NOT_SOFTMAX)
+            shuffled = sighting.reading is not None and not sighting.reading.in_order
+            reason = SHUFFLED if shuffled else NO_PRODUCTS if sighting.reading is None else NO_VALUES
+            yield LeftOut(name, f"softmax of {sighting.rank} dimensions", reason, is_attention=named or shuffled)
+    for seen, reason, places in (("attention", NOT_SOFTMAX, finder.hidden), ("logsumexp", ASIDE, finder.aside)):
+        for module in (running[-1].module for running in places):
+            yield LeftOut(names.get(module, type(module).__name__), seen, reason)
 
 
 def _named(finder: Finder, model: nn.Module) -> Iterator[LeftOut]:

@@ -32,7 +32,6 @@ class Sighting:
         running: the module calls around it, the innermost last.
         reading: what it is; ``None`` if its scores are no products of queries and keys.
         causal: whether no query may look at a later key.
-        heads: H.
         head_size: D, where queries are shown.
         weighted: whether its weights were multiplied with values.
         asked: its queries and keys, where they are seen.
@@ -43,7 +42,6 @@ class Sighting:
     running: tuple[ModuleCall, ...]
     reading: Reading | None
     causal: bool = False
-    heads: int | None = None
     head_size: int | None = None
     weighted: bool = False
     asked: tuple[Tensor, Tensor] | None = None
@@ -54,9 +52,14 @@ class Sighting:
         return len(self.shape)
 
     @property
+    def heads(self) -> int | None:
+        """H."""
+        return None if self.reading is None else self.reading.layout.sizes(self.shape)[1]
+
+    @property
     def is_attention(self) -> bool:
         """Whether it is what it looks like."""
-        return self.reading is not None and self.weighted
+        return self.reading is not None and self.weighted and self.reading.in_order
 
     @property
     def place(self) -> ModuleCall:
@@ -84,6 +87,7 @@ class Finder(TorchFunctionMode):
         self.names = {module: name or type(module).__name__ for name, module in model.named_modules()}
         self.sightings: list[Sighting] = []
         self.hidden: list[tuple[ModuleCall, ...]] = []  # where values met weights that came out of something else
+        self.aside: list[tuple[ModuleCall, ...]] = []  # where scores are summed up beside their softmax
         self._heads: int | None = None
         self._running: list[ModuleCall] = []
         self._latest: dict[nn.Module, ModuleCall] = {}
@@ -153,6 +157,10 @@ class Finder(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         backend = BY_FUNCTION.get(func) if self._running else None
+        if func in (torch.logsumexp, Tensor.logsumexp) and self._running:
+            origin = self._tracer.origins.read(args[0])
+            if origin is not None and rules.is_pair(origin):
+                self.aside.append(tuple(self._running))
         if backend is None:
             return func(*args, **(kwargs or {}))
         return backend.discover(self, func, *args, **(kwargs or {}))
@@ -204,7 +212,7 @@ class Finder(TorchFunctionMode):
 
     def _describe(self, sighting: Sighting, reading: Reading, call: Call) -> None:
         layout = reading.layout
-        _, sighting.heads, queries, keys = layout.sizes(call.shape)
+        _, _, queries, keys = layout.sizes(call.shape)
         valid = call.valid
         if call.scores is not None:
             valid = allowed(layout.canonical(call.scores))

@@ -96,7 +96,7 @@ class Origins:
         if tensor.layout != torch.strided or not tensor.numel():
             return
         shape = tensor.shape if dims is None else tensor.shape[:dims]
-        places = self.fresh(shape, width=tensor.shape[-1] if dims is None and tensor.dim() > 2 else 1)
+        places = self.fresh(shape, width=tensor.shape[-1] if dims is None and tensor.dim() == 3 else 1)
         origin = torch.full((FIELDS, *shape, *[1] * (tensor.dim() - len(shape))), NOTHING, dtype=torch.int32)
         origin[FIRST] = places.reshape(2, *origin.shape[1:])
         self.write(tensor, origin)

@@ -5,34 +5,35 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from attnreg.injection.discovery.finder import Sighting
 from attnreg.injection.discovery.origins import NOTHING, compact
 
-Parts = Literal["rows", "values"]
+Parts = Literal["rows", "blocks", "values"]
 
 
 def in_parts(sightings: Sequence[Sighting]) -> dict[Sighting, tuple[Parts, list[Sighting]]]:
     """Those that are computed in parts, by the first of them.
 
-    A part is either of ``"rows"``: queries and keys of its own, such as those of one image or one window, of which
-    another batch may have more; or of ``"values"``: other values for the same queries and keys.
+    Parts are either ``"rows"``: queries and keys of their own, such as those of one image or one window, of which
+    another batch may have more; or ``"blocks"``: queries of their own, each block in its own way (block-sparse
+    attention); or ``"values"``: other values for the same queries and keys.
 
     Args:
         sightings: all attention.
     """
-    groups: dict[Any, list[Sighting]] = defaultdict(list)
+    groups: dict[int, list[Sighting]] = defaultdict(list)
     for sighting in sightings:
-        groups[id(sighting.place), sighting.backend, sighting.rank].append(sighting)
+        groups[id(sighting.place)].append(sighting)
     found: dict[Sighting, tuple[Parts, list[Sighting]]] = {}
     for first, *others in groups.values():
         kinds = {_kind(a, b) for a, b in itertools.combinations([first, *others], 2)}
-        kind = kinds.pop() if len(kinds) == 1 else None
-        if kind is not None:
-            found[first] = kind, others
+        if None in kinds or not kinds or kinds > {"values"}:
+            continue
+        found[first] = "blocks" if "blocks" in kinds else min(kind for kind in kinds if kind), others
     return found
 
 
@@ -41,14 +42,13 @@ def _kind(a: Sighting, b: Sighting) -> Parts | None:
     one, other = a.reading, b.reading
     assert one is not None
     assert other is not None
-    if (one.layout, one.relation, a.heads) != (other.layout, other.relation, b.heads):
-        return None
-    if a.asked is not None and b.asked is not None and all(map(_is_same, a.asked, b.asked)):
+    alike = (a.backend, one.layout, a.heads) == (b.backend, other.layout, b.heads)
+    if alike and a.asked is not None and b.asked is not None and all(map(_is_same, a.asked, b.asked)):
         return "values"
-    rows = zip(one.rows, other.rows, strict=True)
-    if one.relation != "self" or one.streams != other.streams:
+    if {one.relation, other.relation} != {"self"} or not one.streams & other.streams:
         return None
-    return "rows" if all(_are_apart(mine, theirs) for mine, theirs in rows) else None
+    queries, keys = (_are_apart(mine, theirs) for mine, theirs in zip(one.rows, other.rows, strict=True))
+    return None if not queries else "rows" if alike and keys else "blocks"
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:

@@ -27,6 +27,7 @@ class Reading:
         sure: whether the layout follows from origins, not from convention.
         streams: that queries come from.
         rows: the origins of queries and of keys, each ``(2, ...)``.
+        in_order: whether queries are not known to be in another order than their keys.
     """
 
     layout: Layout
@@ -35,6 +36,7 @@ class Reading:
     sure: bool
     streams: frozenset[int]
     rows: tuple[Tensor, Tensor] = field(repr=False)
+    in_order: bool = True
 
 
 def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None = None) -> Reading | None:
@@ -56,6 +58,9 @@ def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None 
     known = [is_known(origin, part) for part in PARTS]
     if not any(known):
         keys = None
+    elif moving[0] == moving[1] and all(known):
+        others = [sum(varies(origin[part], place) for place in range(len(shape)) if place != dim) for part in PARTS]
+        keys = 0 if others[0] < others[1] else 1
     elif moving[0] == moving[1]:
         keys = 1 if known[1] else 0
     else:
@@ -70,9 +75,13 @@ def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None 
         if call.query is not None:
             letters = [*("h" if letter == "q" else letter for letter in letters[:-2]), "q", "k"]
         layout = Layout("".join(letters), own)
+    if relation == "self" and _asks_from_elsewhere(query_part, key_part, layout, shape):
+        relation = "cross"
     before, after = _sinks(query_part, key_part, layout, shape, dim, origins) if relation == "self" else (0, 0)
     layout = replace(layout, sinks_before=before, sinks_after=after)
-    return Reading(layout, relation, keys, sure, frozenset(origins.streams(query_part)), (query_part, key_part))
+    streams = frozenset(origins.streams(query_part))
+    in_order = relation != "self" or not _is_shuffled(query_part, key_part, layout)
+    return Reading(layout, relation, keys, sure, streams, (query_part, key_part), in_order)
 
 
 def _relation(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int, origins: Origins) -> Relation:
@@ -85,6 +94,28 @@ def _relation(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int, o
     # What asks is what is asked, but for columns of learned vectors. A bias of all scores may come from elsewhere.
     columns = [column for column in columns if column & ours or not column <= origins.learned]
     return "self" if columns and all(column & ours for column in columns) and ours <= set().union(*columns) else "cross"
+
+
+def _is_shuffled(queries: Tensor, keys: Tensor, layout: Layout) -> bool:
+    """Whether the keys of a sample are in the order of their positions, and its queries are not."""
+    if not layout.has_queries or layout.has_sinks:
+        return False
+    for end, sign in enumerate((-1, 1)):
+        rows = sign * layout.canonical(queries[end]).amax((1, 3))  # (B, Q)
+        columns = sign * layout.canonical(keys[end]).amax((1, 2))  # (B, K)
+        if bool((columns.diff() >= 0).all()) and bool((rows.diff() < 0).any()):
+            return True
+    return False
+
+
+def _asks_from_elsewhere(queries: Tensor, keys: Tensor, layout: Layout, shape: tuple[int, ...]) -> bool:
+    """Whether keys differ by position and queries do not, or neither does and there is another number of each."""
+    if layout.dims.count("q") != 1:
+        return False
+    place, dim = layout.dims.index("q"), layout.dims.index("k")
+    if varies(queries, place) or shape[place] == 1:
+        return False
+    return varies(keys, dim) or (is_known(queries, slice(0, 2)) and shape[place] != shape[dim])
 
 
 def _columns(keys: Tensor, dim: int, origins: Origins) -> list[set[int]]:
@@ -105,7 +136,11 @@ def _letters(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int) ->
             heads *= own
         else:
             letters[place] = "q" if differs(queries, place) else "h"
-    if "q" not in letters and not ("b" in letters and varies(keys, dim) and (queries[1] != NOTHING).any()):
+    if letters.count("q") > 1 and not set("bfg") & set(letters):  # keys that are the same for all samples
+        place = letters.index("q")
+        letters[place], heads = _flat(queries, place)
+    is_local = "b" in letters and varies(keys, dim) and bool((queries[1] != NOTHING).any())
+    if "q" not in letters and not (is_local and (letters.count("b") > 1 or letters.count("h") < 2)):
         near = dim - 1 if dim else 1
         if letters[near] in "h?":
             sure = letters[near] == "?"
