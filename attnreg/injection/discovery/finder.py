@@ -185,7 +185,7 @@ class Finder(TorchFunctionMode):
         if call.query is None:
             out = func(*args, **kwargs)
             if reading is not None:
-                tracer.came_from_softmax(out, len(self.sightings) - 1, reading.keys)
+                tracer.came_from_softmax(out, len(self.sightings) - 1, reading.keys, call.shape[call.dim])
         else:
             with tracer.paused():
                 out = func(*args, **kwargs)

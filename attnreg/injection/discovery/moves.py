@@ -70,8 +70,10 @@ def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ori
         origin = origins.read(value)
         if origin is None:
             origin = blank(value.shape)
-            if learned:
-                origin[FIRST] = origins.fresh(value.shape[:-1], learned=True).unsqueeze(-1)
+            if learned and bool(value.any()):  # else it is padding
+                dim = given.get("dim", 0) % value.dim()
+                places = origins.fresh(value.shape[dim : dim + 1], learned=True)
+                origin[FIRST] = places.reshape(2, *(-1 if i == dim else 1 for i in range(value.dim())))
         parts.append(origin.reshape(FIELDS, -1))
         numbers = torch.arange(count, count + value.numel()).reshape(value.shape)
         count += value.numel()

@@ -148,13 +148,14 @@ def pairs_along(origin: Tensor, dim: int) -> bool:
     return is_pair(origin) and any(varies(origin[part], dim) for part in PARTS)
 
 
-def of_queries(weights: Tensor, dim: int, keys: int | None) -> Tensor | None:
+def of_queries(weights: Tensor, dim: int, keys: int | None, size: int | None) -> Tensor | None:
     """The queries of attention weights that are multiplied with values along a dimension; ``None`` if it is not keys.
 
     Args:
         weights: origins of the weights.
         dim: the dimension over which the sum goes.
         keys: which of the two parts is the keys' (0 or 1), if it is known.
+        size: the number of keys, if it is known.
 
     Returns:
         ``(2, ...)``, without that dimension, or nothing known in it where queries are the same in every input.
@@ -162,7 +163,7 @@ def of_queries(weights: Tensor, dim: int, keys: int | None) -> Tensor | None:
     moving = [varies(weights[part], dim) for part in PARTS]
     if keys is None:
         keys = 0 if moving == [True, False] else 1
-    elif not moving[keys] and moving[1 - keys]:
+    elif not moving[keys] and (moving[1 - keys] or (size is not None and weights.shape[1:][dim] > size)):
         return None  # a sum over queries
     return weights[PARTS[1 - keys]].amax(dim if dim < 0 else dim + 1)
 

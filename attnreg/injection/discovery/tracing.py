@@ -58,7 +58,7 @@ class Tracer(TorchDispatchMode):
         self._inputs = {tensor.untyped_storage()._cdata for tensor in inputs if tensor.layout == torch.strided}
         self._held = {tensor.untyped_storage()._cdata for tensor in held if tensor.layout == torch.strided}
         self._weighted = weighted
-        self._keys: dict[int, int | None] = {}  # by softmax: which of the two origins is its keys'
+        self._keys: dict[int, tuple[int | None, int]] = {}  # by softmax: which of the two origins is its keys', and K
         self._together: dict[int, int] = {}  # softmaxes whose weights were put together, by the later one
         self.lost: list[str] = []  # operations after which origins are not known exactly
         self._overwritten: dict[int, tuple[Tensor, Tensor]] = {}
@@ -84,16 +84,17 @@ class Tracer(TorchDispatchMode):
             super().__enter__()
             self._paused = False
 
-    def came_from_softmax(self, weights: Tensor, number: int, keys: int | None) -> None:
+    def came_from_softmax(self, weights: Tensor, number: int, keys: int | None, size: int) -> None:
         """Attention weights came out of a softmax.
 
         Args:
             weights: they.
             number: of the softmax.
             keys: which of the two origins of an element is its key's.
+            size: the number of keys.
         """
         with self.paused():
-            self._keys[number] = keys
+            self._keys[number] = keys, size
             origin = self.origins.read(weights)
             origin = blank(weights.shape) if origin is None else origin
             self.origins.write(weights, rules.with_field(origin, SOFTMAX, number))
@@ -225,7 +226,7 @@ class Tracer(TorchDispatchMode):
         if not rules.has(origin, VALUED) or len(dims) != 1:
             return None
         number = int(origin[SOFTMAX].max())
-        queries = rules.of_queries(origin, dims[0], self._keys[number]) if number in self._keys else None
+        queries = rules.of_queries(origin, dims[0], *self._keys[number]) if number in self._keys else None
         if queries is not None:
             self._confirm(number)
         return queries
@@ -249,7 +250,7 @@ class Tracer(TorchDispatchMode):
             number = int(weights[SOFTMAX].max())
             if number == NOTHING and not rules.pairs_along(weights, dim):
                 continue
-            queries = rules.of_queries(weights, dim, self._keys.get(number))
+            queries = rules.of_queries(weights, dim, *self._keys.get(number, (None, None)))
             if queries is not None:
                 self._confirm(None if number == NOTHING else number)
                 queries = queries.unsqueeze(dim).expand(2, *out.shape)
