@@ -287,7 +287,7 @@ def _numbers_of_heads(config: Any) -> set[int]:
     """What a configuration, and those in it, say of heads (or of groups of channels that attend to each other)."""
     found: set[int] = set()
     for name, value in getattr(config, "__dict__", {}).items():
-        if "heads" in name or "groups" in name:
+        if "head" in name or "groups" in name:
             values = value if isinstance(value, (list, tuple)) else [value]
             found |= {each for each in values if isinstance(each, int)}
         elif hasattr(value, "__dict__"):

@@ -145,6 +145,8 @@ def _letters(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int) ->
         if letters[near] in "h?":
             sure = letters[near] == "?"
             letters[near] = "q"
+    if len(letters) > 3 and letters[0] == "h" and not set("bfg") & set(letters):
+        letters[0], sure = "b", False  # samples are no longer told apart
     if letters == ["b", "b", "q", "k"]:
         letters[1] = "h"  # as torch has it; keys that differ by head were never mixed with those of others
     open_places = [place for place, letter in enumerate(letters) if letter == "?"]

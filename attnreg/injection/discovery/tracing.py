@@ -200,8 +200,12 @@ class Tracer(TorchDispatchMode):
             if op in (aten.mul, aten.mul_) and _multiplies_values(tensors, origins):
                 return rules.with_field(result, VALUED, 1)
             return result
+        if "grid_sampler" in name:  # what is sampled for a place of the grid stays at that place, as attention does
+            grid = origins[1] if origins[1] is not None else rules.everywhere(known, args[1].shape)
+            return rules.across(grid, args[1].shape).movedim(-1, 2)[:, :, :1].expand(FIELDS, *out.shape)
         if "dim" in arguments or "dims" in arguments:
-            given = dict(zip(arguments, args, strict=False)) | kwargs
+            given = {argument.name: argument.default_value for argument in func._schema.arguments}
+            given |= dict(zip(arguments, args, strict=False)) | kwargs
             dims = given.get("dim", given.get("dims"))
             dims = [] if dims is None else list(dims) if isinstance(dims, (list, tuple)) else [dims]
             if first.dim() - 1 == out.dim():
