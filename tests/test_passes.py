@@ -129,6 +129,22 @@ def test_rates_under_checkpointing_are_those_of_the_forward_pass(provider):
     assert len(seen) > 2
 
 
+def test_a_pass_that_repeats_a_plain_one_is_refused():
+    model, batch = BERT.build(), BERT.batch()
+
+    def run(x, use_reentrant):
+        return checkpoint(lambda x: output(model, batch) + 0 * x, x, use_reentrant=use_reentrant).sum()
+
+    x = torch.zeros((), requires_grad=True)
+    with attnreg.attach(model, attnreg.AttentionLayerDrop(1.0)) as handle:
+        says = "AttentionLayerDrop cannot mask a forward pass that repeats one without gradients, which was plain"
+        with pytest.raises(RuntimeError, match=says):
+            run(x, use_reentrant=True).backward()  # as cached losses do
+        with handle.disabled():
+            run(x, use_reentrant=True).backward()
+        run(x, use_reentrant=False).backward()
+
+
 def test_gradients_of_each_sample():
     model, ids = Layers(plain), torch.randint(1, 20, (3, 5))
     parameters = {name: p.detach() for name, p in model.named_parameters()}

@@ -22,7 +22,10 @@ class AttachedEntry(Shadow[None]):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, as one pass."""
         handle = self.handle
-        if handle.in_forward or in_backward():  # in which gradient checkpointing computes it again
+        if in_backward():  # in which gradient checkpointing computes it again
+            handle.check_repeated(self.module)
+            return self.plain(*args, **kwargs)
+        if handle.in_forward:
             return self.plain(*args, **kwargs)
         handle.begin({**dict(zip(self.input_names, args, strict=False)), **kwargs}, self.module)
         try:

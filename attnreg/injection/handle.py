@@ -46,6 +46,7 @@ class AttachHandle:
         self._enabled = True
         self._probing = False
         self._trains = False  # whether the pass that runs has gradients
+        self._has_trained = False  # whether any pass had
         self._model = model
         self._sites = tuple(site.info for site in found.sites if site.info.name in chosen)
         self._modules = {site.info.name: site.module for site in found.sites if site.info.name in chosen}
@@ -183,6 +184,8 @@ class AttachHandle:
         """A forward pass of the model begins, at the model itself or at a module that holds all its attention."""
         self.in_forward = True
         self._trains = torch.is_grad_enabled()
+        if self._trains:
+            self._has_trained = True
         for attached in self._shadows:
             attached.begin()
         training = module.training and self._trains
@@ -196,6 +199,19 @@ class AttachHandle:
     def end(self) -> None:
         """A forward pass of the model ends."""
         self.in_forward = False
+
+    def check_repeated(self, module: nn.Module) -> None:
+        """Called when a forward pass begins within a backward pass.
+
+        Raises:
+            RuntimeError: if it would be masked, and what it repeats was not.
+        """
+        if self.acts_on(module) and not self._has_trained:
+            raise RuntimeError(
+                f"{type(self.provider).__name__} cannot mask a forward pass that repeats one without gradients, which "
+                "was plain: use a loss that is not cached (GradCache), and gradient checkpointing with "
+                "`use_reentrant=False`."
+            )
 
     def check_entry(self, name: str) -> None:
         """Called when attention is about to be masked.
