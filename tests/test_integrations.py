@@ -224,6 +224,57 @@ def test_model_init_is_refused(tmp_path):
         ADDropTrainer(args=arguments(tmp_path), model_init=bert)
 
 
+class Strict(hf.BertForSequenceClassification):
+    """Takes nothing else."""
+
+    def forward(self, input_ids, labels=None):
+        return super().forward(input_ids=input_ids, labels=labels)
+
+
+class Renamed(ADDropTrainer):
+    """Calls the model, its batches and its loss by names of its own, as sentence-transformers and SetFit do."""
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        return super().compute_loss(model, {"input_ids": inputs["rows"], "labels": inputs["labels"]})
+
+    def log(self, logs, *args, **kwargs):
+        super().log({f"embedding_{name}" if name == "loss" else name: value for name, value in logs.items()})
+
+
+def renamed(folder, provider):
+    rows = [{"rows": row["input_ids"], "labels": row["labels"]} for row in Rows()]
+    model = Strict(hf.BertConfig(**TEXT, **SMALL))
+    return Renamed(model, arguments(folder, remove_unused_columns=False), train_dataset=rows, provider=provider)
+
+
+def test_a_batch_that_the_model_does_not_take(tmp_path):
+    says = "Expected batches that Strict takes .* AttributionProvider .* got labels, rows from Renamed: train with"
+    with pytest.raises(ValueError, match=says):
+        renamed(tmp_path, attnreg.AttributionProvider()).train()
+
+    def wrong(output, batch):
+        raise TypeError("the user's own")
+
+    provider = attnreg.AttributionProvider(target=wrong)
+    trainer = ADDropTrainer(bert(), arguments(tmp_path), train_dataset=Rows(), provider=provider)
+    with pytest.raises(TypeError, match="the user's own"):
+        trainer.train()
+
+
+def test_a_loss_of_another_name(tmp_path):
+    trainer = renamed(tmp_path, attnreg.AttentionDropout(0.5))
+    trainer.train()
+    assert len(column(trainer, "drop_rate/encoder.0")) == len(column(trainer, "embedding_loss")) == 8
+
+
+def test_what_is_no_trainer_is_refused():
+    callback = AttnRegCallback(attnreg.attach(bert(), attnreg.AttentionDropout(0.5)))
+    with pytest.raises(
+        ValueError, match=r"Expected a Trainer of transformers, got a Rows of tests\.test_integrations: "
+    ):
+        callback.add_to(Rows())
+
+
 def test_the_default_is_ad_drop_with_cross_tuning(tmp_path):
     provider = ADDropTrainer(bert(), arguments(tmp_path)).handle.provider
     assert isinstance(provider, attnreg.CrossTuning)

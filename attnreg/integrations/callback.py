@@ -46,16 +46,24 @@ class AttnRegCallback(TrainerCallback):
         and it would not be checked that the Trainer does what the provider needs.
 
         Raises:
-            InputError: if the provider needs an :class:`ADDropTrainer` and the trainer is none.
+            InputError: if the provider needs an :class:`ADDropTrainer` and the trainer is none, or it is no
+                :class:`transformers.Trainer` at all.
         """
         from attnreg.integrations.trainer import ADDropTrainer  # late: it imports this module
 
+        name = type(trainer).__name__
+        if not isinstance(trainer, Trainer):
+            raise InputError(
+                f"Expected a Trainer of transformers, got a {name} of {type(trainer).__module__}: pass the one that it "
+                "trains with (SetFit: `trainer.st_trainer`)."
+            )
         if not isinstance(trainer, ADDropTrainer):
             for module in reversed(list(self.handle.provider.modules())):  # those within come first, to be named
                 if isinstance(module, MaskProvider) and (why := _needs_more_than_masks(module)):
                     raise InputError(
-                        f"Expected an ADDropTrainer for {type(module).__name__}, which {why}, got a "
-                        f"{type(trainer).__name__}, which does not see to that."
+                        f"Expected an ADDropTrainer for {type(module).__name__}, which {why}, got a {name}, which does "
+                        "not see to that"
+                        + ("." if name == "Trainer" else f": `class Both(ADDropTrainer, {name})` does.")
                     )
         trainer.callback_handler.callbacks.insert(0, self)
 
@@ -112,7 +120,8 @@ class AttnRegCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Add the drop rates, mean over the steps since the last time, to what is logged with the training loss."""
-        if logs is None or "loss" not in logs or not self._steps:
+        # SetFit renames the loss; no Trainer logs the learning rate but with it.
+        if logs is None or "learning_rate" not in logs or not self._steps:
             return
         rates = {label: float(total) / self._steps for label, total in self._sums.items()}
         self._sums, self._steps = {}, 0
@@ -129,10 +138,10 @@ class AttnRegCallback(TrainerCallback):
         except InputError as error:
             warnings.warn(f"The checkpoint is without its provider. {error}", stacklevel=2)
 
-    def _why_asleep(self, model: nn.Module | None, args: TrainingArguments, state: TrainerState) -> str | None:
+    def _why_asleep(self, model: Any, args: TrainingArguments, state: TrainerState) -> str | None:
         if not self.handle.attached:
             return "The handle of AttnRegCallback is detached: attach the provider again, and pass the new handle."
-        if model is not None and not self.handle.holds(model):
+        if isinstance(model, nn.Module) and not self.handle.holds(model):  # SetFit's is none
             name = type(self.handle.provider).__name__
             return (
                 f"The {type(model).__name__} that is trained is not the model that {name} is attached to (`model_init` "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ class ADDropTrainer(Trainer):
     Any provider will do. What it adds to the loss (``penalty``) is added; the parameters that it learns by the loss are
     in the optimizer and in its checkpoints, without weight decay or gradient clipping. A G-Net makes its masks here and
     does not learn: that takes AttendOut's game.
+
+    On top of another Trainer, such as TRL's: ``class Both(ADDropTrainer, SFTTrainer)``.
 
     Works with gradient accumulation, mixed precision, gradient checkpointing, label smoothing, resuming, and several
     processes (DistributedDataParallel), which learn the same provider. An :class:`AttnRegCallback` comes with it.
@@ -78,16 +81,36 @@ class ADDropTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> torch.Tensor:
-        """Both passes, and the backward pass."""
+        """Both passes, and the backward pass.
+
+        Raises:
+            InputError: if the provider is to look at a batch that the model does not take as it is.
+        """
         inputs = self._prepare_inputs(inputs)
         if self.handle.active:
             with self.compute_loss_context_manager():
-                self.handle.provider.attribute(model, inputs)
+                self._attribute(model, inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
         # Here, and not right before the optimizer's step, so that processes agree on whether fp16 gradients overflow.
         if self.accelerator.sync_gradients:
             Updater(accelerator=self.accelerator).average_gradients(self.handle.provider.learned_parameters())
         return loss
+
+    def _attribute(self, model: nn.Module, inputs: dict[str, Any]) -> None:
+        try:
+            self.handle.provider.attribute(model, inputs)
+        except TypeError as error:
+            bare = unwrap_model(model)
+            bare = getattr(bare, "_orig_mod", bare)  # torch.compile's
+            try:
+                inspect.signature(type(bare).forward).bind(bare, **inputs)
+            except TypeError:
+                raise InputError(
+                    f"Expected batches that {type(bare).__name__} takes as they are, for "
+                    f"{type(self.handle.provider).__name__} to look at them first, got {', '.join(sorted(inputs))} "
+                    f"from {type(self).__name__}: train with a provider that does not look at batches."
+                ) from error
+            raise
 
     def compute_loss(
         self,
