@@ -17,6 +17,8 @@ BLOCKS = {page: re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="ut
 RUN = """
 import json, sys, warnings
 warnings.simplefilter("error")
+warnings.filterwarnings("ignore", ".*pin_memory", UserWarning)  # of the Trainer on a CPU
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks for it
 for block in json.loads(sys.argv[1]): exec(compile(block, "<block>", "exec"), {"__name__": "__main__"})
 """
 
@@ -33,10 +35,10 @@ def test_blocks_run(page, warm, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} <= {"runs"}  # the Trainer makes its output folder at once
 
 
-def run_script(warm, page, name, *args, cwd):
+def run_script(warm, page, name, *args, cwd, processes=1):
     script = re.search(rf"^```python {name}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S).group(1)
     assert len(script.splitlines()) < 40
-    code, output = warm.run("-c", script, *args, cwd=cwd, timeout=1800)
+    code, output = warm.run("-c", script, *args, cwd=cwd, timeout=1800, processes=processes)
     assert code == 0, output
     return output
 

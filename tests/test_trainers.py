@@ -1,0 +1,344 @@
+"""Providers in the trainers people use: what must hold in each, and the blocks of docs/trainer.md that need more than dev."""
+
+import copy
+import re
+import warnings
+
+import peft
+import pytest
+import torch
+import transformers as hf
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+import attnreg
+from attnreg.integrations import ADDropTrainer, AttnRegCallback
+from tests.cases import MODELS, SMALL, TEXT, tiny_bert
+from tests.test_documents import ROOT, run_script
+from tests.test_integrations import Rows, arguments, bert
+
+# What trl, peft and sentence-transformers do on a CPU and with the latest transformers; ours are UserWarnings.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning"),
+]
+EXTRA = 'needs the trainers: pip install -e ".[trainers]"'
+WORDS = ["red green blue", "blue red green red", "green", "red blue"]
+
+
+class Spied(attnreg.BernoulliScheduleProvider):
+    """A schedule that keeps count of what it is asked and told."""
+
+    def __init__(self):
+        super().__init__([(0, 0.5), (1, 0.3)], total_steps=8)
+        self.masks, self.epochs = 0, []
+
+    def forward(self, site):
+        assert torch.is_grad_enabled()
+        self.masks += 1
+        return super().forward(site)
+
+    def on_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of a tiny BERT and a tiny Llama."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny_bert(WORDS, folder / "bert")
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder / "bert")
+    tokenizer.add_special_tokens({"eos_token": "[END]"})
+    tokenizer.save_pretrained(folder / "llama")
+    hf.LlamaForCausalLM(hf.LlamaConfig(**{**TEXT, **SMALL, "vocab_size": 500})).save_pretrained(folder / "llama")
+    return folder
+
+
+def added(trainer, handle):
+    AttnRegCallback(handle).add_to(trainer)
+    return handle, trainer.train, trainer.evaluate
+
+
+def of_trl(kind, folder, **options):
+    options = {"gradient_accumulation_steps": 2, "bf16": False, **options}
+    return arguments(folder, kind, **options)
+
+
+def in_trainer(provider, folder, models):
+    model = bert()
+    options = arguments(folder, gradient_accumulation_steps=2)
+    trainer = hf.Trainer(model, options, train_dataset=Rows(), eval_dataset=Rows())
+    return added(trainer, attnreg.attach(model, provider))
+
+
+def in_seq2seq_trainer(provider, folder, models):
+    model = next(case for case in MODELS if case.name == "bart").build()
+    options = {"gradient_accumulation_steps": 2, "predict_with_generate": True, "generation_max_length": 4}
+    options = arguments(folder, hf.Seq2SeqTrainingArguments, **options)
+    trainer = hf.Seq2SeqTrainer(model, options, train_dataset=Rows(pair=True), eval_dataset=Rows(pair=True))
+    return added(trainer, attnreg.attach(model, provider, stacks=["encoder", "decoder", "cross"]))
+
+
+def in_sft_trainer(provider, folder, models):
+    trl = pytest.importorskip("trl", reason=EXTRA)
+    from datasets import Dataset
+
+    model = hf.AutoModelForCausalLM.from_pretrained(models / "llama")
+    rows = Dataset.from_dict({"text": WORDS * 4})
+    trainer = trl.SFTTrainer(model, of_trl(trl.SFTConfig, folder), train_dataset=rows, eval_dataset=rows)
+    return added(trainer, attnreg.attach(model, provider))
+
+
+def dpo_trainer(model, folder, **options):
+    trl = pytest.importorskip("trl", reason=EXTRA)
+    from datasets import Dataset
+
+    rows = Dataset.from_dict({"prompt": ["red"] * 16, "chosen": [" green"] * 16, "rejected": [" blue red"] * 16})
+    return trl.DPOTrainer(model, args=of_trl(trl.DPOConfig, folder), train_dataset=rows, eval_dataset=rows, **options)
+
+
+def in_dpo_trainer(provider, folder, models):
+    model = hf.AutoModelForCausalLM.from_pretrained(models / "llama")
+    handle = attnreg.attach(model, provider)
+    return added(dpo_trainer(model, folder), handle)
+
+
+def sentence_trainer(provider, folder, models, kind="MultipleNegativesRankingLoss", on_top=False):
+    st = pytest.importorskip("sentence_transformers", reason=EXTRA)
+    from datasets import Dataset
+    from sentence_transformers.sentence_transformer import losses
+
+    model = st.SentenceTransformer(str(models / "bert"))
+    handle = attnreg.attach(model[0].auto_model, provider)
+    rows = Dataset.from_dict({"anchor": WORDS * 4, "positive": WORDS * 4})
+    options = {"train_dataset": rows, "eval_dataset": rows, "loss": getattr(losses, kind)(model)}
+    trainer = st.SentenceTransformerTrainer
+    if on_top:
+        trainer = type("Both", (ADDropTrainer, trainer), {})
+        options["provider"] = handle
+    given = arguments(folder, st.SentenceTransformerTrainingArguments, gradient_accumulation_steps=2)
+    return trainer(model, given, **options), handle
+
+
+def in_sentence_transformers(provider, folder, models):
+    trainer, handle = sentence_trainer(provider, folder, models)
+    handle, train, evaluate = added(trainer, handle)
+    return handle, train, lambda: (evaluate(), trainer.model.encode(WORDS))
+
+
+def in_setfit(provider, folder, models):
+    setfit = pytest.importorskip("setfit", reason=EXTRA)
+    from datasets import Dataset
+
+    model = setfit.SetFitModel.from_pretrained(str(models / "bert"))
+    handle = attnreg.attach(model.model_body[0].auto_model, provider)
+    options = {"num_epochs": 2, "batch_size": 4, "logging_steps": 1, "max_steps": 4, "report_to": "none"}
+    rows = Dataset.from_dict({"text": WORDS, "label": [0, 1, 0, 1]})
+    trainer = setfit.Trainer(model, setfit.TrainingArguments(str(folder), **options), train_dataset=rows)
+    with pytest.raises(ValueError, match=r"Expected a Trainer of transformers, got a Trainer of setfit.trainer: pass"):
+        AttnRegCallback(handle).add_to(trainer)
+    AttnRegCallback(handle).add_to(trainer.st_trainer)
+
+    def train():
+        trainer.train()
+        logs = [log for log in trainer.st_trainer.state.log_history if "embedding_loss" in log]
+        assert all(log["drop_rate/encoder.0"] >= 0 for log in logs)
+        assert len(logs) == 4
+
+    return handle, train, lambda: model.predict(WORDS)
+
+
+def in_lightning(provider, folder, models):
+    lightning = pytest.importorskip("lightning", reason=EXTRA)
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.bert = bert()
+            self.handle = attnreg.attach(self.bert, provider)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def on_train_epoch_start(self):
+            self.handle.provider.on_epoch(self.current_epoch)
+
+        def training_step(self, batch, index):
+            return self.bert(**batch).loss
+
+        def optimizer_step(self, *args, **kwargs):
+            super().optimizer_step(*args, **kwargs)
+            self.handle.step()
+
+        def validation_step(self, batch, index):
+            self.bert(**batch)
+
+    quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+    trainer = lightning.Trainer(
+        max_epochs=2, accumulate_grad_batches=2, accelerator="cpu", num_sanity_val_steps=0, **quiet
+    )
+    module, rows = Classifier(), DataLoader(Rows(), batch_size=4)
+
+    def train():
+        warnings.filterwarnings("ignore", ".*does not have many workers")
+        trainer.fit(module, rows, rows)
+        assert trainer.global_step == 4
+
+    return module.handle, train, lambda: trainer.validate(module, rows, verbose=False)
+
+
+def in_accelerate(provider, folder, models):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = bert()
+    handle = attnreg.attach(model, provider)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, rows = accelerator.prepare(model, optimizer, DataLoader(Rows(), batch_size=4))
+
+    def train():
+        for epoch in range(2):
+            provider.on_epoch(epoch)
+            model.train()
+            for batch in rows:
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(**batch).loss)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if accelerator.sync_gradients:
+                    handle.step()
+
+    return handle, train, lambda: [model.eval()(**batch) for batch in rows]
+
+
+def in_peft(provider, folder, models):
+    model = bert()
+    handle = attnreg.attach(model, provider)  # before; test_integrations.py attaches after
+    model = peft.get_peft_model(model, peft.LoraConfig(peft.TaskType.SEQ_CLS, r=2, target_modules=["query"]))
+    options = arguments(folder, gradient_accumulation_steps=2)
+    trainer = hf.Trainer(model, options, train_dataset=Rows(), eval_dataset=Rows())
+    handle, train, evaluate = added(trainer, handle)
+
+    def merge():
+        evaluate()
+        handle.detach()
+        assert not attnreg.is_attached(model.merge_and_unload())
+
+    return handle, train, merge
+
+
+BY_DEV = [in_trainer, in_seq2seq_trainer, in_accelerate, in_peft]
+BY_EXTRA = [in_sft_trainer, in_dpo_trainer, in_sentence_transformers, in_setfit, in_lightning]
+
+
+@pytest.mark.parametrize("start", [*BY_DEV, *(pytest.param(each, marks=pytest.mark.slow) for each in BY_EXTRA)])
+def test_masks_in_training_and_a_step_for_each_step(tmp_path, models, start):
+    provider = Spied()
+    handle, train, evaluate = start(provider, tmp_path, models)
+    train()
+    asked, rates = provider.masks, handle.drop_rates()
+    assert asked > 0
+    assert sum(rates.values()) > 0
+    assert int(provider.steps) == 4  # of eight batches, but for SetFit's four
+    assert provider.epochs == [0, 1]
+    evaluate()
+    assert provider.masks == asked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["another model", "a copy", "no adapter"])
+def test_reference_passes_are_plain(tmp_path, models, kind):
+    model = hf.AutoModelForCausalLM.from_pretrained(models / "llama")
+    plain = copy.deepcopy(model).eval()
+    provider = Spied()
+    handle = attnreg.attach(model, provider)
+    if kind == "no adapter":
+        reference = model
+        options = {"peft_config": peft.LoraConfig(target_modules=["q_proj", "v_proj"])}
+    else:
+        reference = copy.deepcopy(model if kind == "a copy" else plain)
+        options = {"ref_model": reference}
+    trainer = dpo_trainer(model, tmp_path, **options)
+    AttnRegCallback(handle).add_to(trainer)
+    seen = []
+
+    def note(module, args, kwargs, output):
+        if not torch.is_grad_enabled():
+            seen.append((kwargs, output.last_hidden_state))
+
+    reference.model.register_forward_hook(note, with_kwargs=True)
+    trainer.train()
+    assert provider.masks >= 2 * 8  # two layers, eight batches; recomputation asks again
+    assert len(seen) == 8
+    for kwargs, states in seen:
+        assert torch.equal(plain.model(**kwargs).last_hidden_state, states)
+    assert attnreg.is_attached(reference) == (kind != "another model")
+
+
+@pytest.mark.slow
+def test_ad_drop_on_top_of_sft(tmp_path, models):
+    trl = pytest.importorskip("trl", reason=EXTRA)
+    from datasets import Dataset
+
+    class Both(ADDropTrainer, trl.SFTTrainer):
+        pass
+
+    model = hf.AutoModelForCausalLM.from_pretrained(models / "llama")
+    rows = Dataset.from_dict({"text": WORDS * 4})
+    provider = attnreg.CrossTuning(attnreg.AttributionProvider(0.5, 0.5))
+    trainer = Both(model, of_trl(trl.SFTConfig, tmp_path), train_dataset=rows, provider=provider)
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert ["drop_rate/decoder.0" in log for log in logs] == [False, False, True, True]
+    assert logs[-1]["drop_rate/decoder.0"] > 0.05
+
+
+@pytest.mark.slow
+def test_a_provider_that_looks_at_batches_is_refused_in_sentence_transformers(tmp_path, models):
+    trainer, handle = sentence_trainer(attnreg.AttributionProvider(), tmp_path, models)
+    says = r"Expected an ADDropTrainer for AttributionProvider.*: `class Both\(ADDropTrainer, SentenceTransformerTrainer\)`"
+    with pytest.raises(ValueError, match=says):
+        AttnRegCallback(handle).add_to(trainer)
+    trainer, _ = sentence_trainer(attnreg.AttributionProvider(), tmp_path, models, on_top=True)
+    says = "Expected batches that SentenceTransformer takes as they are, for AttributionProvider to look at them first, got anchor_attention_mask, "
+    with pytest.raises(ValueError, match=says):
+        trainer.train()
+
+
+@pytest.mark.slow
+def test_a_provider_that_learns_in_sentence_transformers(tmp_path, models):
+    provider = attnreg.ConcreteDropout(2, 0.3)
+    before = provider.rates.clone()
+    trainer, handle = sentence_trainer(provider, tmp_path, models, on_top=True)
+    trainer.train()
+    assert not torch.equal(provider.rates, before)
+    assert max(handle.drop_rates().values()) > 0
+
+
+@pytest.mark.slow
+def test_a_cached_loss_is_refused(tmp_path, models):
+    trainer, handle = sentence_trainer(Spied(), tmp_path, models, "CachedMultipleNegativesRankingLoss")
+    AttnRegCallback(handle).add_to(trainer)
+    with pytest.raises(RuntimeError, match="Spied cannot mask a forward pass that repeats one without gradients"):
+        trainer.train()
+    with handle.disabled():
+        trainer.train()
+
+
+BLOCKS = {"sft.py": "llama", "dpo.py": "llama", "sentence.py": "bert", "few_shot.py": "bert", "classifier.py": None}
+NEEDS = {"sft.py": "trl", "dpo.py": "trl", "sentence.py": "sentence_transformers", "few_shot.py": "setfit", "classifier.py": "lightning"}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_run(warm, tmp_path, models, name):
+    pytest.importorskip(NEEDS[name], reason=EXTRA)
+    args = [] if BLOCKS[name] is None else [models / BLOCKS[name]]
+    output = run_script(warm, ROOT / "docs/trainer.md", name, *args, cwd=tmp_path)
+    assert "attnreg" not in output, output  # no warning of ours
+    if args:
+        assert "drop_rate/" in output
+
+
+def test_all_named_blocks_are_run():
+    named = re.findall(r"^```python (\S+)$", (ROOT / "docs/trainer.md").read_text(encoding="utf-8"), re.M)
+    assert set(named) == {*BLOCKS, "rte.py", "sharded.py"}
