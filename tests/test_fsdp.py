@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from tests.cases import PROVIDERS
 from tests.test_documents import ROOT, run_script
 
 pytestmark = pytest.mark.slow
@@ -53,6 +54,54 @@ if processes > 1:
         print(error)
     dist.destroy_process_group()
 """
+
+
+EVERY = """
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+import attnreg
+from attnreg.provider import that_look_at_batches
+from tests.cases import PROVIDERS
+from tests.test_integrations import bert
+
+def loss(output, batch):
+    return output.loss
+
+dist.init_process_group("gloo")
+for case in PROVIDERS:
+    model = bert()
+    provider = case.make(model)
+    if case.name == "learnable":
+        provider.loss = loss
+    if case.name == "block-layerdrop":
+        provider = attnreg.LayerDrop(0.5)  # other blocks in each process
+    handle = attnreg.attach(model, provider)
+    for layer in model.bert.encoder.layer:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank())
+    rates = []
+    for _ in range(4):
+        batch = {"input_ids": torch.randint(2, 40, (4, 6)), "labels": torch.randint(2, (4,))}
+        if that_look_at_batches(provider):
+            provider.attribute(model, batch)
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        handle.step()
+        rates += handle.drop_rates().values()
+    assert max(rates) > 0, case
+    print("trained under", case)
+dist.destroy_process_group()
+"""
+
+
+def test_every_provider_trains(warm, tmp_path):
+    code, output = warm.run("-c", EVERY, cwd=tmp_path, timeout=200, processes=2)
+    assert code == 0, output
+    assert output.count("trained under") == 2 * len(PROVIDERS)
 
 
 @pytest.mark.parametrize("method", ["gradient", "integrated_gradients"])

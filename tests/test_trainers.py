@@ -174,6 +174,12 @@ def in_lightning(provider, folder, models):
         def validation_step(self, batch, index):
             self.bert(**batch)
 
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["provider"] = self.handle.provider.state_dict()
+
+        def on_load_checkpoint(self, checkpoint):
+            self.handle.provider.load_state_dict(checkpoint["provider"])
+
     quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
     trainer = lightning.Trainer(
         max_epochs=2, accumulate_grad_batches=2, accelerator="cpu", num_sanity_val_steps=0, **quiet
@@ -184,6 +190,9 @@ def in_lightning(provider, folder, models):
         warnings.filterwarnings("ignore", ".*does not have many workers")
         trainer.fit(module, rows, rows)
         assert trainer.global_step == 4
+        trainer.save_checkpoint(folder / "classifier.ckpt")
+        provider.steps.zero_()
+        trainer.validate(module, rows, ckpt_path=folder / "classifier.ckpt", weights_only=True, verbose=False)
 
     return module.handle, train, lambda: trainer.validate(module, rows, verbose=False)
 
