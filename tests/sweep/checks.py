@@ -112,7 +112,7 @@ def _rows(outputs: list[Tensor], ids: Tensor) -> list[Tensor]:
 
 def has_other_ways(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     """Whether a token has an influence on other positions where no attention has any output."""
-    return _influence(model.train(), inputs, options, without_attention, square=False) > TOLERANCE
+    return _influence(model.train(), inputs, options, without_attention, square=False) > TOLERANCE / 20
 
 
 def _influence(

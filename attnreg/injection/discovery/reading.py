@@ -136,6 +136,8 @@ def _letters(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int) ->
             heads *= own
         else:
             letters[place] = "q" if differs(queries, place) else "h"
+    if len(shape) > 3 and "h" in letters:  # heads have a dimension of their own
+        letters, heads = ["b" if letter in "fg" else letter for letter in letters], 1
     if letters.count("q") > 1 and not set("bfg") & set(letters):  # keys that are the same for all samples
         place = letters.index("q")
         letters[place], heads = _flat(queries, place)
