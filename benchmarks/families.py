@@ -1,4 +1,4 @@
-"""Every provider on every model family, tried: ``python benchmarks/families.py`` writes docs/families.md.
+"""Every provider on every model family, tried: ``python benchmarks/families.py`` writes docs/providers/families.md.
 
 A pair works if a training step under the provider drops something, changes what the model computes, and gives finite
 gradients, and if the model is the plain one again in eval mode.
@@ -31,7 +31,7 @@ NAMES = {
     "vit": "ViT",
     "torch-encoder": "`nn.TransformerEncoder`",
 }
-INTRODUCTION = """# Model families
+INTRODUCTION = """# Every provider on fourteen families
 
 Every provider on every family, made by `python benchmarks/families.py`: a training step of a tiny model under the
 provider must drop something, change what is computed and give finite gradients, and in eval mode the model must be
@@ -93,4 +93,4 @@ def table():
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "families.md").write_text(table(), encoding="utf-8")
+    (ROOT / "docs" / "providers" / "families.md").write_text(table(), encoding="utf-8")

@@ -199,6 +199,48 @@ def halves_of_values(a, x, y):
     return a.o(merge(torch.cat(parts, -1)))
 
 
+def blocks(a, x, y):
+    """The first two queries look at everything, the others at what is near (block-sparse attention)."""
+    q, k, v = a.heads(x, y)
+    first = (q[:, :, :2] @ k.transpose(-1, -2)).softmax(-1) @ v
+    others = (q[:, :, 2:] @ k[:, :, 1:].transpose(-1, -2)).softmax(-1) @ v[:, :, 1:]
+    return a.o(merge(torch.cat([first, others], 2)))
+
+
+def shuffled(a, x, y):
+    """The largest queries first (ProbSparse attention)."""
+    q, k, v = a.heads(x, y)
+    order = q.norm(dim=-1, keepdim=True).argsort(2, descending=True).expand(q.shape)
+    out = (q.gather(2, order) @ k.transpose(-1, -2)).softmax(-1) @ v
+    return a.o(merge(torch.zeros_like(out).scatter(2, order, out)))
+
+
+def gated_by_scores(a, x, y):
+    q, k, v = a.heads(x, y)
+    scores = q @ k.transpose(-1, -2)
+    return a.o(merge(scores.softmax(-1) @ v * scores.logsumexp(-1, keepdim=True).sigmoid()))
+
+
+def convolution(a, x, y):
+    """Three neighbours of each token are mixed with weights that it computes: a product, but of no queries and keys."""
+    near = F.pad(y, (0, 0, 1, 1)).unfold(1, 3, 1)
+    return a.o((near @ a.gate(x)[..., :3].softmax(-1).unsqueeze(-1)).squeeze(-1))
+
+
+def slots(a, x, y):
+    """Queries compete for keys: the softmax is over queries."""
+    q, k, v = a.heads(x, y)
+    weights = (q @ k.transpose(-1, -2)).softmax(-2)
+    return a.o(merge(weights / weights.sum(-1, keepdim=True) @ v))
+
+
+def padded(a, x, y):
+    """Both sequences are filled up with zeros to a whole number of blocks."""
+    q, k, v = (F.pad(t, (0, 0, 0, 3)) for t in a.heads(x, y))
+    scores = (q @ k.transpose(-1, -2)).masked_fill(torch.arange(k.shape[2]) >= y.shape[1], -1e9)
+    return a.o(merge(scores.softmax(-1) @ v)[:, : x.shape[1]])
+
+
 def learned_queries(a, x, y):
     q, k, v = a.heads(a.probe.expand(len(x), -1, -1), y)
     return a.o(merge((q @ k.transpose(-1, -2)).softmax(-1) @ v))

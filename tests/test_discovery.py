@@ -61,6 +61,8 @@ OTHERS = {
     handwritten.pooled_queries: ("bhqk", "encoder", (0, 0), 4),
     handwritten.windows: ("bhqk", "encoder", (0, 0), 4),
     handwritten.local: ("bbh1k", "encoder", (0, 0), 4),
+    handwritten.padded: ("bhqk", "encoder", (0, 0), 4),
+    handwritten.blocks: ("bhqk", "encoder", (0, 0), 4),
     handwritten.learned_queries: ("bhqk", "cross", (0, 0), 4),
 }
 
@@ -183,9 +185,86 @@ def test_what_only_looks_like_attention_is_left_out_and_listed(form, reason):
     assert [(each.name, each.reason, each.is_attention) for each in handle.left_out] == [("layers.0", reason, False)]
 
 
-def test_what_is_called_attention_and_is_none_is_said():
+@pytest.mark.parametrize("form", [handwritten.pooling, handwritten.convolution], ids=lambda form: form.__name__)
+def test_what_is_called_attention_and_is_none_is_said(form):
     with pytest.warns(CoverageWarning, match=r"layers\.0 \(softmax of 3 dimensions: its scores are no products"):
-        attnreg.attach(layers(handwritten.pooling), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
+        attnreg.attach(layers(form), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
+
+
+def test_queries_in_another_order_are_refused_in_all_modules_of_the_class():
+    with pytest.raises(NoAttentionError, match=r"layers\.1 \(.*: its queries are in another order than its keys"):
+        attnreg.attach(layers(handwritten.shuffled), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
+
+
+def test_a_softmax_over_queries_is_no_attention():
+    with pytest.warns(CoverageWarning, match="its weights are not multiplied with values"):
+        handle = attnreg.attach(layers(handwritten.slots), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
+    assert [site.name for site in handle.sites] == ["layers.1"]
+
+
+def test_scores_that_are_used_beside_their_softmax_are_said():
+    with pytest.warns(CoverageWarning, match=r"layers\.0 \(logsumexp: .* still counts what a mask drops"):
+        handle = attnreg.attach(
+            layers(handwritten.gated_by_scores), attnreg.AttentionDropout(0.1), example_inputs=INPUTS
+        )
+    assert [site.name for site in handle.sites] == ["layers.0", "layers.1"]
+
+
+@pytest.mark.parametrize("form", [handwritten.convolution, handwritten.sigmoid], ids=lambda form: form.__name__)
+def test_what_comes_after_other_products_is_known_for_what_it_is(form):
+    model = layers(form)
+    model.layers.append(handwritten.Attention(handwritten.gate).double())
+    plain_forward = type(model).forward
+
+    def forward(input_ids):
+        return model.layers[2](plain_forward(model, input_ids))
+
+    model.forward = forward
+    found = discover(model, INPUTS)
+    assert [(site.info.name, site.layout.dims) for site in found.sites] == [("layers.1", "bhqk"), ("layers.2", "bhqk")]
+    assert [each.name for each in found.left_out if each.seen == "softmax of 4 dimensions"] == ["layers.2"]
+
+
+class Windows(nn.Module):
+    """Swin's first stage: pieces of an image in windows, heads in a dimension of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.pieces = nn.Conv2d(3, handwritten.C, 4, 4)
+        self.attention = handwritten.Attention(handwritten.plain)
+
+    def forward(self, pixel_values):
+        x = self.pieces(pixel_values)
+        windows = x.unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 4, 5, 1)
+        return self.attention(windows.reshape(-1, 4, handwritten.C))
+
+
+def test_windows_of_an_image_are_no_heads():
+    (site,) = discover(Windows(), {"pixel_values": torch.randn(2, 3, 32, 32)}).sites
+    assert (site.layout.dims, site.info.heads, site.info.stack) == ("bhqk", 4, "encoder")
+
+
+def test_a_dimension_of_one_entry_is_not_guessed():
+    class Staged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x):  # (B, N, C), in blocks of four
+            q, k, v = (
+                f(x).unflatten(1, (-1, 4)).unflatten(-1, (2, 4)).permute(0, 3, 1, 2, 4)
+                for f in (self.q, self.k, self.v)
+            )
+            return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+
+    model = Staged()
+    with attnreg.attach(model, attnreg.AttentionDropout(0.5), example_inputs=(torch.randn(2, 8, 8),)) as handle:
+        model(torch.randn(2, 4, 8))
+        assert handle.drop_rates()
+    with attnreg.attach(model, attnreg.AttentionDropout(0.5), example_inputs=(torch.randn(2, 4, 8),)):
+        model(torch.randn(2, 4, 8))
+        with pytest.raises(NoAttentionError, match="attach with `example_inputs` as long as yours"):
+            model(torch.randn(2, 8, 8))
 
 
 class Scripted(nn.Module):

@@ -69,8 +69,12 @@ def test_the_trainer_script_fine_tunes_minilm_on_rte(real_data, warm, tmp_path):
     assert max(scores) > 0.53  # the share of the larger class
 
 
-def test_the_table_of_families_is_whole():
-    rows = [line for line in (ROOT / "docs/families.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+def test_the_table_of_providers_and_families_is_whole():
+    rows = [
+        line
+        for line in (ROOT / "docs/providers/families.md").read_text(encoding="utf-8").splitlines()
+        if line[:1] == "|"
+    ]
     named = [row.split("|")[1].split()[0] for row in rows[2:]]
     assert set(named) == {*providers.__all__} - {"CrossTuning"}
     assert len(named) == len(PROVIDERS), "run `python benchmarks/families.py`"

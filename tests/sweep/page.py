@@ -1,0 +1,124 @@
+"""``python -m tests.sweep.page`` tries every model type and writes docs/families.md, unless something is wrong."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import sys
+import warnings
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+import transformers
+
+from tests.sweep.other_ways import OTHER_WAYS
+from tests.sweep.verdict import Verdict, verdict
+from tests.sweep.zoo import not_built, specimens
+
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+
+TEXT = """# Model families
+
+Tried on a tiny model of every model type of transformers {version} that can be built without a hub: **{right} of {tried} types are
+right, {refused} are refused, {wrong} are wrong.** Made by `python -m tests.sweep.page`; `pytest -m slow tests/sweep` asks for the same.
+Right means, in training mode on two samples, one of them padded:
+
+- a mask that keeps everything changes nothing;
+- a token that is a key nowhere has no influence on other positions;
+- where everything is dropped, no position looks at padding, nor at what comes later in a decoder;
+- there are as many sites as the model has layers of self-attention, and rates are those that follow from the model's own weights;
+- what flows through a site is attention: its rows sum to 1, and it looks where the site says that the model allows it, and only there;
+- attaching and detaching leave every attribute of every module as it was, and in eval mode the model is the plain one to the bit.
+
+Which provider works in which kind of model is in [another table](providers/families.md).
+
+## Right
+
+{listed}
+
+## Right, and `attach` says what is not covered
+
+| model type | attention that is left as it is |
+|---|---|
+{said}
+
+## Right, and dropped positions come through elsewhere
+
+In these, positions see each other by other ways than attention, which no mask on attention closes.
+
+| model type | by |
+|---|---|
+{others}
+
+## Refused
+
+`attach` raises a sentence that names the cause.
+
+| model type | cause |
+|---|---|
+{causes}
+
+## Not tried
+
+| model type | reason |
+|---|---|
+{absent}
+"""
+
+
+def _try(number: int) -> Verdict:
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return verdict(specimens()[number])
+
+
+def main() -> None:
+    """Try all, and write the page."""
+    with multiprocessing.get_context("fork").Pool(os.cpu_count(), maxtasksperchild=40) as pool:
+        found = list(pool.imap(_try, range(len(specimens())), chunksize=4))
+    wrong = [each for each in found if each.wrong]
+    for each in wrong:
+        print(each.name, each.wrong, file=sys.stderr)
+    if wrong:
+        sys.exit(f"{len(wrong)} of {len(found)} model types are wrong.")
+    PAGE.write_text(page(found), encoding="utf-8")
+
+
+def page(found: list[Verdict]) -> str:
+    """The page for what was found."""
+    right = [each for each in found if not each.is_refused]
+    plain = [each for each in right if not each.note and each.name not in OTHER_WAYS]
+    return TEXT.format(
+        version=transformers.__version__,
+        right=len(right),
+        tried=len(found),
+        refused=len(found) - len(right),
+        wrong=sum(bool(each.wrong) for each in found),
+        listed=", ".join(f"`{each.name}`" for each in plain) + ".",
+        said=_rows({each.name: each.note for each in right if each.note}),
+        others=_rows({each.name: OTHER_WAYS[each.name] for each in right if each.name in OTHER_WAYS}),
+        causes=_rows({each.name: _cause(each.note) for each in found if each.is_refused}),
+        absent=_rows(not_built()),
+    )
+
+
+def _rows(reasons: dict[str, str]) -> str:
+    """One row for all that share a reason."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for name, reason in reasons.items():
+        names[reason].append(f"`{name}`")
+    return "\n".join(f"| {', '.join(each)} | {reason} |" for reason, each in names.items())
+
+
+def _cause(sentence: str) -> str:
+    """Without the model's name and what to do, so that the same cause reads the same."""
+    sentence = re.sub(r"^No attention that can be masked was found in \w+: ", "no attention: ", sentence)
+    return re.sub(r" Pass `example_inputs`.*| Flash and .*", "", sentence, flags=re.DOTALL).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    main()
