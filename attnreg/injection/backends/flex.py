@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,8 @@ class FlexAttention(Backend):
     """``flex_attention``, called as it is or by transformers (``attn_implementation="flex_attention"``).
 
     It is no torch function: a torch function mode would be compiled into it instead of being asked. So its name is
-    bound to something that asks, wherever it stands, while an attached attention module runs.
+    bound to something that asks, wherever a module of Python holds it, while an attached attention module runs; the
+    name of ``torch.compile(flex_attention)`` too.
     """
 
     name = "flex"
@@ -40,7 +42,7 @@ class FlexAttention(Backend):
     def __init__(self) -> None:
         super().__init__()
         self._bound: list[tuple[dict[str, Any], str, Any]] = []
-        self._modules = 0
+        self._size = (0, 0)
 
     def read(
         self,
@@ -71,67 +73,77 @@ class FlexAttention(Backend):
         block_mask: Any = None,
         scale: float | None = None,
         enable_gqa: bool = False,
+        return_lse: bool = False,
+        kernel_options: Any = None,
         **options: Any,
     ) -> Any:
         """The kernel with a score function that drops scores; attention written out where weights are to be seen."""
         shape = (*query.shape[:-1], key.shape[-2])
         site = mode.expect(self.name, Call(shape, query=query, key=key))
-        more = {"block_mask": block_mask, "scale": scale, "enable_gqa": enable_gqa, **options}
+        options = {"return_lse": return_lse, "kernel_options": kernel_options, **options}
+        run = functools.partial(func, query, key, value, block_mask=block_mask, scale=scale, enable_gqa=enable_gqa)
         if site is None:
-            return func(query, key, value, score_mod=score_mod, **more)
+            return run(score_mod=score_mod, **options)
         valid = _valid(score_mod, block_mask, shape, query)
         mask = mode.ask(site, shape, valid, like=query, query=query, key=key, scale=scale, score_mod=score_mod)
-        if mask is not None and mask.scores is not None and not mask.has_factors and mode.tap is None:
-            score_mod = _dropping(score_mod, mask.scores, valid, shape)
-        elif mask is not None or mode.tap is not None:
-            groups = query.shape[1] // key.shape[1]
-            scores = query @ key.repeat_interleave(groups, 1).transpose(-1, -2)
-            scores = functional.apply_score_mod(
-                score_mod, scores * (query.shape[-1] ** -0.5 if scale is None else scale)
-            )
-            scores = scores if valid is None else scores.masked_fill(~valid, -torch.inf)
+        if mode.tap is not None or (mask is not None and mask.has_factors):
+            scores = _scores(query, key, scale, score_mod, block_mask)
             if mask is not None and mask.scores is not None:
                 scores = functional.masked_scores(scores, mask.scores, valid)
-            weights = mode.finish(site.layout, scores.softmax(-1), mask, valid)
-            return _returned(weights.to(value.dtype) @ value.repeat_interleave(groups, 1), scores.logsumexp(-1), more)
+            empty = (scores == -torch.inf).all(-1, keepdim=True)  # gives zeros, as the kernel does
+            weights = mode.finish(site.layout, scores.masked_fill(empty, 0.0).softmax(-1), mask, valid)
+            weights = weights.masked_fill(empty, 0.0).to(value.dtype)
+            return _returned(weights @ _of_heads(value, query), scores, options)
+        if mask is not None and mask.scores is not None:
+            score_mod = _dropping(score_mod, mask.scores.to(query.device), valid, shape)
         try:
-            return func(query, key, value, score_mod=score_mod, **more)
+            return run(score_mod=score_mod, **options)
         except NotImplementedError as error:
             raise NoAttentionError(
-                f"flex_attention cannot train here ({' '.join(str(error).split())}): use another device, or "
-                "attn_implementation='sdpa'."
+                f"flex_attention cannot train {site.info.name} here ({' '.join(str(error).split())}): use another "
+                "device, or attn_implementation='sdpa'."
             ) from error
 
     @contextmanager
     def patched(self) -> Iterator[None]:
         """Within the block, whoever calls one of these functions asks the mode first."""
-        if len(sys.modules) != self._modules:
-            self._modules = len(sys.modules)
+        size = len(sys.modules), len(vars(sys.modules["__main__"]))  # a notebook's names come and go
+        if size != self._size:
+            self._size = size
             self._bound = list(self._names())
-        for names, name, function in self._bound:
+        bound = [each for each in self._bound if each[0].get(each[1]) is each[2]]
+        for names, name, function in bound:
             names[name] = functools.partial(_asking, function)
         try:
             yield
         finally:
-            for names, name, function in self._bound:
+            for names, name, function in bound:
                 names[name] = function
 
     def _names(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """Where the functions stand: the namespace, and the name in it."""
+        """Where the functions stand, compiled or not: the namespace, and the name in it."""
         theirs = getattr(sys.modules.get(TRANSFORMERS[0]), TRANSFORMERS[1], None)
-        if theirs is not None:
-            BY_FUNCTION[theirs] = self
         for module in list(sys.modules.values()):
             for name, value in list(getattr(module, "__dict__", {}).items()):
-                if value is flex_attention or (theirs is not None and value is theirs):
+                if type(value) is FunctionType and (value is theirs or _plain(value) is flex_attention):
+                    BY_FUNCTION[value] = self
                     yield module.__dict__, name, value
 
 
+def _plain(function: FunctionType) -> Any:
+    """What ``torch.compile`` made a function of, or the function itself."""
+    return vars(function).get("_torchdynamo_orig_callable", function)
+
+
+def _open(block_mask: Any, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+    if block_mask is None:
+        return None
+    return create_mask(block_mask.mask_mod, shape[0], shape[1], shape[2], shape[3], like.device)
+
+
 def _valid(score_mod: ScoreMod | None, block_mask: Any, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
-    valid = None
     with torch.no_grad():
-        if block_mask is not None:
-            valid = create_mask(block_mask.mask_mod, shape[0], shape[1], shape[2], shape[3], like.device)
+        valid = _open(block_mask, shape, like)
         if score_mod is not None:
             open_ = allowed(functional.apply_score_mod(score_mod, like.new_zeros(shape)))
             valid = open_ if valid is None else valid & open_
@@ -139,10 +151,14 @@ def _valid(score_mod: ScoreMod | None, block_mask: Any, shape: tuple[int, ...], 
 
 
 def _dropping(score_mod: ScoreMod | None, keep: Tensor, valid: Tensor | None, shape: tuple[int, ...]) -> ScoreMod:
-    """A score function that drops scores; rows of which everything is dropped have equal scores at what is valid."""
+    """A score function that drops scores; rows of which everything is dropped have equal scores at what is valid.
+
+    A row without valid keys stays the model's own.
+    """
     keep = keep.expand(shape)
     open_ = torch.ones((), dtype=torch.bool, device=keep.device).expand(shape) if valid is None else valid.expand(shape)
-    dead = ~(keep & open_).any(-1)
+    keep = keep | ~open_.any(-1, keepdim=True)
+    dead = ~(keep & open_).any(-1) & open_.any(-1)
 
     def dropping(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         own = score if score_mod is None else score_mod(score, b, h, q, k)
@@ -153,15 +169,44 @@ def _dropping(score_mod: ScoreMod | None, keep: Tensor, valid: Tensor | None, sh
     return dropping
 
 
-def _zeros(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
-    return _returned(query.new_zeros((*query.shape[:-1], value.shape[-1])), query.new_zeros(query.shape[:-1]), options)
+def _scores(query: Tensor, key: Tensor, scale: float | None, score_mod: ScoreMod | None, block_mask: Any) -> Tensor:
+    """The scores as the kernel has them, in its precision."""
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    scores = query.to(dtype) @ _of_heads(key, query).to(dtype).transpose(-1, -2)
+    scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = functional.apply_score_mod(score_mod, scores)
+    open_ = _open(block_mask, tuple(scores.shape), scores)
+    return scores if open_ is None else scores.masked_fill(~open_, -torch.inf)
 
 
-def _returned(out: Tensor, lse: Tensor, options: dict[str, Any]) -> Any:
-    """The output as flex_attention gives it: with the log-sum-exp of scores where it is asked for."""
-    if options.get("return_aux") is not None:
-        return out, torchs.AuxOutput(lse=lse)
-    return (out, lse) if options.get("return_lse") else out
+def _of_heads(shared: Tensor, query: Tensor) -> Tensor:
+    """Keys or values for each head of the queries."""
+    return shared.repeat_interleave(query.shape[1] // shared.shape[1], 1)
+
+
+def _zeros(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Any = None,
+    block_mask: Any = None,
+    scale: Any = None,
+    enable_gqa: Any = None,
+    return_lse: bool = False,
+    *rest: Any,
+    **options: Any,
+) -> Any:
+    out = query.new_zeros((*query.shape[:-1], value.shape[-1]))
+    return _returned(out, query.new_zeros((*query.shape[:-1], 1)), {"return_lse": return_lse, **options})
+
+
+def _returned(out: Tensor, scores: Tensor, options: dict[str, Any]) -> Any:
+    """The output as flex_attention gives it: with the log-sum-exp of scores, and their highest, where asked for."""
+    asked = options.get("return_aux")
+    if asked is not None:
+        lse = scores.logsumexp(-1) if asked.lse else None
+        return out, torchs.AuxOutput(lse=lse, max_scores=scores.amax(-1) if asked.max_scores else None)
+    return (out, scores.logsumexp(-1)) if options["return_lse"] else out
 
 
 def _asking(function: Any, *args: Any, **kwargs: Any) -> Any:

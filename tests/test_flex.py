@@ -1,0 +1,295 @@
+"""FlexAttention: masks in its score function against attention written out here, in float64.
+
+On a CPU torch computes no gradients of it, for no better reason than a check, which these tests take away.
+"""
+
+import copy
+import math
+import types
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+from torch.nn.attention import flex_attention as torchs
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+from transformers.integrations import flex_attention as kernels
+
+import attnreg
+from attnreg.injection import NoAttentionError, discover
+from tests.reference import gradients
+from tests.sweep.checks import Answer
+from tests.test_contract import Traces
+
+B, H, N, D = 2, 4, 5, 4
+generator = torch.Generator().manual_seed(0)
+SLOPES = torch.rand(H, generator=generator, dtype=torch.float64)
+RELATIVE = torch.randn(H, N, N, generator=generator, dtype=torch.float64)
+DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 1]])
+Q, K = torch.arange(N)[:, None], torch.arange(N)[None, :]
+LOWEST = torch.finfo(torch.float64).min
+ALL = torch.ones(B, H, N, N, dtype=torch.bool)
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch):
+    """Nothing is compiled: that takes seconds, and is not ours to test."""
+    monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    monkeypatch.setattr(kernels, "WrappedFlexAttention", lambda training: lambda: flex_attention)
+
+
+@pytest.fixture
+def trainable(monkeypatch):
+    monkeypatch.setattr(torchs, "_validate_device", lambda *args: None)
+
+
+class Model(nn.Module):
+    """An attention module whose forward is one call of the kernel."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, q, k, v):
+        return flex_attention(q, k, v, **self.options)
+
+
+def blocks(mask_mod, batch=None):
+    return create_block_mask(mask_mod, batch, None, N, N, device="cpu")
+
+
+def capped(score, b, h, q, k):
+    return 2 * torch.tanh(score / 2)
+
+
+WAYS = {
+    # name: arguments, the same for all scores at once, what is valid
+    "plain": ({}, lambda s: s, ALL),
+    "scale": ({"scale": 0.3}, lambda s: s * 0.3 * math.sqrt(D), ALL),
+    "alibi": ({"score_mod": lambda s, b, h, q, k: s - SLOPES[h] * (q - k).abs()},
+              lambda s: s - SLOPES[:, None, None] * (Q - K).abs(), ALL),
+    "relative bias": ({"score_mod": lambda s, b, h, q, k: s + RELATIVE[h][q][k]}, lambda s: s + RELATIVE, ALL),
+    "softcap": ({"score_mod": capped}, lambda s: 2 * torch.tanh(s / 2), ALL),
+    "causal": ({"block_mask": blocks(lambda b, h, q, k: q >= k)}, lambda s: s, ALL & (Q >= K)),
+    "sliding window, a row of nothing": (
+        {"block_mask": blocks(lambda b, h, q, k: (q >= k) & (q - k < 2) & (q > 0))},
+        lambda s: s, ALL & (Q >= K) & (Q - K < 2) & (Q > 0),
+    ),
+    "documents and a bias": (
+        {"block_mask": blocks(lambda b, h, q, k: DOCUMENTS[b, q] == DOCUMENTS[b, k], B),
+         "score_mod": lambda s, b, h, q, k: s + RELATIVE[h, q, k], "scale": 1.0},
+        lambda s: s * math.sqrt(D) + RELATIVE, ALL & (DOCUMENTS[:, None, :, None] == DOCUMENTS[:, None, None, :]),
+    ),
+    "forbidden by scores": (
+        {"score_mod": lambda s, b, h, q, k: torch.where(DOCUMENTS[b, k] == 0, s, -torch.inf)},
+        lambda s: s, ALL & (DOCUMENTS == 0)[:, None, None],
+    ),
+}  # fmt: skip
+KEEP = torch.rand(B, H, N, N, generator=generator) < 0.4
+FACTOR = torch.rand(B, H, N, N, generator=generator, dtype=torch.float64)
+MASKS = {
+    "nothing": {},
+    "scores": {"scores": KEEP},
+    "heads": {"scores": torch.tensor([True, False, True, False]).view(1, H, 1, 1)},
+    "keys of a sample": {"scores": KEEP[:, :1, :1]},
+    "whole layer": {"scores": torch.tensor(False)},
+    "weights": {"weights": FACTOR},
+    "normalized": {"normalized": FACTOR},
+    "all of it": {"scores": KEEP, "weights": FACTOR[:, :1], "normalized": KEEP.roll(1, -1)},
+}
+
+
+def dense(q, k, v, change, valid, scores=None, weights=None, normalized=None):
+    """Output and log-sum-exp, from the formulas."""
+    k, v = (x.repeat_interleave(H // x.shape[1], 1) for x in (k, v))
+    before = change(torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(D)).masked_fill(~valid, -torch.inf)
+    if scores is not None:
+        before = before.masked_fill(~scores, -torch.inf)
+        all_dropped = (before == -torch.inf).all(-1, keepdim=True)
+        before = torch.where(all_dropped & valid, 0.0, before)
+    lse = before.logsumexp(-1)
+    a = before.exp() / before.exp().sum(-1, keepdim=True).clamp(min=1e-300)
+    if normalized is not None:
+        a = a * normalized
+        total = a.sum(-1, keepdim=True)
+        uniform = valid.double() / valid.sum(-1, keepdim=True).clamp(min=1)
+        a = torch.where(total > 0, a / total.clamp(min=1e-300), uniform)
+    return torch.einsum("bhqk,bhkd->bhqd", a if weights is None else a * weights, v), lse
+
+
+def qkv(heads=H):
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(B, h, N, D, dtype=torch.float64, generator=generator) for h in (H, heads, heads)]
+
+
+def attached(model, inputs, mask):
+    provider = Answer(lambda site: mask)
+    return attnreg.attach(model.train(), provider, stacks=["cross"], example_inputs=inputs)
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize(("options", "change", "valid"), WAYS.values(), ids=WAYS)
+def test_every_way(options, change, valid, mask, trainable):
+    inputs = [x.requires_grad_() for x in qkv()]
+    model = Model(**options)
+    with attached(model, inputs, attnreg.Mask(**mask)) as handle:
+        out = model(*inputs)
+        with handle.probing(), torch.no_grad():
+            assert torch.equal(model(*inputs), out)
+    slow, _ = dense(*inputs, change, valid, **mask)
+    assert (out - slow).abs().max() < 1e-12
+    for ours, theirs in zip(gradients(out, *inputs), gradients(slow, *inputs), strict=True):
+        assert (ours - theirs).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_grouped_queries(mask, trainable):
+    inputs = [x.requires_grad_() for x in qkv(heads=2)]
+    options, change, valid = WAYS["documents and a bias"]
+    model = Model(enable_gqa=True, **options)
+    with attached(model, inputs, attnreg.Mask(**mask)):
+        out = model(*inputs)
+    slow, _ = dense(*inputs, change, valid, **mask)
+    assert (out - slow).abs().max() < 1e-12
+    for ours, theirs in zip(gradients(out, *inputs), gradients(slow, *inputs), strict=True):
+        assert (ours - theirs).abs().max() < 1e-12
+
+
+@pytest.mark.filterwarnings("ignore:return_lse is deprecated:FutureWarning")
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_what_comes_out_besides(mask):
+    inputs = qkv()
+    options, change, valid = WAYS["sliding window, a row of nothing"]
+    slow, lse = dense(*inputs, change, valid, **mask)
+    for more in ({"return_aux": AuxRequest(lse=True)}, {"return_aux": AuxRequest()}, {"return_lse": True}):
+        model = Model(**options, **more)
+        with attached(model, inputs, attnreg.Mask(**mask)) as handle, handle.probing():
+            out, shown = model(*inputs)
+        assert (out - slow).abs().max() < 1e-12
+        shown = shown.lse if "return_aux" in more else shown
+        assert shown is None if more == {"return_aux": AuxRequest()} else torch.allclose(shown, lse, rtol=0, atol=1e-12)
+
+
+def test_the_numbers_of_half_precision_are_the_kernels():
+    inputs = [x.bfloat16() for x in qkv()]
+    model = Model(score_mod=capped, return_aux=AuxRequest(lse=True))
+    plain, aux = model(*inputs)
+    with attached(model, inputs, attnreg.Mask(weights=torch.ones(1))) as handle, handle.probing():
+        out, ours = model(*inputs)
+    assert torch.equal(out, plain)
+    assert torch.allclose(ours.lse, aux.lse, atol=1e-6)
+    assert ours.lse.dtype == aux.lse.dtype == torch.float32
+
+
+def test_a_row_that_the_scores_leave_without_keys_stays_the_models_own():
+    closed = torch.zeros(N, N, dtype=torch.float64)
+    closed[2] = LOWEST
+    inputs = qkv()
+    model = Model(score_mod=lambda s, b, h, q, k: s + closed[q][k])
+    plain = model(*inputs)
+    for mask in (attnreg.Mask(scores=KEEP), attnreg.Mask(scores=KEEP, weights=torch.ones(1))):
+        with attached(model, inputs, mask) as handle, handle.probing():
+            out = model(*inputs)
+        assert torch.allclose(out[:, :, 2], plain[:, :, 2], rtol=0, atol=1e-12)
+        assert not torch.allclose(out[:, :, 1], plain[:, :, 1])
+
+
+def test_positional_arguments_and_compiled_names(monkeypatch):
+    """Both as the kernel's documentation has it: all by place, and a module's name for the compiled kernel."""
+    module = types.ModuleType("somebodys_module")
+    exec("def call(*args):\n    return kernel(*args)", vars(module))
+    monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
+    module.kernel = torch.compile(flex_attention, backend="eager")
+
+    class Compiled(nn.Module):
+        def forward(self, q, k, v):
+            return module.call(q, k, v, capped, None, 0.3, False, False, None)
+
+    inputs, before = qkv(), module.kernel
+    slow, _ = dense(*inputs, lambda s: 2 * torch.tanh(s * 0.3 * math.sqrt(D) / 2), ALL, KEEP)
+    with attached(Compiled(), inputs, attnreg.Mask(scores=KEEP)) as handle, handle.probing():
+        assert (handle._model(*inputs) - slow).abs().max() < 1e-12
+    assert module.kernel is before
+
+
+def test_gradients_on_a_cpu_are_refused():
+    inputs = [x.requires_grad_() for x in qkv()]
+    model = Model()
+    with attached(model, inputs, attnreg.Mask(scores=KEEP)):
+        sentence = (
+            r"flex_attention cannot train Model here \(.* CPU.*\): use another device, or attn_implementation='sdpa'.$"
+        )
+        with pytest.raises(NoAttentionError, match=sentence):
+            model(*inputs)
+
+
+theirs = pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
+SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+OFF = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+MODELS = {
+    "bert": (lambda: hf.BertModel(hf.BertConfig(**SIZES, **OFF), add_pooling_layer=False), "encoder"),
+    "llama": (lambda: hf.LlamaModel(hf.LlamaConfig(**SIZES, num_key_value_heads=2, use_cache=False)), "decoder"),
+}
+PADDED = torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
+BATCH = {"input_ids": torch.arange(1, 13).view(2, 6), "attention_mask": PADDED}
+
+
+def twins(name):
+    """A model with each kernel, of the same parameters."""
+    torch.manual_seed(0)
+    fused = MODELS[name][0]().double().train()
+    flex = copy.deepcopy(fused)
+    flex.set_attn_implementation("flex_attention")
+    return flex, fused
+
+
+def hidden(model):
+    return model(**BATCH).last_hidden_state
+
+
+@theirs
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_models_are_the_same_under_both_kernels(name, trainable):
+    flex, fused = twins(name)
+    stack = MODELS[name][1]
+    real = PADDED.bool()
+    assert [(s.info.label, s.info.heads) for s in discover(flex).sites] == [(f"{stack}.{i}", 4) for i in range(2)]
+    keep = torch.rand(2, 4, 6, 6, generator=torch.Generator().manual_seed(3)) < 0.5
+    factor = torch.rand(2, 4, 6, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    for mask in (attnreg.Mask(scores=keep), attnreg.Mask(weights=factor), attnreg.Mask(normalized=keep)):
+        found = []
+        for model in (flex, fused):
+            provider = Answer(lambda site, mask=mask: mask)
+            with attnreg.attach(model, provider) as handle:
+                out = hidden(model)
+            out[real].sin().sum().backward()
+            grads = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+            model.zero_grad()
+            found.append((out.detach(), grads, handle.drop_rates(), provider.asked))
+        (ours, our_grads, our_rates, our_sites), (theirs, grads, rates, sites) = found
+        assert (ours - theirs)[real].abs().max() < 1e-6  # transformers' own: rotations in float32
+        assert (our_grads - grads).abs().max() < 1e-5
+        assert our_rates == pytest.approx(rates)
+        rows = real[:, None].expand(2, 4, 6)
+        for a, b in zip(our_sites, sites, strict=True):
+            assert torch.equal(a.units.expand(a.shape), b.units.expand(b.shape))
+            assert torch.allclose(a.scores().exp()[rows], b.scores().exp()[rows], atol=1e-5)
+
+
+@theirs
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_is_left_behind(name, trainable):
+    model, _ = twins(name)
+    names = torchs.flex_attention, kernels.flex_attention, kernels.compile_friendly_flex_attention
+    before, plain = Traces(model), hidden(model)
+    with attnreg.attach(model, Answer(lambda site: attnreg.Mask(scores=torch.ones(site.shape).bool()))) as handle:
+        assert torch.allclose(hidden(model), plain, rtol=0, atol=1e-12)
+        handle.provider.answer = lambda site: attnreg.Mask(scores=torch.tensor(False))
+        assert not torch.allclose(hidden(model), plain)
+        assert handle.drop_rates() == {site.label: 1.0 for site in handle.sites}
+        assert torch.equal(hidden(model.eval()), plain)
+        with handle.disabled():
+            assert torch.equal(hidden(model.train()), plain)
+    assert vars(Traces(model)) == vars(before)
+    assert torch.equal(hidden(model), plain)
+    assert names == (torchs.flex_attention, kernels.flex_attention, kernels.compile_friendly_flex_attention)
