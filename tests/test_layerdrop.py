@@ -250,6 +250,77 @@ def test_the_block_is_found_within_stages_that_change_the_shape():
     assert [site.block.module for site in sites] == [stage[0] for stage in model.stages]
 
 
+class SharingAttention(nn.Module):
+    """Keeps its keys for later blocks, or attends to kept ones."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first = first
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x, shared):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if self.first:
+            shared["keys"] += [k, v]
+        k, v = shared["keys"]
+        return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+
+
+class SharingBlock(nn.Module):
+    def __init__(self, first):
+        super().__init__()
+        self.attention = SharingAttention(first)
+
+    def forward(self, x, shared):
+        return x + self.attention(x, shared)
+
+
+class Sharing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(SharingBlock(first=i == 0) for i in range(3))
+
+    def forward(self, x):
+        shared = {"keys": []}
+        for block in self.blocks:
+            x = block(x, shared)
+        return x
+
+
+def test_what_a_skipped_block_leaves_for_later_ones_is_computed():
+    torch.manual_seed(0)
+    model, x = Sharing().train(), torch.randn(2, 5, 8)
+    with attnreg.attach(model, attnreg.LayerDrop(1.0), example_inputs=(x,)) as handle:
+        assert torch.equal(model(x), x)
+        assert handle.drop_rates() == {site.label: 1.0 for site in handle.sites}
+    reference = copy.deepcopy(model)
+    reference.blocks[0].forward = functools.partial(identity_of_hidden_states, reference.blocks[0])
+    with attnreg.attach(model, Skip("encoder.0"), example_inputs=(x,)):
+        assert same(run(model, {"x": x}), run(reference, {"x": x}))
+
+
+def test_keys_shared_between_blocks_of_a_transformers_model():
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
+    config = hf.Gemma3nTextConfig(
+        vocab_size=20, vocab_size_per_layer_input=20, hidden_size_per_layer_input=4, num_hidden_layers=4,
+        num_kv_shared_layers=2, laurel_rank=4, activation_sparsity_pattern=[0.0] * 4, use_cache=False,
+        layer_types=["sliding_attention", "full_attention"] * 2, **sizes,
+    )  # fmt: skip
+    model = hf.Gemma3nTextModel(config).train()
+    for provider in (Skip("decoder.0", "decoder.1"), attnreg.LayerDrop(1.0)):
+        with attnreg.attach(model, provider) as handle:
+            model(torch.arange(1, 9).view(2, 4)).last_hidden_state.sum().backward()
+            rates = handle.drop_rates()
+        assert [rates[f"decoder.{i}"] for i in range(2)] == [1.0, 1.0]
+
+
 def test_cross_attention_alone_is_refused():
     model = next(case for case in MODELS if case.name == "bart").build()
     with pytest.raises(ValueError, match="got cross-attention alone"):

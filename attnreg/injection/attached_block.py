@@ -57,8 +57,8 @@ class AttachedBlock(Shadow[BlockCall]):
                 module.pass_over()
             output = hidden
         else:
-            # A decision would be burnt into the compiled code; and what else comes out (T5's position bias, which
-            # later blocks use) must be computed.
+            # A decision would be burnt into the compiled code; and what else comes out, or is left in an argument, for
+            # later blocks (T5's position bias, Gemma 3n's shared keys) must be computed.
             output = self.plain(*args, **kwargs)
         for info in call.chosen:
             self.handle.rates.note_skipped(info, skip.to(hidden.device))

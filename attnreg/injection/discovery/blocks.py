@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ class Block:
         module: its hidden states are the first argument of its forward, and the first or only thing that comes out.
         call: counted from 0.
         first: the name of that argument.
-        alone: whether hidden states are all that comes out, as a tensor; otherwise it is a tuple or list.
+        alone: whether hidden states are all that comes out. Otherwise it is a tuple or list, or the block leaves
+            something in a dict or list among its arguments, for later blocks.
     """
 
     module: nn.Module
@@ -51,18 +52,32 @@ class ModuleCall:
     is_repeated: bool = False
     block: Block | None = None
 
+    def __post_init__(self) -> None:
+        self._given = list(_leaves((self.args, self.kwargs)))
+
     def returns(self, output: Any) -> None:
         """The call ends."""
         if not self.attentions:
             return
         first = next(iter(list(inspect.signature(type(self.module).forward).parameters)[1:]), "")
         given = self.args[0] if self.args else self.kwargs.get(first)
-        alone = isinstance(output, Tensor)
+        now = list(_leaves((self.args, self.kwargs)))
+        same = len(now) == len(self._given) and all(a is b for a, b in zip(now, self._given, strict=True))
+        alone = isinstance(output, Tensor) and same
         out = output[0] if type(output) in (tuple, list) and len(output) else output
         if not (isinstance(given, Tensor) and isinstance(out, Tensor) and given.is_floating_point()):
             return
         if given.shape == out.shape:
             self.block = Block(self.module, self.index, first, alone)
+
+
+def _leaves(argument: Any) -> Iterator[Any]:
+    """What is in tuples, lists and mappings; a cache is one thing: each block keeps its own part of it."""
+    if isinstance(argument, (tuple, list, Mapping)):
+        for each in argument.values() if isinstance(argument, Mapping) else argument:
+            yield from _leaves(each)
+    else:
+        yield argument
 
 
 def block_of(model: nn.Module, name: str, calls: Sequence[ModuleCall]) -> Block | None:
