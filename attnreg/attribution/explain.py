@@ -12,9 +12,13 @@ from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 
 from attnreg.attribution.target import Target
+from attnreg.errors import InputError
 from attnreg.injection.handle import AttachHandle
 from attnreg.injection.tap import Tap
 from attnreg.injection.undisturbed import undisturbed
+
+# What torch says of a derivative by something that the score does not depend on.
+UNUSED = ("not have been used in the graph", "does not require grad")
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,9 @@ def explain(
     Returns:
         the attributions ``(B, H, Q, K)``, by label.
 
+    Raises:
+        InputError: if the score does not depend on one of these sites.
+
     Example:
         >>> import attnreg
         >>> encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -88,7 +95,15 @@ def explain(
         if dtype is not None:
             device = next(model.parameters()).device.type
             stack.enter_context(torch.autocast(device, dtype))
-        found = METHODS[method](run)
+        try:
+            found = METHODS[method](run)
+        except RuntimeError as error:
+            if not any(sentence in str(error) for sentence in UNUSED):
+                raise
+            raise InputError(
+                f"The score to explain does not depend on all attention that is attributed ({', '.join(labels)}): "
+                "attach to what leads to it (`modules=...`), or pass another `target`."
+            ) from error
     return {label: tensor.detach() for label, tensor in found.items()}
 
 
@@ -114,7 +129,9 @@ def integrated_gradients(run: _Pass) -> dict[str, Tensor]:
     classes = run.target.classes(output, run.batch)
     tensors = {name: value for name, value in run.batch.items() if isinstance(value, Tensor) and value.dim()}
     size = len(next(iter(tensors.values())))
+    given = len(tensors)
     tensors = {name: value for name, value in tensors.items() if len(value) == size}  # captum repeats them with A
+    at_once = run.steps_per_forward if len(tensors) == given else 1  # images in patches, of all samples, cannot be
     found = {}
     for label, a in weights.items():
         tap = Tap()
@@ -131,7 +148,7 @@ def integrated_gradients(run: _Pass) -> dict[str, Tensor]:
                 additional_forward_args=(classes, *tensors.values()),
                 n_steps=run.steps,
                 method="riemann_right",
-                internal_batch_size=run.steps_per_forward * len(a),
+                internal_batch_size=at_once * len(a),
             )
     return found
 

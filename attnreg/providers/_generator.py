@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -136,21 +137,31 @@ def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | Non
         >>> embedding_tables(RobertaModel(RobertaConfig(vocab_size=9, max_position_embeddings=7, **sizes)))
         (Embedding(9, 4, padding_idx=1), Embedding(7, 4, padding_idx=1), 2)
     """
-    tables = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-    tokens: Any = getattr(model, "get_input_embeddings", lambda: None)()
-    if tokens is None:
+    tables = {name: module for name, module in model.named_modules() if _is_table(module)}
+    tokens: Any = None
+    if not hasattr(model, "get_input_embeddings"):
         tokens = next((table for name, table in tables.items() if not _is_position(name)), None)
-    if not isinstance(tokens, nn.Embedding):
+    else:
+        with suppress(NotImplementedError):  # transformers' answer of models that have none
+            tokens = model.get_input_embeddings()  # type: ignore[operator]
+    if not _is_table(tokens):
         raise InputError(
-            f"Expected a model with token embeddings, got {type(model).__name__}, which takes no token ids."
+            f"Expected a model with token embeddings, got {type(model).__name__}, which takes no token ids or has no "
+            "single table for them."
         )
     positions = next(
-        (t for n, t in tables.items() if _is_position(n) and t.embedding_dim == tokens.embedding_dim), None
+        (t for n, t in tables.items() if _is_position(n) and t.weight.shape[1] == tokens.weight.shape[1]), None
     )
     if positions is None:
         return tokens, None, 0
     first = -1 if positions.padding_idx is None else positions.padding_idx
     return tokens, positions, getattr(positions, "offset", first + 1)
+
+
+def _is_table(module: Any) -> bool:
+    """Whether it is an embedding: torch's own, or one that is written like it (I-BERT's)."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 2 and hasattr(module, "padding_idx")
 
 
 def _is_position(name: str) -> bool:

@@ -178,10 +178,10 @@ class GNetProvider(MaskProvider):
         depth = {site.info.stack: site.info.num_layers for site in discover(model, example_inputs).sites}
         config = getattr(model, "config", None)
         generator = cls(
-            tokens.num_embeddings,
-            tokens.embedding_dim,
+            tokens.weight.shape[0],
+            tokens.weight.shape[1],
             depth.get("encoder") or depth.get("decoder", 0),
-            512 if positions is None else positions.num_embeddings - offset,
+            512 if positions is None else positions.weight.shape[0] - offset,
             initial_keep=initial_keep,
             masks_per_layer=masks_per_layer,
             num_heads=num_heads,

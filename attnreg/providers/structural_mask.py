@@ -73,6 +73,11 @@ class StructuralMask(MaskProvider):
             )
         for site in sites:
             self._check_heads(site)
+            if not site.shares_keys:
+                raise InputError(
+                    f"StructuralMask compares positions of one sequence, and at {site.name} each query has keys of its "
+                    "own: choose other attention with `modules=...`."
+                )
 
     def _check_heads(self, site: SiteInfo) -> None:
         if self.heads is None or site.heads is None:
@@ -109,6 +114,11 @@ class StructuralMask(MaskProvider):
     def _of_site(self, site: AttentionSite) -> Tensor:
         """``(B, 1, N, N)`` or ``(1, 1, N, N)``."""
         batch, _, queries, keys = site.shape
+        if queries != keys:
+            raise InputError(
+                f"StructuralMask compares positions of one sequence, and {site.name} has {queries} queries and {keys} "
+                "keys: choose other attention with `modules=...`."
+            )
         if isinstance(self.graph, int):
             return functional.window_mask(keys, self.graph, device=site.device)[None, None]
         if self._graph is None:
