@@ -189,15 +189,15 @@ def _stack(sighting: Sighting) -> Stack:
 def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None) -> Finder:
     attempts: list[tuple[nn.Module, Any]] = [(model, inputs)]
     if inputs is None:
-        inputs = make_example_inputs(model)
-        if not inputs:
+        # A head may want more than its backbone: an end-of-sentence token, several choices.
+        base = getattr(model, "base_model", model)
+        attempts = [(each, made) for each in dict.fromkeys((model, base)) for made in make_example_inputs(each)]
+        if not attempts:
             raise NoAttentionError(
                 f"What {type(model).__name__} takes is not known: pass the arguments of one forward pass with two "
                 "samples, `attach(..., example_inputs={...})`."
             )
-        # A head may want more than its backbone: an end-of-sentence token, several choices.
-        base = getattr(model, "base_model", model)
-        attempts = [(each, make_example_inputs(each)) for each in dict.fromkeys((model, base))]
+    problems: list[Exception] = []
     for runnable, given in attempts:
         args, kwargs = ((), dict(given)) if isinstance(given, Mapping) else (tuple(given), {})
         try:
@@ -206,9 +206,10 @@ def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None)
                 with finder.watching():
                     runnable(*args, **kwargs)
         except Exception as error:
-            problem = error
+            problems.append(error)
         else:
             return finder
+    problem = problems[0]
     raise NoAttentionError(
         f"{type(model).__name__} does not run on example inputs ({type(problem).__name__}: "
         f"{' '.join(str(problem).split())}): pass inputs that fit, `attach(..., example_inputs={{...}})`."

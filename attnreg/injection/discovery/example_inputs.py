@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,51 +13,147 @@ from torch import Tensor, nn
 # Not the number of labels, heads or layers of any usual tiny model, so that shapes tell tokens from the rest.
 LENGTH = 7
 SAMPLES = 2  # so that the order of samples and heads in one dimension can be told
+SIZE = 64  # of an image, where the configuration names none
+FRAMES = 40  # of a spectrogram, likewise
+SOUND = 4000  # numbers of a sound wave
+CLIP = 2  # images of a video
+
+Inputs = dict[str, Any]
 
 
-def example_inputs(model: nn.Module) -> dict[str, Any]:
-    """Keyword arguments for one forward pass of ``model`` on two samples; empty if nothing is known of the model.
+def example_inputs(model: nn.Module) -> list[Inputs]:
+    """Keyword arguments for one forward pass of ``model`` on two samples, the likeliest first; empty if none are known.
 
-    Known are transformers models with token ids or images, and torch's own Transformer modules.
+    Known are torch's own Transformer modules and what transformers models take under usual names: token ids, images,
+    videos, sounds, spectrograms, pairs of text and one of these, the past of a series.
 
     Example:
-        >>> example_inputs(nn.TransformerEncoderLayer(8, 2))["src"].shape
+        >>> example_inputs(nn.TransformerEncoderLayer(8, 2))[0]["src"].shape
         torch.Size([2, 7, 8])
     """
     # Made in place, not moved: self-attention is told from cross-attention by its query being its key.
     like = next(model.parameters(), torch.empty(0))
+    is_theirs = hasattr(model, "config") and hasattr(model, "main_input_name")
     with torch.device(like.device):
-        if hasattr(model, "config") and hasattr(model, "main_input_name"):
-            return _transformers_inputs(model.config, str(model.main_input_name), like.dtype)
-        return _torch_inputs(model, like.dtype)
+        found = list(_transformers_inputs(model) if is_theirs else _torch_inputs(model))
+    return [_cast(inputs, like.dtype) for inputs in found]
 
 
-def _transformers_inputs(config: Any, main_input: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    if main_input == "pixel_values":
-        size = config.image_size
-        height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        return {"pixel_values": torch.zeros(SAMPLES, config.num_channels, height, width, dtype=dtype)}
-    if main_input != "input_ids":
-        return {}
+def _cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    cast = {id(x): x.to(dtype) if x.is_floating_point() else x for x in inputs.values()}
+    return {name: cast[id(x)] for name, x in inputs.items()}
+
+
+def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
+    config: Any = model.config
+    main = str(model.main_input_name)
+    taken = inspect.signature(type(model).forward).parameters
+    if main not in taken:  # a part of a model that says of itself what the whole takes
+        main = next((name for name in taken if name in FORMS), main)
+    target = _decoder_ids() if "decoder_input_ids" in taken or getattr(config, "is_encoder_decoder", False) else {}
+    if main == "input_ids":
+        yield {**_ids(), **target}
+    for name in dict.fromkeys((main, *taken)):
+        for form in FORMS.get(name, ()):
+            with suppress(AttributeError, TypeError, ValueError, RuntimeError):  # an unusual configuration
+                made = form(config)
+                if name == main:
+                    yield {**made, **target}
+                if "input_ids" in taken:
+                    yield {**_ids(), **made, **target}
+
+
+def _value(config: Any, *names: str, default: Any = None) -> Any:
+    """The first of these fields that a configuration, or one inside it, has."""
+    waiting = [config]
+    for each in waiting:  # grows while it is read
+        for name in names:
+            if (value := getattr(each, name, None)) is not None:
+                return value
+        waiting += [inner for inner in vars(each).values() if hasattr(inner, "model_type")]
+    return default
+
+
+def _ids() -> Inputs:
     # Token 0 is padding in many vocabularies, and position ids may be counted from tokens that are not padding.
     ids = torch.arange(1, LENGTH + 1).repeat(SAMPLES, 1)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = ids[:, :-1]
-    return inputs
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def _torch_inputs(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+def _decoder_ids() -> Inputs:
+    return {"decoder_input_ids": torch.arange(1, LENGTH).repeat(SAMPLES, 1)}
+
+
+def _image(config: Any, *before: int) -> Tensor:
+    size = _value(config, "image_size", default=SIZE)
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    channels = _value(config, "num_channels", "in_channels", "in_chans", default=3)
+    return torch.zeros(SAMPLES, *before, channels, height, width)
+
+
+def _video(config: Any) -> Tensor:
+    return _image(config, _value(config, "num_frames", "frames_per_clip", default=CLIP))
+
+
+def _bands(config: Any) -> int:
+    names = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "feature_size", "input_dim")
+    return _value(config, *names, default=80)
+
+
+def _series(config: Any) -> Inputs:
+    lags, features = _value(config, "lags_sequence"), _value(config, "num_time_features", default=0)
+    future = _value(config, "prediction_length", default=LENGTH)
+    length = _value(config, "context_length", default=LENGTH)
+    if lags is None:  # patches of several channels
+        return {"past_values": torch.zeros(SAMPLES, length, _value(config, "num_input_channels", default=1))}
+    length += max(lags)
+    return {
+        "past_values": torch.zeros(SAMPLES, length),
+        "past_time_features": torch.zeros(SAMPLES, length, features),
+        "past_observed_mask": torch.ones(SAMPLES, length),
+        "future_values": torch.zeros(SAMPLES, future),
+        "future_time_features": torch.zeros(SAMPLES, future, features),
+    }
+
+
+# What stands under a name, in the shapes in which models want it.
+FORMS: dict[str, tuple[Callable[[Any], Inputs], ...]] = {
+    "pixel_values": (
+        lambda config: {"pixel_values": _image(config)},
+        lambda config: {"pixel_values": _image(config, CLIP)},
+        lambda config: {"pixel_values": _video(config)},
+    ),
+    "pixel_values_videos": (
+        lambda config: {"pixel_values_videos": _image(config, CLIP)},
+        lambda config: {"pixel_values_videos": _video(config)},
+    ),
+    "input_features": (
+        lambda config: {"input_features": torch.zeros(SAMPLES, _bands(config), FRAMES)},
+        lambda config: {"input_features": torch.zeros(SAMPLES, FRAMES, _bands(config))},
+        lambda config: {"input_features": torch.zeros(SAMPLES, 1, FRAMES, _bands(config))},
+        # Whisper and its kin take one length alone.
+        lambda config: {"input_features": torch.zeros(SAMPLES, _bands(config), 2 * config.max_source_positions)},
+    ),
+    "input_values": (
+        lambda config: {"input_values": torch.zeros(SAMPLES, SOUND)},
+        lambda config: {"input_values": torch.zeros(SAMPLES, 1, SOUND)},
+        lambda config: {"input_values": torch.zeros(SAMPLES, config.max_length, _bands(config))},
+    ),
+    "bbox": (lambda config: {"bbox": torch.zeros(SAMPLES, LENGTH, 4, dtype=torch.long)},),
+    "past_values": (_series,),
+}  # fmt: skip
+
+
+def _torch_inputs(model: nn.Module) -> Iterator[Inputs]:
     attention = next((m for m in model.modules() if isinstance(m, nn.MultiheadAttention)), None)
     if attention is None:
-        return {}
-    x = torch.zeros(SAMPLES, LENGTH, attention.embed_dim, dtype=dtype)
+        return
+    x = torch.zeros(SAMPLES, LENGTH, attention.embed_dim)
     if isinstance(model, (nn.TransformerEncoder, nn.TransformerEncoderLayer)):
-        return {"src": x}
+        yield {"src": x}
     if isinstance(model, (nn.TransformerDecoder, nn.TransformerDecoderLayer)):
-        return {"tgt": x, "memory": x.clone()}
+        yield {"tgt": x, "memory": x.clone()}
     if isinstance(model, nn.Transformer):
-        return {"src": x, "tgt": x.clone()}
+        yield {"src": x, "tgt": x.clone()}
     if isinstance(model, nn.MultiheadAttention):
-        return {"query": x, "key": x, "value": x}
-    return {}
+        yield {"query": x, "key": x, "value": x}

@@ -1,0 +1,62 @@
+"""The inputs that are made up for a model when the user gives none."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from attnreg.injection import NoAttentionError, discover
+from attnreg.injection.discovery.example_inputs import example_inputs
+from tests.sweep.zoo import WARNINGS, specimens
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNINGS]
+ZOO = {specimen.name: specimen for specimen in specimens()}
+MODALITIES = [
+    "audio-spectrogram-transformer", "blip", "bros", "clap", "clip", "idefics2_vision", "patchtst", "segformer",
+    "speech_to_text", "time_series_transformer", "videomae", "vilt", "vision-encoder-decoder",
+    "wav2vec2", "whisper", "xclip",
+]  # fmt: skip
+
+
+def sites(model, inputs=None):
+    return [(s.info.name, s.info.stack, s.info.heads, s.layout.dims) for s in discover(model, inputs).sites]
+
+
+@pytest.mark.parametrize("name", MODALITIES)
+def test_the_same_attention_is_found_as_with_inputs_of_ones_own(name):
+    torch.manual_seed(0)
+    model = ZOO[name].make()
+    assert sites(model) == sites(model, ZOO[name].inputs(model))
+
+
+def test_two_samples_in_the_precision_of_the_model():
+    model = ZOO["clip"].make().to(torch.float64)
+    made = example_inputs(model)
+    assert list(made[0]) == ["input_ids", "attention_mask"]
+    assert all(len(x) == 2 for inputs in made for x in inputs.values())
+    assert {inputs["pixel_values"].dtype for inputs in made[1:]} == {torch.float64}
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "perceiver",
+            r"What PerceiverModel takes is not known: pass the arguments of one forward pass with two samples",
+        ),
+        (
+            "qwen2_vl_vision",
+            r"does not run on example inputs \(.*\): pass inputs that fit, `attach\(..., example_inputs=",
+        ),
+    ],
+)
+def test_what_is_not_known_is_asked_for(name, sentence):
+    with pytest.raises(NoAttentionError, match=sentence):
+        discover(ZOO[name].make())
+
+
+def test_a_configuration_that_is_unusual_is_no_obstacle():
+    model = ZOO["vit"].make()
+    model.config = SimpleNamespace(image_size="large")
+    with pytest.raises(NoAttentionError, match="pass the arguments of one forward pass"):
+        discover(model)
