@@ -59,8 +59,10 @@ def heads_after_queries(a, x, y):
 
 
 def heads_first(a, x, y):
+    """Counts on softmax giving contiguous weights."""
     q, k, v = (t.transpose(0, 1) for t in a.heads(x, y))
-    return a.o(merge((torch.softmax(q @ k.transpose(-1, -2), dim=3) @ v).transpose(0, 1)))
+    weights = torch.softmax(q @ k.transpose(-1, -2), dim=3)
+    return a.o(merge((weights.view(H, -1, weights.shape[-1]).unflatten(1, (len(x), -1)) @ v).transpose(0, 1)))
 
 
 def transposed(a, x, y):

@@ -183,6 +183,42 @@ def test_steps_at_once_leave_alone_what_is_not_per_sample():
     assert all((one[label] - several[label]).abs().max() < 1e-8 for label in LABELS)
 
 
+class Packed(nn.Module):
+    """An encoder of the tokens of all samples in one dimension, as patches of images are."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.aside = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, lengths, packed):
+        x = packed.unflatten(0, (len(lengths), -1))
+        out = self.encoder(x).mean(1)
+        self.aside(x)
+        return out
+
+
+def test_packed_samples_are_integrated_one_step_at_a_time():
+    torch.manual_seed(0)
+    model, batch = Packed(), {"lengths": torch.tensor([3, 3]), "packed": torch.randn(6, 8)}
+    with attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=batch) as handle:
+        one, two = (
+            explain(model, batch, handle, ["encoder.0"], method="integrated_gradients", steps=2, steps_per_forward=n)
+            for n in (1, 2)
+        )
+        assert torch.equal(one["encoder.0"], two["encoder.0"])
+
+
+@pytest.mark.parametrize("method", ["gradient", "gradient_times_attention", "integrated_gradients"])
+def test_attention_that_does_not_lead_to_the_score_is_named(method):
+    model, batch = Packed(), {"lengths": torch.tensor([3, 3]), "packed": torch.randn(6, 8)}
+    with (
+        attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=batch) as handle,
+        pytest.raises(ValueError, match=r"does not depend on all attention .*encoder.1\): attach to what leads to it"),
+    ):
+        explain(model, batch, handle, ["encoder.0", "encoder.1"], method=method, steps=2)
+
+
 def test_the_shared_layer_of_albert_is_told_apart():
     model = next(c for c in MODELS if c.name == "albert").build().double().eval()
     model.set_attn_implementation("eager")

@@ -284,6 +284,25 @@ def test_a_model_of_ones_own():
         assert all(rate > 0.2 for rate in handle.drop_rates().values())
 
 
+def test_embeddings_that_are_not_torchs_own():
+    sizes = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = hf.IBertModel(hf.IBertConfig(**sizes, intermediate_size=8, max_position_embeddings=20))
+    provider = attnreg.GNetProvider.for_model(model)
+    assert (provider.vocab_size, provider.hidden_size, provider.max_length) == (30, 8, 18)
+    ids = torch.arange(2, 8).view(2, 3)
+    with attnreg.attach(model.train(), attnreg.GNetProvider.for_model(model, share_embeddings=True)) as handle:
+        model(input_ids=ids)
+        assert set(handle.drop_rates()) == {"encoder.0", "encoder.1"}
+
+
+def test_characters_have_no_table():
+    model = hf.CanineModel(
+        hf.CanineConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    )
+    with pytest.raises(ValueError, match="got CanineModel, which takes no token ids or has no single table for them"):
+        attnreg.GNetProvider.for_model(model)
+
+
 @pytest.mark.parametrize(
     ("batch", "error", "sentence"),
     [

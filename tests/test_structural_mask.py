@@ -9,6 +9,7 @@ import transformers as hf
 import attnreg
 from attnreg import functional
 from attnreg.pretrained import describe
+from tests import handwritten
 from tests.cases import SMALL, TEXT
 
 IDS = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 0, 0]])
@@ -137,6 +138,24 @@ def test_what_it_cannot_serve_is_refused():
         attnreg.StructuralMask(1).check([attnreg.SiteInfo(stack="cross")])
     with pytest.raises(RuntimeError, match="Expected `prepare` before `forward`"):
         attnreg.StructuralMask(some_graph)(site())
+
+
+@pytest.mark.parametrize(
+    ("form", "sentence"),
+    [
+        (handwritten.local, "at layers.0 each query has keys of its own: choose other attention"),
+        (handwritten.pooled_queries, "layers.0 has 3 queries and 6 keys: choose other attention"),
+    ],
+)
+def test_queries_and_keys_that_are_not_one_sequence_are_refused(form, sentence):
+    model, inputs = handwritten.Layers(form).train(), {"input_ids": torch.arange(1, 13).view(2, 6)}
+
+    def run():
+        with attnreg.attach(model, attnreg.StructuralMask(1), example_inputs=inputs):
+            model(**inputs)
+
+    with pytest.raises(ValueError, match=f"StructuralMask compares positions of one sequence, and {sentence}"):
+        run()
 
 
 def test_a_distance_is_written_down_and_a_function_is_not(tmp_path):

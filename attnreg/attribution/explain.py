@@ -129,9 +129,8 @@ def integrated_gradients(run: _Pass) -> dict[str, Tensor]:
     classes = run.target.classes(output, run.batch)
     tensors = {name: value for name, value in run.batch.items() if isinstance(value, Tensor) and value.dim()}
     size = len(next(iter(tensors.values())))
-    given = len(tensors)
+    is_packed = any(len(value) > size for value in tensors.values())  # patches of all samples, one after the other
     tensors = {name: value for name, value in tensors.items() if len(value) == size}  # captum repeats them with A
-    at_once = run.steps_per_forward if len(tensors) == given else 1  # images in patches, of all samples, cannot be
     found = {}
     for label, a in weights.items():
         tap = Tap()
@@ -148,7 +147,7 @@ def integrated_gradients(run: _Pass) -> dict[str, Tensor]:
                 additional_forward_args=(classes, *tensors.values()),
                 n_steps=run.steps,
                 method="riemann_right",
-                internal_batch_size=at_once * len(a),
+                internal_batch_size=(1 if is_packed else run.steps_per_forward) * len(a),
             )
     return found
 

