@@ -59,10 +59,8 @@ def heads_after_queries(a, x, y):
 
 
 def heads_first(a, x, y):
-    """Counts on softmax giving contiguous weights."""
     q, k, v = (t.transpose(0, 1) for t in a.heads(x, y))
-    weights = torch.softmax(q @ k.transpose(-1, -2), dim=3)
-    return a.o(merge((weights.view(H, -1, weights.shape[-1]).unflatten(1, (len(x), -1)) @ v).transpose(0, 1)))
+    return a.o(merge((torch.softmax(q @ k.transpose(-1, -2), dim=3) @ v).transpose(0, 1)))
 
 
 def transposed(a, x, y):
@@ -166,6 +164,13 @@ def pooled_queries(a, x, y):
 def windows(a, x, y):
     q, k, v = a.heads(x[:, :6].reshape(-1, 2, C), y[:, :6].reshape(-1, 2, C))
     return a.o(merge((q @ k.transpose(-1, -2)).softmax(-1) @ v)).reshape(len(x), 6, C)
+
+
+def blocks(a, x, y):
+    """Windows of each head, in a dimension of their own; counts on softmax giving contiguous weights."""
+    q, k, v = (t.unflatten(2, (3, 2)) for t in a.heads(x[:, :6], y[:, :6]))
+    weights = (q @ k.transpose(-1, -2)).softmax(-1).view(len(x), H, 6, 2)
+    return a.o(merge((weights.unflatten(2, (3, 2)) @ v).flatten(2, 3)))
 
 
 def local(a, x, y):

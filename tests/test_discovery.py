@@ -50,6 +50,18 @@ def test_one_mathematics_in_many_layouts(form):
     assert (outputs[0] - outputs[1]).abs().max() < 1e-12
 
 
+@pytest.mark.filterwarnings("ignore::attnreg.injection.CoverageWarning")
+def test_weights_are_contiguous_as_softmax_gives_them():
+    model, inputs = layers(handwritten.blocks).train(), {"input_ids": ids(2, 6)}
+    plain = model(**inputs)
+    for mask in (
+        attnreg.Mask(weights=torch.ones(1, 4, 1, 1).double()),
+        attnreg.Mask(normalized=torch.ones(1, 4, 1, 1)),
+    ):
+        with attached(model, lambda site, mask=mask: mask, {"example_inputs": inputs}):
+            assert (model(**inputs) - plain).abs().max() < 1e-12
+
+
 OTHERS = {
     # form: dimensions, stack, sinks, heads
     handwritten.sink_after: ("bhqk", "encoder", (0, 1), 4),
