@@ -9,6 +9,7 @@ import transformers as hf
 from torch import nn
 
 import attnreg
+from attnreg.providers._generator import embedding_tables
 from tests.cases import MODELS, output
 
 CASES = {case.name: case for case in MODELS}
@@ -293,6 +294,19 @@ def test_embeddings_that_are_not_torchs_own():
     with attnreg.attach(model.train(), attnreg.GNetProvider.for_model(model, share_embeddings=True)) as handle:
         model(input_ids=ids)
         assert set(handle.drop_rates()) == {"encoder.0", "encoder.1"}
+
+
+def test_positions_of_images_are_not_those_of_tokens():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.vision = nn.ModuleDict({"position_embedding": nn.Embedding(9, 8)})
+            self.text = nn.ModuleDict({"tokens": nn.Embedding(30, 8)})
+
+    model = Model()
+    assert embedding_tables(model) == (model.text["tokens"], None, 0)
+    model.position_embedding = nn.Embedding(40, 8)
+    assert embedding_tables(model) == (model.text["tokens"], model.position_embedding, 0)
 
 
 def test_characters_have_no_table():

@@ -149,8 +149,14 @@ def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | Non
             f"Expected a model with token embeddings, got {type(model).__name__}, which takes no token ids or has no "
             "single table for them."
         )
+    around = next((name for name, table in tables.items() if table is tokens), "").rpartition(".")[0]
     positions = next(
-        (t for n, t in tables.items() if _is_position(n) and t.weight.shape[1] == tokens.weight.shape[1]), None
+        (
+            table
+            for name, table in tables.items()
+            if _is_position(name) and _is_beside(name, around) and table.weight.shape[1] == tokens.weight.shape[1]
+        ),
+        None,
     )
     if positions is None:
         return tokens, None, 0
@@ -167,3 +173,9 @@ def _is_table(module: Any) -> bool:
 def _is_position(name: str) -> bool:
     last = name.rpartition(".")[2]
     return "position" in last or last == "wpe"
+
+
+def _is_beside(name: str, around: str) -> bool:
+    """Whether a table is within the module around another, or above it: not in the part of a model that sees images."""
+    own = name.rpartition(".")[0]
+    return not around or f"{name}.".startswith(f"{around}.") or not own or f"{around}.".startswith(f"{own}.")
