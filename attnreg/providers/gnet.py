@@ -286,8 +286,8 @@ class GNetProvider(MaskProvider):
         ids = _token_ids(inputs)
         if ids.shape[-1] > self.max_length:
             raise InputError(
-                f"Expected at most {self.max_length} tokens, got {ids.shape[-1]}: truncate them, or make the G-Net with a "
-                "larger `max_length`."
+                f"Expected at most {self.max_length} tokens, got {ids.shape[-1]}: truncate them, or make the G-Net "
+                "with a larger `max_length`."
             )
         return self.network(ids, self._allowed(inputs))
 
