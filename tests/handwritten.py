@@ -166,7 +166,7 @@ def windows(a, x, y):
     return a.o(merge((q @ k.transpose(-1, -2)).softmax(-1) @ v)).reshape(len(x), 6, C)
 
 
-def blocks(a, x, y):
+def windows_of_heads(a, x, y):
     """Windows of each head, in a dimension of their own; counts on softmax giving contiguous weights."""
     q, k, v = (t.unflatten(2, (3, 2)) for t in a.heads(x[:, :6], y[:, :6]))
     weights = (q @ k.transpose(-1, -2)).softmax(-1).view(len(x), H, 6, 2)

@@ -52,7 +52,7 @@ def test_one_mathematics_in_many_layouts(form):
 
 @pytest.mark.filterwarnings("ignore::attnreg.injection.CoverageWarning")
 def test_weights_are_contiguous_as_softmax_gives_them():
-    model, inputs = layers(handwritten.blocks).train(), {"input_ids": ids(2, 6)}
+    model, inputs = layers(handwritten.windows_of_heads).train(), {"input_ids": ids(2, 6)}
     plain = model(**inputs)
     for mask in (
         attnreg.Mask(weights=torch.ones(1, 4, 1, 1).double()),
