@@ -130,4 +130,5 @@ CHANGES: dict[str, dict[str, Any]] = {
         "convstream_hidden_sizes": [16, 16, 16],
     },
     "xclip_vision_model": {"num_frames": 2},
+    "vjepa2": {"frames_per_clip": 4},
 }

@@ -32,4 +32,5 @@ OTHER_WAYS = {
     "qwen3_next": RECURRENT,
     "qwen4_exp_text": RECURRENT,
     "recurrent_gemma": RECURRENT,
+    "zamba2": RECURRENT,
 }

@@ -141,10 +141,10 @@ class Tracer(TorchDispatchMode):
         return x.index_select(1, torch.arange(weight.shape[1], device=x.device) % x.shape[1])
 
     def _follow(self, op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        outs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        outs = _tensors(out)
         if not outs:
             return
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = _tensors(*args, *kwargs.values())
         origins = [self.origins.read(tensor) for tensor in tensors]
         first, name = outs[0], func._schema.name.removeprefix("aten::")
         if op in PRODUCTS:
@@ -167,11 +167,10 @@ class Tracer(TorchDispatchMode):
 
     def _lose_track(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """What comes out may come from all that went in."""
-        origins = [self.origins.read(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        origins = [self.origins.read(tensor) for tensor in _tensors(*args, *kwargs.values())]
         known = [origin for origin in origins if origin is not None]
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self.origins.write(leaf, rules.everywhere(known, leaf.shape) if known else None)
+        for tensor in _tensors(out):
+            self.origins.write(tensor, rules.everywhere(known, tensor.shape) if known else None)
 
     def _embedded(self, ids: Tensor, out: Tensor) -> None:
         """Rows of a table: new positions where the ids come from an input."""
@@ -276,6 +275,17 @@ class Tracer(TorchDispatchMode):
         origin = blank(queries.shape[1:])
         origin[FIRST] = queries
         return origin.expand(FIELDS, *out.shape)
+
+
+def _tensors(*values: Any) -> list[Tensor]:
+    """The tensors among an operation's arguments, and in lists of them."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple, dict)):
+            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return found
 
 
 def _broadcast_shape(tensors: list[Tensor]) -> torch.Size | None:
