@@ -222,6 +222,13 @@ def shuffled(a, x, y):
     return a.o(merge(torch.zeros_like(out).scatter(2, order, out)))
 
 
+def sorted_keys(a, x, y):
+    """The smallest keys first, in every head."""
+    q, k, v = a.heads(x, y)
+    order = k.norm(dim=-1, keepdim=True).argsort(2).expand(k.shape)
+    return a.o(merge((q @ k.gather(2, order).transpose(-1, -2)).softmax(-1) @ v.gather(2, order)))
+
+
 def gated_by_scores(a, x, y):
     q, k, v = a.heads(x, y)
     scores = q @ k.transpose(-1, -2)

@@ -203,9 +203,10 @@ def test_what_is_called_attention_and_is_none_is_said(form):
         attnreg.attach(layers(form), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
 
 
-def test_queries_in_another_order_are_refused_in_all_modules_of_the_class():
+@pytest.mark.parametrize("form", [handwritten.shuffled, handwritten.sorted_keys], ids=lambda form: form.__name__)
+def test_queries_in_another_order_are_refused_in_all_modules_of_the_class(form):
     with pytest.raises(NoAttentionError, match=r"layers\.1 \(.*: its queries are in another order than its keys"):
-        attnreg.attach(layers(handwritten.shuffled), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
+        attnreg.attach(layers(form), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
 
 
 def test_a_softmax_over_queries_is_no_attention():

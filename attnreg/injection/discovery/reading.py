@@ -97,20 +97,20 @@ def _relation(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int, o
 
 
 def _is_shuffled(queries: Tensor, keys: Tensor, layout: Layout) -> bool:
-    """Whether the keys of a sample are in the order of their positions, and its queries are they in another order."""
+    """Whether queries are the keys in another order, or some of them."""
     if not layout.has_queries or layout.has_sinks:
         return False
     rows, columns = (
         torch.stack([layout.canonical(end) for end in part]).amax(dim).flatten(1, 2).transpose(0, 1)  # (B * H, 2, N)
         for part, dim in ((queries, 4), (keys, 3))
     )
-    ordered = [(columns.diff() * sign >= 0).all((0, 2)) & ~(rows.diff() * sign >= 0).all((0, 2)) for sign in (-1, 1)]
-    if not bool(ordered[0][0] | ordered[1][1]):
+    if torch.equal(rows, columns):
         return False
-    return all(
-        set(map(tuple, mine.T.tolist())) <= set(map(tuple, theirs.T.tolist()))
-        for mine, theirs in zip(rows, columns, strict=True)
-    )
+    pairs = [[sorted(map(tuple, part.T.tolist())) for part in each] for each in zip(rows, columns, strict=True)]
+    if rows.shape == columns.shape:
+        return all(mine == theirs for mine, theirs in pairs)
+    ordered = [(columns.diff() * sign >= 0).all((0, 2)) & ~(rows.diff() * sign >= 0).all((0, 2)) for sign in (-1, 1)]
+    return bool(ordered[0][0] | ordered[1][1]) and all(set(mine) <= set(theirs) for mine, theirs in pairs)
 
 
 def _asks_from_elsewhere(queries: Tensor, keys: Tensor, layout: Layout, shape: tuple[int, ...]) -> bool:
