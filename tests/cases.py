@@ -304,15 +304,22 @@ def refusal(model: ModelCase, provider: ProviderCase) -> str | None:
 
 # Between them: shared modules, attention written out, two stacks and a bias, grouped queries, torch's own.
 FEW = ("bert", "albert", "deberta-v2", "t5", "llama", "torch-encoder")
+# These are tried on every model in every run: masks on scores and on weights, of each step, whole blocks, from tokens.
+COMMON = ("weights-dropout", "scores-dropout", "block-layerdrop", "g-net", "ad-drop")
 
 
 def pairs(
     wanted: Callable[[ProviderCase], bool] = lambda provider: True, *, refused: bool = False, on_few: bool = False
 ) -> list[Any]:
-    """Rows of the matrix; variants of providers are slow tests on all models but the first, or all but a few models."""
+    """Rows of the matrix. On other than a few models, only common providers are tried in every run, or none.
+
+    Variants of providers are slow tests on all models but the first.
+    """
 
     def is_slow(model: ModelCase, provider: ProviderCase) -> bool:
-        return (provider.variant and model is not MODELS[0]) or (on_few and model.name not in FEW)
+        if provider.variant and model is not MODELS[0]:
+            return True
+        return model.name not in FEW and (on_few or provider.name not in COMMON)
 
     return [
         pytest.param(m, p, marks=[pytest.mark.slow] if is_slow(m, p) else [])
