@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 CONVOLUTION = "convolutions"
+CONVOLVED_KEYS = "keys and values that are convolved over positions"  # within attention, so nothing can confirm it
 RECURRENT = "recurrent or linear-attention layers beside attention"
 NEIGHBOURS = "embeddings of neighbouring tokens, put side by side"
 
@@ -17,6 +18,7 @@ OTHER_WAYS = {
     "glm5_next_text": RECURRENT,
     "granitemoehybrid": RECURRENT,
     "inkling2_text": CONVOLUTION,
+    "inkling_mm_model": CONVOLUTION,
     "inkling_text": CONVOLUTION,
     "jamba": RECURRENT,
     "kimi_linear": RECURRENT,
@@ -32,5 +34,7 @@ OTHER_WAYS = {
     "qwen3_next": RECURRENT,
     "qwen4_exp_text": RECURRENT,
     "recurrent_gemma": RECURRENT,
+    "zamba": RECURRENT,
     "zamba2": RECURRENT,
+    "zaya": CONVOLVED_KEYS,
 }
