@@ -304,6 +304,7 @@ def refusal(model: ModelCase, provider: ProviderCase) -> str | None:
 
 # Between them: shared modules, attention written out, two stacks and a bias, grouped queries, torch's own.
 FEW = ("bert", "albert", "deberta-v2", "t5", "llama", "torch-encoder")
+FEWER = ("bert", "t5", "torch-encoder")
 # These are tried on every model in every run: masks on scores and on weights, of each step, whole blocks, from tokens.
 COMMON = ("weights-dropout", "scores-dropout", "block-layerdrop", "g-net", "ad-drop")
 
@@ -311,7 +312,7 @@ COMMON = ("weights-dropout", "scores-dropout", "block-layerdrop", "g-net", "ad-d
 def pairs(
     wanted: Callable[[ProviderCase], bool] = lambda provider: True, *, refused: bool = False, on_few: bool = False
 ) -> list[Any]:
-    """Rows of the matrix. On other than a few models, only common providers are tried in every run, or none.
+    """Rows of the matrix. On other than a few models, only common providers are tried in every run, or none (``on_few``).
 
     Variants of providers are slow tests on all models but the first.
     """
@@ -319,7 +320,7 @@ def pairs(
     def is_slow(model: ModelCase, provider: ProviderCase) -> bool:
         if provider.variant and model is not MODELS[0]:
             return True
-        return model.name not in FEW and (on_few or provider.name not in COMMON)
+        return model.name not in FEWER if on_few else model.name not in FEW and provider.name not in COMMON
 
     return [
         pytest.param(m, p, marks=[pytest.mark.slow] if is_slow(m, p) else [])

@@ -61,3 +61,23 @@ def real_data():
     if not folder.is_dir():
         pytest.skip(f"needs the real data sets in {folder}")
     return folder
+
+
+LONGEST = (
+    "contract",
+    "compile",
+    "runs",
+    "extremes",
+    "compare",
+    "task_runs",
+    "sweep",
+    "distributed",
+    "outcome",
+    "stopping",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """The files that take longest come first: no process is left alone with one of them at the end."""
+    ranks = {f"test_{name}.py": rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))

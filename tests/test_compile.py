@@ -76,7 +76,13 @@ ALIKE = (
     "head-mask",
     "drop-key",
     "structural-mask",
+    "structural-mask, graph",
     "composition",
+    "on-layers",
+    "layerdrop",
+    "with layerdrop",
+    "block-layerdrop",
+    "bernoulli per layer",
 )
 LEARNED = [case.name for case in PROVIDERS if case.made_for_model and not case.variant]
 

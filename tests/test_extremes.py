@@ -53,8 +53,11 @@ def bert(implementation, dtype, size=1.0):
     return model.to(dtype).train()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+ROWS = [("sdpa", torch.float32), ("sdpa", torch.bfloat16), ("sdpa", torch.float16), ("eager", torch.bfloat16)]
+ROWS += [pytest.param("eager", dtype, marks=pytest.mark.slow) for dtype in (torch.float32, torch.float16)]
+
+
+@pytest.mark.parametrize(("implementation", "dtype"), ROWS, ids=str)
 @pytest.mark.parametrize("name", PROVIDERS)
 def test_everything_stays_finite(name, implementation, dtype):
     if implementation == "eager" and name in NEED_QUERIES:
