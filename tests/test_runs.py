@@ -117,7 +117,10 @@ def test_drop_rates_are_those_asked_for(finished):
     assert mean[0] == pytest.approx(0.3 - 0.2 * 4 / 16, abs=0.02)
 
 
-@pytest.mark.parametrize("recipe", SOME)
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(r, marks=[] if r in ("finetune", "attendout", "ad-drop") else pytest.mark.slow) for r in RECIPES],
+)
 def test_same_seed_same_numbers_and_another_seed_others(finished, recipe, cli, tmp_path):
     run = finished[0] / recipe
     for seed in (0, 1):
@@ -139,7 +142,7 @@ def checkpoint_of(run):
 
 @pytest.mark.parametrize(
     "recipe",
-    ["finetune", "attendout", "ad-drop", *(pytest.param(r, marks=pytest.mark.slow) for r in ("r-drop", "mixout"))],
+    ["attendout", "ad-drop", *(pytest.param(r, marks=pytest.mark.slow) for r in ("finetune", "r-drop", "mixout"))],
 )
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_end(finished, recipe, spawn, tmp_path):
     args = ["recipe", recipe, *SMALL, *RECIPES[recipe], "--output-dir", "out", "--save-steps", 3]
@@ -263,7 +266,13 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize(("options", "config"), VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize(
+    ("options", "config"),
+    [
+        pytest.param(*each, id=name, marks=pytest.mark.slow if name == "shared" else [])
+        for name, each in VARIANTS.items()
+    ],
+)
 def test_variants_of_the_generator(cli, tmp_path, options, config):
     args = ["--epochs", 1, "--train-size", 128, "--no-baseline", "--round-steps", 1, "--game", 1, "--output-dir", "out"]
     result = cli("recipe", "attendout", *args, *options)
