@@ -67,7 +67,7 @@ def steps(model, provider, runs, lengths=(7,) * STEPS):
     return seen
 
 
-# These decide without looking at anything: what is drawn and returned is like another's.
+# What these draw and return is like another's, or made like it.
 ALIKE = (
     "weights-dropout",
     "drop-attention",
@@ -83,6 +83,10 @@ ALIKE = (
     "with layerdrop",
     "block-layerdrop",
     "bernoulli per layer",
+    "bernoulli-schedule",
+    "layerdrop 0.5",
+    "head-mask-importance",
+    "contextual",
 )
 LEARNED = [case.name for case in PROVIDERS if case.made_for_model and not case.variant]
 

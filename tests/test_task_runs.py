@@ -78,7 +78,11 @@ def test_every_kind_is_learned(cli, home, tmp_path, task):
     ("name", "options"),
     [
         ("ad-drop", ["--q", 0.5, "--layers", "all"]),
-        ("ad-drop", ["--method", "integrated_gradients", "--steps", 2, "--target", "label", "--every", 1, "--offset", 0]),
+        pytest.param(
+            "ad-drop",
+            ["--method", "integrated_gradients", "--steps", 2, "--target", "label", "--every", 1, "--offset", 0],
+            marks=pytest.mark.slow,
+        ),
         ("attendout", ["--round-steps", 2, "--no-baseline"]),
     ],
 )  # fmt: skip
