@@ -69,6 +69,7 @@ def test_evaluations_in_between_can_be_spared(cli):
     assert [record["epoch"] for record in lines("out/metrics.jsonl")] == [2, 4, 5]
 
 
+@pytest.mark.slow
 def test_mixed_precision(cli, tmp_path):
     args = ["recipe", "attention-layerdrop", *SMALL, "--epochs", 1, "--mixed-precision", "bf16"]
     # In a process of its own: accelerate allows one precision in each. It starts from nothing, as nearly no other here.
