@@ -60,7 +60,6 @@ class Tracer(TorchDispatchMode):
         self._weighted = weighted
         self._keys: dict[int, tuple[int | None, int]] = {}  # by softmax: which of the two origins is its keys', and K
         self._together: dict[int, int] = {}  # softmaxes whose weights were put together, by the later one
-        self.lost: list[str] = []  # operations after which origins are not known exactly
         self._overwritten: dict[int, tuple[Tensor, Tensor]] = {}
         self._paused = False
 
@@ -118,8 +117,7 @@ class Tracer(TorchDispatchMode):
         if not (getattr(func, "is_view", False) or op is aten._unsafe_view):
             try:
                 self._follow(op, func, args, kwargs, out)
-            except Exception as error:  # an operation in a form that no rule knows must not stop the model
-                self.lost.append(f"{func}: {error}")
+            except Exception:  # an operation in a form that no rule knows must not stop the model
                 self._lose_track(args, kwargs, out)
         return out
 

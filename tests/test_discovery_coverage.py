@@ -1,0 +1,218 @@
+"""What a dry run leaves out, how it is chosen from and numbered, and that it leaves no trace."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import attnreg
+from attnreg.injection import NoAttentionError
+from tests import handwritten
+from tests.handwritten import Layers
+from tests.sweep.checks import Answer
+from tests.test_discovery import INPUTS, first, ids, layers
+
+
+class Scripted(nn.Module):
+    """A model whose encoder computes attention in a compiled function, beside a decoder that does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings = nn.Embedding(50, handwritten.C)
+        self.encoder = nn.ModuleList([handwritten.Attention(handwritten.sigmoid) for _ in range(2)])
+        self.decoder = nn.ModuleList([handwritten.Attention(handwritten.plain) for _ in range(2)])
+
+    def forward(self, input_ids):
+        x = self.embeddings(input_ids)
+        for layer in (*self.encoder, *self.decoder):
+            x = x + layer(x)
+        return x
+
+
+def test_a_whole_list_of_blocks_is_not_left_out_by_default():
+    with pytest.raises(NoAttentionError, match=r"All of encoder would be left out, for example encoder\.0"):
+        attnreg.attach(Scripted(), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
+    handle = attnreg.attach(Scripted(), attnreg.AttentionDropout(0.1), example_inputs=INPUTS, modules="decoder")
+    assert [site.name for site in handle.sites] == ["decoder.0", "decoder.1"]
+
+
+def test_modules_are_chosen_by_name_or_pattern():
+    model = layers(handwritten.differential)
+    for modules, names in [
+        ("layers.0", ["layers.0", "layers.0@2"]),
+        ("layers.*", ["layers.0", "layers.0@2", "layers.1"]),
+        (["*.1"], ["layers.1"]),
+        ("layers", ["layers.0", "layers.0@2", "layers.1"]),
+    ]:
+        with attnreg.attach(model, attnreg.AttentionDropout(0.1), modules=modules, example_inputs=INPUTS) as handle:
+            assert [site.name for site in handle.sites] == names
+            assert all(each.reason.startswith("it is not among") for each in handle.left_out)
+    for modules, sentence in [
+        ("blocks.*", r"No attention of the model is in modules called 'blocks\.\*'; there are layers\.0"),
+        ([], "Expected `modules` to be a name or pattern"),
+        ([1], "Expected `modules` to be a name or pattern"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            attnreg.attach(model, attnreg.AttentionDropout(0.1), modules=modules, example_inputs=INPUTS)
+
+
+def test_modules_choose_cross_attention_too():
+    inputs = {"input_ids": ids(), "context_ids": ids(2, 4)}
+    model = layers(handwritten.plain)
+    with attnreg.attach(model, attnreg.AttentionDropout(0.1), modules="layers", example_inputs=inputs) as handle:
+        assert [site.label for site in handle.sites] == ["cross.0", "encoder.1"]
+    with attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=inputs) as handle:
+        assert [site.label for site in handle.sites] == ["encoder.1"]
+        assert [str(each) for each in handle.left_out] == [
+            "layers.0 (cross.0: it is not among the `stacks`, `layers` and `modules` that were asked for)"
+        ]
+
+
+class Hybrid(nn.Module):
+    """Attention in every third block, as in models that are mostly recurrent."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            [handwritten.Attention(handwritten.plain) if i % 3 == 2 else nn.Linear(16, 16) for i in range(6)]
+        )
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def test_layer_numbers_are_those_of_the_models_blocks():
+    x = torch.randn(2, 5, 16)
+    with attnreg.attach(Hybrid(), attnreg.AttentionDropout(0.1), example_inputs=(x,)) as handle:
+        assert [(site.layer, site.num_layers) for site in handle.sites] == [(2, 6), (5, 6)]
+    with attnreg.attach(Hybrid(), attnreg.AttentionDropout(0.1), layers=[-1], example_inputs=(x,)) as handle:
+        assert [site.name for site in handle.sites] == ["blocks.5"]
+    with pytest.raises(ValueError, match=r"Expected layers among \[2, 5\]"):
+        attnreg.attach(Hybrid(), attnreg.AttentionDropout(0.1), layers=[1], example_inputs=(x,))
+
+
+def test_one_sample_does_not_show_the_order_of_samples_and_heads():
+    one = {"input_ids": ids(1)}
+    model = Layers(handwritten.samples_times_heads)
+    with pytest.raises(NoAttentionError, match=r"Samples and heads share a dimension at layers\.0.*two samples"):
+        attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=one)
+    for form in (handwritten.plain, handwritten.heads_after_queries, handwritten.fused):
+        (site,), _ = first(form, one)
+        assert site.layout.dims.replace("h", "").replace("b", "") == "qk"
+
+
+class Mutable(nn.Module):
+    """Changes itself in every way that a module can when it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = handwritten.Attention(handwritten.plain)
+        self.register_buffer("running", torch.zeros(3))
+        self.kind, self.calls, self.seen, self.table, self.names = "sparse", 0, [], {"a": [1]}, {"x"}
+        self.plain_tensor = torch.zeros(2)
+        self.settings = type("Settings", (), {})()
+        self.settings.capacity = 1
+
+    def forward(self, x):
+        self.kind, self.calls = "full", self.calls + 1
+        self.running += x.mean()
+        self.plain_tensor.add_(1)
+        self.seen.append(x.shape)
+        self.table["a"].append(2)
+        self.table["b"] = 1
+        self.names.add("y")
+        self.settings.capacity *= 2
+        self.cache = x
+        return self.attention(x)
+
+
+def test_the_dry_run_leaves_no_trace():
+    model, x = Mutable().double(), torch.randn(2, 5, 16).double()
+    fired, given = [], x.clone()
+    model.attention.register_forward_hook(lambda *args: fired.append("forward"))
+    model.register_forward_pre_hook(lambda *args: fired.append("before"))
+    before = copy.deepcopy({name: value for name, value in vars(model).items() if not name.startswith("_")})
+    with attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=(x,)):
+        assert fired == []
+        for name, value in before.items():
+            now = getattr(model, name)
+            assert torch.equal(now, value) if isinstance(value, torch.Tensor) else name == "settings" or now == value
+        assert model.settings.capacity == 1
+        assert torch.equal(model.running, torch.zeros(3).double())
+        assert not hasattr(model, "cache")
+        assert torch.equal(x, given)
+        model(x)
+        assert fired == ["before", "forward"]
+
+
+def test_a_model_that_overwrites_its_input_does_not_overwrite_the_examples():
+    class Overwriting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = handwritten.Attention(handwritten.plain)
+
+        def forward(self, x):
+            return self.attention(x.mul_(2))
+
+    x = torch.randn(2, 5, 16)
+    before = x.clone()
+    attnreg.attach(Overwriting(), attnreg.AttentionDropout(0.1), example_inputs=(x,))
+    assert torch.equal(x, before)
+
+
+class Counting(nn.Module):
+    """Calls its attention as often as it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = handwritten.Attention(handwritten.plain)
+        self.times = 1
+
+    def forward(self, x):
+        for _ in range(self.times):
+            x = x + self.attention(x)
+        return x
+
+
+def test_more_attention_than_when_it_was_attached_is_an_error():
+    model, x = Counting(), torch.randn(2, 5, 16)
+    with attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=(x,)):
+        model.times = 2
+        with pytest.raises(NoAttentionError, match=r"attention is called more often in this forward pass .*\(1 times"):
+            model(x)
+    inside = nn.Sequential(handwritten.Attention(handwritten.plain))
+    with attnreg.attach(inside, attnreg.AttentionDropout(0.1), example_inputs=(x,)):
+        inside[0].form = handwritten.differential
+        with pytest.raises(NoAttentionError, match=r"0 computes more attention in this forward pass"):
+            inside(x)
+        inside[0].form = handwritten.sigmoid
+        with pytest.raises(NoAttentionError, match=r"0 hides its attention in this forward pass: 0 of 1"):
+            inside(x)
+
+
+def test_an_attention_inside_another_is_masked_once():
+    class Around(nn.Module):
+        """Computes attention itself, after a module in it has."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner, self.own = handwritten.Attention(handwritten.plain), handwritten.Attention(handwritten.plain)
+
+        def forward(self, x):
+            x = x + self.inner(x)
+            q, k, v = self.own.heads(x, x)
+            return handwritten.merge((q @ k.transpose(-1, -2)).softmax(-1) @ v)
+
+    model, x = Around(), torch.randn(2, 5, 16)
+    provider = Answer(lambda site: None)
+    with attnreg.attach(model, provider, example_inputs=(x,)) as handle:
+        assert [site.name for site in handle.sites] == ["inner", "Around"]
+        model(x)
+        assert [site.name for site in provider.asked] == ["inner", "Around"]
+    provider.asked.clear()
+    with attnreg.attach(model, provider, modules="Around", example_inputs=(x,)):
+        model(x)
+        assert [site.name for site in provider.asked] == ["Around"]
