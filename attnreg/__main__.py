@@ -1,5 +1,5 @@
 """``python -m attnreg``."""
 
-from attnreg.cli.main import main
+from attnreg.experiments.cli.main import main
 
 main(prog_name="attnreg")

@@ -9,8 +9,8 @@ import csv
 from collections import defaultdict
 from pathlib import Path
 
-from attnreg.compare.statistics import Difference, paired_difference
-from attnreg.plots.style import picture, styles
+from attnreg.experiments.compare.statistics import Difference, paired_difference
+from attnreg.experiments.plots.style import picture, styles
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
 SETTINGS = {

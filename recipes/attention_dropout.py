@@ -1,30 +1,20 @@
-"""Attention dropout, the vanilla baselines: attention scores or weights dropped independently, at one rate."""
+"""Attention dropout: independent units, at a constant rate."""
 
 from typing import Literal
 
-import click
-
 import attnreg
-from attnreg.training import recipe
+from attnreg.experiments import argument, recipe
 
 
 @recipe(
     "attention-dropout",
-    click.option("--drop-rate", "p", type=click.FloatRange(0, 1), default=0.1, show_default=True),
-    click.option("--placement", type=click.Choice(["scores", "weights"]), default="scores", show_default=True),
+    argument("attnreg:AttentionDropout", "p", "--drop-rate"),
+    # Models drop attention weights already, so the recipe's own default is the other place.
+    argument("attnreg:AttentionDropout", "placement", default="scores"),
 )
-def attention_dropout(run: "attnreg.training.Run", p: float, placement: Literal["scores", "weights"]) -> None:
-    """Attention dropout, the vanilla baselines: attention scores or weights dropped independently, at one rate.
+def attention_dropout(run: "attnreg.experiments.Run", p: float, placement: Literal["weights", "scores"]) -> None:
+    """Attention dropout: independent units, at a constant rate.
 
     Example: attnreg recipe attention-dropout --task cola --drop-rate 0.1
     """
-    optimizer = run.optimizer(run.model)
-    method = attnreg.training.FineTuning(
-        run.model,
-        optimizer,
-        attnreg.AttentionDropout(p, placement=placement),
-        scheduler=run.schedule(optimizer),
-        accelerator=run.accelerator,
-    )
-    history = attnreg.training.fit(method, run)
-    attnreg.training.report(run, history)
+    run.report(run.train(provider=attnreg.AttentionDropout(p, placement)))

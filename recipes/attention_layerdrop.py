@@ -1,27 +1,13 @@
-"""Attention LayerDrop: whole layers lose their attention scores at random and attend uniformly."""
-
-import click
+"""Attention LayerDrop: random layers attend uniformly."""
 
 import attnreg
-from attnreg.training import recipe
+from attnreg.experiments import argument, recipe
 
 
-@recipe(
-    "attention-layerdrop",
-    click.option("--drop-rate", "p", type=click.FloatRange(0, 1), default=0.05, show_default=True),
-)
-def attention_layerdrop(run: "attnreg.training.Run", p: float) -> None:
-    """Attention LayerDrop: whole layers lose their attention scores at random and attend uniformly.
+@recipe("attention-layerdrop", argument("attnreg:AttentionLayerDrop", "p", "--drop-rate"))
+def attention_layerdrop(run: "attnreg.experiments.Run", p: float) -> None:
+    """Attention LayerDrop: random layers attend uniformly.
 
     Example: attnreg recipe attention-layerdrop --task cola --drop-rate 0.1
     """
-    optimizer = run.optimizer(run.model)
-    method = attnreg.training.FineTuning(
-        run.model,
-        optimizer,
-        attnreg.AttentionLayerDrop(p),
-        scheduler=run.schedule(optimizer),
-        accelerator=run.accelerator,
-    )
-    history = attnreg.training.fit(method, run)
-    attnreg.training.report(run, history)
+    run.report(run.train(provider=attnreg.AttentionLayerDrop(p)))

@@ -1,20 +1,13 @@
-"""R-Drop: each batch goes forward twice under different dropout, and the predictions must agree."""
-
-import click
+"""R-Drop: two forward passes under different dropout must agree."""
 
 import attnreg
-from attnreg.training import recipe
+from attnreg.experiments import argument, recipe
 
 
-@recipe("r-drop", click.option("--alpha", type=click.FloatRange(min=0), default=1.0, show_default=True))
-def r_drop(run: "attnreg.training.Run", alpha: float) -> None:
-    """R-Drop: each batch goes forward twice under different dropout, and the predictions must agree.
+@recipe("r-drop", argument("attnreg.training:RDrop", "alpha"))
+def r_drop(run: "attnreg.experiments.Run", alpha: float) -> None:
+    """R-Drop: two forward passes under different dropout must agree.
 
     Example: attnreg recipe r-drop --task cola --alpha 0.5
     """
-    optimizer = run.optimizer(run.model)
-    method = attnreg.training.RDrop(
-        run.model, optimizer, alpha=alpha, scheduler=run.schedule(optimizer), accelerator=run.accelerator
-    )
-    history = attnreg.training.fit(method, run)
-    attnreg.training.report(run, history)
+    run.report(run.train(attnreg.training.RDrop, alpha=alpha))

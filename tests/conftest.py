@@ -28,7 +28,7 @@ def pytest_collection_finish():
 @pytest.fixture
 def cli(tmp_path, monkeypatch):
     """Run a command in an empty working folder; gives click's result, with the exception where there was a traceback."""
-    from attnreg.cli.main import main
+    from attnreg.experiments.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     return lambda *args: CliRunner().invoke(main, [str(arg) for arg in args])

@@ -9,9 +9,9 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from attnreg.asleep import PATIENCE, asleep_for
 from attnreg.errors import AsleepWarning
 from attnreg.integrations import AttnRegCallback
+from attnreg.provider.asleep import PATIENCE, asleep_for
 from attnreg.training import AttackerDefender, FineTuning
 from tests.cases import MODELS
 

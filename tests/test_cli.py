@@ -66,7 +66,7 @@ def without_attention(tmp_path_factory):
 )
 def test_help_and_lists_do_not_wait_for_torch(args):
     code = (
-        "import sys; from attnreg.cli.main import main\n"
+        "import sys; from attnreg.experiments.cli.main import main\n"
         f"main({args!r}, standalone_mode=False)\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
@@ -78,8 +78,8 @@ def test_importing_the_package_does_not_import_torch():
 
 
 def test_lists_are_complete(cli):
+    from attnreg.experiments.tasks import TASKS
     from attnreg.providers import __all__ as providers
-    from attnreg.tasks import TASKS
 
     recipes = [path.stem.replace("_", "-") for path in (ROOT / "recipes").glob("[a-z]*.py")]
     for what, names in (("recipes", recipes), ("tasks", TASKS), ("providers", {*providers} - {"Compose"})):
@@ -146,7 +146,7 @@ def test_data_formats(cli, tmp_path, suffix):
 
 
 def test_tab_separated_files_have_no_quotes_and_words_stay_words(tmp_path):
-    from attnreg.tasks import get_task, load_splits
+    from attnreg.experiments.tasks import get_task, load_splits
 
     texts = ['He said "hi', 'yes "no" x', 'bye"', "NA", "null", "he, she"]
     for split in ("train", "validation"):
@@ -212,12 +212,12 @@ def test_a_recipe_file_that_cannot_be_imported(cli, tmp_path):
     (tmp_path / "mine.py").write_text("import nothing_of_that_name")
     assert_sentence(cli("recipe", "mine.py"), 1, "Expected a recipe in mine.py, got ModuleNotFoundError")
     (tmp_path / "mine.py").write_text("x = 1")
-    assert_sentence(cli("recipe", "mine.py"), 1, "Expected one function under `@attnreg.training.recipe")
+    assert_sentence(cli("recipe", "mine.py"), 1, "Expected one function under `@attnreg.experiments.recipe")
 
 
 WITHOUT_NETWORK = """
 import os, socket, time
-from attnreg.cli.main import main
+from attnreg.experiments.cli.main import main
 
 os.environ.pop("HF_HUB_OFFLINE", None)
 tried, connect = [], socket.socket.connect

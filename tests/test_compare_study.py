@@ -10,11 +10,11 @@ import pytest
 from scipy import stats
 
 from attnreg._files import exclusive
-from attnreg.compare.launch import commands
-from attnreg.compare.method import Method
-from attnreg.compare.report import write_report
-from attnreg.compare.study import Study
 from attnreg.errors import InputError
+from attnreg.experiments.compare.launch import commands
+from attnreg.experiments.compare.method import Method
+from attnreg.experiments.compare.report import write_report
+from attnreg.experiments.compare.study import Study
 
 
 def study_of(tmp_path, *methods, **options):
@@ -45,7 +45,6 @@ def write(run, score, seconds=10.0, **changes):
         "backward_rows": 300,
         "drop_rates": {},
         "active_steps": 0,
-        "search": None,
         "held_out": None,
         "environment": {"device": "cpu", "threads": 1},
     }
@@ -151,29 +150,15 @@ def test_what_cannot_be_measured_is_left_blank(tmp_path):
     assert "Warning, made differently: device cpu; threads 0 | device cpu; threads 1." in report
 
 
-def test_searches_of_the_recipes_own_are_told(tmp_path):
-    study = study_of(
-        tmp_path, "finetune", "ad-drop --search p=0.1:0.2:0.1 q=0.3", "attention-layerdrop", equal_time=False
-    )
+def test_rows_held_out_are_told(tmp_path):
+    study = study_of(tmp_path, "finetune", "attention-layerdrop", equal_time=False)
     with study.begun():
         pass
     for run in study.runs():
-        search = (
-            {"tries": 2, "rows": 9, "chosen": {"p": 0.1 + 0.1 * run.seed, "q": 0.3}}
-            if "search" in run.method.text
-            else None
-        )
         held_out = {"rows": 5, "epochs": 2} if "layerdrop" in run.method.text else None
-        write(run, 0.5 + 0.1 * run.seed, search=search, held_out=held_out)
+        write(run, 0.5 + 0.1 * run.seed, held_out=held_out)
     write_report(study)
     report = (tmp_path / "study" / "report.md").read_text()
-    row = table(report, "Options")[1]
-    assert "--p 0.1,0.2 (by seed) --q 0.3,0.3 (by seed)" in row["options"]
-    assert row["tries"] == "2"
-    assert (
-        "not given the same number of tries: finetune 1, ad-drop --search p=0.1:0.2:0.1 q=0.3 2, attention-layerdrop 1"
-        in report
-    )
     assert "attention-layerdrop held out 5 of the training rows for its reward in the first 2 epochs" in report
 
 
@@ -309,17 +294,7 @@ def test_a_run_that_somebody_is_at_is_left_alone(tmp_path):
     assert not busy.running
 
 
-def test_a_search_that_was_stopped_is_gone_on_with(tmp_path):
-    run = study_of(tmp_path, "ad-drop --search p=0.1,0.2").runs()[0]
-    (run.folder / "search" / "p=0.1").mkdir(parents=True)
-    run.prepare()
-    assert (run.folder / "search" / "p=0.1").is_dir()
-    assert run.command_line()[-1] == "--resume"
-
-
-@pytest.mark.parametrize(
-    "text", ["ad-drop --search p=0.1:0.9:0.1 q=0.3", "ad-drop --layers 0,1 --p " + "0.3" * 100, "mine/r.py"]
-)
+@pytest.mark.parametrize("text", ["ad-drop --p 0.3 --q 0.3", "ad-drop --layers 0,1 --p " + "0.3" * 100, "mine/r.py"])
 def test_folders_have_names_that_any_system_takes(text):
     assert re.fullmatch(r"[\w.=,-]{1,90}", Method(text).slug)
     assert Method(text).slug != Method(text + "0").slug

@@ -119,13 +119,16 @@ def test_state_survives_copies_and_folders(tmp_path):
         (lambda: attnreg.ConcreteDropout(2, regularizer=-1), "Expected `regularizer` to be 0 or more, got -1"),
         (lambda: attnreg.ConcreteDropout(2, regularizer=math.inf), "Expected `regularizer` of at most 1e.06, got inf"),
         (lambda: attnreg.ConcreteDropout(2, regularizer=math.nan), "Expected `regularizer` to be 0 or more, got nan"),
-        (lambda: attnreg.ConcreteDropout(3).check([site()]), "Expected 3 layers, for which .* got 2 encoder layers"),
         (
-            lambda: attnreg.ConcreteDropout(2).check([site(), site(stack="decoder")]),
+            lambda: attnreg.ConcreteDropout(3).check([site()], None),
+            "Expected 3 layers, for which .* got 2 encoder layers",
+        ),
+        (
+            lambda: attnreg.ConcreteDropout(2).check([site(), site(stack="decoder")], None),
             "got 2 encoder layers, 2 decoder layers: use `ConcreteDropout.for_model",
         ),
         (
-            lambda: attnreg.ConcreteDropout({"encoder": 2}).check([site(stack="decoder")]),
+            lambda: attnreg.ConcreteDropout({"encoder": 2}).check([site(stack="decoder")], None),
             "Expected 2 encoder layers, for which",
         ),
         (lambda: attnreg.ConcreteDropout({"encoder": 2})(site(stack="decoder")), "got 2 decoder layers"),

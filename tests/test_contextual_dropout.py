@@ -171,7 +171,7 @@ def test_state_survives_copies_and_folders(tmp_path):
         (lambda: attnreg.ContextualDropout(2, 3, prior=0), r"Expected `prior` to be a probability in \(0, 1\), got 0"),
         (lambda: attnreg.ContextualDropout(2, 3, hidden_size=0), "Expected `hidden_size` to be at least 1"),
         (lambda: attnreg.ContextualDropout(2, 3, regularizer=-1), "Expected `regularizer` to be 0 or more"),
-        (lambda: attnreg.ContextualDropout(3, 3).check([site()]), "for which this ContextualDropout was made"),
+        (lambda: attnreg.ContextualDropout(3, 3).check([site()], None), "for which this ContextualDropout was made"),
         (
             lambda: attnreg.ContextualDropout(2, 3)(site()),
             "ContextualDropout looks at queries, and attention shows its scores alone",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import transformers as hf
 
-from attnreg.tasks import get_task, load_model
+from attnreg.experiments.tasks import get_task, load_model
 from tests.cases import assert_sentence
 
 RECIPES = {"finetune": [], "ad-drop": ["--q", 1], "attendout": ["--round-steps", 2, "--no-baseline"]}

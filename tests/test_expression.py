@@ -6,8 +6,8 @@ import pytest
 from transformers import BertConfig, BertModel
 
 import attnreg
-from attnreg.expression import read_expression
-from attnreg.pretrained import describe
+from attnreg.provider.expressions import read_expression
+from attnreg.provider.saving import describe
 from tests.cases import assert_sentence
 
 SMALL = ["--epochs", 1, "--train-size", 64, "--output-dir", "out"]

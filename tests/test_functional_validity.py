@@ -79,7 +79,7 @@ def test_token_dropout_keeps_the_first_token_of_every_sequence(name):
 
 def test_token_dropout_refuses_attention_with_keys_of_its_own_for_each_query():
     with pytest.raises(ValueError, match="at local each query has keys of its own: choose other attention"):
-        attnreg.TokenDropout(0.1).check([attnreg.SiteInfo(name="local", shares_keys=False)])
+        attnreg.TokenDropout(0.1).check([attnreg.SiteInfo(name="local", shares_keys=False)], None)
 
 
 def test_the_first_position_of_a_structure_is_not_padding():

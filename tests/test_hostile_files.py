@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import attnreg
 from attnreg.errors import InputError
-from attnreg.training.checkpoint import load_checkpoint, save_checkpoint
+from attnreg.experiments.runs.checkpoint import load_checkpoint, save_checkpoint
 from tests.cases import assert_sentence
 
 SHARED = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

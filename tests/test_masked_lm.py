@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from attnreg.errors import InputError
-from attnreg.tasks import TASKS, get_task, load_model, load_splits
-from attnreg.tasks.kinds import kind_class
+from attnreg.experiments.tasks import TASKS, get_task, load_model, load_splits
+from attnreg.experiments.tasks.kinds import kind_class
 from tests.cases import assert_sentence
 
 SMALL = ["--epochs", 2, "--train-size", 128, "--output-dir", "out"]
@@ -81,7 +81,7 @@ def test_pre_training_goes_on_to_the_same_end(cli, tmp_path, provider):
 def test_training_draws_anew_in_each_epoch_and_evaluation_never(kind, encoded):
     from accelerate import Accelerator
 
-    from attnreg.training.batches import TrainBatches, in_order
+    from attnreg.experiments.runs.batches import TrainBatches, in_order
 
     labelled = kind.encode(load_splits(kind.task)["train"].select(range(64)))
     state = torch.get_rng_state()
@@ -100,7 +100,7 @@ def pretrained(tmp_path_factory):
     """A model that was pre-trained here."""
     from click.testing import CliRunner
 
-    from attnreg.cli.main import main
+    from attnreg.experiments.cli.main import main
 
     folder = tmp_path_factory.mktemp("pretrained") / "out"
     result = CliRunner().invoke(main, [str(arg) for arg in ["recipe", "pretrain", *SMALL[:-1], folder]])
@@ -114,7 +114,7 @@ def test_what_is_pre_trained_is_fine_tuned(cli, pretrained):
 
 
 def test_a_corpus_of_ones_own(cli, pretrained, tmp_path):
-    from attnreg.tasks.agreement import corpus
+    from attnreg.experiments.tasks.agreement import corpus
 
     for split in ("train", "validation"):
         texts = [json.dumps({"text": row["sentence"]}) for row in corpus(split)[:64]]
@@ -155,7 +155,7 @@ def test_empty_lines_are_left_out(kind):
 
 
 def test_a_corpus_with_empty_lines(cli, pretrained, tmp_path):
-    from attnreg.tasks.agreement import corpus
+    from attnreg.experiments.tasks.agreement import corpus
 
     own = ["--task", "custom", "--kind", "masked-lm", "--text-columns", "text", "--data-dir", tmp_path, "--epochs", 1]
     own += ["--model", pretrained, "--max-length", 32, "--batch-size", 2]

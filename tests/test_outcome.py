@@ -11,11 +11,11 @@ import transformers as hf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import attnreg
-from attnreg.tasks import get_task, load_model, load_splits
-from attnreg.tasks.metrics import calibration_error
+from attnreg.experiments.runs.passes import PassCounter
+from attnreg.experiments.runs.telemetry import Telemetry
+from attnreg.experiments.tasks import get_task, load_model, load_splits
+from attnreg.experiments.tasks.metrics import calibration_error
 from attnreg.training import AttackerDefender, FineTuning, StepResult, TwoPass
-from attnreg.training.passes import PassCounter
-from attnreg.training.telemetry import Telemetry
 
 SMALL = ["--train-size", 64, "--batch-size", 32, "--device", "cpu", "--output-dir", "out"]
 

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
-from attnreg.plots.attention import plot_attention
-from attnreg.plots.run_folder import Records
-from attnreg.plots.seeds import plot_seeds
-from attnreg.plots.style import COLORS, styles
+from attnreg.experiments.plots.attention import plot_attention
+from attnreg.experiments.plots.run_folder import Records
+from attnreg.experiments.plots.seeds import plot_seeds
+from attnreg.experiments.plots.style import COLORS, styles
 
 SMALL = ["--epochs", 2, "--train-size", 256, "--validation-rows", 64, "--batch-size", 32, "--device", "cpu"]
 RECIPES = {
@@ -35,7 +35,7 @@ PICTURES = {
 def runs(tmp_path_factory):
     from click.testing import CliRunner
 
-    from attnreg.cli.main import main
+    from attnreg.experiments.cli.main import main
 
     folder = tmp_path_factory.mktemp("plotted")
     for name, options in RECIPES.items():
@@ -71,7 +71,7 @@ def drawn(runs):
     """For each run what the command printed, and its figures."""
     from click.testing import CliRunner
 
-    from attnreg.cli.main import main
+    from attnreg.experiments.cli.main import main
 
     pictures = {}
     for name in RECIPES:

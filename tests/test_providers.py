@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnreg
-from attnreg.pretrained import build, describe
+from attnreg.provider.saving import build, describe
 from tests.cases import PROVIDERS
 
 SITE = attnreg.AttentionSite(shape=(4, 8, 30, 30), num_layers=3)
@@ -114,7 +114,7 @@ def test_arguments_out_of_range(make, sentence):
 
 def test_a_schedule_for_another_number_of_layers_is_refused():
     with pytest.raises(ValueError, match="each of the model's 3 layers, got 2"):
-        attnreg.BernoulliScheduleProvider([[(0, 0.1)], [(0, 0.2)]], 10).check([SITE])
+        attnreg.BernoulliScheduleProvider([[(0, 0.1)], [(0, 0.2)]], 10).check([SITE], None)
 
 
 class Fixed(attnreg.MaskProvider):

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from attnreg.errors import InputError
-from attnreg.training import FineTuning, Run, fit
-from attnreg.training.settings import Settings
+from attnreg.experiments import Run, fit
+from attnreg.experiments.runs.settings import Settings
+from attnreg.training import FineTuning
 
 
 def make(tmp_path, **options):

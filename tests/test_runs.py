@@ -14,7 +14,7 @@ import transformers as hf
 from safetensors.torch import load_file
 
 import attnreg
-from attnreg.tasks import get_task, load_splits
+from attnreg.experiments.tasks import get_task, load_splits
 from tests.cases import tiny_bert
 
 SMALL = ["--epochs", 2, "--train-size", 256, "--batch-size", 32, "--device", "cpu"]
@@ -50,7 +50,7 @@ def finished(tmp_path_factory):
     """One finished run of each recipe."""
     from click.testing import CliRunner
 
-    from attnreg.cli.main import main
+    from attnreg.experiments.cli.main import main
 
     folder = tmp_path_factory.mktemp("runs")
     outputs = {}
@@ -93,9 +93,9 @@ def test_run_folder(finished, recipe):
 
 @pytest.mark.parametrize("recipe", SOME)
 def test_the_kept_model_is_the_best_epochs_and_loads_plainly(finished, recipe):
-    from attnreg.tasks.kinds import kind_class
-    from attnreg.training import evaluate
-    from attnreg.training.batches import in_order
+    from attnreg.experiments import evaluate
+    from attnreg.experiments.runs.batches import in_order
+    from attnreg.experiments.tasks.kinds import kind_class
 
     run = finished[0] / recipe
     model = hf.AutoModelForSequenceClassification.from_pretrained(run / "model")
@@ -209,40 +209,13 @@ def test_ad_drop_drops_p_q_in_every_other_epoch(finished):
 
 @pytest.mark.parametrize(("given", "dropping"), [([], [0]), (["--layers", "all"], [0, 1]), (["--layers", "1"], [1])])
 def test_layers_of_ad_drop_all_given_or_the_tasks(cli, tmp_path, monkeypatch, given, dropping):
-    from attnreg.tasks import task
+    from attnreg.experiments.tasks import task
 
     monkeypatch.setitem(task.TASKS, "agreement", dataclasses.replace(get_task("agreement"), ad_drop_layers=(0,)))
     result = cli("recipe", "ad-drop", "--epochs", 2, "--train-size", 64, "--q", 1, *given, "--output-dir", "out")
     assert result.exit_code == 0, result.output
     rates = read(tmp_path / "out" / "metrics.jsonl")[-1]["drop_rate"]
     assert [layer for layer in range(2) if rates[f"encoder.{layer}"] > 0] == dropping
-
-
-def test_search_is_on_held_out_rows_and_goes_on_where_it_stopped(cli, tmp_path):
-    args = ["recipe", "ad-drop", *SMALL, "--search", "p=0.2:0.6:0.4", "q=1", "--output-dir", "out"]
-    result = cli(*args)
-    assert result.exit_code == 0, result.output
-    tries = tmp_path / "out" / "search"
-    assert sorted(path.name for path in tries.iterdir()) == ["p=0.2,q=1", "p=0.6,q=1"]
-    scores = [read(tries / name / "metrics.jsonl")[-1]["matthews_correlation"] for name in ("p=0.2,q=1", "p=0.6,q=1")]
-    chosen = "p = 0.2" if scores[0] >= scores[1] else "p = 0.6"
-    assert f"{chosen}, q = 1 had the best matthews_correlation of 2 tries" in result.output
-    assert "on 25 rows held out from train" in result.output
-    assert read(tries / "p=0.2,q=1" / "telemetry.jsonl")[-1]["step"] == 2 * 8  # 231 rows in batches of 32
-    report, metrics = (tmp_path / "out" / "report.md").read_text(), read(tmp_path / "out" / "metrics.jsonl")
-    # As if stopped in the middle of the search: one try is done, the other was not begun, nothing is trained.
-    for path in (tmp_path / "out").iterdir():
-        if path.name in ("model", "provider", "checkpoints"):
-            shutil.rmtree(path)
-        elif path.name.endswith((".jsonl", ".md")):
-            path.unlink()
-    shutil.rmtree(tries / "p=0.6,q=1")
-    again = cli(*args, "--resume")
-    assert again.exit_code == 0, again.output
-    assert "search 1/2" not in again.output
-    assert "search 2/2" in again.output
-    assert read(tmp_path / "out" / "metrics.jsonl") == metrics
-    assert (tmp_path / "out" / "report.md").read_text().splitlines()[-1] == report.splitlines()[-1]
 
 
 def test_rewards_from_the_dev_set_are_warned_of(cli, tmp_path):

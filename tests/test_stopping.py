@@ -11,8 +11,8 @@ import time
 import pytest
 
 import attnreg
-from attnreg.training.checkpoint import load_checkpoint
-from attnreg.training.progress import Progress
+from attnreg.experiments.runs.checkpoint import load_checkpoint
+from attnreg.experiments.runs.progress import Progress
 
 SMALL = ["--epochs", 2, "--train-size", 256, "--validation-rows", 64, "--output-dir", "out"]
 RECIPES = {"finetune": [], "ad-drop": [], "attendout": ["--round-steps", 2, "--no-baseline"]}
@@ -61,7 +61,7 @@ def whole(tmp_path_factory):
     """One run of each recipe that was not stopped."""
     from click.testing import CliRunner
 
-    from attnreg.cli.main import main
+    from attnreg.experiments.cli.main import main
 
     folder = tmp_path_factory.mktemp("whole")
     for recipe, options in RECIPES.items():

@@ -8,7 +8,7 @@ import transformers as hf
 
 import attnreg
 from attnreg import functional
-from attnreg.pretrained import describe
+from attnreg.provider.saving import describe
 from tests import handwritten
 from tests.cases import SMALL, TEXT
 
@@ -135,7 +135,7 @@ def test_what_it_cannot_serve_is_refused():
     with pytest.raises(ValueError, match=r"Expected `heads` below 4, the number of heads at bert.*, got \[9\]"):
         attnreg.attach(bert(), attnreg.StructuralMask(1, heads=[0, 9]))
     with pytest.raises(ValueError, match="Expected self-attention, got cross-attention at attention"):
-        attnreg.StructuralMask(1).check([attnreg.SiteInfo(stack="cross")])
+        attnreg.StructuralMask(1).check([attnreg.SiteInfo(stack="cross")], None)
     with pytest.raises(RuntimeError, match="Expected `prepare` before `forward`"):
         attnreg.StructuralMask(some_graph)(site())
 

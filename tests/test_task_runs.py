@@ -106,7 +106,7 @@ def test_the_games_score_by_right_answers(cli, home, tmp_path):
 
 @pytest.mark.parametrize("task", ["conll2003", "swag"])
 def test_a_run_goes_on_to_the_same_end(cli, home, tmp_path, monkeypatch, task):
-    from attnreg.training import loop
+    from attnreg.experiments.runs import loop
 
     whole = recipe(home, "ad-drop", task, "--output-dir", "whole")
     assert cli(*whole).exit_code == 0
@@ -195,7 +195,7 @@ def test_a_model_of_mnli_on_hans(cli, home, tmp_path):
         "entailment": "entailment", "neutral": "non-entailment", "contradiction": "non-entailment",
     }  # fmt: skip
     assert {path: path.read_bytes() for path in before} == before
-    from attnreg.tasks import get_task, load_model
+    from attnreg.experiments.tasks import get_task, load_model
 
     model, tokenizer = load_model(get_task("mnli"), str(tmp_path / "out" / "model"))
     model.eval()

@@ -10,11 +10,11 @@ import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from attnreg.errors import InputError, UsageError
-from attnreg.tasks import METRICS, TASKS, choose_task, get_task, load_model
-from attnreg.tasks.kinds import KINDS, kind_class
-from attnreg.tasks.kinds.base import reading_of
-from attnreg.training.batches import in_order
-from attnreg.training.evaluation import predict
+from attnreg.experiments.runs.batches import in_order
+from attnreg.experiments.runs.evaluation import predict
+from attnreg.experiments.tasks import METRICS, TASKS, choose_task, get_task, load_model
+from attnreg.experiments.tasks.kinds import KINDS, kind_class
+from attnreg.experiments.tasks.kinds.base import reading_of
 from attnreg.training.rewards import correctness, negative_loss
 from tests import task_data as made
 

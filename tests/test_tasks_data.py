@@ -7,8 +7,8 @@ import datasets
 import pytest
 
 from attnreg.errors import InputError
-from attnreg.tasks import choose_task, get_task, load_data, load_splits
-from attnreg.tasks.kinds import kind_class
+from attnreg.experiments.tasks import choose_task, get_task, load_data, load_splits
+from attnreg.experiments.tasks.kinds import kind_class
 from tests import task_data as made
 
 

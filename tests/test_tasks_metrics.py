@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from attnreg.tasks import METRICS
+from attnreg.experiments.tasks import METRICS
 
 
 def score(name, predictions, references):

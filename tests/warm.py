@@ -152,13 +152,14 @@ def warm_up():
     import transformers
 
     for name in (
-        *("cli.main", "compare.launch", "compare.study", "integrations", "plots.of_run", "tasks.metrics"),
-        *("training.grid_search", "training.loop", "training.outcome", "training.reporting", "training.run"),
+        "integrations",
+        *(f"experiments.{name}" for name in ("cli.main", "compare.launch", "compare.study", "plots.of_run")),
+        *(f"experiments.{name}" for name in ("runs.run", "tasks.metrics")),
     ):
         importlib.import_module(f"attnreg.{name}")
     for name in ("AutoTokenizer", "BertForSequenceClassification", "Trainer", "get_linear_schedule_with_warmup"):
         getattr(transformers, name)
-    from attnreg.tasks import get_task, load_model, load_splits
+    from attnreg.experiments.tasks import get_task, load_model, load_splits
 
     load_splits(get_task("agreement"))
     with tempfile.TemporaryDirectory() as folder:

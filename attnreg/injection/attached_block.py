@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from attnreg.injection.connection import Connection
+from attnreg.injection.discovery import FoundSite
 from attnreg.injection.discovery.blocks import Block
 from attnreg.injection.module import AttachedModule
 from attnreg.injection.shadow import Shadow
 from attnreg.masks import SiteInfo
-from attnreg.provider import ask_block
-
-if TYPE_CHECKING:
-    from attnreg.injection.discovery import FoundSite
-    from attnreg.injection.handle import AttachHandle
+from attnreg.provider.protocols import skipped
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class AttachedBlock(Shadow[BlockCall]):
         call = self.next()
         if call is None or not self.handle.acts_on(self.module):
             return self.plain(*args, **kwargs)
-        skip = ask_block(self.handle.provider, call.info)
+        skip = skipped(self.handle.provider, call.info)
         compiling = torch.compiler.is_compiling()
         if skip is None or not (compiling or bool(skip)):
             return self.plain(*args, **kwargs)
@@ -71,7 +69,7 @@ class AttachedBlock(Shadow[BlockCall]):
 
 
 def attached_blocks(
-    handle: AttachHandle,
+    handle: Connection,
     found: Sequence[FoundSite],
     chosen: Set[str],
     modules: Mapping[nn.Module, AttachedModule],

@@ -14,7 +14,8 @@ from attnreg.injection.handle import AttachHandle
 from attnreg.injection.selection import choose, warn_of_the_rest
 from attnreg.injection.shadow import MARK
 from attnreg.masks import Stack
-from attnreg.provider import MaskProvider, may_skip_blocks, that_look_at_batches
+from attnreg.provider.base import MaskProvider
+from attnreg.provider.protocols import looks_at_batches, may_skip_blocks, that_look_at_batches
 
 _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[AttachHandle]] = WeakKeyDictionary()  # by provider
 
@@ -75,10 +76,9 @@ def attach(
         warn_of_the_rest(model, found, everything=layers is None and stacks is None)
     that_look_at_batches(provider)  # which must fit together
     _check_parts(provider, chosen)
-    provider.check([site.info for site in chosen])
+    provider.check([site.info for site in chosen], model)
     if may_skip_blocks(provider):
         _check_blocks(chosen)
-    provider.bind(model)
     handle = AttachHandle(model, provider, found, {site.info.name for site in chosen})
     for each in _providers(provider):
         _ATTACHED[each] = ref(handle)
@@ -149,7 +149,7 @@ def _check_bare(model: nn.Module) -> None:
 def _check_parts(provider: MaskProvider, chosen: Sequence[FoundSite]) -> None:
     parts = next((site.info.name for site in chosen if site.info.in_parts), None)
     for each in _providers(provider):
-        if parts is not None and (each.looks_at_batches or type(each).prepare is not MaskProvider.prepare):
+        if parts is not None and (looks_at_batches(each) or type(each).prepare is not MaskProvider.prepare):
             raise InputError(
                 f"{type(each).__name__} needs all of an attention at once, and {parts} computes it in parts (one for "
                 "each image or window, or for each half of the values): leave it out with `modules=...` or "

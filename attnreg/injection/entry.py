@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from attnreg.injection.connection import Connection
 from attnreg.injection.rates import in_backward
 from attnreg.injection.shadow import Shadow
 
@@ -15,7 +16,7 @@ from attnreg.injection.shadow import Shadow
 class AttachedEntry(Shadow[None]):
     """The attached model, or a module of it that holds all its attention; the outermost called begins a pass."""
 
-    def __init__(self, handle: Any, module: nn.Module, name: str) -> None:
+    def __init__(self, handle: Connection, module: nn.Module, name: str) -> None:
         super().__init__(handle, module, (None,), name)
         self.input_names = list(inspect.signature(type(module).forward).parameters)[1:]
 

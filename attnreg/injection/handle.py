@@ -17,7 +17,7 @@ from attnreg.injection.discovery import Discovery, LeftOut
 from attnreg.injection.entry import AttachedEntry, entries
 from attnreg.injection.errors import why_hidden
 from attnreg.injection.layout import Layout
-from attnreg.injection.mode import AttentionMode, Planned
+from attnreg.injection.mode import Planned
 from attnreg.injection.module import AttachedModule
 from attnreg.injection.rates import DropRates, in_backward
 from attnreg.injection.report import report
@@ -25,7 +25,8 @@ from attnreg.injection.shadow import Shadow
 from attnreg.injection.tap import Tap
 from attnreg.injection.watch import Watch
 from attnreg.masks import AttentionSite, Mask, SiteInfo
-from attnreg.provider import MaskProvider, may_skip_blocks
+from attnreg.provider.base import MaskProvider
+from attnreg.provider.protocols import draws_in_prepare, may_skip_blocks
 
 
 class AttachHandle:
@@ -39,7 +40,7 @@ class AttachHandle:
     def __init__(self, model: nn.Module, provider: MaskProvider, found: Discovery, chosen: Set[str]) -> None:
         self.provider = provider
         self.in_forward = False
-        self.mode: AttentionMode | None = None  # of the innermost attention module that is running
+        self.mode: object = None  # of the innermost attention module that is running
         self.taps: dict[str, Tap] = {}
         self.why_hidden = why_hidden(model)
         self.rates = DropRates()
@@ -222,7 +223,9 @@ class AttachHandle:
         """
         if self.in_forward or self.taps or torch.compiler.is_compiling() or in_backward():
             return
-        waiting = [each for each in self.provider.modules() if isinstance(each, MaskProvider) and each.draws_in_prepare]
+        waiting = [
+            each for each in self.provider.modules() if isinstance(each, MaskProvider) and draws_in_prepare(each)
+        ]
         if waiting:
             raise RuntimeError(
                 f"{type(waiting[0]).__name__} draws its masks when a forward pass of the attached model begins, and "

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attnreg.injection.backends import BY_FUNCTION, Call
+from attnreg.injection.backends import BY_FUNCTION, Asked, Call
+from attnreg.injection.connection import Connection
+from attnreg.injection.discovery.parts import Parts
 from attnreg.injection.errors import NoAttentionError
 from attnreg.injection.layout import STANDARD, Layout
+from attnreg.injection.tap import Tap
 from attnreg.masks import AttentionSite, Mask, SiteInfo
-from attnreg.provider import ask
-
-if TYPE_CHECKING:
-    from attnreg.injection.discovery.parts import Parts
-    from attnreg.injection.handle import AttachHandle
-    from attnreg.injection.tap import Tap
+from attnreg.provider.base import ask
 
 
 @dataclass(frozen=True)
@@ -43,15 +41,6 @@ class Planned:
     parts: Parts | None = None
 
 
-@dataclass(frozen=True)
-class Asked:
-    """An attention that is about to be computed: its site, and the layout of its scores."""
-
-    info: SiteInfo
-    layout: Layout
-    again: bool = False  # for other values
-
-
 class AttentionMode(TorchFunctionMode):
     """Intercepts the attention of one module call and puts the provider's mask into it.
 
@@ -63,7 +52,7 @@ class AttentionMode(TorchFunctionMode):
         name: of the module.
     """
 
-    def __init__(self, handle: AttachHandle, plan: Sequence[Planned], name: str) -> None:
+    def __init__(self, handle: Connection, plan: Sequence[Planned], name: str) -> None:
         super().__init__()
         self.handle = handle
         self.name = name

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from attnreg.injection.backends import BACKENDS
+from attnreg.injection.connection import Connection
 from attnreg.injection.errors import NoAttentionError
 from attnreg.injection.mode import AttentionMode, Planned
 from attnreg.injection.shadow import Shadow
-
-if TYPE_CHECKING:
-    from attnreg.injection.handle import AttachHandle
 
 
 class AttachedModule(Shadow[tuple[Planned, ...]]):
     """Runs an attention module's forward under an :class:`AttentionMode` while the provider may act."""
 
     def __init__(
-        self, handle: AttachHandle, module: nn.Module, plans: Sequence[tuple[Planned, ...] | None], name: str
+        self, handle: Connection, module: nn.Module, plans: Sequence[tuple[Planned, ...] | None], name: str
     ) -> None:
         super().__init__(handle, module, plans, name)
         used = {planned.backend for plan in plans if plan is not None for planned in plan}

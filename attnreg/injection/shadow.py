@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
+from attnreg.injection.connection import Connection
 from attnreg.injection.errors import NoAttentionError
-
-if TYPE_CHECKING:
-    from attnreg.injection.handle import AttachHandle
 
 MARK = "_attnreg"
 What = TypeVar("What")
@@ -34,7 +32,7 @@ class Shadow(ABC, Generic[What]):
         name: of the module, for messages.
     """
 
-    def __init__(self, handle: AttachHandle, module: nn.Module, whats: Sequence[What | None], name: str) -> None:
+    def __init__(self, handle: Connection, module: nn.Module, whats: Sequence[What | None], name: str) -> None:
         self.handle = handle
         self.module = module
         self.whats = tuple(whats)

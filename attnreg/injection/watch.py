@@ -7,9 +7,9 @@ import warnings
 import torch
 from torch import nn
 
-from attnreg.asleep import PATIENCE, MaySleep
 from attnreg.errors import AsleepWarning
-from attnreg.provider import MaskProvider
+from attnreg.provider.asleep import PATIENCE, MaySleep
+from attnreg.provider.base import MaskProvider
 
 
 class Watch:

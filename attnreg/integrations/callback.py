@@ -11,12 +11,17 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from attnreg.asleep import asleep_for
 from attnreg.errors import AsleepWarning, InputError
 from attnreg.injection import AttachHandle
-from attnreg.provider import MaskProvider
+from attnreg.provider.asleep import asleep_for
+from attnreg.provider.base import MaskProvider
+from attnreg.provider.protocols import looks_at_batches
 
 FOLDER = "attnreg"
+
+
+class TrainsProviders:
+    """A Trainer that also calls ``attribute``, adds ``penalty`` to the loss and trains what a provider learns."""
 
 
 class AttnRegCallback(TrainerCallback):
@@ -49,15 +54,13 @@ class AttnRegCallback(TrainerCallback):
             InputError: if the provider needs an :class:`ADDropTrainer` and the trainer is none, or it is no
                 :class:`transformers.Trainer` at all.
         """
-        from attnreg.integrations.trainer import ADDropTrainer  # late: it imports this module
-
         name = type(trainer).__name__
         if not isinstance(trainer, Trainer):
             raise InputError(
                 f"Expected a Trainer of transformers, got a {name} of {type(trainer).__module__}: pass the one that it "
                 "trains with (SetFit: `trainer.st_trainer`)."
             )
-        if not isinstance(trainer, ADDropTrainer):
+        if not isinstance(trainer, TrainsProviders):
             for module in reversed(list(self.handle.provider.modules())):  # those within come first, to be named
                 if isinstance(module, MaskProvider) and (why := _needs_more_than_masks(module)):
                     raise InputError(
@@ -157,7 +160,7 @@ class AttnRegCallback(TrainerCallback):
 
 def _needs_more_than_masks(provider: MaskProvider) -> str | None:
     """Why a training loop that only runs the attached model does not do for a provider; ``None`` if it does."""
-    if provider.looks_at_batches:
+    if looks_at_batches(provider):
         return "looks at each batch before it is trained on (`attribute`)"
     if type(provider).penalty is not MaskProvider.penalty:
         return "adds to the loss (`penalty`)"

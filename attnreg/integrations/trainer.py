@@ -13,13 +13,14 @@ from transformers.modeling_utils import unwrap_model
 
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle, attach
-from attnreg.integrations.callback import AttnRegCallback
-from attnreg.provider import MaskProvider
-from attnreg.providers import AttributionProvider, CrossTuning
+from attnreg.integrations.callback import AttnRegCallback, TrainsProviders
+from attnreg.provider.base import MaskProvider
+from attnreg.provider.cross_tuning import CrossTuning
+from attnreg.providers.attribution import AttributionProvider
 from attnreg.training.method import Updater, check_learned, not_in
 
 
-class ADDropTrainer(Trainer):
+class ADDropTrainer(TrainsProviders, Trainer):
     """A :class:`transformers.Trainer` that trains in two passes a step, as :class:`attnreg.training.TwoPass` does.
 
     Any provider will do. What it adds to the loss (``penalty``) is added; the parameters that it learns by the loss are

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from attnreg.arguments import whole_number
 from attnreg.errors import InputError
 from attnreg.injection import discover
 from attnreg.injection.selection import choose
 from attnreg.masks import SiteInfo, Stack
-from attnreg.providers._arguments import whole_number
 
 Depth = int | Mapping[str, int]
 

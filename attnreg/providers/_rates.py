@@ -8,9 +8,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from attnreg.arguments import inner_probability, one_of, whole_number
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite
-from attnreg.providers._arguments import inner_probability, one_of, whole_number
 from attnreg.providers._layers import LayerIndex
 
 Per = Literal["layer", "head"]

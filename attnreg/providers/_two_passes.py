@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnreg.errors import InputError
-from attnreg.provider import MaskProvider
+from attnreg.provider.base import MaskProvider
 
 
 class TwoPasses:

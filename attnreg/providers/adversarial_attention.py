@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from attnreg import functional
+from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, true_or_false, whole_number
 from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import LARGEST_SIZE, inner_probability, not_negative, true_or_false, whole_number
+from attnreg.provider.base import MaskProvider
 from attnreg.providers._layers import (
     Depth,
     LayerIndex,
@@ -72,6 +73,8 @@ class AdversarialAttention(MaskProvider):
         >>> mask.normalized.shape, provider.penalty().shape
         (torch.Size([1, 1, 3, 3]), torch.Size([]))
     """
+
+    draws_in_prepare = False  # it only forgets the latest pass there
 
     def __init__(
         self,
@@ -137,21 +140,21 @@ class AdversarialAttention(MaskProvider):
         )
         return provider.to(device_of(model))
 
-    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         self._index.check(sites)
         check_queries("AdversarialAttention", sites, self.head_size)
 
-    @property
-    def draws_in_prepare(self) -> bool:  # noqa: D102
-        return False
-
-    def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
         self._seen = {}
 
-    def step(self) -> None:  # noqa: D102
+    @override
+    def step(self) -> None:
         self._seen = {}
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         layer = self._index(site)
         query, key = queries_of(site, self.head_size, "AdversarialAttention", self.num_heads)
         units = site.units
@@ -164,7 +167,8 @@ class AdversarialAttention(MaskProvider):
         # Rows divided by their sum are as if scores had been dropped, but dropped ones have a gradient.
         return Mask(normalized=weights, kept=keep)
 
-    def penalty(self) -> Tensor | None:  # noqa: D102
+    @override
+    def penalty(self) -> Tensor | None:
         if not self._seen:
             return None
         # Computed once more: what gradient checkpointing has thrown away and will compute again has no gradient here.

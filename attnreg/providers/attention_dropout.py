@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
+from typing_extensions import override
 
+from attnreg.arguments import Probability, one_of, probability, true_or_false
 from attnreg.masks import AttentionSite, Mask
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import probability, true_or_false
+from attnreg.provider.base import MaskProvider
 
 Placement = Literal["weights", "scores"]
 
@@ -37,18 +38,17 @@ class AttentionDropout(MaskProvider):
         >>> AttentionDropout(0.1, placement="everywhere")
         Traceback (most recent call last):
             ...
-        ValueError: Expected `placement` to be one of ('weights', 'scores'), got 'everywhere'.
+        attnreg.errors.InputError: Expected `placement` to be one of weights, scores, got 'everywhere'.
     """
 
-    def __init__(self, p: float, placement: Placement = "weights", rescale: bool = True) -> None:
+    def __init__(self, p: Probability = 0.1, placement: Placement = "weights", rescale: bool = True) -> None:
         super().__init__()
-        if placement not in get_args(Placement):
-            raise ValueError(f"Expected `placement` to be one of {get_args(Placement)}, got {placement!r}.")
         self.p = probability("p", p)
-        self.placement = placement
+        self.placement = one_of("placement", placement, get_args(Placement))
         self.rescale = true_or_false("rescale", rescale)
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         keep = torch.rand(site.shape, device=site.device) >= self.p
         if self.placement == "scores":
             return Mask(scores=keep)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
+from attnreg.arguments import Probability, probability
 from attnreg.masks import AttentionSite, Mask
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import probability
+from attnreg.provider.base import MaskProvider
 
 
 class AttentionLayerDrop(MaskProvider):
@@ -32,10 +33,11 @@ class AttentionLayerDrop(MaskProvider):
         Mask(scores=tensor(False), weights=None)
     """
 
-    def __init__(self, p: float = 0.2) -> None:
+    def __init__(self, p: Probability = 0.05) -> None:
         super().__init__()
         self.p = probability("p", p)
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         # Drawn on the CPU, where the injection layer can look at it without waiting for the device.
         return Mask(scores=torch.rand(()) >= self.p)

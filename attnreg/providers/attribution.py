@@ -7,15 +7,16 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from attnreg import functional
+from attnreg.arguments import Count, Probability, one_of, probability, true_or_false, whole_number
 from attnreg.attribution import METHODS, Target, explain
 from attnreg.errors import InputError
 from attnreg.functional.region import Region
 from attnreg.injection import handle_of
 from attnreg.masks import AttentionSite, Mask, SiteInfo, layer_indices, on_layers
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import one_of, probability, true_or_false, whole_number
+from attnreg.provider.base import MaskProvider
 from attnreg.providers._two_passes import TwoPasses
 
 Method = Literal["gradient", "integrated_gradients", "attention", "random"]
@@ -76,15 +77,15 @@ class AttributionProvider(MaskProvider):
 
     def __init__(
         self,
-        p: float = 0.3,
-        q: float = 0.3,
+        p: Probability = 0.3,
+        q: Probability = 0.1,
         method: Method = "gradient",
         region: Region = "high",
         layers: Sequence[int] | None = None,
         target: Literal["predicted", "label"] | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted",
         shift_labels: bool | None = None,
-        steps: int = 20,
-        steps_per_forward: int = 1,
+        steps: Count = 20,
+        steps_per_forward: Count = 1,
         first_pass: FirstPass = "eval",
         first_pass_dtype: HalfPrecision | None = None,
     ) -> None:
@@ -108,16 +109,19 @@ class AttributionProvider(MaskProvider):
         self._labels: list[str] = []
         self._passes = TwoPasses()
 
-    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         chosen = sites if self.layers is None else on_layers(sites, self.layers, "AttributionProvider")
         self._labels = [site.label for site in chosen]
 
     @property
-    def looks_at_batches(self) -> bool:  # noqa: D102
+    def looks_at_batches(self) -> bool:
+        """See :class:`attnreg.provider.protocols.MayLookAtBatches`."""
         return self.method != "random"
 
     @property
-    def draws_in_prepare(self) -> bool:  # noqa: D102
+    def draws_in_prepare(self) -> bool:
+        """See :class:`attnreg.provider.protocols.MayDrawInPrepare`."""
         return self.method != "random"
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
@@ -155,17 +159,20 @@ class AttributionProvider(MaskProvider):
         self.attributions, self._regions = {}, {}
         self._passes.end()
 
-    def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
         self._regions = {}
         if self.method == "random":
             self._passes.needs_no_first()
         self._passes.begin_forward(inputs)
 
-    def step(self) -> None:  # noqa: D102
+    @override
+    def step(self) -> None:
         self._regions = {}
         self._passes.end()
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         self._passes.check(self)
         if not self._passes.masking or site.label not in self._labels:
             return None

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import override
 
-from attnreg.asleep import never_stepped
+from attnreg.arguments import probability, whole_number
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import probability, whole_number
+from attnreg.provider.asleep import never_stepped
+from attnreg.provider.base import MaskProvider
 
 Knots = Sequence[tuple[float, float]]
 
@@ -57,22 +58,26 @@ class BernoulliScheduleProvider(MaskProvider):
         self.register_buffer("rates", torch.zeros(len(self._lines)))
         self._update()
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         rate = self.rates[site.layer if len(self.rates) > 1 else 0].to(site.device)
         return Mask(scores=torch.rand(site.shape, device=site.device) >= rate)
 
-    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         layers = max(site.num_layers for site in sites)
         if len(self._lines) not in (1, layers):
             raise InputError(
                 f"Expected one schedule, or one for each of the model's {layers} layers, got {len(self._lines)}."
             )
 
-    def why_asleep(self, passes: int) -> str | None:  # noqa: D102
+    def why_asleep(self, passes: int) -> str | None:
+        """See :class:`attnreg.provider.asleep.MaySleep`."""
         moves = len({p for line in self._lines for p in line[1]}) > 1
         return never_stepped("BernoulliScheduleProvider", self.steps, passes) if moves else None
 
-    def step(self) -> None:  # noqa: D102
+    @override
+    def step(self) -> None:
         self.steps += 1
         self._update()
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from attnreg import functional
+from attnreg.arguments import not_negative, positive
 from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import not_negative, positive
+from attnreg.provider.base import MaskProvider
 from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, heads_of
 from attnreg.providers._rates import Per, initial_logits, logits_at
 
@@ -128,14 +129,17 @@ class ConcreteDropout(MaskProvider):
         """The drop rates as they are now, without a gradient."""
         return self.logits.detach().sigmoid()
 
-    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         self._index.check(sites)
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         logits = logits_at(self.logits, self._index, site)
         uniform = torch.rand(site.shape, dtype=logits.dtype, device=site.device)
         drop = functional.concrete_drop(logits, uniform, self.temperature)
         return Mask(weights=(1 - drop) / torch.sigmoid(-logits), kept=drop < 0.5)
 
-    def penalty(self) -> Tensor | None:  # noqa: D102
+    @override
+    def penalty(self) -> Tensor | None:
         return -self.regularizer * functional.bernoulli_entropy(self.logits).sum()

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from attnreg import functional
+from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, positive, whole_number
 from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import LARGEST_SIZE, inner_probability, not_negative, positive, whole_number
+from attnreg.provider.base import MaskProvider
 from attnreg.providers._layers import Depth, LayerIndex, check_queries, depth_of, device_of, found_in, head_size_of
 from attnreg.providers._rates import LARGEST_LOGIT
 from attnreg.providers._seen import mean_over, queries_of
@@ -63,6 +64,8 @@ class ContextualDropout(MaskProvider):
         >>> mask.weights.shape, provider.penalty().shape
         (torch.Size([1, 2, 3, 3]), torch.Size([]))
     """
+
+    draws_in_prepare = False  # it only forgets the latest pass there
 
     def __init__(
         self,
@@ -124,21 +127,21 @@ class ContextualDropout(MaskProvider):
         provider = cls(depth_of(found), size, p, prior, hidden_size, temperature=temperature, regularizer=regularizer)
         return provider.to(device_of(model))
 
-    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         self._index.check(sites)
         check_queries("ContextualDropout", sites, self.head_size)
 
-    @property
-    def draws_in_prepare(self) -> bool:  # noqa: D102
-        return False
-
-    def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
         self._seen = {}
 
-    def step(self) -> None:  # noqa: D102
+    @override
+    def step(self) -> None:
         self._seen = {}
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         layer = self._index(site)
         query, _ = queries_of(site, self.head_size, "ContextualDropout")
         self._seen[layer] = query, None if site.units is None else site.units.any(-1, keepdim=True)
@@ -147,7 +150,8 @@ class ContextualDropout(MaskProvider):
         drop = functional.concrete_drop(logits, uniform, self.temperature)
         return Mask(weights=(1 - drop) / torch.sigmoid(-logits), kept=drop < 0.5)
 
-    def penalty(self) -> Tensor | None:  # noqa: D102
+    @override
+    def penalty(self) -> Tensor | None:
         if not self._seen:
             return None
         # Predicted once more: what gradient checkpointing has thrown away and will compute again has no gradient here.

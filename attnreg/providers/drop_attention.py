@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from typing_extensions import override
+
 from attnreg import functional
+from attnreg.arguments import one_of, probability, true_or_false, whole_number
 from attnreg.masks import AttentionSite, Mask
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import one_of, probability, true_or_false, whole_number
+from attnreg.provider.base import MaskProvider
 
 Mode = Literal["element", "column"]
 
@@ -58,7 +60,8 @@ class DropAttention(MaskProvider):
         self.window = whole_number("window", window, most=LARGEST_WINDOW)
         self.gradient_through_sum = true_or_false("gradient_through_sum", gradient_through_sum)
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         batch, heads, queries, keys = site.shape
         rows = queries if self.mode == "element" else 1
         keep = functional.sample_windows((batch, heads, rows, keys), self.p, self.window, device=site.device)

@@ -7,13 +7,14 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from attnreg import functional
-from attnreg.asleep import never_stepped
+from attnreg.arguments import one_of, probability, whole_number
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import one_of, probability, whole_number
+from attnreg.provider.asleep import never_stepped
+from attnreg.provider.base import MaskProvider
 
 Schedule = Literal["constant", "v"]
 
@@ -88,15 +89,18 @@ class DropHead(MaskProvider):
         self.register_buffer("rate", torch.zeros(()))
         self._update()
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         keep = functional.sample_heads(self.rate.to(site.device), site.shape[:2], device=site.device)
         return Mask(weights=functional.rescaled_heads(keep)[..., None, None].to(site.dtype))
 
-    def why_asleep(self, passes: int) -> str | None:  # noqa: D102
+    def why_asleep(self, passes: int) -> str | None:
+        """See :class:`attnreg.provider.asleep.MaySleep`."""
         moves = self.schedule != "constant"
         return never_stepped("DropHead", self.steps, passes) if moves else None
 
-    def step(self) -> None:  # noqa: D102
+    @override
+    def step(self) -> None:
         self.steps += 1
         self._update()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
+from attnreg.arguments import probability, true_or_false
 from attnreg.masks import AttentionSite, Mask
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import probability, true_or_false
+from attnreg.provider.base import MaskProvider
 
 
 class DropKey(MaskProvider):
@@ -52,7 +53,8 @@ class DropKey(MaskProvider):
         self.share_heads = true_or_false("share_heads", share_heads)
         self.share_queries = true_or_false("share_queries", share_queries)
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         batch, heads, queries, keys = site.shape
         shape = batch, 1 if self.share_heads else heads, 1 if self.share_queries else queries, keys
         return Mask(scores=torch.rand(shape, device=site.device) >= self.rate(site.layer, site.num_layers))

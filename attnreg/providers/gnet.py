@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from attnreg import functional
+from attnreg.arguments import InnerProbability, inner_probability, true_or_false, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import discover
 from attnreg.masks import AttentionSite, Mask, SiteInfo
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import inner_probability, true_or_false, whole_number
+from attnreg.provider.base import MaskProvider
 from attnreg.providers._generator import GeneratorNetwork, embedding_tables
 
 
@@ -85,7 +86,7 @@ class GNetProvider(MaskProvider):
         num_layers: int,
         max_length: int = 512,
         *,
-        initial_keep: float = 0.9,
+        initial_keep: InnerProbability = 0.9,
         masks_per_layer: int = 1,
         num_heads: int = 1,
         feed_forward: bool = False,
@@ -142,7 +143,7 @@ class GNetProvider(MaskProvider):
         cls,
         model: nn.Module,
         *,
-        initial_keep: float = 0.9,
+        initial_keep: InnerProbability = 0.9,
         masks_per_layer: int = 1,
         num_heads: int = 1,
         feed_forward: bool = False,
@@ -191,13 +192,14 @@ class GNetProvider(MaskProvider):
             pad_token_id=getattr(config, "pad_token_id", None),
             shared_tables=list(present) if share_embeddings else (),
         )
-        generator.bind(model)
+        generator._read_tables(model)
         with torch.no_grad():
             for name, table in {} if share_embeddings else present.items():
                 getattr(generator.network, name).weight.copy_(table.weight)
         return generator.to(tokens.weight.device)
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         if site.stack != self._stack:
             return None
         if self.keep is None:
@@ -211,7 +213,8 @@ class GNetProvider(MaskProvider):
             )
         return Mask(scores=self.keep[:, site.layer])
 
-    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         depths = {site.num_layers for site in sites if site.stack == self._stack}
         if depths != {self.num_layers}:
             raise InputError(
@@ -222,6 +225,7 @@ class GNetProvider(MaskProvider):
         for site in sites:
             if site.stack == self._stack:
                 self._check_heads(site)
+        self._read_tables(model)
 
     def _check_heads(self, site: SiteInfo) -> None:
         for name, number in (("masks_per_layer", self.masks_per_layer), ("num_heads", self.num_heads)):
@@ -230,7 +234,7 @@ class GNetProvider(MaskProvider):
                     f"Expected `{name}` of 1 or {site.heads}, the number of heads at {site.name}, got {number}."
                 )
 
-    def bind(self, model: nn.Module) -> None:  # noqa: D102
+    def _read_tables(self, model: nn.Module) -> None:
         if not self.shared_tables:
             return
         tokens, positions, _ = embedding_tables(model)

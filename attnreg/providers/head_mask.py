@@ -7,14 +7,15 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from attnreg import functional
+from attnreg.arguments import one_of
 from attnreg.attribution import Target, explain
 from attnreg.errors import InputError
 from attnreg.injection import handle_of
 from attnreg.masks import AttentionSite, Mask, SiteInfo
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import one_of
+from attnreg.provider.base import MaskProvider
 from attnreg.providers._two_passes import TwoPasses
 
 By = Literal["random", "importance"]
@@ -89,7 +90,8 @@ class HeadMask(MaskProvider):
         self._labels: list[str] = []
         self._passes = TwoPasses()
 
-    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         for site in sites:
             self._check_heads(site)
         self._labels = [site.label for site in sites]
@@ -101,11 +103,13 @@ class HeadMask(MaskProvider):
             )
 
     @property
-    def looks_at_batches(self) -> bool:  # noqa: D102
+    def looks_at_batches(self) -> bool:
+        """See :class:`attnreg.provider.protocols.MayLookAtBatches`."""
         return self.by == "importance"
 
     @property
-    def draws_in_prepare(self) -> bool:  # noqa: D102
+    def draws_in_prepare(self) -> bool:
+        """See :class:`attnreg.provider.protocols.MayDrawInPrepare`."""
         return self.by == "importance"
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
@@ -135,13 +139,16 @@ class HeadMask(MaskProvider):
         self.importances = {label: functional.head_importance(value) for label, value in found.items()}
         self._passes.made_first(batch)
 
-    def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
         self._passes.begin_forward(inputs)
 
-    def step(self) -> None:  # noqa: D102
+    @override
+    def step(self) -> None:
         self._passes.end()
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         self._check_heads(site)
         heads = site.shape[1]
         if self.by == "random":

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import override
 
+from attnreg.arguments import probability
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import probability
+from attnreg.provider.base import MaskProvider
 
 
 class LayerDrop(MaskProvider):
@@ -50,10 +51,12 @@ class LayerDrop(MaskProvider):
         """Nothing: what is not skipped runs as it is."""
         return None
 
-    def skips_block(self, site: SiteInfo) -> Tensor | None:  # noqa: D102
+    def skips_block(self, site: SiteInfo) -> Tensor | None:
+        """See :class:`attnreg.provider.protocols.SkipsBlocks`."""
         # Drawn on the CPU, where the injection layer can look at it without waiting for the device.
         return torch.rand(()) < self.p
 
-    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         if all(site.stack == "cross" for site in sites):
             raise InputError("Expected self-attention, whose block can be skipped, got cross-attention alone.")

@@ -9,14 +9,15 @@ from typing import Any, Literal
 import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
+from typing_extensions import override
 
 from attnreg import functional
+from attnreg.arguments import not_negative, one_of
 from attnreg.errors import InputError
 from attnreg.injection import handle_of
 from attnreg.injection.undisturbed import undisturbed
 from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import not_negative, one_of
+from attnreg.provider.base import MaskProvider
 from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, heads_of
 from attnreg.providers._rates import Per, initial_logits, logits_at
 
@@ -81,6 +82,9 @@ class LearnableBernoulli(MaskProvider):
         >>> provider.logits.grad.shape
         torch.Size([2, 1])
     """
+
+    #: Its own forward passes would use up the masks that other providers keep for the next pass.
+    looks_alone = True
 
     def __init__(
         self,
@@ -148,13 +152,9 @@ class LearnableBernoulli(MaskProvider):
         """The drop rates as they are now, without a gradient."""
         return self.logits.detach().sigmoid()
 
-    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         self._index.check(sites)
-
-    @property
-    def looks_alone(self) -> bool:
-        """Yes: its own forward passes would use up what others keep for the next one."""
-        return True
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Run the model twice and estimate the gradient; the next call of :meth:`penalty` hands it on.
@@ -195,10 +195,12 @@ class LearnableBernoulli(MaskProvider):
             estimate[layer] = functional.arm_gradient(first, second, noise).to(estimate)
         self._estimate = estimate
 
-    def step(self) -> None:  # noqa: D102
+    @override
+    def step(self) -> None:
         self._estimate = None
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         if self._draw == "never":
             raise RuntimeError(
                 "Expected `provider.attribute(model, batch)` before a training step under LearnableBernoulli, found "
@@ -214,7 +216,8 @@ class LearnableBernoulli(MaskProvider):
             return Mask(scores=keep)
         return Mask(weights=keep / torch.sigmoid(-logits), kept=keep)
 
-    def penalty(self) -> Tensor | None:  # noqa: D102
+    @override
+    def penalty(self) -> Tensor | None:
         entropy = -self.regularizer * functional.bernoulli_entropy(self.logits).sum()
         if self._estimate is None:
             return entropy

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import override
 
 from attnreg import functional
+from attnreg.arguments import true_or_false, whole_number
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import true_or_false, whole_number
+from attnreg.provider.base import MaskProvider
 
 
 class StructuralMask(MaskProvider):
@@ -66,7 +67,8 @@ class StructuralMask(MaskProvider):
         self.keep_first = true_or_false("keep_first", keep_first)
         self._graph: Tensor | None = None
 
-    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         if cross := [site.name for site in sites if site.stack == "cross"]:
             raise InputError(
                 f"Expected self-attention, got cross-attention at {', '.join(cross)}: attach it to other `stacks`."
@@ -86,10 +88,12 @@ class StructuralMask(MaskProvider):
             raise InputError(f"Expected `heads` below {site.heads}, the number of heads at {site.name}, got {missing}.")
 
     @property
-    def draws_in_prepare(self) -> bool:  # noqa: D102
+    def draws_in_prepare(self) -> bool:
+        """See :class:`attnreg.provider.protocols.MayDrawInPrepare`."""
         return callable(self.graph)
 
-    def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
         if isinstance(self.graph, int):
             return
         self._graph = self.graph(inputs)
@@ -99,7 +103,8 @@ class StructuralMask(MaskProvider):
                 f"{self._graph.dtype} of shape {tuple(self._graph.shape)}."
             )
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         keep = self._of_site(site)
         if self.keep_first:
             first = functional.sequence_starts(site.valid, site.shape).to(site.device)[:, None]

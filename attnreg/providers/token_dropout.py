@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import override
 
 from attnreg import functional
+from attnreg.arguments import probability
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo
-from attnreg.provider import MaskProvider
-from attnreg.providers._arguments import probability
+from attnreg.provider.base import MaskProvider
 
 
 class TokenDropout(MaskProvider):
@@ -51,7 +52,8 @@ class TokenDropout(MaskProvider):
         self.keep_whole = probability("keep_whole", keep_whole)
         self.register_buffer("seed", torch.zeros((), dtype=torch.long), persistent=False)
 
-    def check(self, sites: Sequence[SiteInfo]) -> None:  # noqa: D102
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         for site in sites:
             if not site.shares_keys:
                 raise InputError(
@@ -59,10 +61,12 @@ class TokenDropout(MaskProvider):
                     "choose other attention with `modules=...`."
                 )
 
-    def prepare(self, inputs: Mapping[str, Any]) -> None:  # noqa: D102
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
         self.seed = torch.randint(2**62, (), device=self.seed.device)
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         # Numbers that follow from the seed: all layers, and gradient checkpointing, find the same ones again.
         seed = self.seed.to(site.device) + int(site.stack == "decoder")
         rows = torch.arange(site.shape[0], device=site.device)[:, None]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing_extensions import override
+
+from attnreg.arguments import probability
 from attnreg.masks import AttentionSite, Mask
-from attnreg.provider import MaskProvider, ask
-from attnreg.providers._arguments import probability
+from attnreg.provider.base import MaskProvider, ask
 from attnreg.providers.attention_dropout import AttentionDropout
 from attnreg.providers.layerdrop import LayerDrop
 from attnreg.providers.token_dropout import TokenDropout
@@ -46,5 +48,6 @@ class UniDrop(MaskProvider):
         self.keep_whole = probability("keep_whole", keep_whole)
         self.together = AttentionDropout(attention) & LayerDrop(block) & TokenDropout(token, keep_whole)
 
-    def forward(self, site: AttentionSite) -> Mask | None:  # noqa: D102
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
         return ask(self.together, site)

@@ -11,12 +11,25 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from typing_extensions import override
 
+from attnreg.arguments import Count, Index, one_of, probability_below_one, whole_number
 from attnreg.errors import InputError
-from attnreg.provider import MaskProvider
+from attnreg.provider.base import MaskProvider
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater
-from attnreg.training.rewards import REWARDS, SCORES, WINNERS, Reward, Score, Winner, reinforce_loss
+from attnreg.training.rewards import (
+    REWARDS,
+    SCORES,
+    WINNERS,
+    Reward,
+    RewardName,
+    Score,
+    ScoreName,
+    Winner,
+    WinnerName,
+    reinforce_loss,
+)
 
 Returned = Literal["attacker", "defender"]
 
@@ -90,12 +103,12 @@ class AttackerDefender(TrainingMethod):
         *,
         reward_batches: Sequence[Batch] | None = None,
         batches_per_round: int | None = None,
-        steps_per_round: int = 8,
-        warmup_steps: int = 0,
+        steps_per_round: Count = 8,
+        warmup_steps: Index = 0,
         game_steps: int | None = None,
-        score: str | Score = "loss",
-        reward: str | Reward = "standardized",
-        winner: str | Winner = "evidence",
+        score: ScoreName | Score = "loss",
+        reward: RewardName | Reward = "standardized",
+        winner: WinnerName | Winner = "evidence",
         baseline_momentum: float = 0.9,
         generator_optimizer_factory: Callable[[nn.Module], Optimizer] | None = None,
         scheduler_factory: Callable[[Optimizer], LRScheduler] | None = None,
@@ -103,25 +116,19 @@ class AttackerDefender(TrainingMethod):
         max_grad_norm: float | None = 1.0,
         accelerator: Accelerator | None = None,
     ) -> None:
-        for name, value, least in (
-            ("steps_per_round", steps_per_round, 1),
-            ("warmup_steps", warmup_steps, 0),
-            ("batches_per_round", batches_per_round or 1, 1),
-            ("game_steps", warmup_steps if game_steps is None else game_steps, warmup_steps),
-        ):
-            if value < least:
-                raise InputError(f"Expected `{name}` to be at least {least}, got {value}.")
+        whole_number("steps_per_round", steps_per_round)
+        whole_number("warmup_steps", warmup_steps, least=0)
+        whole_number("batches_per_round", 1 if batches_per_round is None else batches_per_round)
+        whole_number("game_steps", warmup_steps if game_steps is None else game_steps, least=warmup_steps)
         if game_steps is not None and game_steps - warmup_steps < steps_per_round:
             raise InputError(
                 f"No round of {steps_per_round} steps fits between `warmup_steps` {warmup_steps} and `game_steps` "
                 f"{game_steps}, so the Generator would not learn: lower `steps_per_round`, or play longer."
             )
-        if not 0 <= baseline_momentum < 1:
-            raise ValueError(f"Expected `baseline_momentum` in [0, 1), got {baseline_momentum}.")
-        if returns not in get_args(Returned):
-            raise ValueError(f"Expected `returns` to be one of {get_args(Returned)}, got {returns!r}.")
+        probability_below_one("baseline_momentum", baseline_momentum)
+        one_of("returns", returns, get_args(Returned))
         if reward_batches is not None and not len(reward_batches):
-            raise ValueError("Expected at least one batch in `reward_batches`, got none.")
+            raise InputError("Expected at least one batch in `reward_batches`, got none.")
         if winner == "proportional" and score == "loss":
             raise InputError("Expected score 'accuracy' with winner 'proportional', got 'loss', which is negative.")
         self._score: Score = _resolve("score", score, SCORES)
@@ -163,18 +170,21 @@ class AttackerDefender(TrainingMethod):
         self.baseline = 0.0
 
     @property
-    def model(self) -> nn.Module:  # noqa: D102
+    @override
+    def model(self) -> nn.Module:
         return self.networks[self.returns]
 
     @property
-    def networks(self) -> dict[str, nn.Module]:  # noqa: D102
+    @override
+    def networks(self) -> dict[str, nn.Module]:
         if self._alone:
             return {self.returns: self._returned.model}
         attacker = self.defender if self.steps < self.warmup_steps else self.attacker  # not there before the game
         return {"defender": self.defender.model, "attacker": attacker.model}
 
     @property
-    def learners(self) -> list[nn.Module]:  # noqa: D102
+    @override
+    def learners(self) -> list[nn.Module]:
         return [self.defender.model, self.attacker.model]
 
     @property
@@ -186,20 +196,25 @@ class AttackerDefender(TrainingMethod):
         return self.attacker if self.returns == "attacker" else self.defender
 
     @property
-    def provider(self) -> MaskProvider | None:  # noqa: D102
+    @override
+    def provider(self) -> MaskProvider | None:
         return self.attacker.provider
 
     @property
-    def accelerator(self) -> Accelerator | None:  # noqa: D102
+    @override
+    def accelerator(self) -> Accelerator | None:
         return self._updater.accelerator
 
-    def on_epoch(self, epoch: int) -> None:  # noqa: D102
+    @override
+    def on_epoch(self, epoch: int) -> None:
         self.attacker.on_epoch(epoch)
 
-    def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:  # noqa: D102
+    @override
+    def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:
         return {} if self._alone and self.returns == "defender" else self.attacker.drop_rates(by_head=by_head)
 
-    def step(self, batch: Batch) -> StepResult:  # noqa: D102
+    @override
+    def step(self, batch: Batch) -> StepResult:
         self.steps += 1
         if self._alone:
             self._forget_round()  # which the end of the game cut short
@@ -277,7 +292,8 @@ class AttackerDefender(TrainingMethod):
         self._batches, self._moves = [], 0
         self.generator.zero_grad(set_to_none=True)
 
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+    @override
+    def state_dict(self) -> dict[str, Any]:
         self._updater.average_gradients(
             self.generator.parameters()
         )  # of a round that has not ended: the same for all processes
@@ -293,7 +309,8 @@ class AttackerDefender(TrainingMethod):
             "baseline": self.baseline,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.defender.load_state_dict(state["defender"])
         self.attacker.load_state_dict(state["attacker"])
         self._generator_optimizer.load_state_dict(state["generator_optimizer"])
@@ -310,7 +327,7 @@ def _resolve(name: str, value: Any, known: Mapping[str, Any]) -> Any:
     if callable(value):
         return value
     if value not in known:
-        raise ValueError(f"Expected `{name}` to be a function or one of {', '.join(known)}, got {value!r}.")
+        raise InputError(f"Expected `{name}` to be a function or one of {', '.join(known)}, got {value!r}.")
     return known[value]
 
 

@@ -9,9 +9,10 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from typing_extensions import override
 
 from attnreg.injection import AttachHandle, attach
-from attnreg.provider import MaskProvider
+from attnreg.provider.base import MaskProvider
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned
 
 
@@ -67,19 +68,25 @@ class FineTuning(TrainingMethod):
                 self.updater.share(self.handle.provider)
 
     @property
-    def model(self) -> nn.Module:  # noqa: D102
+    @override
+    def model(self) -> nn.Module:
         return self.updater.unwrap(self._network)
 
     @property
-    def provider(self) -> MaskProvider | None:  # noqa: D102
+    @override
+    def provider(self) -> MaskProvider | None:
         return None if self.handle is None else self.handle.provider
 
     @property
-    def accelerator(self) -> Accelerator | None:  # noqa: D102
+    @override
+    def accelerator(self) -> Accelerator | None:
         return self.updater.accelerator
 
-    def step(self, batch: Batch) -> StepResult:  # noqa: D102
+    @override
+    def step(self, batch: Batch) -> StepResult:
         self._network.train()
+        if self.handle is not None and self.handle.active:
+            self.handle.provider.attribute(self.model, batch)  # pass 1, for providers that look at the batch
         loss = self._loss(batch)
         self.updater.backward(loss)
         self.updater.average_gradients(self._learned)
@@ -96,14 +103,17 @@ class FineTuning(TrainingMethod):
         penalty = self.handle.provider.penalty() if self.handle is not None and self.handle.active else None
         return loss if penalty is None else loss + penalty
 
-    def on_epoch(self, epoch: int) -> None:  # noqa: D102
+    @override
+    def on_epoch(self, epoch: int) -> None:
         if self.handle is not None:
             self.handle.provider.on_epoch(epoch)
 
-    def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:  # noqa: D102
+    @override
+    def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:
         return {} if self.handle is None else self.handle.drop_rate_tensors(by_head=by_head)
 
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+    @override
+    def state_dict(self) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -111,10 +121,15 @@ class FineTuning(TrainingMethod):
             "provider": {} if self.handle is None else self.handle.provider.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         if self.handle is not None:
             self.handle.provider.load_state_dict(state["provider"])
+
+
+#: The name of fine-tuning in two passes, as AD-DROP does it.
+TwoPass = FineTuning

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from accelerate import Accelerator
@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from attnreg.errors import InputError
-from attnreg.provider import MaskProvider
+from attnreg.provider.base import MaskProvider
 
 Batch = Mapping[str, Tensor]
+IGNORED = -100  # a label that does not count, as in torch's losses
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class TrainingMethod(ABC):
     def accelerator(self) -> Accelerator | None:
         """What takes care of devices, precision and processes; ``None`` where the loop does so itself.
 
-        :func:`attnreg.training.fit` does not: on anything but one process on a CPU in float32 it wants its run's here.
+        :func:`attnreg.experiments.fit` does not: except on one process on a CPU in float32, it wants
+        its run's here.
         """
         return None
 
@@ -105,6 +107,20 @@ class TrainingMethod(ABC):
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
+
+
+class Shared(TypedDict, total=False):
+    """The arguments that every method passes on to its :class:`Updater`, and how learning rates change.
+
+    Args:
+        scheduler: advanced after each optimizer step.
+        max_grad_norm: the model's gradients are scaled down to this norm, the provider's are left; ``None`` leaves all.
+        accelerator: takes care of devices and processes.
+    """
+
+    scheduler: LRScheduler | None
+    max_grad_norm: float | None
+    accelerator: Accelerator | None
 
 
 class Updater:

@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from typing_extensions import Unpack, override
 
+from attnreg.arguments import ProbabilityBelowOne, probability_below_one
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
-from attnreg.provider import MaskProvider
+from attnreg.provider.base import MaskProvider
 from attnreg.training.fine_tuning import FineTuning
+from attnreg.training.method import Shared
 
 
 def mix(weight: Tensor, pretrained: Tensor, replaced: Tensor, p: float) -> Tensor:
@@ -56,9 +57,7 @@ class Mixout(FineTuning):
         provider: attached to every self-attention of the model; to choose layers, attach it yourself and pass the
             handle instead.
         p: probability of the pretrained value, below 1.
-        scheduler: advanced after each optimizer step.
-        max_grad_norm: gradients are scaled down to this norm; ``None`` leaves them.
-        accelerator: takes care of devices and processes.
+        shared: ``scheduler``, ``max_grad_norm`` and ``accelerator``, as :class:`FineTuning` takes them.
 
     Raises:
         ValueError: if ``p`` is out of range, or the model has no linear layer that could be mixed.
@@ -83,18 +82,12 @@ class Mixout(FineTuning):
         optimizer: Optimizer,
         provider: MaskProvider | AttachHandle | None = None,
         *,
-        p: float = 0.7,
-        scheduler: LRScheduler | None = None,
-        max_grad_norm: float | None = 1.0,
-        accelerator: Accelerator | None = None,
+        p: ProbabilityBelowOne = 0.7,
+        **shared: Unpack[Shared],
     ) -> None:
-        if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
-            raise InputError(f"Expected `p` to be a probability in [0, 1), got {p!r}.")
+        self.p = probability_below_one("p", p)
         layers = _layers(model)
-        super().__init__(
-            model, optimizer, provider, scheduler=scheduler, max_grad_norm=max_grad_norm, accelerator=accelerator
-        )
-        self.p = p
+        super().__init__(model, optimizer, provider, **shared)
         # Copied where the accelerator has put the model by now.
         self.pretrained = {name: layer.weight.detach().clone() for name, layer in layers.items()}
         self._layers = layers
@@ -109,10 +102,12 @@ class Mixout(FineTuning):
                 del layer.forward
         self._layers = {}
 
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+    @override
+    def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "pretrained": dict(self.pretrained)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         for name, weight in self.pretrained.items():
             weight.copy_(state["pretrained"][name])

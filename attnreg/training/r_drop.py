@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from typing_extensions import Unpack
 
+from attnreg.arguments import NotNegative, not_negative
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
-from attnreg.provider import MaskProvider, that_look_at_batches
-from attnreg.tasks.kinds.tokens import IGNORED
+from attnreg.provider.base import MaskProvider
+from attnreg.provider.protocols import draws_in_prepare, that_look_at_batches
 from attnreg.training.fine_tuning import FineTuning
-from attnreg.training.method import Batch
+from attnreg.training.method import IGNORED, Batch, Shared
 
 
 def disagreement(logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:
@@ -71,9 +71,7 @@ class RDrop(FineTuning):
         provider: attached to every self-attention of the model; to choose layers, attach it yourself and pass the
             handle instead.
         alpha: weight of the agreement.
-        scheduler: advanced after each optimizer step.
-        max_grad_norm: the model's gradients are scaled down to this norm, the provider's are left; ``None`` leaves all.
-        accelerator: takes care of devices and processes.
+        shared: ``scheduler``, ``max_grad_norm`` and ``accelerator``, as :class:`FineTuning` takes them.
 
     Raises:
         ValueError: if ``alpha`` is negative, or the provider looks at batches before they are trained on; in a step,
@@ -100,19 +98,13 @@ class RDrop(FineTuning):
         optimizer: Optimizer,
         provider: MaskProvider | AttachHandle | None = None,
         *,
-        alpha: float = 1.0,
-        scheduler: LRScheduler | None = None,
-        max_grad_norm: float | None = 1.0,
-        accelerator: Accelerator | None = None,
+        alpha: NotNegative = 1.0,
+        **shared: Unpack[Shared],
     ) -> None:
-        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha < float("inf"):
-            raise InputError(f"Expected `alpha` to be a number of at least 0, got {alpha!r}.")
+        self.alpha = not_negative("alpha", alpha)
         if provider is not None:
             _check_one_pass(provider.provider if isinstance(provider, AttachHandle) else provider)
-        super().__init__(
-            model, optimizer, provider, scheduler=scheduler, max_grad_norm=max_grad_norm, accelerator=accelerator
-        )
-        self.alpha = alpha
+        super().__init__(model, optimizer, provider, **shared)
 
     def _loss(self, batch: Batch) -> Tensor:
         self._check_recomputation()
@@ -126,7 +118,7 @@ class RDrop(FineTuning):
             return
         providers = (module for module in self.handle.provider.modules() if isinstance(module, MaskProvider))
         for provider in providers:
-            if provider.draws_in_prepare:
+            if draws_in_prepare(provider):
                 raise InputError(
                     f"Expected no gradient checkpointing under R-Drop with {type(provider).__name__}, whose masks are "
                     "drawn once per forward pass: those of the first would be lost when it is computed again."

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
-from attnreg.tasks.kinds.tokens import IGNORED
-from attnreg.training.method import Batch
+from attnreg.training.method import IGNORED, Batch
 
+ScoreName = Literal["loss", "accuracy"]
+RewardName = Literal["gap", "sign", "standardized"]
+WinnerName = Literal["evidence", "greedy", "proportional"]
 Score = Callable[[nn.Module, Batch], Tensor]
 Reward = Callable[[Tensor], Tensor]
 Winner = Callable[[Tensor, Tensor], Tensor]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from attnreg.injection.backends.base import BY_FUNCTION, Backend, Call
+from attnreg.injection.backends.base import BY_FUNCTION, Asked, Backend, Call
 
-__all__ = ["BACKENDS", "BY_FUNCTION", "Backend", "Call"]
+__all__ = ["BACKENDS", "BY_FUNCTION", "Asked", "Backend", "Call"]
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from attnreg.injection.discovery.finder import Finder
-    from attnreg.injection.mode import AttentionMode
-
+from attnreg.injection.layout import Layout
+from attnreg.injection.tap import Tap
+from attnreg.masks import Mask, SiteInfo
 
 BY_FUNCTION: dict[Callable[..., Any], Backend] = {}
 
@@ -39,6 +38,56 @@ class Call:
     valid: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Asked:
+    """An attention that is about to be computed: its site, and the layout of its scores."""
+
+    info: SiteInfo
+    layout: Layout
+    again: bool = False  # for other values
+
+
+class Masking(AbstractContextManager[Any], Protocol):
+    """What a backend asks for while an attached module runs: :class:`attnreg.injection.mode.AttentionMode`."""
+
+    tap: Tap | None
+
+    def expect(self, backend: str, call: Call) -> Asked | None:
+        """The site of a call; ``None`` to leave the call alone."""
+
+    def ask(
+        self,
+        site: Asked,
+        shape: tuple[int, ...],
+        valid: Tensor | None,
+        *,
+        like: Tensor,
+        query: Tensor | None = None,
+        key: Tensor | None = None,
+        bias: Tensor | None = None,
+        scale: float | None = None,
+        scores: Tensor | None = None,
+        score_mod: Callable[..., Tensor] | None = None,
+    ) -> Mask | None:
+        """The provider's mask for a site; ``None`` where it keeps everything."""
+
+    def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
+        """Attention weights after the softmax, under the factors of a mask and through the tap."""
+
+    def of_heads(self, heads: int) -> AbstractContextManager[None]:
+        """Within the block, scores have this number of heads."""
+
+
+class Noting(AbstractContextManager[Any], Protocol):
+    """What a backend asks for in the dry run: :class:`attnreg.injection.discovery.finder.Finder`."""
+
+    def note(self, backend: str, call: Call, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note a call and run it."""
+
+    def of_heads(self, heads: int) -> AbstractContextManager[None]:
+        """Within the block, scores have this number of heads."""
+
+
 class Backend(ABC):
     """One way in which models compute attention: which functions, how a call is read, how masks are put into it.
 
@@ -57,10 +106,10 @@ class Backend(ABC):
         """What a call with these arguments computes; ``None`` if it is certainly no attention."""
 
     @abstractmethod
-    def intercept(self, mode: AttentionMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def intercept(self, mode: Masking, func: Any, *args: Any, **kwargs: Any) -> Any:
         """The call, with the provider's mask in it."""
 
-    def discover(self, finder: Finder, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def discover(self, finder: Noting, func: Any, *args: Any, **kwargs: Any) -> Any:
         """The call in the dry run: note it and run it."""
         call = self.read(*args, **kwargs)
         if call is None:

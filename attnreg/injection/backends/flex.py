@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,13 +17,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from attnreg import functional
 from attnreg.functional.attention import ScoreMod
-from attnreg.injection.backends.base import BY_FUNCTION, Backend, Call
+from attnreg.injection.backends.base import BY_FUNCTION, Backend, Call, Masking, Noting
 from attnreg.injection.errors import NoAttentionError
 from attnreg.injection.validity import allowed
-
-if TYPE_CHECKING:
-    from attnreg.injection.discovery.finder import Finder
-    from attnreg.injection.mode import AttentionMode
 
 TRANSFORMERS = "transformers.integrations.flex_attention", "compile_friendly_flex_attention"
 
@@ -58,13 +54,13 @@ class FlexAttention(Backend):
         shape = (*query.shape[:-1], key.shape[-2])
         return Call(shape, query=query, key=key, valid=_valid(score_mod, block_mask, shape, query))
 
-    def discover(self, finder: Finder, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def discover(self, finder: Noting, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the call, and give zeros: compiling a kernel for the dry run would take seconds."""
         return finder.note(self.name, self.read(*args, **kwargs), _zeros, *args, **kwargs)
 
     def intercept(
         self,
-        mode: AttentionMode,
+        mode: Masking,
         func: Any,
         query: Tensor,
         key: Tensor,

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.nn.functional as F
 
-from attnreg.injection.backends.base import Backend, Call
-
-if TYPE_CHECKING:
-    from attnreg.injection.discovery.finder import Finder
-    from attnreg.injection.mode import AttentionMode
+from attnreg.injection.backends.base import Backend, Call, Masking, Noting
 
 
 class MultiheadAttention(Backend):
@@ -24,12 +20,12 @@ class MultiheadAttention(Backend):
         """Nothing by itself."""
         return None
 
-    def intercept(self, mode: AttentionMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def intercept(self, mode: Masking, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run torch's own implementation under the mode, which then meets its softmax or fused attention."""
         with mode.of_heads(_heads(args, kwargs)), mode:
             return _undispatched(*args, **kwargs)
 
-    def discover(self, finder: Finder, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def discover(self, finder: Noting, func: Any, *args: Any, **kwargs: Any) -> Any:
         """The same in the dry run."""
         with finder.of_heads(_heads(args, kwargs)), finder:
             return _undispatched(*args, **kwargs)

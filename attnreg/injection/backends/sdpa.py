@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from attnreg import functional
-from attnreg.injection.backends.base import Backend, Call
+from attnreg.injection.backends.base import Backend, Call, Masking
 from attnreg.injection.layout import Layout
 from attnreg.injection.validity import split_attention_mask
 from attnreg.masks import Mask
-
-if TYPE_CHECKING:
-    from attnreg.injection.mode import AttentionMode
 
 
 class FusedAttention(Backend):
@@ -43,7 +40,7 @@ class FusedAttention(Backend):
 
     def intercept(
         self,
-        mode: AttentionMode,
+        mode: Masking,
         func: Any,
         query: Tensor,
         key: Tensor,
@@ -112,7 +109,7 @@ def materialized(attn_mask: Tensor | None) -> Tensor | None:
 
 
 def _attend(
-    mode: AttentionMode,
+    mode: Masking,
     mask: Mask | None,
     layout: Layout,
     query: Tensor,

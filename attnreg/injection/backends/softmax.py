@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from attnreg import functional
-from attnreg.injection.backends.base import Backend, Call
+from attnreg.injection.backends.base import Backend, Call, Masking
 from attnreg.injection.validity import allowed
-
-if TYPE_CHECKING:
-    from attnreg.injection.mode import AttentionMode
 
 
 class Softmax(Backend):
@@ -30,7 +27,7 @@ class Softmax(Backend):
             return None
         return Call(tuple(scores.shape), dim, scores=scores)
 
-    def intercept(self, mode: AttentionMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def intercept(self, mode: Masking, func: Any, *args: Any, **kwargs: Any) -> Tensor:
         r"""Softmax with dropped scores at :math:`-\infty`, and factors on what comes out."""
         call = self.read(*args, **kwargs)
         site = None if call is None else mode.expect(self.name, call)

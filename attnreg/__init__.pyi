@@ -1,0 +1,35 @@
+from attnreg import experiments as experiments
+from attnreg import functional as functional
+from attnreg import integrations as integrations
+from attnreg import training as training
+from attnreg.injection import attach as attach
+from attnreg.injection import detach as detach
+from attnreg.injection import is_attached as is_attached
+from attnreg.masks import AttentionSite as AttentionSite
+from attnreg.masks import Mask as Mask
+from attnreg.masks import SiteInfo as SiteInfo
+from attnreg.provider.base import Compose as Compose
+from attnreg.provider.base import MaskProvider as MaskProvider
+from attnreg.provider.cross_tuning import CrossTuning as CrossTuning
+from attnreg.provider.expressions import parse_provider as parse_provider
+from attnreg.provider.on_layers import OnLayers as OnLayers
+from attnreg.provider.scheduled import Scheduled as Scheduled
+from attnreg.providers.adversarial_attention import AdversarialAttention as AdversarialAttention
+from attnreg.providers.attention_dropout import AttentionDropout as AttentionDropout
+from attnreg.providers.attention_layerdrop import AttentionLayerDrop as AttentionLayerDrop
+from attnreg.providers.attribution import AttributionProvider as AttributionProvider
+from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider as BernoulliScheduleProvider
+from attnreg.providers.concrete_dropout import ConcreteDropout as ConcreteDropout
+from attnreg.providers.contextual_dropout import ContextualDropout as ContextualDropout
+from attnreg.providers.drop_attention import DropAttention as DropAttention
+from attnreg.providers.drop_head import DropHead as DropHead
+from attnreg.providers.drop_key import DropKey as DropKey
+from attnreg.providers.gnet import GNetProvider as GNetProvider
+from attnreg.providers.head_mask import HeadMask as HeadMask
+from attnreg.providers.layerdrop import LayerDrop as LayerDrop
+from attnreg.providers.learnable_bernoulli import LearnableBernoulli as LearnableBernoulli
+from attnreg.providers.structural_mask import StructuralMask as StructuralMask
+from attnreg.providers.token_dropout import TokenDropout as TokenDropout
+from attnreg.providers.unidrop import UniDrop as UniDrop
+
+__version__: str

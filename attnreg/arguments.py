@@ -1,0 +1,124 @@
+"""Checks of arguments, and names for what they may be; one sentence says what was expected and what came.
+
+A parameter annotated with one of these names gets the same range as an option on the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias, TypeVar
+
+from attnreg.errors import InputError
+
+Probability: TypeAlias = float  # in [0, 1]
+ProbabilityBelowOne: TypeAlias = float  # in [0, 1)
+InnerProbability: TypeAlias = float  # in (0, 1)
+NotNegative: TypeAlias = float  # at least 0
+Count: TypeAlias = int  # at least 1
+Index: TypeAlias = int  # at least 0
+
+Choice = TypeVar("Choice", bound=str)
+
+SMALLEST, LARGEST = 1e-6, 1e6  # what float32 can still divide, or multiply a loss, by
+LARGEST_WHOLE = 2**31 - 1
+LARGEST_SIZE = 2**16  # of anything that takes memory
+
+
+def probability(name: str, value: float) -> float:
+    """Return ``value`` if it is a probability.
+
+    Raises:
+        InputError: if it is not a number in ``[0, 1]``.
+    """
+    if not _is_number(value) or not 0 <= value <= 1:
+        raise InputError(f"Expected `{name}` to be a probability in [0, 1], got {value!r}.")
+    return value
+
+
+def probability_below_one(name: str, value: float) -> float:
+    """Return ``value`` if it is a probability other than 1.
+
+    Raises:
+        InputError: if it is not a number in ``[0, 1)``.
+    """
+    if not _is_number(value) or not 0 <= value < 1:
+        raise InputError(f"Expected `{name}` to be a probability in [0, 1), got {value!r}.")
+    return value
+
+
+def inner_probability(name: str, value: float) -> float:
+    """Return ``value`` if it is a probability that has a logit.
+
+    Raises:
+        InputError: if it is not a number in ``(0, 1)``.
+    """
+    if not _is_number(value) or not 0 < value < 1:
+        raise InputError(f"Expected `{name}` to be a probability in (0, 1), got {value!r}.")
+    return value
+
+
+def positive(name: str, value: float) -> float:
+    """Return ``value`` if it is above 0 and neither too small nor too large to compute with.
+
+    Raises:
+        InputError: if it is not.
+    """
+    if not _is_number(value) or not value > 0:
+        raise InputError(f"Expected `{name}` to be above 0, got {value!r}.")
+    if not SMALLEST <= value <= LARGEST:
+        raise InputError(f"Expected `{name}` from {SMALLEST:g} to {LARGEST:g}, got {value!r}.")
+    return value
+
+
+def not_negative(name: str, value: float) -> float:
+    """Return ``value`` if it is 0 or more and not too large to compute with.
+
+    Raises:
+        InputError: if it is not.
+    """
+    if not _is_number(value) or not value >= 0:
+        raise InputError(f"Expected `{name}` to be 0 or more, got {value!r}.")
+    if value > LARGEST:
+        raise InputError(f"Expected `{name}` of at most {LARGEST:g}, got {value!r}.")
+    return value
+
+
+def whole_number(name: str, value: int, *, least: int = 1, most: int = LARGEST_WHOLE) -> int:
+    """Return ``value`` if it is a whole number within bounds.
+
+    Raises:
+        InputError: if it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        wanted = "a whole number"
+    elif not least <= value <= most:
+        wanted = f"at least {least}" if value < least else f"at most {most}"
+    else:
+        return value
+    raise InputError(f"Expected `{name}` to be {wanted}, got {value!r}.")
+
+
+def true_or_false(name: str, value: bool) -> bool:
+    """Return ``value`` if it is ``True`` or ``False``.
+
+    Raises:
+        InputError: if it is not.
+    """
+    if not isinstance(value, bool):
+        raise InputError(f"Expected `{name}` to be True or False, got {value!r}.")
+    return value
+
+
+def one_of(name: str, value: Choice, choices: Sequence[str]) -> Choice:
+    """Return ``value`` if it is one of the choices.
+
+    Raises:
+        InputError: if it is not.
+    """
+    if value not in choices:
+        raise InputError(f"Expected `{name}` to be one of {', '.join(choices)}, got {value!r}.")
+    return value
+
+
+def _is_number(value: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

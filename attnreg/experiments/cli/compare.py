@@ -1,0 +1,150 @@
+"""``attnreg compare METHOD...``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attnreg.errors import InputError, UsageError
+from attnreg.experiments.runs.command import GroupedCommand
+from attnreg.experiments.runs.options import option
+from attnreg.experiments.runs.settings import OUTPUT, shared_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attnreg.experiments.compare.study import Study
+
+COMPARISON, RUNNING = "Comparison", "Running"
+_OPTIONS = (
+    option("--seeds", group=COMPARISON, type=click.IntRange(min=1), default=5, help="Number of seeds, from 0."),
+    option("--baseline", group=COMPARISON, help="Method to compare with (default: finetune, or the first)."),
+    option("--equal-time/--no-equal-time", group=COMPARISON, default=True,
+           help="Also train the baseline as long as each method that takes 10 % longer."),
+    option("--search-seeds", group=COMPARISON, type=click.IntRange(min=1), default=1,
+           help="Runs per combination of values in braces."),
+    option("--search-rows", group=COMPARISON, type=click.IntRange(min=1), default=500,
+           help="Rows held out from train to choose among the values in braces."),
+    option("--jobs", group=RUNNING, type=click.IntRange(min=1),
+           help="Runs at a time (default: one per core, at most four; one on a GPU)."),
+    option("--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
+           help="CPU threads per run; the last bits of the results depend on it."),
+    option("--launcher", group=RUNNING, type=click.Choice(["local", "ray", "commands"]), default="local",
+           help="Run here, on a Ray cluster, or print the commands for your scheduler."),
+    option("--keep-models", group=OUTPUT, is_flag=True, help="Keep the model of each run."),
+    option("--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
+           help="Folder for the results (default: runs/compare-TASK)."),
+)  # fmt: skip
+_OF_STUDY = ("equal_time", "search_seeds", "search_rows", "keep_models")
+_OWN = ("baseline", "jobs", "threads", "launcher", "output_dir", *_OF_STUDY)
+EPILOG = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --task cola --seeds 5"
+
+
+def _options(function: Callable[..., None]) -> Callable[..., None]:
+    for each in reversed((*_OPTIONS, *shared_options("task", "all"))):
+        function = each(function)
+    return function
+
+
+@click.command("compare", cls=GroupedCommand, epilog=EPILOG)
+@click.argument("methods", nargs=-1, required=True, metavar="METHOD...")
+@_options
+def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
+    """Compare METHODS, each a recipe with its options in quotes: same data, order, initial classifier and evaluation.
+
+    Values in braces are tried on rows held out from train, and the best is then run with all seeds. The same command
+    again goes on where it was stopped; with more seeds or methods it runs what is not there yet.
+    """
+    from rich.console import Console
+
+    from attnreg.experiments.compare.method import Method, common_options
+    from attnreg.experiments.compare.study import Study
+
+    own = {name: options.pop(name) for name in _OWN}
+    if own["jobs"] is not None and own["launcher"] != "local":
+        raise UsageError(f"Expected --jobs with --launcher local alone, got it with {own['launcher']}.")
+    chosen = [Method(text) for text in methods]
+    default = next((method for method in chosen if method.words[0] == "finetune"), chosen[0])
+    baseline = default if own["baseline"] is None else Method(own["baseline"])
+    if baseline not in chosen:
+        raise UsageError(f"Expected --baseline to be one of the methods, got {baseline.text!r}.")
+    study = Study(
+        methods=chosen,
+        baseline=baseline,
+        options=common_options(options),
+        seeds=seeds,
+        folder=own["output_dir"] or Path("runs") / f"compare-{options['task']}",
+        **{name: own[name] for name in _OF_STUDY},
+    )
+    study.check()
+    with study.begun():
+        if own["launcher"] == "commands":
+            if _print(study, own["threads"]):
+                return
+        else:
+            _make(study, own, options["device"] == "cpu", Console())
+        for run in study.runs():
+            run.tidy()  # those that were made elsewhere, or whose maker was killed
+        _show(study, Console())
+
+
+def _print(study: Study, threads: int) -> bool:
+    """Print what is still to be run; whether that is anything."""
+    from attnreg.experiments.compare.launch import commands
+
+    if pending := [run for run in study.runs() if not run.finished]:
+        count = commands(pending, threads, click.echo)
+        text = f"{count} runs to make, {len(pending) - count} running; then the same command again goes on."
+        click.echo(text, err=True)
+    return bool(pending)
+
+
+def _make(study: Study, own: dict[str, Any], on_cpu: bool, console: Console) -> None:
+    from attnreg.experiments.compare.board import Board
+    from attnreg.experiments.compare.launch import local, ray
+
+    jobs = own["jobs"] or _usual_jobs(own["threads"], on_cpu)
+    launch = local(jobs, own["threads"]) if own["launcher"] == "local" else ray(own["threads"], on_cpu)
+    while pending := [run for run in study.runs() if not run.finished]:
+        with Board(study.runs(), jobs if own["launcher"] == "local" else len(pending), console) as board:
+            try:
+                launch(pending, board)
+            except KeyboardInterrupt:
+                raise click.ClickException("Stopped; the same command goes on where it was.") from None
+        study.decide()
+        if board.failed:
+            log = board.failed[0].log
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
+            raise InputError(
+                f"Expected all runs to finish, got {len(board.failed)} that did not; the first one, "
+                f"{log}, ends with: {lines[-1] if lines else 'nothing'}"
+            )
+
+
+def _usual_jobs(threads: int, on_cpu: bool) -> int:
+    import torch
+
+    if torch.cuda.is_available() and not on_cpu:
+        return 1  # several would share its memory
+    return max(1, min(4, (os.cpu_count() or 1) // threads))
+
+
+def _show(study: Study, console: Console) -> None:
+    from rich.table import Table
+
+    from attnreg.experiments.compare.report import write_report
+
+    for table in write_report(study):
+        shown = Table()
+        for number, column in enumerate(table.header):
+            shown.add_column(column, justify="left" if number in table.texts else "right")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
+    console.print(
+        f"The report is {study.folder}/report.md, {study.folder}/report.html", highlight=False, soft_wrap=True
+    )

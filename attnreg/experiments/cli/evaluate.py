@@ -1,0 +1,50 @@
+"""``attnreg evaluate RUN``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attnreg.experiments.runs.command import GroupedCommand
+from attnreg.experiments.runs.options import option
+from attnreg.experiments.runs.settings import DATA, shared_options
+from attnreg.experiments.tasks.task import TASKS
+
+RUNNING = "Running"
+
+
+def _options(function: Callable[..., None]) -> Callable[..., None]:
+    for each in reversed(shared_options("task")):
+        function = each(function)
+    return function
+
+
+@click.command(
+    "evaluate",
+    cls=GroupedCommand,
+    epilog="Example: attnreg evaluate runs/finetune-mnli-seed0 --task hans --data-dir DIR",
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@option("--task", group=DATA, help=f"One of {', '.join(TASKS)} (default: the run's).")
+@_options
+@option("--data-dir", group=DATA, help="Folder with validation or test files; train is not needed.")
+@option("--split", group=DATA, type=click.Choice(["validation", "test"]), default="validation", help="Rows to score.")
+@option("--batch-size", group=RUNNING, type=click.IntRange(1, 100_000), default=64, help="Rows at a time.")
+@option(
+    "--device", group=RUNNING, type=click.Choice(["cpu", "cuda", "mps"]), help="Device (default: the best available)."
+)
+def evaluate(run: Path, data_dir: str | None, split: str, batch_size: int, device: str | None, **options: Any) -> None:
+    """Score the model of RUN, a run folder, on other data or another task, into RUN/evaluations.
+
+    Classes of another task are read by their names: of a model of mnli on hans, neutral and contradiction are
+    non-entailment.
+    """
+    from attnreg.experiments.runs.saved import score_saved
+
+    path, result = score_saved(run, options, data_dir=data_dir, split=split, batch_size=batch_size, device=device)
+    scores = "  ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
+    click.echo(f"{result['task']}, {split}, {result['rows']} rows: {scores}")
+    click.echo(f"Written to {path}")

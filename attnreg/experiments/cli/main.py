@@ -1,0 +1,77 @@
+"""``attnreg``, the group of all commands."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import warnings
+from typing import Any
+
+import click
+
+from attnreg import __version__
+from attnreg.errors import AttnRegWarning, InputError, StoppedError, UsageError
+from attnreg.experiments.cli.compare import compare
+from attnreg.experiments.cli.copy import copy
+from attnreg.experiments.cli.evaluate import evaluate
+from attnreg.experiments.cli.list import list_
+from attnreg.experiments.cli.plot import plot
+from attnreg.experiments.cli.recipe import recipe
+
+
+class _Commands(click.Group):
+    """Prints errors that a person can mend as one sentence: exit code 2 for usage, 1 otherwise."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.obj = list(args)  # as typed
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", AttnRegWarning)
+            warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            raise click.UsageError(str(error)) from error
+        except InputError as error:
+            raise click.ClickException(str(error)) from error
+        except StoppedError as error:
+            if os.environ.get("RANK", "0") == "0":  # the others stop for the same reason
+                click.echo(f"Error: {error}", err=True)
+                if error.can_go_on:
+                    again = ctx.obj if "--resume" in ctx.obj else [*ctx.obj, "--resume"]
+                    launcher = "with the same launcher, " if "RANK" in os.environ else ""
+                    click.echo(f"To go on: {launcher}{shlex.join([str(ctx.info_name), *again])}", err=True)
+            ctx.exit(error.exit_code)
+        except ConnectionError:  # of a pipe that nobody reads any more, which click sees to
+            raise
+        except OSError as error:
+            raise click.ClickException(
+                f"Expected files and folders that can be read and written, got: {error}"
+            ) from error
+
+
+def _show_warning(others: Any, message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+    if issubclass(category, AttnRegWarning):
+        click.echo(f"Warning: {message}", err=True)
+    else:
+        others(message, category, *args, **kwargs)
+
+
+@click.group(cls=_Commands, epilog="Examples: attnreg recipe attendout; attnreg list tasks")
+@click.version_option(__version__, prog_name="attnreg")
+def main() -> None:
+    """Attention regularizers for fine-tuning Transformers."""
+
+
+main.add_command(recipe)
+main.add_command(compare)
+main.add_command(evaluate)
+main.add_command(plot)
+main.add_command(list_)
+main.add_command(copy)

@@ -1,0 +1,24 @@
+"""``attnreg plot RUN``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from attnreg.errors import InputError
+
+
+@click.command("plot", epilog="Example: attnreg plot runs/attendout-agreement-seed0")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--layer", type=click.IntRange(min=0), default=0, show_default=True, help="Of the attention map.")
+def plot(run: Path, layer: int) -> None:
+    """Draw the pictures of RUN, a run folder: drop rates, convergence, attention, the game. They go to RUN/plots."""
+    if not run.is_dir():
+        raise InputError(f"Expected a run folder, got {run}: no such folder.")
+    from attnreg.experiments.plots.of_run import has_attention, plot_run
+
+    for path in plot_run(run, layer):
+        click.echo(path)
+    if not has_attention(run):
+        click.echo("No attention.png: the run has no provider, or its model was not kept (--keep-models).", err=True)

@@ -1,0 +1,31 @@
+"""``attnreg recipe NAME``."""
+
+from __future__ import annotations
+
+import click
+
+from attnreg.experiments.runs.catalogue import load_command, recipe_files, summary
+
+
+class _Recipes(click.Group):
+    """A group whose commands are the recipe files; one is imported when it is asked for, never for a listing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(recipe_files())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        return load_command(cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Recipes"):
+            formatter.write_dl([(name, summary(path)) for name, path in recipe_files().items()])
+
+
+@click.command(
+    "recipe",
+    cls=_Recipes,
+    subcommand_metavar="NAME|FILE.py [OPTIONS]...",
+    epilog="Examples: attnreg recipe attendout --help; attnreg recipe attendout --task cola; attnreg recipe mine.py",
+)
+def recipe() -> None:
+    """Run a recipe, one of the list or a file of your own."""

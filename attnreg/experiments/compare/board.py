@@ -1,0 +1,99 @@
+"""What a person sees while a comparison goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from attnreg.experiments.compare.planned import PlannedRun
+
+
+class Board:
+    """A line for each run that ends; on a terminal also a live table: done, running, left, scores so far, time left.
+
+    Args:
+        runs: all runs, finished ones too.
+        jobs: how many run at a time, for the time left.
+        console: where to print.
+    """
+
+    def __init__(self, runs: Sequence[PlannedRun], jobs: int, console: Console) -> None:
+        self._runs = list(runs)
+        self._jobs = jobs
+        self._console = console
+        self._running: set[PlannedRun] = set()
+        self._failed: list[PlannedRun] = []
+        self._lock = threading.Lock()
+        self._live = Live(console=console, transient=True, get_renderable=self._table, refresh_per_second=1)
+
+    @property
+    def failed(self) -> list[PlannedRun]:
+        """The runs that ended without a result."""
+        return list(self._failed)
+
+    def started(self, run: PlannedRun) -> None:
+        """A run begins."""
+        with self._lock:
+            self._running.add(run)
+
+    def ended(self, run: PlannedRun) -> None:
+        """A run has ended, finished or not."""
+        with self._lock:
+            self._running.discard(run)
+            if run.finished:
+                outcome = f"{run.score:.4f} ({run.seconds:.0f} s)"
+            else:
+                self._failed.append(run)
+                outcome = f"failed: see {run.log}"
+        name = f"{run.method.text} ({run.role})" if run.role != "final" else run.method.text
+        self._console.print(
+            f"{name}, seed {run.seed}: {outcome}; {self._summary()}", highlight=False, markup=False, soft_wrap=True
+        )
+
+    def _summary(self) -> str:
+        done = sum(run.finished for run in self._runs)
+        return f"{done} of {len(self._runs)} runs done{self._time_left()}"
+
+    def _time_left(self) -> str:
+        left = [run for run in self._runs if not run.finished and run not in self._failed]
+        known: dict[str, list[float]] = {}
+        for run in self._runs:
+            if run.finished:
+                known.setdefault(run.method.words[0], []).append(run.seconds)
+        if not left or not known:
+            return ""
+        usual = fmean(seconds for times in known.values() for seconds in times)
+        each = (fmean(known.get(run.method.words[0], [usual])) for run in left)
+        seconds = sum(each) / min(self._jobs, len(left))
+        return f", about {seconds / 60:.0f} min left" if seconds >= 90 else f", about {seconds:.0f} s left"
+
+    def _table(self) -> Table:
+        table = Table("method", caption=self._summary(), caption_justify="left")
+        for column in ("done", "running", "left", "score"):
+            table.add_column(column, justify="right")
+        with self._lock:
+            for role, text in dict.fromkeys((run.role, run.method.text) for run in self._runs):
+                runs = [run for run in self._runs if (run.role, run.method.text) == (role, text)]
+                scores = [run.score for run in runs if run.finished]
+                running = sum(run in self._running for run in runs)
+                score = f"{fmean(scores):.4f}" if scores else ""
+                score += f" ± {stdev(scores):.4f}" if len(scores) > 1 else ""
+                name = text if role == "final" else f"{text} ({role})"
+                left = len(runs) - len(scores) - running
+                table.add_row(name, str(len(scores)), str(running), str(left), score)
+        return table
+
+    def __enter__(self) -> Board:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()

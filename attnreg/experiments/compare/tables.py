@@ -1,0 +1,144 @@
+"""The tables of a comparison's report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnreg.experiments.compare.document import Table
+from attnreg.experiments.compare.group import Group
+from attnreg.experiments.compare.statistics import Difference, bootstrap_over_rows, holm, paired_difference
+from attnreg.experiments.compare.study import Study
+from attnreg.experiments.runs.settings import as_typed
+from attnreg.experiments.tasks.metrics import CONFUSION
+
+
+def scores(groups: Sequence[Group]) -> Table:
+    """Mean, standard deviation and every seed."""
+    rows = [
+        [
+            group.name,
+            f"{sum(group.scores) / len(group.scores):.4f}",
+            "" if group.deviation is None else f"{group.deviation:.4f}",
+            "  ".join(f"{score:.3f}" for score in group.scores),
+        ]
+        for group in groups
+    ]
+    return Table(["method", "mean", "SD", "seeds, from 0"], rows, texts=(0, 3))
+
+
+def differences(groups: Sequence[Group], baseline: Group) -> Table:
+    """Each method minus the baseline, seed by seed."""
+    results = [paired_difference(group.scores, baseline.scores) for group in groups]
+    adjusted = holm([result.p for result in results])
+    header = ["method", "difference", "95 % over seeds", "p", "p (Holm)"]
+    rows = [
+        [group.name, *_difference(result), _p(p)] for group, result, p in zip(groups, results, adjusted, strict=True)
+    ]
+    if baseline.counts_rows:
+        header.append("95 % over dev rows")
+        for row, group in zip(rows, groups, strict=True):
+            metric = CONFUSION[group.metric]
+            low, high = bootstrap_over_rows(metric, baseline.labels, group.predictions, baseline.predictions)
+            row.append(f"[{low:+.4f}, {high:+.4f}]")
+    return Table(header, rows)
+
+
+def fit(groups: Sequence[Group]) -> Table:
+    """Train against dev, and calibration."""
+    header = ["method", "train", "dev", "gap", "train loss", "dev loss", "calibration error"]
+    rows = []
+    for group in groups:
+        train, dev = group.mean("train", group.metric), group.mean("dev", group.metric)
+        losses = [f"{group.mean(split, 'loss'):.3f}" for split in ("train", "dev")]
+        calibrated = group.has("dev", "calibration_error")
+        calibration = f"{group.mean('dev', 'calibration_error'):.3f}" if calibrated else ""
+        rows.append([group.name, f"{train:.4f}", f"{dev:.4f}", f"{train - dev:+.4f}", *losses, calibration])
+    return Table(header, rows)
+
+
+def cost(groups: Sequence[Group], baseline: Group) -> Table:
+    """Time, memory and passes over the baseline's; what was dropped."""
+    header = [
+        "method",
+        "training time (s)",
+        "time ratio",
+        "memory ratio",
+        "forward ratio",
+        "backward ratio",
+        "active steps",
+        "layers",
+        "drop rate",
+    ]
+    names = ["training_seconds", "peak_memory_bytes", "forward_rows", "backward_rows"]
+    rows = []
+    for group in groups:
+        # What could not be measured is 0: memory on some systems, passes of a network without logits.
+        plain = [baseline.mean(name) for name in names]
+        ratios = [f"{group.mean(name) / value:.2f}" if value else "" for name, value in zip(names, plain, strict=True)]
+        active = f"{group.mean('active_steps') / group.mean('steps'):.0%}"
+        by_layer = [result["drop_rates"] for result in group.results]
+        layers = {name for rates in by_layer for name, rate in rates.items() if rate > 0}
+        rates = [rates.get(name, 0.0) for rates in by_layer for name in layers] or [0.0]
+        acted = [active, f"{len(layers)} of {len(by_layer[0])}", f"{sum(rates) / len(rates):.3f}"]
+        seconds = f"{group.mean('training_seconds'):.0f}"
+        rows.append([group.name, seconds, *ratios, *(acted if any(by_layer) else ["", "", ""])])
+    return Table(header, rows)
+
+
+def equal_time(groups: Sequence[Group], longer: Mapping[str, Group]) -> Table:
+    """Each method minus the baseline that was trained as long."""
+    header = [
+        *("method", "the baseline", "its time (s)", "time ratio", "its mean"),
+        *("difference", "95 % over seeds", "p", "p (Holm)"),
+    ]
+    results = [paired_difference(group.scores, longer[group.name].scores) for group in groups]
+    rows = []
+    for group, result, p in zip(groups, results, holm([result.p for result in results]), strict=True):
+        plain = longer[group.name]
+        mean = f"{sum(plain.scores) / len(plain.scores):.4f}"
+        seconds = plain.mean("training_seconds")
+        times = [f"{seconds:.0f}", f"{seconds / group.mean('training_seconds'):.2f}"]
+        rows.append([group.name, plain.name, *times, mean, *_difference(result), _p(p)])
+    return Table(header, rows)
+
+
+def options(study: Study, groups: Sequence[Group]) -> Table:
+    """What each recipe was told, and how it was chosen."""
+    rows = []
+    for method, group in zip(study.methods, groups, strict=True):
+        own: dict[str, Any] = dict(group.results[0]["config"]["own"])
+        shared = {name: group.results[0]["config"][name] for name in not_common(groups)}
+        flag = group.runs[0].settings.flag
+        told = [as_typed(flag(name), value) for name, value in {**shared, **own}.items()]
+        rows.append([method.text, " ".join(text for text in told if text), str(len(method.variants))])
+    return Table(["method", "options", "tries"], rows, texts=(0, 1))
+
+
+def not_common(groups: Sequence[Group]) -> list[str]:
+    """The options of all recipes in which these runs differ."""
+    configs = [group.results[0]["config"] for group in groups]
+    left_out = {"own", "recipe", "attnreg"}
+    return [name for name in configs[0] if name not in left_out and any(c[name] != configs[0][name] for c in configs)]
+
+
+def tries(study: Study) -> Table | None:
+    """The score of each combination of searched values on held-out rows; ``None`` if nothing was searched."""
+    rows = []
+    for method in study.methods:
+        runs, chosen = study.search_runs(method), study.chosen(method)
+        for variant in method.variants if runs else ():
+            own = [run.score for run in runs if run.method == variant]
+            mark = "chosen" if variant == chosen else ""
+            rows.append([variant.text, f"{sum(own) / len(own):.4f}", "  ".join(f"{score:.3f}" for score in own), mark])
+    return Table(["tried", "mean on held-out rows", "seeds, from 1000", ""], rows, texts=(0, 3)) if rows else None
+
+
+def _difference(result: Difference) -> list[str]:
+    interval = "" if math.isnan(result.low) else f"[{result.low:+.4f}, {result.high:+.4f}]"
+    return [f"{result.mean:+.4f}", interval, _p(result.p)]
+
+
+def _p(value: float) -> str:
+    return "" if math.isnan(value) else "<0.0001" if value < 0.0001 else f"{value:.4f}"

@@ -1,0 +1,47 @@
+"""AttendOut's game over its rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attnreg.experiments.plots.run_folder import Records, moving_mean
+from attnreg.experiments.plots.style import COLORS, picture
+
+
+def plot_game(run: Records, path: Path) -> bool:
+    """Draw the scores of both networks, who won each round, the reward and its baseline, and the Attacker's chance.
+
+    Args:
+        run: the run.
+        path: where to save.
+
+    Returns:
+        False, and nothing is drawn, if no round was finished.
+    """
+    rounds = run.rounds
+    if not rounds:
+        return False
+    number = list(range(1, len(rounds) + 1))
+    attacker, defender = ([line[f"{name}_score"] for line in rounds] for name in ("attacker", "defender"))
+    won = [line["winner"] == "attacker" for line in rounds]
+    with picture(path, width=9.0, height=7.0, rows=3) as (scores, rewards, wins):
+        scores.plot(number, attacker, "-", color=COLORS[2], lw=1.6, label="Attacker (masked in training)")
+        scores.plot(number, defender, "--", color=COLORS[1], lw=1.6, label="Defender")
+        for name, marker, color, which in (("Attacker", "^", COLORS[2], True), ("Defender", "o", COLORS[1], False)):
+            points = [(n, max(a, d)) for n, a, d, w in zip(number, attacker, defender, won, strict=True) if w is which]
+            scores.plot(*(zip(*points, strict=True) if points else ((), ())), marker, color=color, ms=6, mfc="white",
+                        label=f"won by the {name}: {len(points)}")  # fmt: skip
+        scores.set(ylabel="score on reward data", title=f"The game: {run.title}")
+        rewards.axhline(0, color="#999999", lw=0.8)
+        rewards.vlines(number, 0, [line["reward"] for line in rounds], color=COLORS[3], lw=2.0, label="reward r")
+        rewards.plot(number, [line["baseline"] for line in rounds], "-", color=COLORS[0], lw=1.6, label="baseline b")
+        rewards.set(ylabel="reward")
+        window = max(1, len(rounds) // 8)
+        wins.axhline(0.5, color="#999999", lw=0.8)
+        wins.plot(number, [line["attacker_chance"] for line in rounds], ".", color=COLORS[4], label="its chance to win")
+        wins.plot(number, moving_mean([float(w) for w in won], window), "-", color=COLORS[0], lw=1.6,
+                  label=f"rounds won, last {window}")  # fmt: skip
+        wins.set(ylabel="share, Attacker", xlabel="round", ylim=(-0.05, 1.05))
+        for axes in (scores, rewards, wins):
+            axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return True

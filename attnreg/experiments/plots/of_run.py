@@ -1,0 +1,82 @@
+"""All pictures of a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attnreg
+from attnreg.errors import InputError
+from attnreg.experiments.plots.attention import plot_attention
+from attnreg.experiments.plots.convergence import plot_convergence
+from attnreg.experiments.plots.drop_rates import plot_drop_rates
+from attnreg.experiments.plots.game import plot_game
+from attnreg.experiments.plots.run_folder import Records
+from attnreg.provider.base import MaskProvider
+
+LONGEST_SAMPLE = 18
+
+
+def plot_run(folder: Path, layer: int = 0) -> list[Path]:
+    """Draw what can be drawn of a run, into its ``plots`` folder.
+
+    Args:
+        folder: a run folder.
+        layer: of the attention map.
+
+    Returns:
+        the pictures.
+
+    Raises:
+        InputError: if it is no run folder.
+    """
+    run, plots = Records(folder), folder / "plots"
+    runs = {run.config["recipe"]: run}
+    if (folder / "baseline" / "config.json").is_file():
+        runs["plain fine-tuning"] = Records(folder / "baseline")
+    made = []
+    if plot_drop_rates(run, plots / "drop_rates.png"):
+        made.append(plots / "drop_rates.png")
+    if run.metrics:
+        plot_convergence(runs, plots / "convergence.png")
+        made.append(plots / "convergence.png")
+    if plot_game(run, plots / "game.png"):
+        made.append(plots / "game.png")
+    if has_attention(folder):
+        _attention(run, plots / "attention.png", layer)
+        made.append(plots / "attention.png")
+    return made
+
+
+def has_attention(folder: Path) -> bool:
+    """Whether the run kept what an attention map is drawn from: a model, and a provider that was saved beside it."""
+    return (folder / "provider").is_dir() and (folder / "model").is_dir()
+
+
+def _attention(run: Records, path: Path, layer: int) -> None:
+    """The attention map of the first dev row that is short enough to read."""
+    from attnreg.experiments.runs.settings import TASK_OPTIONS
+    from attnreg.experiments.tasks import choose_task, load_data, load_model
+    from attnreg.experiments.tasks.kinds import kind_class
+    from attnreg.experiments.tasks.kinds.base import REFERENCE
+
+    chosen = choose_task(run.config["task"], **{name: run.config.get(name) for name in TASK_OPTIONS})
+    task, splits = load_data(chosen, run.config["data_dir"])
+    model, tokenizer = load_model(task, str(run.folder / "model"))
+    layers = int(model.config.num_hidden_layers)
+    if not 0 <= layer < layers:
+        raise InputError(f"Expected --layer from 0 to {layers - 1} for the model of {run.folder}, got {layer}.")
+    kind = kind_class(task.kind)(task, tokenizer, run.config["max_length"])
+    rows = kind.encode(splits["validation"]).remove_columns(REFERENCE)
+    number = next((i for i, ids in enumerate(rows["input_ids"]) if 8 <= kind.length(ids) <= LONGEST_SAMPLE), 0)
+    batch = kind.collate([rows[number]])
+    ids = batch["input_ids"]
+    tokens = tokenizer.convert_ids_to_tokens(ids.reshape(-1, ids.shape[-1])[0])  # of several choices, the first
+    plot_attention(model, batch, tokens, _innermost(run.folder / "provider"), path, layer=layer)
+
+
+def _innermost(folder: Path) -> MaskProvider:
+    """The saved provider, without the alternation of epochs around it."""
+    provider = MaskProvider.from_pretrained(folder)
+    while isinstance(provider, attnreg.CrossTuning):
+        provider = provider.provider
+    return provider

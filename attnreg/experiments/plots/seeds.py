@@ -1,0 +1,35 @@
+"""Seeds as points, means with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from attnreg.experiments.plots.style import picture, styles
+
+
+def plot_seeds(scores: Mapping[str, Sequence[float]], metric: str, path: Path) -> None:
+    """Draw the scores of methods.
+
+    Args:
+        scores: by method, one for each seed, in the same order.
+        metric: its name.
+        path: where to save.
+    """
+    with picture(path, width=8.0, height=0.9 + 0.55 * len(scores)) as (axes,):
+        for row, ((_, values), style) in enumerate(zip(scores.items(), styles(), strict=False)):
+            spread = np.linspace(-0.28, 0.02, len(values)) if len(values) > 1 else np.zeros(1)
+            axes.plot(values, row + spread, style.marker, color=style.color, ms=4.5, alpha=0.75, mew=0)
+            mean = float(np.mean(values))
+            if len(values) > 1:
+                half = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
+                axes.errorbar(mean, row + 0.25, xerr=half, color=style.color, capsize=4, lw=1.8)
+            axes.plot(mean, row + 0.25, "|", color=style.color, ms=14, mew=2.2)
+        axes.set_yticks(range(len(scores)), list(scores))
+        axes.set_ylim(len(scores) - 0.45, -0.55)
+        axes.set_xlabel(f"{metric.replace('_', ' ')} on dev, last epoch")
+        axes.grid(axis="x", color="#dddddd", lw=0.6)
+        axes.set_axisbelow(True)

@@ -1,0 +1,68 @@
+"""Finding recipes without importing them."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+from pathlib import Path
+
+from attnreg.errors import InputError, UsageError
+from attnreg.experiments.runs.command import RecipeCommand
+
+SUFFIX = ".py"
+
+
+def recipe_files() -> dict[str, Path]:
+    """The files of the recipes that come with the package, by name."""
+    spec = importlib.util.find_spec("attnreg.recipes")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    return {path.stem.replace("_", "-"): path for path in sorted(folder.glob("[a-z]*.py"))}
+
+
+def summary(path: Path) -> str:
+    """The first line of a file's docstring, read without running the file."""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0]
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe.
+
+    Raises:
+        UsageError: if there is no recipe of that name.
+    """
+    files = recipe_files()
+    if name not in files:
+        raise UsageError(f"Expected a recipe among {', '.join(files)}, got {name!r}; see `attnreg list recipes`.")
+    return files[name]
+
+
+def load_command(name: str) -> RecipeCommand:
+    """The command of a recipe, or of a recipe file of one's own.
+
+    Raises:
+        UsageError: if there is no such recipe or file.
+        InputError: if the file cannot be imported or does not hold exactly one command.
+    """
+    if not name.endswith(SUFFIX):
+        find_recipe(name)
+        module = importlib.import_module(f"attnreg.recipes.{name.replace('-', '_')}")
+    else:
+        path = Path(name)
+        if not path.is_file():
+            raise UsageError(f"Expected a recipe file, got {name}: no such file.")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise InputError(f"Expected a recipe in {name}, got {type(error).__name__}: {error}") from error
+    commands = [value for value in vars(module).values() if isinstance(value, RecipeCommand)]
+    if len(commands) != 1:
+        raise InputError(f"Expected one function under `@attnreg.experiments.recipe(...)` in {name}, got {len(commands)}.")
+    return commands[0]

@@ -1,0 +1,134 @@
+"""From a recipe, a function of a run, to a command with the options that all recipes share."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attnreg.errors import UsageError
+from attnreg.experiments.runs.options import option
+from attnreg.experiments.runs.settings import LARGEST, TASK_OPTIONS, Settings, shared_options
+from attnreg.experiments.tasks.task import choose_task
+
+class GroupedCommand(click.Command):
+    """A command that lists its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, group by group."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                groups.setdefault(getattr(parameter, "group", "Other"), []).append(record)
+        for name, records in groups.items():
+            with formatter.section(f"{name} options"):
+                formatter.write_dl(records)
+
+
+class RecipeCommand(GroupedCommand):
+    """The command of a recipe."""
+
+    def settings(self, args: Sequence[str]) -> Settings:
+        """What a run with these arguments would be, without running it.
+
+        Raises:
+            click.UsageError: if an argument is wrong.
+        """
+        with self.make_context(self.name, list(args)) as context:
+            return _settings(str(self.name), dict(context.params))
+
+    def given(self, args: Sequence[str]) -> set[str]:
+        """The names of the options that are typed in these arguments."""
+        with self.make_context(self.name, list(args)) as context:
+            typed = click.core.ParameterSource.COMMANDLINE
+            return {name for name in context.params if context.get_parameter_source(name) is typed}
+
+
+def recipe(
+    name: str, *own: Callable[[Any], Any], task: str = "agreement"
+) -> Callable[[Callable[..., None]], RecipeCommand]:
+    """Make a command of a recipe.
+
+    Args:
+        name: the recipe's name.
+        own: its own options, made by :func:`attnreg.experiments.argument` or :func:`attnreg.experiments.option`; the
+            function receives each by its name.
+        task: the default of ``--task``.
+
+    Returns:
+        a decorator for a function that takes a :class:`attnreg.experiments.Run` and its own options; its docstring is
+        the command's help.
+
+    Example:
+        >>> @recipe("nothing", click.option("--times", default=1))
+        ... def nothing(run, times):
+        ...     '''Do nothing, several times.'''
+        >>> nothing.name
+        'nothing'
+    """
+
+    def decorate(function: Callable[..., None]) -> RecipeCommand:
+        @functools.wraps(function)
+        def callback(**options: Any) -> None:
+            settings = _settings(name, options)
+            from attnreg.experiments.runs.run import Run
+
+            function(Run(settings), **settings.own)
+
+        for each in reversed((*own, *shared_options("task", "all", "run", task=task))):
+            callback = each(callback)
+        return click.command(name, cls=RecipeCommand)(callback)
+
+    return decorate
+
+
+def provider_option(*, required: bool = True) -> Callable[[Any], Any]:
+    """``--provider``, an expression or a YAML file; the recipe is given the expression.
+
+    Args:
+        required: whether it must be given; otherwise it may be ``None``.
+    """
+
+    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+        from attnreg.experiments.runs.provider_file import read_provider  # late: it imports torch
+
+        return None if text is None else read_provider(text)
+
+    return option(
+        "--provider",
+        required=required,
+        callback=read,
+        metavar="EXPRESSION|FILE.yaml",
+        help="Providers with literal arguments, joined by &; see `attnreg list providers`.",
+    )
+
+
+def _settings(recipe: str, options: dict[str, Any]) -> Settings:
+    for parameter in click.get_current_context().command.params:
+        value = options.get(str(parameter.name))
+        if isinstance(value, float) and not math.isfinite(value):  # which click's ranges let through
+            raise UsageError(f"Expected a finite number for {parameter.opts[0]}, got {value}.")
+        if isinstance(value, int) and value > LARGEST:
+            raise UsageError(f"Expected at most {LARGEST} for {parameter.opts[0]}, got {value}.")
+    own = dict(options)
+    shared = {f.name: own.pop(f.name) for f in dataclasses.fields(Settings) if f.name in own}
+    task = choose_task(shared["task"], **{name: shared[name] for name in TASK_OPTIONS})
+    if task.evaluation_only:
+        raise UsageError(
+            f"Expected a task to train on, got {task.name!r}: train on another one, then `attnreg evaluate RUN --task "
+            f"{task.name}`."
+        )
+    if task.name == "custom" and shared["data_dir"] is None:
+        raise UsageError("Expected --data-dir with --task custom, got none.")
+    for name in ("epochs", "batch_size", "learning_rate", "max_length"):
+        if shared[name] is None:
+            shared[name] = getattr(task, name)
+    shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{recipe}-{task.name}-seed{shared['seed']}"
+    flags = {str(parameter.name): parameter.opts[0] for parameter in click.get_current_context().command.params}
+    return Settings(recipe=recipe, own=own, flags=flags, **shared)

@@ -1,0 +1,97 @@
+"""Evaluating a network on a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import NamedTuple
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+
+from attnreg.experiments.tasks.kinds.base import Kind, Record
+from attnreg.experiments.tasks.kinds.tokens import IGNORED
+from attnreg.experiments.runs.batches import Labelled
+from attnreg.training.method import Batch
+
+
+class Predictions(NamedTuple):
+    """A network's answers to labelled rows.
+
+    Args:
+        loss: mean over labels: rows, or the words and tokens that carry one; ``None`` where the network gives none.
+        records: one for each row, in order: ``label``, ``prediction`` and what else the kind of task knows.
+    """
+
+    loss: float | None
+    records: list[Record]
+
+
+@torch.no_grad()
+def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Accelerator | None = None) -> Predictions:
+    """The answers of a network, in eval mode; the network's mode is restored.
+
+    Args:
+        network: gives ``logits`` and, if it is given labels, ``loss``.
+        labelled: the rows.
+        kind: of the task.
+        accelerator: if given, its processes, all of which must call this with the same rows, share the work.
+    """
+    rank, processes = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
+    training = network.training
+    network.eval()
+    mine = []
+    for number in range(rank, len(labelled.batches), processes):
+        batch = labelled.batches[number]
+        # Labels of other classes than the network's own would be taken for them.
+        output = network(**(batch if kind.reading is None else _without_labels(batch)))
+        weight = 0 if kind.reading is not None else _labels_in(batch)
+        loss = float(output.loss) * weight if weight else 0.0
+        mine.append((number, loss, weight, kind.answers(network, batch, output)))
+    network.train(training)
+    shared = mine if processes == 1 else sorted(gather_object(mine), key=itemgetter(0))
+    _, losses, weights, answers = zip(*shared, strict=True)
+    each = (answer for some in answers for answer in some)
+    records = [kind.record(answer, gold) for answer, gold in zip(each, labelled.references, strict=True)]
+    return Predictions(sum(losses) / sum(weights) if sum(weights) else None, records)
+
+
+def evaluate(
+    network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Accelerator | None = None
+) -> dict[str, float]:
+    """Loss (mean over labels) and the task's metrics, in eval mode; the network's mode is restored.
+
+    Args:
+        network: gives ``logits`` and, if it is given labels, ``loss``.
+        labelled: the rows.
+        kind: of the task.
+        accelerator: if given, its processes, all of which must call this with the same rows, share the work.
+
+    Returns:
+        ``"loss"``, if there is one, and the metrics, by name.
+    """
+    predictions = predict(network, labelled, kind, accelerator)
+    loss = {} if predictions.loss is None else {"loss": predictions.loss}
+    return {**loss, **kind.score(predictions.records)}
+
+
+def evaluate_all(
+    network: nn.Module, sets: Mapping[str, Labelled], kind: Kind, accelerator: Accelerator | None = None
+) -> dict[str, float]:
+    """:func:`evaluate` on several sets, each name before its numbers; ``""`` is the name of the first one."""
+    return {
+        f"{name}_{key}" if name else key: value
+        for name, labelled in sets.items()
+        for key, value in evaluate(network, labelled, kind, accelerator).items()
+    }
+
+
+def _labels_in(batch: Batch) -> int:
+    labels: Tensor = batch["labels"]
+    return len(labels) if labels.is_floating_point() else int((labels != IGNORED).sum())
+
+
+def _without_labels(batch: Batch) -> Batch:
+    return {name: tensor for name, tensor in batch.items() if name != "labels"}

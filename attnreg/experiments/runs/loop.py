@@ -1,0 +1,203 @@
+"""The library's loop around a training method."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate.utils import gather_object, set_seed
+
+from attnreg.provider.asleep import asleep_for
+from attnreg.errors import AsleepWarning, InputError, StoppedError
+from attnreg.provider.saving import to_json
+from attnreg.experiments.runs.checkpoint import load_checkpoint, rng_state, set_rng_state
+from attnreg.experiments.runs.divergence import DivergenceCheck
+from attnreg.experiments.runs.evaluation import evaluate_all
+from attnreg.experiments.runs.history import History
+from attnreg.experiments.runs.interruption import Interruption
+from attnreg.training.method import TrainingMethod, Updater
+from attnreg.experiments.runs.outcome import conclude, peak_memory
+from attnreg.experiments.runs.passes import PassCounter
+from attnreg.experiments.runs.progress import Progress
+from attnreg.experiments.runs.setup import Setup
+from attnreg.experiments.runs.telemetry import Telemetry
+
+
+def fit(method: TrainingMethod, run: Setup) -> History:
+    """Train, evaluate after each epoch, keep the best model, write checkpoints; go on from the last one if resuming.
+
+    Args:
+        method: the method; its :attr:`model` is the one that is kept, best epoch first by the task's metric.
+        run: where data comes from and results go.
+
+    Returns:
+        the history of the whole run, earlier parts included.
+
+    Raises:
+        InputError: if the method was made without the run's accelerator, and more than one process on a CPU in float32
+            is asked for.
+        StoppedError: if training diverges, a file cannot be written, or the process is asked to stop by SIGINT
+            (Ctrl-C) or SIGTERM, which ends the run with a checkpoint after the step that it is at.
+
+    Warns:
+        AsleepWarning: if the provider does not act within the run's epochs.
+    """
+    theirs = run.accelerator
+    plain = theirs.num_processes == 1 and theirs.mixed_precision == "no" and theirs.device.type == "cpu"
+    if method.accelerator is not theirs and not plain:
+        raise InputError(
+            f"Expected {type(method).__name__} to be made with accelerator=run.accelerator, and to say so by its "
+            f"property `accelerator`, got {method.accelerator}: device, precision and processes would not be the run's."
+        )
+    if method.provider is not None:
+        to_json(method.provider)  # what cannot be saved after the first epoch is told before it
+        if why := asleep_for(method.provider, run.epochs):
+            warnings.warn(why, AsleepWarning, stacklevel=2)
+    set_seed(run.settings.seed, device_specific=True)
+    run.accelerator.wait_for_everyone()  # until all processes have found the folder as it should be
+    loop = _Loop(method, run)
+    with run.folder.locked(), run.folder.written(), Interruption() as loop.interruption:
+        run.accelerator.wait_for_everyone()  # until the one that writes has made the folder, or put it right
+        if run.settings.resume and run.folder.begun:
+            loop.restore()
+        else:
+            run.folder.create(run.settings)
+        with run.tracked(), Progress(run, loop.history) as loop.progress:
+            while loop.history.epoch < run.epochs:
+                loop.epoch()
+        conclude(method, run, loop.history)
+        if loop.interruption.signal:
+            loop.stop()  # before whatever comes after training
+    return loop.history
+
+
+class _Loop:
+    """What runs between the first step and the last."""
+
+    progress: Progress
+    interruption: Interruption
+
+    def __init__(self, method: TrainingMethod, run: Setup) -> None:
+        self.method = method
+        self.run = run
+        self.history = History()
+        self.telemetry = Telemetry(run.log_telemetry, Updater(accelerator=run.accelerator).mean)
+        self.divergence = DivergenceCheck(method, run.folder)
+
+    def epoch(self) -> None:
+        """Train for an epoch, or what is left of it; then evaluate and save."""
+        run, history, method = self.run, self.history, self.method
+        begin = time.perf_counter() - history.seconds
+        passes = PassCounter(history.forward_rows, history.backward_rows)
+        if not history.batch:
+            method.on_epoch(history.epoch)
+        clock = time.perf_counter()
+        for batch in run.train_batches(history.epoch).epoch(history.epoch, skip=history.batch):
+            with passes.counting(method.learners):
+                result = method.step(batch)
+            history.step += 1
+            history.batch += 1
+            history.forward_rows, history.backward_rows = passes.forward, passes.backward
+            self.divergence.note(history.step, result)
+            self.telemetry.note(history.step, result, method.drop_rates(by_head=True))
+            now = time.perf_counter()
+            history.seconds, history.training_seconds = now - begin, history.training_seconds + now - clock
+            self.progress.step(history, self.telemetry)
+            stopped = self._is_to_stop()
+            if stopped or (run.settings.save_steps and history.step % run.settings.save_steps == 0):
+                self.save()
+            if stopped:
+                self.stop()
+            clock = time.perf_counter()
+        self.telemetry.flush(history.step)  # waits for the device
+        history.training_seconds += time.perf_counter() - clock
+        self.divergence.check(history.step)
+        history.drop_rates, rates = self.telemetry.mean_drop_rates(), self.telemetry.end_epoch()
+        history.active_steps = self.telemetry.active_steps()
+        best = max((r[run.task.metric] for r in history.of(method.returned_name)), default=-math.inf)
+        last = history.epoch + 1 == run.epochs
+        evaluated = last or (history.epoch + 1) % run.settings.evaluate_every == 0
+        if evaluated:
+            self._evaluate(rates)
+        history.epoch, history.batch = history.epoch + 1, 0
+        history.seconds = time.perf_counter() - begin
+        history.peak_memory = max(history.peak_memory, peak_memory() or 0)
+        if evaluated and history.of(method.returned_name)[-1][run.task.metric] > best:
+            run.folder.save_model(method.model, run.tokenizer, method.provider)
+        self.save()
+
+    def _evaluate(self, drop_rates: dict[str, float]) -> None:
+        run, history = self.run, self.history
+        for name, network in self.method.networks.items():
+            metrics = evaluate_all(network, {"": run.dev, **run.further}, run.kind, run.accelerator)
+            record = {"network": name, "epoch": history.epoch + 1, "step": history.step, **metrics}
+            if self.method.provider is not None:
+                record["drop_rate"] = drop_rates
+            history.evaluations.append(record)
+            run.log_evaluation(record)
+            self.progress.evaluated(record)
+
+    def _is_to_stop(self) -> bool:
+        accelerator, asked = self.run.accelerator, self.interruption.signal is not None
+        if accelerator.num_processes == 1:
+            return asked
+        if asked:
+            accelerator.set_trigger()
+        return accelerator.check_trigger()  # all processes stop after the same step
+
+    def stop(self) -> None:
+        """End the run here.
+
+        Raises:
+            StoppedError: always.
+        """
+        self.run.accelerator.wait_for_everyone()  # the first process to end may take the others with it
+        number = self.interruption.signal or signal.SIGTERM  # of another process
+        raise StoppedError(
+            f"Stopped by {number.name} after step {self.history.step}; everything up to it is in "
+            f"{self.run.folder.path}.",
+            exit_code=128 + number,
+            can_go_on=True,
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint, unless training has diverged."""
+        run = self.run
+        self.divergence.check(self.history.step)
+        state: Mapping[str, Any] = {
+            "method": self.method.state_dict(),
+            "history": vars(self.history),
+            # Each process has its own of these.
+            "rows": gather_object([[self.history.forward_rows, self.history.backward_rows]]),
+            "telemetry": gather_object([self.telemetry.state_dict()]),
+            "rng": gather_object([rng_state()]),
+            "scaler": {} if run.accelerator.scaler is None else run.accelerator.scaler.state_dict(),
+        }
+        run.folder.save_checkpoint(self.history.step, state)
+
+    def restore(self) -> None:
+        """Go on from the last checkpoint."""
+        run = self.run
+        state = load_checkpoint(run.folder.checkpoints)
+        try:
+            if len(state["rng"]) != run.accelerator.num_processes:
+                raise InputError(
+                    f"Expected {len(state['rng'])} processes, as in the run in {run.folder.path}, got "
+                    f"{run.accelerator.num_processes}."
+                )
+            self.method.load_state_dict(state["method"])
+            self.history = History(**state["history"])
+            rank = run.accelerator.process_index
+            self.history.forward_rows, self.history.backward_rows = state["rows"][rank]
+            self.telemetry.load_state_dict(state["telemetry"][rank])
+            set_rng_state(state["rng"][rank])
+            if run.accelerator.scaler is not None:
+                run.accelerator.scaler.load_state_dict(state["scaler"])
+        except (KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"Expected a checkpoint of this run in {run.folder.checkpoints}, got: {reason}") from error
+        run.folder.keep_lines(metrics=len(self.history.evaluations), telemetry=self.telemetry.written)

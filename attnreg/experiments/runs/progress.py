@@ -1,0 +1,81 @@
+"""What a person sees while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+from attnreg.experiments.runs.history import History
+from attnreg.experiments.runs.setup import Setup
+from attnreg.experiments.runs.telemetry import Telemetry
+
+
+class Progress:
+    """On a terminal a bar and, below it, loss, metric, drop rate and who is winning; a lasting line per evaluation.
+
+    Args:
+        run: the run.
+        history: how far it is.
+    """
+
+    def __init__(self, run: Setup, history: History) -> None:
+        self._run = run
+        self._console = Console(quiet=not run.folder.writer)
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        self._state = Text(no_wrap=True, overflow="ellipsis")
+        self._live = Live(Group(self._bar, self._state), console=self._console, transient=True)
+        self._task = self._bar.add_task(run.settings.recipe, total=run.total_steps, completed=history.step)
+        self._metrics: dict[str, float] = {}
+
+    def step(self, history: History, telemetry: Telemetry) -> None:
+        """A training step is done."""
+        shown = []
+        if "loss" in telemetry.latest:
+            shown.append(f"loss {telemetry.latest['loss']:.3f}")
+        if rates := telemetry.drop_rates.values():
+            shown.append(f"drop {sum(rates) / len(rates):.2f}")
+        if telemetry.event_counts:
+            wins = {key.split(": ")[1]: count for key, count in telemetry.event_counts.items()}
+            shown.append("wins " + " ".join(f"{name} {count}" for name, count in sorted(wins.items())))
+        if self._metrics:
+            shown.append(
+                f"{self._run.scored_on} " + " ".join(f"{name} {value:.3f}" for name, value in self._metrics.items())
+            )
+        description = f"{self._run.settings.recipe} epoch {history.epoch + 1}/{self._run.epochs}"
+        self._bar.update(self._task, completed=history.step, description=description)
+        self._state.plain = "  ".join(shown)
+
+    def evaluated(self, record: Mapping[str, Any]) -> None:
+        """A network was evaluated."""
+        metric = self._run.task.metric
+        self._metrics[record["network"]] = record[metric]
+        dropped = ""
+        if "drop_rate" in record:
+            rates = list(record["drop_rate"].values())
+            dropped = f"  drop rate {sum(rates) / len(rates):.3f}" if rates else "  no dropping"
+        self._console.print(
+            f"epoch {record['epoch']}/{self._run.epochs}  {record['network']:<9} {self._run.scored_on} loss "
+            f"{record['loss']:.4f}  {metric} {record[metric]:.4f}{dropped}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def __enter__(self) -> Progress:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()

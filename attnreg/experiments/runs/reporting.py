@@ -1,0 +1,95 @@
+"""The end of a run: a table and the drop rates, on the screen and in ``report.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from attnreg.experiments.runs.history import History
+from attnreg.experiments.runs.setup import Setup
+
+
+def report(run: Setup, history: History, plain: tuple[Setup, History] | None = None, notes: Sequence[str] = ()) -> None:
+    """Print how the networks of a run came out and what was dropped, and write it to ``report.md``.
+
+    Args:
+        run: the run that the report is about.
+        history: its history.
+        plain: plain fine-tuning to compare with.
+        notes: sentences below the tables.
+    """
+    metric = run.task.metric
+    header = ["network", "last epoch", "best epoch", "loss", "rows", "time (s)"]
+    networks = dict.fromkeys(record["network"] for record in history.evaluations)
+    entries = [(name if len(networks) > 1 else run.settings.recipe, run, history, name) for name in networks]
+    if plain is not None:
+        entries.append(("plain fine-tuning", *plain, "model"))
+    rows = []
+    for name, its_run, its_history, network in entries:
+        records = its_history.of(network)
+        best = max(records, key=lambda record: record[metric])
+        rows.append(
+            [
+                name,
+                f"{records[-1][metric]:.4f}" + _of_epoch(records[-1]["epoch"], its_run.epochs),
+                f"{best[metric]:.4f} ({best['epoch']})",
+                f"{records[-1]['loss']:.4f}",
+                str(len(its_run.train_rows)),
+                f"{its_history.seconds:.0f}",
+            ]
+        )
+    rates = [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]
+    settings = run.settings
+    title = f"{settings.recipe} on {settings.task}: {metric} on {run.scored_on} rows, seed {settings.seed}"
+    console = Console(quiet=not run.folder.writer)
+    _show(console, title, header, rows)
+    if rates:
+        _show(console, "drop rate per layer, mean while active", ["layer", "drop rate"], rates)
+    notes = [*notes, _activity(history)] if rates or run.folder.has_provider else notes
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True)
+    console.print(f"Everything is in {run.folder.path}/", highlight=False, soft_wrap=True)
+    text = [f"# {title}", "", *_markdown(header, rows), ""]
+    if rates:
+        text += [
+            "Drop rate per layer, mean over the steps in which something was dropped or could be:",
+            "",
+            *_markdown(["layer", "drop rate"], rates),
+            "",
+        ]
+    text += [f"{note}\n" for note in notes]
+    with run.folder.written():
+        run.folder.write_text("report.md", "\n".join(text))
+
+
+def _of_epoch(epoch: int, epochs: int) -> str:
+    """Tells which epoch it was where it was not the last one: a network may drop out before."""
+    return "" if epoch == epochs else f" (epoch {epoch})"
+
+
+def _activity(history: History) -> str:
+    """One line that says whether the regularizer did anything."""
+    dropping = [rate for rate in history.drop_rates.values() if rate > 0]
+    if not dropping:
+        return "The regularizer was never active: nothing was dropped in any step."
+    mean = sum(dropping) / len(dropping)
+    return (
+        f"The regularizer was active in {history.active_steps} of {history.step} steps and dropped {mean:.1%} of the "
+        f"attention in {len(dropping)} of {len(history.drop_rates)} layers."
+    )
+
+
+def _show(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(header):
+        table.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]

@@ -1,0 +1,128 @@
+"""Scoring a finished run's model on other data, of its own task or of another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnreg._files import replaced_file
+from attnreg.errors import InputError
+from attnreg.experiments.tasks.data import load_data
+from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.kinds.base import reading_of
+from attnreg.experiments.tasks.model import load_model
+from attnreg.experiments.tasks.task import choose_task
+from attnreg.experiments.runs.batches import in_order
+from attnreg.experiments.runs.evaluation import evaluate_all
+from attnreg.experiments.runs.settings import TASK_OPTIONS
+
+
+def score_saved(
+    run: Path,
+    options: Mapping[str, str | None],
+    *,
+    data_dir: str | None = None,
+    split: str = "validation",
+    batch_size: int = 64,
+    device: str | None = None,
+) -> tuple[Path, dict[str, Any]]:
+    """Score the model of a run folder, that of the best epoch, and write the result into its ``evaluations``.
+
+    Args:
+        run: the run folder.
+        options: ``task`` and the other options of :func:`attnreg.experiments.tasks.choose_task`; those left ``None`` are the run's.
+        data_dir: as in :func:`attnreg.experiments.tasks.load_splits`; by default, for the run's own task, the run's.
+        split: ``"validation"``, with what else the task is scored on, or ``"test"``.
+        batch_size: rows at a time.
+        device: by default the best there is.
+
+    Returns:
+        the file and what is in it.
+
+    Raises:
+        InputError: if the folder holds no model of a run, or the data or the classes do not fit it.
+    """
+    config = _config(run)
+    task = _task(config, options)
+    own = _task(config, {})
+    if task.kind != own.kind:
+        raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r}, of kind {task.kind}.")
+    classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
+    if data_dir is None and task.name == own.name:
+        data_dir = config.get("data_dir")
+    # Nothing is trained, so train may be missing; what classes there are, the model says.
+    wanted = replace(task, evaluation_only=True, labels=task.labels or classes)
+    task, splits = load_data(wanted, data_dir)
+    rows_of = "validation" if split not in splits and _is_validation(split, task, data_dir) else split
+    if rows_of not in splits:
+        raise InputError(f"Expected a split {split} with labels of {data_dir or task.hub or task.name}, found none.")
+    reading = None if classes == task.labels else reading_of(classes, task)
+    model, tokenizer = load_model(replace(task, labels=classes), str(run / "model"))
+    kind = kind_class(task.kind)(task, tokenizer, int(config["max_length"]), reading)
+    if device not in (None, "cpu") and not getattr(torch, str(device)).is_available():
+        raise InputError(f"Expected --device to be a device of this machine, got {device}: none is there.")
+    place = torch.device(device) if device else torch.accelerator.current_accelerator() or torch.device("cpu")
+    names = {"": rows_of}
+    if split == "validation":
+        names.update({name.removeprefix("validation_"): name for name in task.validation[1:] if name in splits})
+    sets = {name: in_order(kind.encode(splits[theirs]), batch_size, kind, place) for name, theirs in names.items()}
+    result = {
+        "task": task.name,
+        "split": split,
+        "data_dir": data_dir,
+        "rows": len(sets[""].references),
+        "metrics": evaluate_all(model.to(place), sets, kind),
+        "classes": None
+        if reading is None
+        else {name: task.labels[i] for name, i in zip(classes, reading, strict=True)},
+    }
+    path = run / "evaluations" / f"{_stem(task, data_dir, split)}.json"
+    path.parent.mkdir(exist_ok=True)
+    with replaced_file(path) as file:
+        file.write(json.dumps(result, indent=2) + "\n")
+    return path, result
+
+
+def _config(run: Path) -> dict[str, Any]:
+    if not run.is_dir():
+        raise InputError(f"Expected a run folder, got {run}: no such folder.")
+    if not (run / "model" / "config.json").is_file():
+        raise InputError(
+            f"Expected a run folder with its model in {run / 'model'}, found none: a comparison keeps them with "
+            "--keep-models."
+        )
+    try:
+        config = dict(json.loads((run / "config.json").read_text(encoding="utf-8")))
+        return {**config, "task": str(config["task"]), "max_length": int(config["max_length"])}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"Expected the options of a run in {run / 'config.json'}, got: {error!r}.") from error
+
+
+def _task(config: Mapping[str, Any], options: Mapping[str, str | None]) -> Task:
+    name = options.get("task") or config["task"]
+    own = config if name == config["task"] else {}
+    return choose_task(name, **{option: options.get(option) or own.get(option) for option in TASK_OPTIONS})
+
+
+def _is_validation(split: str, task: Task, data_dir: str | None) -> bool:
+    """Whether the rows of a split are what the task is scored on anyway, as IMDB's test rows are."""
+    return split == task.validation[0] and (data_dir is None or not any(Path(data_dir).glob("validation.*")))
+
+
+def _classes(model: Path) -> tuple[str, ...]:
+    try:
+        names = json.loads((model / "config.json").read_text(encoding="utf-8"))["id2label"]
+        return tuple(str(names[number]) for number in sorted(names, key=int))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"Expected the names of classes in {model / 'config.json'}, got: {error!r}.") from error
+
+
+def _stem(task: Task, data_dir: str | None, split: str) -> str:
+    name = f"custom-{Path(data_dir or '').resolve().name}" if task.name == "custom" else task.name
+    return name if split == "validation" else f"{name}-{split}"

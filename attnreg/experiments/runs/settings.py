@@ -1,0 +1,181 @@
+"""The options that all recipes share, resolved."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attnreg.experiments.runs.options import option
+from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.kinds import KINDS
+from attnreg.experiments.tasks.task import TASKS, choose_task
+
+LARGEST = 2**31 - 1
+DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
+_POSITIVE = click.IntRange(min=1)
+# What may differ between a run and its continuation.
+_NOT_COMPARED = {"output_dir", "resume", "device", "save_steps", "report_to", "flags"}
+
+
+def _option(group: str, help: str, default: Any = MISSING, *, scope: str = "all", **kwargs: Any) -> Any:
+    """A field that is an option of every recipe.
+
+    Args:
+        group: in ``--help``.
+        help: one sentence.
+        default: of the field; without one, ``None`` on the command line stands for the task's default.
+        scope: ``"task"`` (says what the task is; also an option of ``attnreg evaluate``), ``"all"`` (also an option of
+            ``attnreg compare``) or ``"run"`` (of a single run).
+        kwargs: for :func:`click.option`.
+    """
+    shown = {} if default is MISSING else {"default": default}
+    metadata = {"scope": scope, "option": {"group": group, "help": help, **shown, **kwargs}}
+    return field(metadata=metadata, **({} if default is MISSING else {"default": default}))
+
+
+def _task_default(group: str, what: str, **kwargs: Any) -> Any:
+    return _option(group, f"{what} (default: the task's).", **kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run's options; ``own`` are those of its recipe.
+
+    ``flags`` says what is typed to give an option, by its name; by default the name, after dashes.
+    """
+
+    recipe: str
+    task: str = _option(DATA, f"One of {', '.join(TASKS)}.", "agreement")
+    kind: str | None = _option(
+        DATA, "Kind of a custom task (default: classification).", None, scope="task", type=click.Choice(list(KINDS))
+    )
+    text_columns: str | None = _option(
+        DATA, "Text column of a custom task, or two separated by a comma.", None, scope="task"
+    )
+    label_column: str | None = _option(DATA, "Label column of a custom task (default: label).", None, scope="task")
+    choice_columns: str | None = _option(
+        DATA, "Choice columns of a custom multiple-choice task, separated by commas.", None, scope="task"
+    )
+    metric: str | None = _option(
+        DATA, "Metric to report and to select by (default: the task's).", None, scope="task"
+    )
+    model: str | None = _option(DATA, "Folder or hub name of the model (default: the task's).", None)
+    data_dir: str | None = _option(
+        DATA, "Folder with train and validation as .jsonl[.gz], .csv, .tsv or .parquet; needs no network.", None
+    )
+    train_size: int | None = _option(
+        DATA, "Train on this many rows, drawn by the seed (default: all).", None, type=_POSITIVE
+    )
+    validation_rows: int | None = _option(
+        DATA, "Score on this many rows held out from train instead of dev.", None, scope="run", type=_POSITIVE
+    )
+    max_length: int = _task_default(DATA, "Tokens per input, longer ones are cut", type=click.IntRange(min=4))
+    epochs: int = _task_default(TRAINING, "Passes over the training data", type=click.IntRange(1, 100_000))
+    batch_size: int = _task_default(TRAINING, "Rows per optimizer step, over all processes", type=_POSITIVE)
+    learning_rate: float = _task_default(
+        TRAINING, "Peak learning rate of the model", type=click.FloatRange(min=0, min_open=True)
+    )
+    evaluate_every: int = _option(TRAINING, "Evaluate every N epochs and after the last.", 1, type=_POSITIVE)
+    seed: int = _option(
+        TRAINING, "Seed of the head, the order of rows and all dropout.", 0, scope="run", type=click.IntRange(0, LARGEST)
+    )
+    device: str | None = _option(
+        TRAINING, "Device (default: the best available).", None, type=click.Choice(["cpu", "cuda", "mps"])
+    )
+    mixed_precision: str | None = _option(
+        TRAINING, "Mixed precision (default: float32).", None, type=click.Choice(["bf16", "fp16"])
+    )
+    output_dir: Path = _option(
+        OUTPUT, "Folder for the results (default: runs/RECIPE-TASK-seedN).", scope="run", type=click.Path(path_type=Path)
+    )
+    resume: bool = _option(
+        OUTPUT, "Continue from the last checkpoint in --output-dir.", False, scope="run", is_flag=True
+    )
+    save_steps: int | None = _option(
+        OUTPUT, "Also save a checkpoint every N steps (default: every epoch).", None, scope="run", type=_POSITIVE
+    )
+    report_to: tuple[str, ...] = _option(
+        OUTPUT, "Tracker: tensorboard, wandb, ...; may be repeated.", (), scope="run", multiple=True
+    )
+    own: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, str] = field(default_factory=dict)
+
+    def chosen_task(self) -> Task:
+        """The task that the options name.
+
+        Raises:
+            UsageError: if they name none.
+        """
+        return choose_task(self.task, **{name: getattr(self, name) for name in TASK_OPTIONS})
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``config.json`` holds."""
+        values = dataclasses.asdict(self)
+        kept = {name: values[name] for name in values if name not in _NOT_COMPARED}
+        return json.loads(json.dumps(kept))  # tuples become lists, as they come back from a file
+
+    def differences(self, config: dict[str, Any]) -> list[str]:
+        """The options, as typed on the command line, in which a saved configuration differs."""
+        mine = self.to_dict()
+        flat = {**{k: v for k, v in mine.items() if k != "own"}, **mine["own"]}
+        theirs = {**{k: v for k, v in config.items() if k != "own"}, **config.get("own", {})}
+        return [
+            f"{as_typed(self.flag(name), theirs.get(name)) or 'no ' + self.flag(name)} "
+            f"(not {as_typed(self.flag(name), flat.get(name)) or 'given'})"
+            for name in sorted(flat.keys() | theirs.keys() - {"attnreg"})
+            if name != "attnreg" and flat.get(name) != theirs.get(name)
+        ]
+
+    def flag(self, name: str) -> str:
+        """What is typed to give an option, without its value."""
+        return self.flags.get(name, f"--{name.replace('_', '-')}")
+
+
+def shared_options(*scopes: str, task: str | None = None) -> list[Callable[[Any], Any]]:
+    """The options that are fields of :class:`Settings`.
+
+    Args:
+        scopes: which: ``"task"``, ``"all"``, ``"run"``.
+        task: another default for ``--task``.
+    """
+    made = []
+    for each in dataclasses.fields(Settings):
+        if each.metadata.get("scope") in scopes:
+            other = {"default": task} if each.name == "task" and task is not None else {}
+            made.append(option(f"--{each.name.replace('_', '-')}", each.name, **{**each.metadata["option"], **other}))
+    return made
+
+
+TASK_OPTIONS = [each.name for each in dataclasses.fields(Settings) if each.metadata.get("scope") == "task"]
+
+
+def as_typed(flag: str, value: Any) -> str:
+    r"""An option as it is typed; nothing where it is left out.
+
+    Args:
+        flag: the option's, such as ``--layers``; the name of an argument, which is typed without it.
+        value: what it was read as.
+
+    Example:
+        >>> as_typed("--layers", [0, 1]), as_typed("--provider", "A('x') & B()"), as_typed("words", ["a", "b c"])
+        ('--layers 0,1', '--provider "A(\'x\') & B()"', "a 'b c'")
+        >>> as_typed("--resume", True), as_typed("--resume", False)
+        ('--resume', '')
+    """
+    if value is None or value is False or value == []:
+        return ""
+    if value is True:
+        return flag
+    words = [str(each) for each in value] if isinstance(value, list) else [str(value)]
+    if not flag.startswith("-"):
+        return shlex.join(words)
+    text = ",".join(words)
+    plain = not set(text) & set('"$`!\\')  # so that double quotes take it as it is
+    return f'{flag} "{text}"' if "'" in text and plain else f"{flag} {shlex.quote(text)}"

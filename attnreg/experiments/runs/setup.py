@@ -1,0 +1,235 @@
+"""What a run works with: its task, data, model, seed and folder."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, set_seed
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from attnreg.errors import InputError
+from attnreg.provider.base import MaskProvider
+from attnreg.experiments.tasks.data import load_data
+from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.model import load_model
+from attnreg.experiments.runs.batches import Labelled, TrainBatches, in_order
+from attnreg.experiments.runs.folder import RunFolder
+from attnreg.training.method import Batch
+from attnreg.training.optim import adamw
+from attnreg.experiments.runs.settings import Settings
+from attnreg.experiments.runs.trackers import check_trackers, flattened, tracked
+
+WARMUP_SHARE = 0.1
+SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+
+
+class Setup:
+    """Task, data, model, seed and folder of a run. The same seed gives every recipe the same head, data and order.
+
+    Args:
+        settings: the options.
+
+    Raises:
+        InputError: if something that was asked for is not there or does not fit; nothing is written then.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.scored_on = "dev" if settings.validation_rows is None else "held-out"
+        self.held_out: dict[str, int] | None = None
+        self.folder = RunFolder(settings.output_dir)
+        self.folder.check(settings)
+        self.task, splits = load_data(settings.chosen_task(), settings.data_dir)
+        if settings.device not in (None, "cpu") and not getattr(torch, settings.device).is_available():
+            raise InputError(f"Expected --device to be a device of this machine, got {settings.device}: none is there.")
+        check_trackers(settings.report_to)
+        if sharding := [name for name in SHARDED if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"]:
+            raise InputError(
+                f"Expected data parallelism (`torchrun`, `accelerate launch --multi_gpu`), got {sharding[0]}: a "
+                "sharded network could be neither copied nor looked into."
+            )
+        try:
+            self.accelerator = Accelerator(
+                # Where there is nothing else, it must be said, or several processes would each train alone.
+                cpu=settings.device == "cpu" or not torch.accelerator.is_available(),
+                mixed_precision=settings.mixed_precision or "no",
+                log_with=list(settings.report_to) or None,
+                project_dir=settings.output_dir,
+            )
+        except ValueError as error:
+            wanted = settings.mixed_precision or "float32"
+            raise InputError(f"Expected a precision that this process can do, got {wanted}: {error}") from error
+        processes = self.accelerator.num_processes
+        if settings.batch_size % processes:
+            raise InputError(
+                f"Expected --batch-size, which is that of all processes together, to be a multiple of {processes}, got "
+                f"{settings.batch_size}."
+            )
+        self.folder.writer = self.accelerator.is_main_process
+        set_seed(settings.seed)
+        self.model, self.tokenizer = load_model(self.task, settings.model)
+        limit = _longest_input(self.model)
+        if limit is not None and settings.max_length > limit:
+            raise InputError(f"Expected --max-length of at most {limit} for this model, got {settings.max_length}.")
+        train, dev = _select(splits, settings)
+        self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, settings.max_length)
+        self.train_rows = self.kind.to_train_on(self.kind.encode(train))
+        self.dev_rows = self.kind.encode(dev)
+        self._further_rows = {
+            name.removeprefix("validation_"): self.kind.encode(splits[name])
+            for name in self.task.validation[1:]
+            if name in splits and settings.validation_rows is None
+        }
+        self._rows_left, self._held_until = self.train_rows, 0
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs."""
+        return self.settings.epochs
+
+    def train_batches(self, epoch: int) -> TrainBatches:
+        """The training batches of an epoch; what is held out must be held out before."""
+        return self._all_batches if epoch >= self._held_until else self._batches_left
+
+    @functools.cached_property
+    def _all_batches(self) -> TrainBatches:
+        return self._train_batches_of(self.train_rows)
+
+    @functools.cached_property
+    def _batches_left(self) -> TrainBatches:
+        return self._train_batches_of(self._rows_left)
+
+    def _train_batches_of(self, rows: Any) -> TrainBatches:
+        return TrainBatches(rows, self.settings.batch_size, self.kind, self.settings.seed, self.accelerator)
+
+    @functools.cached_property
+    def dev(self) -> Labelled:
+        """What the run is scored on, in order."""
+        return self.labelled(self.dev_rows)
+
+    @functools.cached_property
+    def further(self) -> dict[str, Labelled]:
+        """What else the task reports, by name."""
+        return {name: self.labelled(rows) for name, rows in self._further_rows.items()}
+
+    @property
+    def dev_batches(self) -> list[Batch]:
+        """The batches of :attr:`dev`."""
+        return self.dev.batches
+
+    @property
+    def total_steps(self) -> int:
+        """Number of optimizer steps in the whole run."""
+        return self.steps_in(self.epochs)
+
+    def steps_in(self, epochs: int) -> int:
+        """Number of optimizer steps in the first epochs."""
+        return sum(len(self.train_batches(epoch)) for epoch in range(epochs))
+
+    def hold_out(self, size: int, epochs: int | None = None) -> list[Batch]:
+        """Take rows away from the training data (the last of the seed's shuffle) and give them as batches.
+
+        Args:
+            size: number of rows.
+            epochs: for so many epochs at the start; after them all rows are trained on. ``None`` for good.
+
+        Raises:
+            InputError: if that leaves no row to train on.
+        """
+        rows = self.train_rows
+        held = self._take(size)
+        self.held_out = {"rows": size, "epochs": self.epochs if epochs is None else min(epochs, self.epochs)}
+        if epochs is not None and epochs < self.epochs:
+            self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
+        return self.rows_in_order(held)
+
+    def rows_in_order(self, rows: Any) -> list[Batch]:
+        """Batches of encoded rows, as they come."""
+        return self.labelled(rows).batches
+
+    def labelled(self, rows: Any) -> Labelled:
+        """Batches of encoded rows, as they come, and what answers to them are held against."""
+        return in_order(rows, self.settings.batch_size * 2, self.kind, self.accelerator.device)
+
+    def _take(self, size: int) -> Any:
+        left = len(self.train_rows) - size
+        if left < 1:
+            raise InputError(
+                f"Expected more than {size} rows to train on, to hold {size} of them out, got {len(self.train_rows)}."
+            )
+        held = self.train_rows.select(range(left, left + size))
+        self.train_rows = self.train_rows.select(range(left))
+        return held
+
+    def optimizer(
+        self, model: nn.Module, provider: MaskProvider | None = None, provider_lr: float | None = None
+    ) -> Optimizer:
+        """AdamW with the run's learning rate.
+
+        Args:
+            model: the network.
+            provider: what it learns is learned with the network.
+            provider_lr: the learning rate of that; by default the network's.
+        """
+        optimizer = adamw(model, self.settings.learning_rate)
+        learned = [] if provider is None else provider.learned_parameters()
+        if learned:
+            learning_rate = self.settings.learning_rate if provider_lr is None else provider_lr
+            optimizer.add_param_group({"params": learned, "lr": learning_rate, "weight_decay": 0.0})
+        return optimizer
+
+    def schedule(self, optimizer: Optimizer) -> LRScheduler:
+        """Linear warm-up over a tenth of the steps, then linear decay to zero."""
+        from transformers import get_linear_schedule_with_warmup  # late: it is slow to import
+
+        return get_linear_schedule_with_warmup(optimizer, int(WARMUP_SHARE * self.total_steps), self.total_steps)
+
+    def tracked(self) -> AbstractContextManager[None]:
+        """Within the block, what is logged goes to the trackers too."""
+        return tracked(self.accelerator, self.settings.to_dict())
+
+    def total(self, *counts: int) -> list[int]:
+        """Sums over processes."""
+        return [sum(all_of_one) for all_of_one in zip(*gather_object([counts]), strict=True)]
+
+    def log_telemetry(self, line: Mapping[str, Any]) -> None:
+        """Write a line to ``telemetry.jsonl`` and to the trackers."""
+        self.folder.append("telemetry", line)
+        self.accelerator.log(flattened(line), step=line["step"])
+
+    def log_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Write a line to ``metrics.jsonl`` and to the trackers."""
+        self.folder.append("metrics", record)
+        numbers = {name: value for name, value in record.items() if name not in ("network", "step", "drop_rate")}
+        self.accelerator.log(flattened(numbers, f"{self.scored_on}/{record['network']}/"), step=record["step"])
+
+
+def _select(splits: Mapping[str, Any], settings: Settings) -> tuple[Any, Any]:
+    """The rows to train on, drawn by the seed, and those to score on: dev, or the last of that shuffle."""
+    train, dev = splits["train"].shuffle(seed=settings.seed), splits["validation"]
+    left = len(train) - (settings.validation_rows or 0)
+    if left < 1:
+        raise InputError(f"Expected --validation-rows below {len(train)}, got {settings.validation_rows}.")
+    if settings.train_size is not None and settings.train_size > left:
+        raise InputError(f"Expected --train-size of at most {left}, got {settings.train_size}.")
+    if settings.validation_rows is not None:
+        dev = train.select(range(left, len(train)))
+    return train.select(range(settings.train_size or left)), dev
+
+
+def _longest_input(model: nn.Module) -> int | None:
+    """In tokens, by the model's table of positions; ``None`` where it has none."""
+    limit = int(getattr(model.config, "max_position_embeddings", 0) or 0)
+    tables = (m for name, m in model.named_modules() if name.endswith("position_embeddings"))
+    table = next((m for m in tables if isinstance(m, nn.Embedding)), None)
+    if table is not None and table.padding_idx is not None:
+        limit -= table.padding_idx + 1  # RoBERTa counts positions from there
+    return limit if limit > 0 else None

@@ -1,0 +1,215 @@
+"""Reading a task's data: from a folder, from the hub, or embedded."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from attnreg.errors import InputError
+from attnreg.experiments.tasks import agreement
+from attnreg.experiments.tasks.columns import class_names, column_of, names_of, top_column
+from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.hub import offline_if_unreachable
+from attnreg.experiments.tasks.kinds import kind_class
+
+READERS: dict[str, tuple[str, dict[str, Any]]] = {
+    ".jsonl": ("json", {}),
+    ".jsonl.gz": ("json", {}),
+    ".csv": ("csv", {"keep_default_na": False}),  # "NA" and "null" are words
+    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t", "quoting": csv.QUOTE_NONE}),  # as GLUE's files are written
+    ".parquet": ("parquet", {}),
+}
+
+
+def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, datasets.Dataset]:
+    """The splits of a task, checked: its columns, its labels, no empty split.
+
+    Args:
+        task: the task.
+        data_dir: a folder with ``train``, ``validation`` and perhaps ``test`` as ``.jsonl``, ``.jsonl.gz``, ``.csv``,
+            ``.tsv`` or ``.parquet``, in the hub's columns; by default the hub, or the rows that come with the package.
+
+    Returns:
+        ``"train"`` (unless the task is for evaluation only), ``"validation"``, what else the task is scored on and,
+        where there is one with labels, ``"test"``.
+
+    Raises:
+        InputError: if the data cannot be found or does not fit.
+
+    Example:
+        >>> from attnreg.experiments.tasks import get_task
+        >>> {name: len(rows) for name, rows in load_splits(get_task("agreement")).items()}
+        {'train': 2000, 'validation': 1000, 'test': 1000}
+    """
+    return load_data(task, data_dir)[1]
+
+
+def load_data(task: Task, data_dir: str | Path | None = None) -> tuple[Task, dict[str, datasets.Dataset]]:
+    """A task with the names of its classes, which may have to be read off the data, and its splits.
+
+    Args:
+        task: the task.
+        data_dir: as in :func:`load_splits`.
+
+    Raises:
+        InputError: if the data cannot be found or does not fit.
+    """
+    datasets.disable_progress_bars()
+    if data_dir is not None:
+        splits = dict(_from_folder(task, Path(data_dir)))
+    elif task.embedded:
+        of_split = getattr(agreement, task.embedded)
+        splits = {name: datasets.Dataset.from_list(of_split(name)) for name in agreement.SIZES}
+    elif task.hub is None:
+        raise InputError(f"Expected --data-dir with task {task.name!r}, which is not on the hub, got none.")
+    else:
+        splits = _from_hub(task)
+    kind, where = kind_class(task.kind), data_dir or task.hub or task.name
+    places = {name: f"split {name} of {where}" for name in splits}
+    if "test" in splits and kind.needs_labels and not _has_labels(task, splits["test"]):
+        del splits["test"]  # GLUE keeps its test labels to itself
+    for name, rows in splits.items():
+        _check_columns(task, rows, places[name])
+    if task.name == "custom" and kind.has_classes and not task.labels:
+        _check_classes(task, splits, places)
+    task = replace(task, labels=kind.label_names(task, splits, where))
+    for name, rows in splits.items():
+        kind.check(task, rows, places[name])
+    return task, splits
+
+
+def _from_hub(task: Task) -> dict[str, datasets.Dataset]:
+    assert task.hub is not None
+    online = offline_if_unreachable()
+    repository, configuration = task.hub
+    named = repository if configuration is None else f"{repository} ({configuration})"
+    try:
+        found = dict(datasets.load_dataset(repository, configuration))
+    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+        if not online:
+            raise InputError(
+                f"Expected a network or --data-dir for task {task.name!r}, got neither: the hub cannot be reached and "
+                f"{named} is not in the local cache; --data-dir takes a folder with train and "
+                f"validation as .jsonl, .csv, .tsv or .parquet."
+            ) from error
+        raise InputError(f"Expected {named} on the hub, got: {_one_line(error)}") from error
+    primary, *further = task.validation
+    wanted = {"validation": primary, **{name: name for name in further}}
+    if not task.evaluation_only:
+        wanted["train"] = "train"
+    if missing := [name for name in wanted.values() if name not in found]:
+        raise InputError(f"Expected splits {', '.join(wanted.values())} in {named}, got {', '.join(found)}: "
+                         f"{missing[0]} is missing.")  # fmt: skip
+    if "test" in found and primary != "test":
+        wanted["test"] = "test"
+    return {name: found[theirs] for name, theirs in wanted.items()}
+
+
+def _from_folder(task: Task, folder: Path) -> Iterator[tuple[str, datasets.Dataset]]:
+    if not folder.is_dir():
+        raise InputError(f"Expected --data-dir to be a folder, got {folder}: no such folder.")
+    primary, *further = task.validation
+    splits = {"train": ["train"], "validation": ["validation", primary], **{name: [name] for name in further}}
+    needed = {"train", "validation"}
+    if task.evaluation_only:
+        del splits["train"]
+    texts = [*task.columns, *task.choices, *([task.label] if kind_class(task.kind).has_text_labels else [])]
+    read = set()
+    for split, names in {**splits, "test": ["test"]}.items():
+        files = [folder / f"{name}{suffix}" for name in dict.fromkeys(names) for suffix in READERS]
+        found = [file for file in files if file.is_file()]
+        if not found and split in needed:
+            raise InputError(f"Expected one of {', '.join(file.name for file in files)} in {folder}, found none.")
+        if split == "validation" and found:  # its own name goes before the hub's
+            stem = found[0].name.partition(".")[0]
+            found = [file for file in found if file.name.partition(".")[0] == stem]
+        if len(found) > 1:
+            raise InputError(f"Expected one file for split {split} in {folder}, found {len(found)}: keep one of them.")
+        if found and found[0] not in read:  # a test split may be what is scored on
+            read.add(found[0])
+            yield split, _read(found[0], texts, task.label)
+
+
+def _read(file: Path, texts: Collection[str], label: str) -> datasets.Dataset:
+    builder, options = READERS[next(suffix for suffix in READERS if file.name.endswith(suffix))]
+    if builder == "csv":
+        options = {**options, "converters": dict.fromkeys(texts, str)}  # what looks like a number is text there too
+    if not file.stat().st_size:
+        raise InputError(f"Expected rows in {file}, got an empty file.")
+    with tempfile.TemporaryDirectory() as cache:
+        try:
+            # Kept in memory: a cache keyed by the file would be one more place that can go stale or fill up.
+            return datasets.load_dataset(
+                builder, data_files=str(file), split="train", cache_dir=cache, keep_in_memory=True, **options
+            )
+        except (datasets.exceptions.DatasetGenerationError, OSError, ValueError, EOFError, IndexError) as error:
+            if builder == "csv" and label not in texts and type(error.__cause__).__module__.startswith("pyarrow"):
+                try:  # a label far down may be no number where those before it are: then they all are text
+                    return _read(file, [*texts, label], label)
+                except InputError:
+                    pass
+            raise InputError(_complaint(file, error)) from error
+
+
+def _complaint(file: Path, error: BaseException) -> str:
+    if ".jsonl" in file.name:
+        number = 0
+        try:
+            with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
+                for number, line in enumerate(lines, 1):
+                    if line.strip() and not isinstance(json.loads(line), dict):
+                        return f"Expected one JSON object a line, got {line.strip()[:60]!r} at {file}, line {number}."
+        except (ValueError, OSError, EOFError) as reason:
+            return f"Expected one JSON object a line, got a broken one at {file}, line {number}: {_one_line(reason)}."
+    if "corresponds to no data" in str(error):
+        return f"Expected rows in {file}, got none."
+    cause = error.__cause__ or error
+    return f"Expected a readable {file.suffix} file, got {file}: {_one_line(cause)}"
+
+
+def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
+    if not len(rows):
+        raise InputError(f"Expected rows in {place}, got none.")
+    wanted = dict.fromkeys(top_column(name, rows.column_names) for name in (*task.columns, *task.choices, task.label))
+    if missing := [column for column in wanted if column not in rows.column_names]:
+        raise InputError(
+            f"Expected columns {', '.join(wanted)} for task {task.name!r}, got {', '.join(rows.column_names)}: "
+            f"{', '.join(missing)} missing in {place}."
+        )
+
+
+def _has_labels(task: Task, rows: datasets.Dataset) -> bool:
+    if not len(rows):
+        return True  # which it is refused for
+    if top_column(task.label, rows.column_names) not in rows.column_names:
+        return False
+    return any(label not in (-1, None) for label in column_of(rows, task.label))
+
+
+def _check_classes(task: Task, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:
+    """Raise if a split has a class that is not trained on, where the data does not say what classes there are."""
+    if "train" not in splits or any(
+        class_names(rows, top_column(task.label, rows.column_names)) for rows in splits.values()
+    ):
+        return
+    kind = kind_class(task.kind)
+    found = {name: names_of(kind.labels_in(task, rows), None) for name, rows in splits.items()}
+    for name, classes in found.items():
+        if strange := [label for label in classes if label not in found["train"]]:
+            raise InputError(
+                f"Expected labels in column {task.label} that split train has as well, got {strange[0]!r} in "
+                f"{places[name]}: write classes in the same way in all splits and leave out rows of those that train "
+                "lacks."
+            )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

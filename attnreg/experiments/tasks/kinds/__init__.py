@@ -1,0 +1,30 @@
+"""Kinds of tasks, one file each: the head, what rows and labels must be, how they are encoded, answered and scored."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from attnreg.experiments.tasks.kinds.base import Kind
+
+KINDS = {
+    "classification": "Classification",
+    "regression": "Regression",
+    "tokens": "Tokens",
+    "multiple-choice": "MultipleChoice",
+    "seq2seq": "Seq2Seq",
+    "masked-lm": "MaskedLM",
+}
+
+
+def kind_class(name: str) -> type[Kind]:
+    """The class of a kind; importing it does not import torch.
+
+    Example:
+        >>> kind_class("tokens").head
+        'AutoModelForTokenClassification'
+    """
+    module = importlib.import_module(f"attnreg.experiments.tasks.kinds.{name.replace('-', '_')}")
+    found: type[Kind] = getattr(module, KINDS[name])
+    return found

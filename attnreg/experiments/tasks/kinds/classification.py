@@ -1,0 +1,92 @@
+"""Classification of a text, or of a pair of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import override
+
+from attnreg.errors import InputError
+from attnreg.experiments.tasks.columns import Classes, class_names, column_of, names_of, top_column
+from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind, Record
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from torch import Tensor, nn
+
+
+class Classification(Kind):
+    """One class for each row, given by its name or its number."""
+
+    head: ClassVar[str] = "AutoModelForSequenceClassification"
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "macro_f1", "matthews_correlation")
+    has_classes: ClassVar[bool] = True
+
+    @classmethod
+    @override
+    def label_names(cls, task: Task, splits: Mapping[str, Dataset], where: Any) -> tuple[str, ...]:
+        top = top_column(task.label, next(iter(splits.values())).column_names)
+        labels = task.labels
+        if not labels:
+            known = next((names for rows in splits.values() if (names := class_names(rows, top))), None)
+            labels = tuple(names_of((v for rows in splits.values() for v in cls.labels_in(task, rows)), known))
+            if len(labels) < 2:
+                found = ", ".join(labels) or "none"
+                raise InputError(f"Expected at least two classes in column {task.label} of {where}, got {found}.")
+        if "f1" in task.metrics and len(labels) != 2:
+            raise InputError(
+                f"Expected two classes for metric f1, got {len(labels)} in column {task.label} of {where}: use "
+                "--metric macro_f1."
+            )
+        return labels
+
+    @classmethod
+    @override
+    def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
+        classes = Classes(task.labels, class_names(rows, top_column(task.label, rows.column_names)))
+        numbers = []
+        for row, label in enumerate(column_of(rows, task.label)):
+            if (number := classes.number(label)) is None:
+                raise InputError(f"Expected labels {classes}, got {label!r} in row {row + 1} of {place}.")
+            numbers.append(number)
+        return numbers
+
+    @classmethod
+    @override
+    def head_options(cls, task: Task) -> dict[str, Any]:
+        # Said each time, as a model that was trained on something else brings its own with it.
+        return {**super().head_options(task), "problem_type": "single_label_classification"}
+
+    @override
+    def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
+        encoded = self.tokenizer(*self._texts(batch), truncation=True, max_length=self.max_length)
+        return {**encoded, "labels": gold, REFERENCE: gold}
+
+    @override
+    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        from transformers import DataCollatorWithPadding
+
+        return dict(DataCollatorWithPadding(self.tokenizer)(rows))
+
+    @override
+    def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
+        return output.logits.float().cpu().tolist()
+
+    @override
+    def record(self, answer: Any, reference: Any) -> Record:
+        best = max(range(len(answer)), key=answer.__getitem__)
+        return {"label": reference, "prediction": self._read(best), "logits": answer}
+
+    @override
+    def calibration_error(self, records: Iterable[Record]) -> float | None:
+        if self.reading is not None:
+            return None
+        import torch
+
+        from attnreg.experiments.tasks.metrics import calibration_error
+
+        kept = list(records)
+        logits = torch.tensor([record["logits"] for record in kept])
+        return calibration_error(logits.softmax(-1), torch.tensor([record["label"] for record in kept]))

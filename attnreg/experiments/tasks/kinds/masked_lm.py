@@ -1,0 +1,97 @@
+"""Masked language modelling: guessing tokens that are hidden, BERT's pre-training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import override
+
+from attnreg.errors import InputError
+from attnreg.experiments.tasks.columns import texts_of
+from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind, Record, kept
+from attnreg.experiments.tasks.kinds.tokens import IGNORED
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from torch import Tensor, nn
+
+TRIES = 100
+
+
+class MaskedLM(Kind):
+    """Text alone; of its tokens 15 % are to be guessed, of which most are hidden.
+
+    Which ones is drawn anew for each training batch, and once for evaluation. Accuracy is that of the guesses. Rows
+    without a token to guess, such as empty lines, are left out.
+
+    Reference:
+        BERT (arXiv 1810.04805), Section 3.1.
+    """
+
+    head: ClassVar[str] = "AutoModelForMaskedLM"
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+    most_columns: ClassVar[int] = 1
+    needs_labels: ClassVar[bool] = False
+    draws: ClassVar[bool] = True
+
+    @classmethod
+    @override
+    def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
+        return texts_of(rows, task.label, place)
+
+    @classmethod
+    @override
+    def head_options(cls, task: Task) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    @override
+    def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:
+        if tokenizer.mask_token is None:
+            raise InputError(
+                f"Expected --model {name} with a tokenizer that has a mask token, got {type(tokenizer).__name__} "
+                "without: choose a model of BERT's kind."
+            )
+
+    @override
+    def encode(self, rows: Dataset) -> Dataset:
+        encoded = super().encode(rows)
+        words = [not all(special) for special in encoded["special_tokens_mask"]]
+        return kept(encoded, words, f"text with tokens to guess in column {self.task.label}")
+
+    @override
+    def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
+        encoded = self.tokenizer(gold, truncation=True, max_length=self.max_length, return_special_tokens_mask=True)
+        return {**encoded, REFERENCE: [None] * len(gold)}
+
+    @override
+    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        from transformers import DataCollatorForLanguageModeling
+
+        collate = DataCollatorForLanguageModeling(self.tokenizer)
+        for _ in range(TRIES):
+            batch = dict(collate(rows))
+            if bool((batch["labels"] != IGNORED).any()):  # a loss of nothing would be no number
+                return batch
+        raise InputError("Expected text with tokens to guess, got a batch without any: leave out rows without words.")
+
+    @override
+    def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
+        guesses, labels = output.logits.argmax(-1).cpu(), batch["labels"].cpu()
+        hidden = labels != IGNORED
+        return [
+            {"label": gold[here].tolist(), "prediction": guess[here].tolist()}
+            for guess, gold, here in zip(guesses, labels, hidden, strict=True)
+        ]
+
+    @override
+    def record(self, answer: Any, reference: Any) -> Record:
+        return {name: self.tokenizer.convert_ids_to_tokens(ids) for name, ids in answer.items()}
+
+    @override
+    def compared(self, metric: str, records: Sequence[Record]) -> tuple[list[Any], list[Any]]:
+        predictions, references = super().compared(metric, records)
+        ids = self.tokenizer.convert_tokens_to_ids
+        return [ids(token) for row in predictions for token in row], [ids(token) for row in references for token in row]

@@ -1,0 +1,165 @@
+"""Labels of words: named entities, parts of speech."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import override
+
+from attnreg.errors import InputError
+from attnreg.experiments.tasks.columns import Classes, class_names, column_of, names_of, top_column
+from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind, Record, kept
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from torch import Tensor, nn
+
+IGNORED = -100  # the label that transformers gives to positions without one
+OUTSIDE = "O"
+
+
+class Tokens(Kind):
+    """One class for each word. Its first sub-word carries it; the others, and special tokens, carry none.
+
+    A word that the model does not see, because its row is longer than ``max_length`` or the tokenizer makes nothing of
+    it, is answered ``O``: entities are lost with it, and recall suffers for them. Among labels without ``O`` that
+    answer is wrong. A row of such words alone is not trained on.
+    """
+
+    head: ClassVar[str] = "AutoModelForTokenClassification"
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "entity_f1")
+    most_columns: ClassVar[int] = 1
+    has_classes: ClassVar[bool] = True
+
+    @classmethod
+    @override
+    def label_names(cls, task: Task, splits: Mapping[str, Dataset], where: Any) -> tuple[str, ...]:
+        labels = task.labels
+        if not labels:
+            top = top_column(task.label, next(iter(splits.values())).column_names)
+            known = next((names for rows in splits.values() if (names := class_names(rows, top))), None)
+            labels = tuple(names_of((v for rows in splits.values() for v in cls.labels_in(task, rows)), known))
+            if len(labels) < 2:
+                found = ", ".join(labels) or "none"
+                raise InputError(
+                    f"Expected lists with at least two classes in column {task.label} of {where}, got {found}."
+                )
+        if "entity_f1" in task.metrics and (
+            strange := [name for name in labels if name != OUTSIDE and name[:2] not in ("B-", "I-", "E-", "S-")]
+        ):
+            raise InputError(
+                f"Expected labels such as O, B-PER, I-PER for metric entity_f1, got {strange[0]!r} in column "
+                f"{task.label} of {where}: use --metric accuracy."
+            )
+        return labels
+
+    @classmethod
+    @override
+    def labels_in(cls, task: Task, rows: Dataset) -> list[Any]:
+        return [label for row in column_of(rows, task.label) if isinstance(row, list) for label in row]
+
+    @classmethod
+    @override
+    def check(cls, task: Task, rows: Dataset, place: str) -> None:
+        column = task.columns[0]
+        words, tags = column_of(rows, column), column_of(rows, task.label)
+        for name, values in ((column, words), (task.label, tags)):
+            for row, value in enumerate(values):
+                if not isinstance(value, list):
+                    raise InputError(
+                        f"Expected a list in column {name}, got {value!r} in row {row + 1} of {place}: .csv and .tsv "
+                        "hold no lists, .jsonl and .parquet do."
+                    )
+        for row, (some, theirs) in enumerate(zip(words, tags, strict=True)):
+            if strange := [word for word in some if not isinstance(word, str)]:
+                raise InputError(f"Expected words in column {column}, got {strange[0]!r} in row {row + 1} of {place}.")
+            if len(some) != len(theirs) or not some:
+                raise InputError(
+                    f"Expected one label in column {task.label} for each word in column {column}, and at least one, "
+                    f"got {len(some)} words and {len(theirs)} labels in row {row + 1} of {place}."
+                )
+        cls.gold(task, rows, place)
+
+    @classmethod
+    @override
+    def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
+        classes = Classes(task.labels, class_names(rows, top_column(task.label, rows.column_names)))
+        every = []
+        for row, tags in enumerate(column_of(rows, task.label)):
+            numbers = [classes.number(tag) for tag in tags]
+            if None in numbers:
+                strange = tags[numbers.index(None)]
+                raise InputError(f"Expected labels {classes}, got {strange!r} in row {row + 1} of {place}.")
+            every.append(numbers)
+        return every
+
+    @classmethod
+    @override
+    def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:
+        if not tokenizer.is_fast:
+            raise InputError(
+                f"Expected --model {name} with a fast tokenizer, which knows the words that tokens come from, got "
+                f"{type(tokenizer).__name__}: choose a model with a tokenizer.json."
+            )
+        pieces = tokenizer.backend_tokenizer.pre_tokenizer
+        if type(pieces).__name__ == "ByteLevel":  # which knows a word by the space before it; single words have none
+            pieces.add_prefix_space = True
+            tokenizer.backend_tokenizer.pre_tokenizer = pieces
+
+    @override
+    def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
+        encoded = self.tokenizer(
+            self._texts(batch)[0], is_split_into_words=True, truncation=True, max_length=self.max_length
+        )
+        labels, references = [], []
+        for number, tags in enumerate(gold):
+            words = first_sub_words(encoded.word_ids(number))
+            labels.append([IGNORED if word is None else tags[word] for word in words])
+            references.append({"labels": tags, "words": [word for word in words if word is not None]})
+        return {**encoded, "labels": labels, REFERENCE: references}
+
+    @override
+    def to_train_on(self, encoded: Dataset) -> Dataset:
+        labelled = [any(label != IGNORED for label in labels) for labels in encoded["labels"]]
+        return kept(encoded, labelled, f"training rows with words that the model sees in column {self.task.columns[0]}")
+
+    @override
+    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        from transformers import DataCollatorForTokenClassification
+
+        return dict(DataCollatorForTokenClassification(self.tokenizer)(rows))
+
+    @override
+    def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
+        found, labelled = output.logits.argmax(-1).cpu(), (batch["labels"] != IGNORED).cpu()
+        return [row[here].tolist() for row, here in zip(found, labelled, strict=True)]
+
+    @override
+    def record(self, answer: Any, reference: Any) -> Record:
+        names = self.task.labels
+        predicted = [OUTSIDE] * len(reference["labels"])
+        for word, number in zip(reference["words"], answer, strict=True):
+            predicted[word] = names[self._read(number)]
+        return {"label": [names[number] for number in reference["labels"]], "prediction": predicted}
+
+    @override
+    def compared(self, metric: str, records: Sequence[Record]) -> tuple[list[Any], list[Any]]:
+        predictions, references = super().compared(metric, records)
+        if metric == "entity_f1":
+            return predictions, references
+        numbers = {name: number for number, name in enumerate(self.task.labels)}
+        flat = ([numbers.get(tag, -1) for row in rows for tag in row] for rows in (predictions, references))
+        return next(flat), next(flat)
+
+
+def first_sub_words(word_ids: Sequence[int | None]) -> list[int | None]:
+    """The word at each position that is the first of a word, ``None`` elsewhere.
+
+    Example:
+        >>> first_sub_words([None, 0, 0, 1, None])
+        [None, 0, None, 1, None]
+    """
+    before = [None, *word_ids[:-1]]
+    return [word if word != previous else None for word, previous in zip(word_ids, before, strict=True)]

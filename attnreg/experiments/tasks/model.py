@@ -1,0 +1,133 @@
+"""Models and tokenizers for tasks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from attnreg.errors import InputError
+from attnreg.experiments.tasks import agreement
+from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.hub import offline_if_unreachable
+from attnreg.experiments.tasks.kinds import kind_class
+
+
+def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
+    """A model with a new head for a task, and its tokenizer. The head is drawn from torch's global generator.
+
+    Args:
+        task: the task.
+        name: a folder or a hub name; by default the task's own model.
+
+    Returns:
+        the model and the tokenizer.
+
+    Raises:
+        InputError: if the model is neither a folder nor on the hub, or has no head of the kind that the task needs.
+
+    Example:
+        >>> from attnreg.experiments.tasks import get_task
+        >>> model, tokenizer = load_model(get_task("agreement"))
+        >>> model(**tokenizer("the boys sleep", return_tensors="pt")).logits.shape
+        torch.Size([1, 2])
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # a new head is what is asked for, not a cause for a warning
+    logging.disable_progress_bar()
+    name = name or task.model
+    if name is None:
+        return _tiny_bert(task)
+    if not Path(name).is_dir():
+        if Path(name).is_absolute() or name.startswith((".", "~")):
+            raise InputError(f"Expected --model to be a folder with a model or a hub name, got {name}: no such folder.")
+        try:
+            cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+        except HFValidationError as error:
+            raise InputError(
+                f"Expected --model to be a folder with a model or a hub name, got {name}: it can be neither."
+            ) from error
+        if not cached and not offline_if_unreachable():
+            raise InputError(
+                f"Expected a network or --model FOLDER, got neither: the hub cannot be reached and the model {name} is "
+                "not in the local cache."
+            )
+    kind = kind_class(task.kind)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        kind.fit_tokenizer(tokenizer, name)
+        pads = tokenizer.pad_token is not None
+        if not pads and tokenizer.eos_token is not None:
+            tokenizer.pad_token = tokenizer.eos_token  # GPT's kind has no other
+        head = _head(kind.head, name, AutoConfig.from_pretrained(name))
+        # A head of another task, with other classes, is no use here: it is made anew.
+        model = head.from_pretrained(name, ignore_mismatched_sizes=True, **kind.head_options(task))
+    except InputError:
+        raise
+    except (OSError, ValueError, ConnectionError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"Expected --model to be a folder with a model and its tokenizer, or a name that the hub or its cache has, "
+            f"got {name!r}: {reason}"
+        ) from error
+    if model.config.pad_token_id is None or not pads:
+        model.config.pad_token_id = tokenizer.pad_token_id  # a classifier of GPT's kind looks for the last token by it
+    if tokenizer.pad_token is None or len(tokenizer) > _embeddings(model):
+        raise InputError(
+            f"Expected --model {name} to have a tokenizer with a padding token that fits its embeddings, got "
+            f"{len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
+        )
+    return model, tokenizer
+
+
+def _embeddings(model: Any) -> float:
+    """How many tokens a model has embeddings for; infinity where it has no table of them, as with CANINE's hashes."""
+    try:
+        return int(model.get_input_embeddings().num_embeddings)
+    except (NotImplementedError, AttributeError):
+        return math.inf
+
+
+def _head(kind: str, name: str, config: Any) -> Any:
+    """The class of transformers that puts a head on a model of this configuration."""
+    import transformers
+
+    head = getattr(transformers, kind)
+    if type(config) not in head._model_mapping:
+        raise InputError(
+            f"Expected --model {name} to be of an architecture that {kind} knows, as the task needs, got "
+            f"{config.model_type}."
+        )
+    return head
+
+
+def _tiny_bert(task: Task) -> tuple[Any, Any]:
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    kind = kind_class(task.kind)
+    hidden = [] if kind.needs_labels else ["[MASK]"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *agreement.vocabulary(), *hidden]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    special = {f"{name.strip('[]').lower()}_token": name for name in [*words[:4], *hidden]}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        intermediate_size=192,
+        initializer_range=0.04,  # BERT's 0.02 is for 768 dimensions
+        max_position_embeddings=64,
+        type_vocab_size=2,
+        **kind.head_options(task),
+    )
+    return getattr(transformers, kind.head).from_config(config), tokenizer

@@ -1,0 +1,42 @@
+"""What the parts of an attached model ask of the handle that installed them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import nn
+
+from attnreg.injection.rates import DropRates
+from attnreg.injection.tap import Tap
+from attnreg.masks import AttentionSite, Mask
+from attnreg.provider.base import MaskProvider
+
+
+class Connection(Protocol):
+    """The handle, as seen from inside the model; see :class:`attnreg.injection.handle.AttachHandle`."""
+
+    provider: MaskProvider
+    rates: DropRates
+    in_forward: bool
+    mode: object  # of the innermost attention module that is running
+    taps: dict[str, Tap]
+    why_hidden: str
+
+    def acts_on(self, module: nn.Module) -> bool:
+        """Whether the provider acts on a module that runs now."""
+
+    def note(self, site: AttentionSite, mask: Mask | None) -> None:
+        """Remember the drop rate of a site."""
+
+    def begin(self, inputs: Mapping[str, Any], module: nn.Module) -> None:
+        """A forward pass of the model begins."""
+
+    def end(self) -> None:
+        """A forward pass of the model ends."""
+
+    def check_repeated(self, module: nn.Module) -> None:
+        """Refuse to mask a repeated pass that was plain the first time."""
+
+    def check_entry(self, name: str) -> None:
+        """Refuse to mask attention outside of a forward pass, where the provider cannot."""

@@ -1,0 +1,3 @@
+from attnreg.integrations.callback import AttnRegCallback as AttnRegCallback
+from attnreg.integrations.trainer import ADDropTrainer as ADDropTrainer
+from attnreg.integrations.trainer import Seq2SeqADDropTrainer as Seq2SeqADDropTrainer

@@ -1,0 +1,1 @@
+"""What all providers have in common: base class, composition, schedules, saving, expressions."""

@@ -1,0 +1,167 @@
+"""The base class of all attention regularizers, and ``a & b``, which composes them."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from attnreg.errors import InputError
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.provider.saving import PretrainedMixin
+
+
+class MaskProvider(PretrainedMixin, nn.Module, ABC):
+    """An attention regularizer: decides, at each attention site, which positions to drop.
+
+    Write :meth:`forward`; every other method has a default that does nothing, or asks the providers that this one holds
+    as submodules. A provider acts while both it and the attention module are in training mode. Draw random numbers from
+    torch's global generator, which gradient checkpointing replays. Keep each constructor argument as an attribute of
+    the same name (scikit-learn's convention), so that :meth:`save_pretrained` can write it.
+
+    Example:
+        >>> import torch
+        >>> class DropFirstKey(MaskProvider):
+        ...     def forward(self, site):
+        ...         return Mask(scores=torch.arange(site.shape[-1], device=site.device) > 0)
+        >>> DropFirstKey()(AttentionSite(shape=(1, 1, 2, 3))).scores
+        tensor([False,  True,  True])
+    """
+
+    #: The float arguments that may change after construction, because :meth:`forward` reads the attribute each time.
+    #: :class:`attnreg.Scheduled` changes these and refuses all others.
+    schedulable: ClassVar[Collection[str]] = ()
+
+    @abstractmethod
+    def forward(self, site: AttentionSite) -> Mask | None:
+        """The mask for one site; ``None`` keeps everything."""
+
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        """Refuse a model that this provider cannot regularize; :func:`attnreg.attach` calls it first.
+
+        Args:
+            sites: where the provider would be attached.
+            model: the model, still untouched.
+
+        Raises:
+            ValueError: if the provider cannot work there.
+        """
+        for provider in self.inner():
+            provider.check(sites, model)
+
+    @property
+    def active(self) -> bool:
+        """Whether the provider acts now. While it does not, an attached model runs as the plain model."""
+        return True
+
+    def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
+        """Look at a batch before the training step on it (pass 1 of two).
+
+        Args:
+            model: the model that the provider is attached to.
+            batch: the model's keyword arguments, including ``labels``.
+        """
+        for provider in self._acting():
+            provider.attribute(model, batch)
+
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        """Get ready for a forward pass in training mode; called once, before the pass.
+
+        Args:
+            inputs: the model's inputs by name.
+        """
+        for provider in self._acting():
+            provider.prepare(inputs)
+
+    def penalty(self) -> Tensor | None:
+        """A 0-d term to add to the training loss after a forward pass; ``None`` adds nothing.
+
+        A provider learns its own parameters through this term and the loss. Put them into the optimizer:
+        ``optimizer.add_param_group({"params": provider.learned_parameters()})``.
+        """
+        terms = [term for provider in self._acting() if (term := provider.penalty()) is not None]
+        return functools.reduce(operator.add, terms) if terms else None
+
+    def learned_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the model's loss trains: by default, all that require a gradient."""
+        inner = self.inner()
+        theirs = {id(parameter) for provider in inner for parameter in provider.parameters()}
+        own = [p for p in self.parameters() if p.requires_grad and id(p) not in theirs]
+        return own + [parameter for provider in inner for parameter in provider.learned_parameters()]
+
+    def step(self) -> None:
+        """Called after each optimizer step; schedules advance here."""
+        for provider in self.inner():
+            provider.step()
+
+    def on_epoch(self, epoch: int) -> None:
+        """Called at the start of each epoch, counted from 0."""
+        for provider in self.inner():
+            provider.on_epoch(epoch)
+
+    def inner(self, site: SiteInfo | None = None) -> list[MaskProvider]:
+        """The providers that this one is made of: those among its submodules, or in a ``ModuleList`` among them.
+
+        Args:
+            site: only those that have a say there.
+        """
+        lists = (child if isinstance(child, nn.ModuleList) else (child,) for child in self.children())
+        return [module for modules in lists for module in modules if isinstance(module, MaskProvider)]
+
+    def _acting(self) -> list[MaskProvider]:
+        return [provider for provider in self.inner() if provider.training and provider.active]
+
+    def __and__(self, other: MaskProvider) -> Compose:
+        """Both masks apply."""
+        return Compose(self, other)
+
+
+class Compose(MaskProvider):
+    """Several providers at once; written ``a & b``. What any of them drops is dropped, and factors multiply.
+
+    Args:
+        providers: asked in this order.
+
+    Example:
+        >>> from attnreg import AttentionDropout, AttentionLayerDrop
+        >>> len((AttentionDropout(0.1) & AttentionLayerDrop(0.2) & AttentionDropout(0.3)).providers)
+        3
+    """
+
+    def __init__(self, *providers: MaskProvider) -> None:
+        super().__init__()
+        self.providers: nn.ModuleList = nn.ModuleList(
+            q for p in providers for q in (p.providers if isinstance(p, Compose) else (a_provider(p, "Compose"),))
+        )
+
+    @property
+    @override
+    def active(self) -> bool:
+        return any(provider.active for provider in self.inner())
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        answers = [ask(provider, site) for provider in self.inner()]
+        masks = [mask for mask in answers if mask is not None]
+        return functools.reduce(operator.and_, masks) if masks else None
+
+
+def ask(provider: MaskProvider, site: AttentionSite) -> Mask | None:
+    """The provider's mask for a site; ``None`` while the provider is in eval mode or inactive."""
+    return provider(site) if provider.training and provider.active else None
+
+
+def a_provider(value: Any, where: str) -> MaskProvider:
+    """Return ``value`` if it is a provider.
+
+    Raises:
+        InputError: if it is not.
+    """
+    if not isinstance(value, MaskProvider):
+        raise InputError(f"Expected a provider in {where}, got {value!r}.")
+    return value

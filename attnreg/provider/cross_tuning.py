@@ -1,0 +1,94 @@
+"""Cross-tuning: epochs with a provider alternate with epochs without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from attnreg.arguments import Count, Index, whole_number
+from attnreg.errors import InputError
+from attnreg.masks import AttentionSite, Mask
+from attnreg.provider.base import MaskProvider, a_provider, ask
+
+
+class CrossTuning(MaskProvider):
+    """Let a provider act in some epochs only: those that leave ``offset`` when divided by ``every``.
+
+    In the other epochs the attached model runs as the plain one.
+
+    Args:
+        provider: the provider to switch.
+        every: length of the cycle, in epochs.
+        offset: the epoch of the cycle in which it acts, from 0.
+
+    Raises:
+        ValueError: if ``every`` or ``offset`` is out of range.
+
+    Reference:
+        AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 3.4: plain fine-tuning in epochs 0, 2, 4 …, AD-DROP in epochs
+        1, 3, 5 …, which ``every=2, offset=1`` is.
+
+    Example:
+        >>> from attnreg import AttentionLayerDrop
+        >>> provider = CrossTuning(AttentionLayerDrop(0.5))
+        >>> for epoch in range(4):
+        ...     provider.on_epoch(epoch)
+        ...     print(epoch, provider.active)
+        0 False
+        1 True
+        2 False
+        3 True
+    """
+
+    current: Tensor
+
+    def __init__(self, provider: MaskProvider, every: Count = 2, offset: Index = 1) -> None:
+        super().__init__()
+        self.provider = a_provider(provider, "CrossTuning")
+        self.every = whole_number("every", every)
+        self.offset = whole_number("offset", offset, least=0)
+        if offset >= every:
+            raise InputError(f"Expected `offset` in 0..{every - 1}, below `every`, got {offset}.")
+        self.epoch = 0
+        self._told = False  # whether anybody has said which epoch it is
+        self.register_buffer("current", torch.zeros((), dtype=torch.long))  # the epoch, to be saved and loaded
+        self.register_load_state_dict_post_hook(_read_epoch)
+
+    @property
+    @override
+    def active(self) -> bool:
+        return self.epoch % self.every == self.offset and self.provider.active
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        return ask(self.provider, site) if self.active else None
+
+    @property
+    def first_epoch(self) -> int:
+        """The first epoch in which it acts, counted from 0."""
+        return self.offset
+
+    def why_asleep(self, passes: int) -> str | None:
+        """See :class:`attnreg.provider.asleep.MaySleep`."""
+        if self._told:
+            return None
+        return (
+            "CrossTuning was never told an epoch, so it does not alternate: call `provider.on_epoch(epoch)` at the "
+            "start of each epoch (training methods and AttnRegCallback do)."
+        )
+
+    @override
+    def on_epoch(self, epoch: int) -> None:
+        self._told = True
+        self.epoch = epoch
+        self.current.fill_(epoch)
+        super().on_epoch(epoch)
+
+
+def _read_epoch(module: nn.Module, incompatible: Any) -> None:
+    assert isinstance(module, CrossTuning)
+    module.epoch = int(module.current)
+    module._told = True

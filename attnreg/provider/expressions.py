@@ -1,0 +1,160 @@
+"""Providers written as text, such as ``DropHead(0.1) & OnLayers(AttentionLayerDrop(0.2), [0, 1])``."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from attnreg.errors import InputError
+from attnreg.provider.base import MaskProvider
+from attnreg.provider.saving import build, known_providers
+
+LONGEST = 1000  # characters: nesting stays far from what the parser can take
+EXAMPLE = "AttentionDropout(0.1, placement='scores') & OnLayers(AttentionLayerDrop(0.2), [0, -1])"
+
+
+def parse_provider(
+    text: str,
+    model: nn.Module | None = None,
+    total_steps: int | None = None,
+    providers: Sequence[type[MaskProvider]] = (),
+) -> MaskProvider:
+    """Make a provider from an expression: calls of providers with literal arguments, joined by ``&``.
+
+    The text is taken apart, never evaluated: names other than those of providers, and anything but numbers, strings,
+    lists, ``True``, ``False`` and ``None``, are refused.
+
+    Args:
+        text: the expression.
+        model: for providers that are made to fit a model (those with a ``for_model``).
+        total_steps: of training, for schedules that do not say it themselves.
+        providers: classes of your own that the expression may name.
+
+    Raises:
+        InputError: if it is not such an expression, an argument does not fit, or memory does not suffice.
+
+    Example:
+        >>> provider = parse_provider("AttentionDropout(0.1, 'scores') & OnLayers(AttentionLayerDrop(0.2), [0])")
+        >>> [type(part).__name__ for part in provider.providers]
+        ['AttentionDropout', 'OnLayers']
+        >>> parse_provider("__import__('os').getcwd()")
+        Traceback (most recent call last):
+            ...
+        attnreg.errors.InputError: Expected calls of providers joined by &, ...
+    """
+
+    def make(cls: type[MaskProvider], *args: Any, **options: Any) -> MaskProvider:
+        factory: Callable[..., MaskProvider] = cls
+        if hasattr(cls, "for_model"):
+            if model is None:
+                raise InputError(f"Expected a model, to which {cls.__name__} is made to fit, got none.")
+            factory, args = cls.for_model, (model, *args)
+        if "total_steps" in inspect.signature(factory).parameters and total_steps is not None:
+            options.setdefault("total_steps", total_steps)
+        return factory(*args, **options)
+
+    known = known_providers(providers)
+    for cls in providers:
+        if known.get(cls.__name__) is not cls:
+            raise InputError(
+                f"{cls.__name__} is the name of another provider too: rename {cls.__module__}.{cls.__name__}."
+            )
+    with within_depth(text):
+        try:
+            return build(_description(_parsed(text), text, known), make, known)
+        except (InputError, RecursionError):
+            raise
+        except (ValueError, TypeError) as error:
+            raise InputError(" ".join(str(error).split())) from error
+        except (RuntimeError, OverflowError, MemoryError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(f"Expected a provider that can be made, got {text!r}: {reason}.") from error
+
+
+def checked_expression(text: str) -> str:
+    """An expression in one spelling, if every provider and argument in it is known.
+
+    Raises:
+        InputError: if it is not such an expression.
+
+    Example:
+        >>> checked_expression("AttentionLayerDrop( p=0.2 )&AttentionDropout(0.1,'scores')")
+        "AttentionLayerDrop(p=0.2) & AttentionDropout(0.1, 'scores')"
+    """
+    with within_depth(text):
+        node = _parsed(text)
+        _description(node, text, known_providers())
+        return ast.unparse(node)
+
+
+@contextmanager
+def within_depth(text: str) -> Iterator[None]:
+    """Within the block, text that is nested too deeply to be read raises one sentence.
+
+    Raises:
+        InputError: instead of ``RecursionError``.
+    """
+    try:
+        yield
+    except RecursionError:
+        raise InputError(f"Expected a provider such as {EXAMPLE}, got {text!r}, which is nested too deeply.") from None
+
+
+def _parsed(text: str) -> ast.expr:
+    if len(text) > LONGEST:
+        raise InputError(f"Expected a provider in at most {LONGEST} characters, got {len(text)}.")
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"Expected a provider such as {EXAMPLE}, got {text!r}: {error}.") from None
+
+
+def _description(node: ast.expr, text: str, known: Mapping[str, type[MaskProvider]]) -> dict[str, Any]:
+    """What :func:`attnreg.provider.saving.build` takes."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
+        parts = [_description(side, text, known) for side in (node.left, node.right)]
+        return {"provider": "Compose", "config": {"providers": parts}}
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise InputError(
+            f"Expected calls of providers joined by &, such as {EXAMPLE}, got {ast.unparse(node)!r} in {text!r}."
+        )
+    name = node.func.id
+    if name not in known:
+        raise InputError(
+            f"Expected a provider among {', '.join(sorted(known))}, got {name!r}; see `attnreg list providers`."
+        )
+    factory = getattr(known[name], "for_model", known[name])
+    values = [_value(argument, text, known) for argument in node.args]
+    names = [option.arg for option in node.keywords]
+    if None in names or len(set(names)) < len(names):
+        raise InputError(f"Expected the arguments of {name} by name, each once, got {ast.unparse(node)!r}.")
+    options = {str(option.arg): _value(option.value, text, known) for option in node.keywords}
+    parameters = inspect.signature(factory).parameters.values()
+    signature = inspect.Signature([p for p in parameters if factory is known[name] or p.name != "model"])
+    try:
+        bound = signature.bind_partial(*values, **options).arguments
+    except TypeError as error:
+        raise InputError(f"Expected the arguments of {name}{signature}, got {ast.unparse(node)}: {error}.") from None
+    named = {name for name, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD}
+    for schedules in [bound.pop(name) for name in named & bound.keys()]:
+        bound.update(schedules)
+    return {"provider": name, "config": {k: list(v) if isinstance(v, tuple) else v for k, v in bound.items()}}
+
+
+def _value(node: ast.expr, text: str, known: Mapping[str, type[MaskProvider]]) -> Any:
+    if isinstance(node, ast.Call) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd)):
+        return _description(node, text, known)
+    try:
+        # A dict would be taken for the description of a provider.
+        if not any(isinstance(part, (ast.Dict, ast.Set)) for part in ast.walk(node)):
+            return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        pass
+    raise InputError(
+        f"Expected numbers, strings, lists, True, False or None as arguments, got {ast.unparse(node)!r} in {text!r}."
+    )

@@ -1,0 +1,126 @@
+"""What a few providers can do besides: skip blocks, look at batches, draw masks once per pass.
+
+A provider that has such a method or attribute is found by it; the base class knows nothing of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from attnreg.errors import InputError
+from attnreg.masks import SiteInfo
+from attnreg.provider.base import MaskProvider
+
+
+@runtime_checkable
+class SkipsBlocks(Protocol):
+    """A provider that skips whole Transformer blocks."""
+
+    def skips_block(self, site: SiteInfo) -> Tensor | None:
+        """Whether to skip, in this forward pass, the block that holds a self-attention.
+
+        Args:
+            site: the self-attention.
+
+        Returns:
+            0-d, bool, on the CPU, ``True`` = skipped; ``None`` if there is nothing to decide.
+        """
+
+
+@runtime_checkable
+class MayLookAtBatches(Protocol):
+    """A provider that overrides ``attribute`` but needs it with some arguments only."""
+
+    @property
+    def looks_at_batches(self) -> bool:
+        """Whether ``attribute`` must be called before each training step."""
+
+
+@runtime_checkable
+class LooksAlone(Protocol):
+    """A provider that must be the only one in a composition that looks at batches."""
+
+    looks_alone: bool
+
+
+@runtime_checkable
+class MayDrawInPrepare(Protocol):
+    """A provider that overrides ``prepare`` but does not always draw its masks there."""
+
+    @property
+    def draws_in_prepare(self) -> bool:
+        """Whether the masks of a forward pass are drawn in ``prepare``."""
+
+
+def may_skip_blocks(provider: MaskProvider) -> bool:
+    """Whether a provider, or one that it is made of, skips blocks."""
+    return any(isinstance(each, SkipsBlocks) for each in provider.modules())
+
+
+def skipped(provider: MaskProvider, site: SiteInfo) -> Tensor | None:
+    """Whether the block of a self-attention is skipped: 0-d, bool; ``None`` if no acting provider decides.
+
+    Raises:
+        ValueError: if ``skips_block`` returns something else.
+    """
+    if not (provider.training and provider.active):
+        return None
+    answers = [skipped(each, site) for each in provider.inner(site)]
+    if isinstance(provider, SkipsBlocks):
+        answers.append(_checked(provider.skips_block(site), provider, site))
+    decided = [answer for answer in answers if answer is not None]
+    return functools.reduce(operator.or_, decided) if decided else None
+
+
+def _checked(skip: Tensor | None, provider: MaskProvider, site: SiteInfo) -> Tensor | None:
+    if skip is not None and (skip.dim() or skip.dtype != torch.bool):
+        raise InputError(
+            f"Expected `skips_block` of {type(provider).__name__} to give a 0-d bool tensor, got {skip.dtype} of shape "
+            f"{tuple(skip.shape)}, at {site.name}."
+        )
+    return skip
+
+
+def looks_at_batches(provider: MaskProvider) -> bool:
+    """Whether a provider itself, not one that it is made of, needs ``attribute`` before each training step."""
+    if isinstance(provider, MayLookAtBatches):
+        return provider.looks_at_batches
+    return type(provider).attribute is not MaskProvider.attribute
+
+
+def draws_in_prepare(provider: MaskProvider) -> bool:
+    """Whether a provider itself draws the masks of a forward pass in ``prepare``, once for the whole pass.
+
+    Such masks are gone when the next forward pass begins. Unless a provider says otherwise, overriding ``prepare``
+    counts.
+    """
+    if isinstance(provider, MayDrawInPrepare):
+        return provider.draws_in_prepare
+    return type(provider).prepare is not MaskProvider.prepare
+
+
+def that_look_at_batches(provider: MaskProvider) -> list[MaskProvider]:
+    """The providers, in a composition, that look at each batch before it is trained on.
+
+    Raises:
+        InputError: if one of them must be the only one, and is not.
+
+    Example:
+        >>> from attnreg import AttributionProvider, HeadMask
+        >>> [type(each).__name__ for each in that_look_at_batches(HeadMask(1) & AttributionProvider())]
+        ['AttributionProvider']
+    """
+    looking = [each for each in provider.modules() if isinstance(each, MaskProvider) and looks_at_batches(each)]
+    alone = next((each for each in looking if isinstance(each, LooksAlone)), None)
+    others = [type(each).__name__ for each in looking if each is not alone]
+    if alone is not None and others:
+        raise InputError(
+            f"Expected {type(alone).__name__} to be the only provider that looks at batches, got {', '.join(others)} "
+            "as well."
+        )
+    return looking

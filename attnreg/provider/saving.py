@@ -1,0 +1,237 @@
+"""Saving and loading providers: a JSON description and safetensors, nothing that can run code."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import attnreg
+from attnreg._checksums import SUMS, check_checksums, write_checksums
+from attnreg._files import replaced_folder
+from attnreg._lazy import listed_names
+from attnreg.errors import InputError
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+Self = TypeVar("Self", bound="PretrainedMixin")
+Known = Mapping[str, type[Any]]
+
+
+class PretrainedMixin:
+    """``save_pretrained`` and ``from_pretrained`` for providers; see :class:`attnreg.MaskProvider`."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, by name."""
+        names = self._argument_names()
+        if missing := [name for name in names if not hasattr(self, name)]:
+            raise TypeError(
+                f"{type(self).__name__} must keep the arguments of its constructor as attributes of the same name; "
+                f"missing: {', '.join(missing)}."
+            )
+        return {name: getattr(self, name) for name in names}
+
+    def extra_repr(self) -> str:
+        """The arguments in ``repr(provider)``."""
+        values = ((name, getattr(self, name)) for name in self._argument_names() if hasattr(self, name))
+        return ", ".join(f"{name}={value!r}" for name, value in values if not isinstance(value, nn.Module))
+
+    def _argument_names(self) -> list[str]:
+        return list(inspect.signature(type(self).__init__).parameters)[1:]
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``config.json`` and ``model.safetensors`` into a folder of their own, completely or not at all.
+
+        Args:
+            folder: new, empty, or one that holds a provider, which is replaced.
+
+        Raises:
+            ValueError: if the folder holds something else, or JSON cannot hold an argument of the constructor.
+        """
+        save_provider(self, folder)
+
+    @classmethod
+    def from_pretrained(
+        cls: type[Self], folder: str | os.PathLike[str], providers: Sequence[type[PretrainedMixin]] = ()
+    ) -> Self:
+        """Load what :meth:`save_pretrained` wrote, on the CPU.
+
+        Args:
+            folder: the folder it wrote.
+            providers: classes of your own inside the saved provider, besides this one.
+
+        Raises:
+            ValueError: if the folder does not hold a provider of this class, or names an unknown class.
+        """
+        provider = load_provider(folder, providers if inspect.isabstract(cls) else {cls, *providers})
+        if not isinstance(provider, cls):
+            raise InputError(f"Expected a {cls.__name__} in {folder}, got a {type(provider).__name__}.")
+        return provider
+
+
+def built_in() -> dict[str, type[PretrainedMixin]]:
+    """The providers among attnreg's public names."""
+    modules = {n: m for n, m in listed_names(attnreg.__file__).items() if m.startswith("attnreg.provider")}
+    found = {name: getattr(importlib.import_module(module), name) for name, module in modules.items()}
+    classes = {name: cls for name, cls in found.items() if inspect.isclass(cls) and issubclass(cls, PretrainedMixin)}
+    return {name: cls for name, cls in classes.items() if not inspect.isabstract(cls)}
+
+
+def describe(provider: PretrainedMixin) -> dict[str, Any]:
+    """A provider as plain data: its class name and its constructor's arguments, including inner providers.
+
+    Example:
+        >>> from attnreg import AttentionLayerDrop
+        >>> describe(AttentionLayerDrop(p=0.2))
+        {'provider': 'AttentionLayerDrop', 'config': {'p': 0.2}}
+    """
+    return {"provider": _name(type(provider)), "config": {k: _plain(v) for k, v in provider.config.items()}}
+
+
+def known_providers(more: Iterable[type[Any]] = ()) -> dict[str, type[Any]]:
+    """The built-in provider classes and your own, by name.
+
+    Args:
+        more: your own classes; known by module and name, and by name alone unless another class has the same name.
+
+    Example:
+        >>> known_providers()["DropHead"]
+        <class 'attnreg.providers.drop_head.DropHead'>
+    """
+    own = {_name(cls): cls for cls in more}
+    counts = Counter(cls.__name__ for cls in own.values())
+    alone = {cls.__name__: cls for cls in own.values() if counts[cls.__name__] == 1}
+    return {**alone, **own, **built_in()}
+
+
+def _name(cls: type[PretrainedMixin]) -> str:
+    """The name of a built-in provider; the module and name of any other, so that one never stands for another."""
+    return cls.__name__ if built_in().get(cls.__name__) is cls else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _construct(cls: type[PretrainedMixin], *args: Any, **options: Any) -> PretrainedMixin:
+    return cls(*args, **options)
+
+
+def build(
+    description: dict[str, Any],
+    make: Callable[..., PretrainedMixin] = _construct,
+    known: Known | None = None,
+) -> Any:
+    """Undo :func:`describe`.
+
+    Args:
+        description: class name and constructor arguments.
+        make: called with a class and its arguments; returns the provider.
+        known: classes by name; the built-in ones by default.
+
+    Raises:
+        ValueError: if the description names no known provider or does not fit its constructor.
+    """
+    known = built_in() if known is None else known
+    name, config = description.get("provider"), description.get("config")
+    if not isinstance(name, str) or name not in known or not isinstance(config, dict):
+        raise InputError(
+            f"Expected `provider` to be one of {', '.join(sorted(built_in()))}, with a `config`, got {name!r}; pass a "
+            "class of your own, `from_pretrained(folder, providers=[MyProvider])`."
+        )
+    values = {key: _restored(value, make, known) for key, value in config.items()}
+    signature = inspect.signature(known[name])
+    try:
+        positional = [
+            item
+            for key, parameter in signature.parameters.items()
+            if parameter.kind is parameter.VAR_POSITIONAL
+            for item in values.pop(key)
+        ]
+        return make(known[name], *positional, **values)
+    except (TypeError, KeyError) as error:
+        raise InputError(f"Expected the arguments of {name}{signature}, got {config}: {error}.") from error
+
+
+def save_provider(provider: PretrainedMixin, folder: str | os.PathLike[str]) -> None:
+    """Write ``config.json``, ``model.safetensors`` and their checksums into ``folder``, completely or not at all.
+
+    Raises:
+        InputError: if JSON cannot hold an argument of the provider's constructor (a function, for example), or the
+            folder holds something else.
+    """
+    assert isinstance(provider, nn.Module)
+    text = to_json(provider)
+    folder = Path(folder).resolve()
+    if folder.exists() and not _holds_a_provider(folder):
+        raise InputError(
+            f"Expected a new or empty folder for the provider, or one that holds a provider, got {folder}: a model's "
+            "files have the same names, so save the provider into a folder of its own."
+        )
+    with replaced_folder(folder) as new:
+        (new / CONFIG).write_text(text, encoding="utf-8")
+        save_file({k: v.detach().cpu().contiguous() for k, v in provider.state_dict().items()}, new / WEIGHTS)
+        write_checksums(new)
+
+
+def to_json(provider: PretrainedMixin) -> str:
+    """A provider's description as JSON.
+
+    Raises:
+        InputError: if JSON cannot hold an argument of its constructor.
+    """
+    description = describe(provider)
+    try:
+        return json.dumps(description, indent=2) + "\n"
+    except TypeError as error:
+        raise InputError(
+            f"Expected the arguments of {type(provider).__name__} to be what JSON can hold, to save them, got: {error}."
+        ) from error
+
+
+def _holds_a_provider(folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {"not a folder"}
+    if names - {CONFIG, WEIGHTS, SUMS}:
+        return False
+    try:
+        return not names or "provider" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def load_provider(folder: str | os.PathLike[str], more: Iterable[type[PretrainedMixin]] = ()) -> Any:
+    """Load what :func:`save_provider` wrote, on the CPU.
+
+    Args:
+        folder: the folder.
+        more: classes besides the built-in ones that it may name.
+
+    Raises:
+        ValueError: if the folder does not hold a provider, or a damaged one.
+    """
+    folder, known = Path(folder), known_providers(more)
+    try:
+        check_checksums(folder)
+        provider = build(json.loads((folder / CONFIG).read_text(encoding="utf-8")), known=known)
+        provider.load_state_dict(load_file(folder / WEIGHTS))
+    except (OSError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"Expected a provider ({CONFIG} and {WEIGHTS}) in {folder}: {reason}") from error
+    return provider
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, PretrainedMixin):
+        return describe(value)
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple, nn.ModuleList)) else value
+
+
+def _restored(value: Any, make: Callable[..., PretrainedMixin], known: Known) -> Any:
+    if isinstance(value, dict) and "provider" in value:
+        return build(value, make, known)
+    return [_restored(item, make, known) for item in value] if isinstance(value, list) else value
