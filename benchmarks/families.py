@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import attnreg  # noqa: E402
-from tests.cases import MODELS, PROVIDERS, output  # noqa: E402
+from tests.cases import MODELS, output  # noqa: E402
+from tests.provider_cases import PROVIDERS  # noqa: E402
 
 NAMES = {
     "bert": "BERT",

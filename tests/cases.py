@@ -1,4 +1,4 @@
-"""The rows of the test matrix: a row per tiny model, a row per provider."""
+"""The rows of the test matrix: a row per tiny model; those per provider are in ``provider_cases.py``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-import attnreg
+from tests.provider_cases import PROVIDERS, ProviderCase
 
 TEXT = {"vocab_size": 40, "pad_token_id": 0}
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
@@ -194,102 +194,6 @@ MODELS = [
         inputs="vectors",
         eager=False,
     ),
-]
-
-
-@dataclass(frozen=True)
-class ProviderCase:
-    name: str
-    make: Callable[[nn.Module], attnreg.MaskProvider]
-    needs_token_ids: bool = False
-    needs_queries: bool = False
-    made_for_model: bool = False  # with parameters for each of its layers
-    variant: bool = False  # of a provider that has another row: on every model only when slow tests run
-    portable: bool = True  # whether its arguments can be written down, as a function cannot
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def heads(model: nn.Module) -> int:
-    return getattr(getattr(model, "config", None), "num_attention_heads", 4)
-
-
-def mean_square(output: Any, batch: Any) -> torch.Tensor:
-    """A loss for models without labels."""
-    result = output if isinstance(output, torch.Tensor) else output[0]
-    return result.square().mean()
-
-
-PROVIDERS = [
-    ProviderCase("weights-dropout", lambda m: attnreg.AttentionDropout(0.4)),
-    ProviderCase("scores-dropout", lambda m: attnreg.AttentionDropout(0.4, placement="scores")),
-    ProviderCase("drop-attention", lambda m: attnreg.DropAttention(0.4, window=2)),
-    ProviderCase(
-        "drop-attention, columns",
-        lambda m: attnreg.DropAttention(0.4, "column", gradient_through_sum=True),
-        variant=True,
-    ),
-    ProviderCase("layerdrop", lambda m: attnreg.AttentionLayerDrop(1.0)),
-    ProviderCase("block-layerdrop", lambda m: attnreg.LayerDrop(1.0)),
-    ProviderCase("token-dropout", lambda m: attnreg.TokenDropout(0.6, keep_whole=0.2)),
-    ProviderCase("unidrop", lambda m: attnreg.UniDrop(0.2, 0.3, 0.6, keep_whole=0.2)),
-    ProviderCase("bernoulli-schedule", lambda m: attnreg.BernoulliScheduleProvider([(0, 0.6), (1, 0.2)], 10)),
-    ProviderCase("g-net", lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5), needs_token_ids=True),
-    ProviderCase(
-        "g-net-heads",
-        lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5, num_heads=heads(m)),
-        needs_token_ids=True,
-        variant=True,
-    ),
-    ProviderCase(
-        "g-net-feed-forward",
-        lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5, feed_forward=True),
-        needs_token_ids=True,
-        variant=True,
-    ),
-    ProviderCase(
-        "g-net-shared",
-        lambda m: attnreg.GNetProvider.for_model(m, initial_keep=0.5, share_embeddings=True),
-        needs_token_ids=True,
-        variant=True,
-    ),
-    ProviderCase("concrete", lambda m: attnreg.ConcreteDropout.for_model(m, 0.4), made_for_model=True),
-    ProviderCase(
-        "concrete, heads",
-        lambda m: attnreg.ConcreteDropout.for_model(m, 0.4, per="head"),
-        made_for_model=True,
-        variant=True,
-    ),
-    ProviderCase(
-        "learnable",
-        lambda m: attnreg.LearnableBernoulli.for_model(m, 0.4, loss=mean_square),
-        made_for_model=True,
-        portable=False,
-    ),
-    ProviderCase(
-        "contextual",
-        lambda m: attnreg.ContextualDropout.for_model(m, 0.4),
-        needs_queries=True,
-        made_for_model=True,
-    ),
-    ProviderCase(
-        "adversarial",
-        lambda m: attnreg.AdversarialAttention.for_model(m, initial_keep=0.6),
-        needs_queries=True,
-        made_for_model=True,
-    ),
-    ProviderCase("on-layers", lambda m: attnreg.OnLayers(attnreg.AttentionDropout(0.4, "scores"), [-1])),
-    ProviderCase("ad-drop", lambda m: attnreg.AttributionProvider(0.6, 0.6)),
-    ProviderCase("drop-head", lambda m: attnreg.DropHead(0.5)),
-    ProviderCase("drop-head-v", lambda m: attnreg.DropHead(0.5, "v", 10), variant=True),
-    ProviderCase("head-mask", lambda m: attnreg.HeadMask(1)),
-    ProviderCase("head-mask-importance", lambda m: attnreg.HeadMask(1, "importance", target="predicted")),
-    ProviderCase("drop-key", lambda m: attnreg.DropKey(0.5, end=0.2)),
-    ProviderCase("drop-key-shared", lambda m: attnreg.DropKey(0.5, share_heads=True, share_queries=True), variant=True),
-    ProviderCase("structural-mask", lambda m: attnreg.StructuralMask(1, heads=[0, 1])),
-    ProviderCase("structural-mask-first", lambda m: attnreg.StructuralMask(1, keep_first=True), variant=True),
-    ProviderCase("composition", lambda m: attnreg.AttentionDropout(0.2) & attnreg.AttentionDropout(0.2, "scores")),
 ]
 
 

@@ -270,7 +270,7 @@ def test_which_network_is_returned(returns):
         ({"winner": "proportional"}, "Expected score 'accuracy' with winner 'proportional', got 'loss'"),
         ({"winner": "x"}, "Expected `winner` to be a function or one of evidence, greedy, proportional"),
         ({"returns": "generator"}, "Expected `returns` to be one of"),
-        ({"baseline_momentum": 1.0}, r"Expected `baseline_momentum` in \[0, 1\)"),
+        ({"baseline_momentum": 1.0}, r"Expected `baseline_momentum` to be a probability in \[0, 1\)"),
         ({"reward_batches": []}, "Expected at least one batch in `reward_batches`"),
     ],
 )

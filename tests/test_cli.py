@@ -79,10 +79,10 @@ def test_importing_the_package_does_not_import_torch():
 
 def test_lists_are_complete(cli):
     from attnreg.experiments.tasks import TASKS
-    from attnreg.providers import __all__ as providers
+    from attnreg.provider.saving import built_in
 
     recipes = [path.stem.replace("_", "-") for path in (ROOT / "recipes").glob("[a-z]*.py")]
-    for what, names in (("recipes", recipes), ("tasks", TASKS), ("providers", {*providers} - {"Compose"})):
+    for what, names in (("recipes", recipes), ("tasks", TASKS), ("providers", {*built_in()} - {"Compose"})):
         lines = cli("list", what).output.splitlines()
         assert {line.split()[0] for line in lines} == {*names}
         assert all(len(line.split()) > 3 for line in lines)

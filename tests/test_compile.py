@@ -7,21 +7,10 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
 from attnreg.training import TwoPass
-from tests.cases import PROVIDERS
+from tests.provider_cases import CASES as ALL
+from tests.provider_cases import COMPILED, MATRIX, PROVIDERS
 
-
-def odd_keys(ids):
-    return (ids % 2 == 1)[:, None].expand(-1, ids.shape[1], -1)
-
-
-MORE = {
-    "bernoulli per layer": lambda m: attnreg.BernoulliScheduleProvider([[(0, 0.6), (1, 0)], [(0, 0)]], 4),
-    "layerdrop 0.5": lambda m: attnreg.AttentionLayerDrop(0.5),
-    "blocks 0.5": lambda m: attnreg.LayerDrop(0.5),
-    "with layerdrop": lambda m: attnreg.AttentionDropout(0.2, "scores") & attnreg.AttentionLayerDrop(0.5),
-    "structural-mask, graph": lambda m: attnreg.StructuralMask(lambda inputs: odd_keys(inputs["input_ids"])),
-}
-CASES = {case.name: case.make for case in PROVIDERS if not case.variant} | MORE
+CASES = {case.name: case.make for case in ALL if case.role in (MATRIX, COMPILED)}
 STEPS = 4
 
 

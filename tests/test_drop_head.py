@@ -80,53 +80,6 @@ def test_output_of_a_model_is_the_sum_over_kept_heads():
         assert (got[b] - expected).abs().max() < 1e-7  # the factors are float32
 
 
-@pytest.mark.parametrize(("end", "turn"), [(None, 0.5), (0.1, 0.5), (0.6, 0.1), (0.0, 0.25)])
-def test_v_falls_to_zero_and_rises(end, turn):
-    p, total = 0.4, 20
-    provider = attnreg.DropHead(p, "v", total, end, turn)
-    for step in range(25):
-        x = min(step / total, 1.0)
-        last = p if end is None else end
-        expected = p * (1 - x / turn) if x <= turn else last * (x - turn) / (1 - turn)
-        assert float(provider.rate) == pytest.approx(expected, abs=1e-6)
-        torch.manual_seed(step)
-        dropped = (provider(SITE).weights == 0).float().mean()
-        assert close(dropped, expected - expected**4 / 4, 20_000)
-        provider.step()
-
-
-def test_a_constant_rate_stays():
-    provider = attnreg.DropHead(0.3)
-    for _ in range(3):
-        provider.step()
-    assert float(provider.rate) == pytest.approx(0.3)
-
-
-def test_schedule_goes_on_where_it_was(tmp_path):
-    provider = attnreg.DropHead(0.4, "v", 8, end=0.2)
-    for _ in range(5):
-        provider.step()
-    provider.save_pretrained(tmp_path / "p")
-    again = attnreg.DropHead.from_pretrained(tmp_path / "p")
-    assert torch.equal(again.rate, provider.rate)
-    for one in (again, provider):
-        one.step()
-    assert float(again.rate) == pytest.approx(0.1)
-    assert torch.equal(again.rate, provider.rate)
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: attnreg.DropHead(1.5), r"Expected `p` to be a probability in \[0, 1\], got 1.5"),
-        (lambda: attnreg.DropHead(0.1, "w"), "Expected `schedule` to be one of constant, v, got 'w'"),
-        (lambda: attnreg.DropHead(0.1, "v"), 'Expected `total_steps` for `schedule="v"`, got None'),
-        (lambda: attnreg.DropHead(0.1, "v", 0), "Expected `total_steps` to be at least 1, got 0"),
-        (lambda: attnreg.DropHead(0.1, "v", 1.5), "Expected `total_steps` to be a whole number, got 1.5"),
-        (lambda: attnreg.DropHead(0.1, "v", 5, end=-0.1), "Expected `end` to be a probability"),
-        (lambda: attnreg.DropHead(0.1, "v", 5, turn=1.0), r"Expected `turn` to be a progress in \(0, 1\), got 1.0"),
-    ],
-)
-def test_arguments_out_of_range(make, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        make()
+def test_arguments_out_of_range():
+    with pytest.raises(ValueError, match=r"Expected `p` to be a probability in \[0, 1\], got 1.5"):
+        attnreg.DropHead(1.5)

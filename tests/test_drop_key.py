@@ -1,4 +1,4 @@
-"""DropKey: at which rate keys go, and who shares them."""
+"""DropKey: keys are dropped at their rate, and who shares a draw."""
 
 import math
 
@@ -13,30 +13,6 @@ SHAPE = (40, 4, 30, 30)
 
 def close(rate, p, n):
     return abs(float(rate) - p) <= 5 * math.sqrt(p * (1 - p) / n)
-
-
-@pytest.mark.parametrize(
-    ("end", "expected"), [(None, [0.4] * 5), (0.0, [0.4, 0.3, 0.2, 0.1, 0.0]), (0.8, [0.4, 0.5, 0.6, 0.7, 0.8])]
-)
-def test_the_rate_runs_linearly_over_the_layers(end, expected):
-    torch.manual_seed(0)
-    provider = attnreg.DropKey(0.4, end)
-    for layer, p in enumerate(expected):
-        assert provider.rate(layer, 5) == pytest.approx(p)
-        keep = provider(attnreg.AttentionSite(shape=SHAPE, layer=layer, num_layers=5)).scores
-        assert keep.shape == SHAPE
-        assert close((~keep).float().mean(), p, keep.numel())
-
-
-@pytest.mark.parametrize("end", [0.0, 1.0])
-def test_the_only_layer_has_the_first_rate(end):
-    assert attnreg.DropKey(0.3, end).rate(0, 1) == 0.3
-
-
-@pytest.mark.parametrize("layers", [2, 3, 7, 12])
-def test_both_ends_are_exact(layers):
-    provider = attnreg.DropKey(0.3, 1.0)
-    assert [provider.rate(i, layers) for i in (0, layers - 1)] == [0.3, 1.0]
 
 
 @pytest.mark.parametrize("share_heads", [False, True])
@@ -87,7 +63,6 @@ def test_output_of_a_model_is_attention_over_the_keys_that_are_left():
     ("make", "sentence"),
     [
         (lambda: attnreg.DropKey(1.5), r"Expected `p` to be a probability in \[0, 1\], got 1.5"),
-        (lambda: attnreg.DropKey(0.1, -0.1), "Expected `end` to be a probability"),
         (lambda: attnreg.DropKey(share_heads="x"), "Expected `share_heads` to be True or False, got 'x'"),
         (lambda: attnreg.DropKey(share_queries=0), "Expected `share_queries` to be True or False, got 0"),
     ],

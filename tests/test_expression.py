@@ -6,7 +6,7 @@ import pytest
 from transformers import BertConfig, BertModel
 
 import attnreg
-from attnreg.provider.expressions import read_expression
+from attnreg.experiments.runs.provider_file import read_provider
 from attnreg.provider.saving import describe
 from tests.cases import assert_sentence
 
@@ -51,7 +51,7 @@ def bert():
 def test_the_text_says_what_is_built(text, provider):
     parsed = attnreg.parse_provider(text, bert(), total_steps=7)
     assert json.dumps(describe(parsed)) == json.dumps(describe(provider()))
-    again = attnreg.parse_provider(read_expression(text), bert(), total_steps=7)
+    again = attnreg.parse_provider(read_provider(text), bert(), total_steps=7)
     assert json.dumps(describe(again)) == json.dumps(describe(parsed))
 
 
@@ -75,7 +75,7 @@ YAML = """
 )  # fmt: skip
 def test_yaml_says_the_same(content, text, tmp_path):
     (tmp_path / "p.yaml").write_text(content)
-    assert read_expression(str(tmp_path / "p.yaml")) == read_expression(text)
+    assert read_provider(str(tmp_path / "p.yaml")) == read_provider(text)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_yaml_says_the_same(content, text, tmp_path):
         ("AttentionDropout(rate=0.1)", "got an unexpected keyword argument 'rate'"),
         ("AttentionDropout(7)", r"Expected `p` to be a probability in \[0, 1\], got 7"),
         ("AttentionDropout(1+2j)", "Expected `p` to be a probability"),
-        ("AttentionDropout()", "Expected the arguments of AttentionDropout"),
+        ("OnLayers()", "Expected the arguments of OnLayers"),
         ("CrossTuning(3)", "Expected a provider in CrossTuning, got 3"),
         ("Compose(3)", "Expected a provider in Compose, got 3"),
         ("OnLayers('x', [0])", "Expected a provider in OnLayers, got 'x'"),
@@ -128,7 +128,7 @@ def test_yaml_says_the_same(content, text, tmp_path):
         ("ConcreteDropout(temperature=1e-320)", "Expected `temperature` from 1e-06 to 1e.06, got 1e-320"),
         ("ConcreteDropout(temperature=1e400)", "Expected `temperature` from 1e-06 to 1e.06, got inf"),
         ("CrossTuning(DropHead(), every=2, offset=0.5)", "Expected `offset` to be a whole number, got 0.5"),
-        ("DropHead(schedule='v', total_steps=1.5)", "Expected `total_steps` to be a whole number, got 1.5"),
+        ("Scheduled(DropHead(), 1.5, p=[(0, 1)])", "Expected `total_steps` to be a whole number, got 1.5"),
         ("DropKey(0.1, share_heads='x')", "Expected `share_heads` to be True or False, got 'x'"),
         ("DropHead(p=0.1, p=0.2)", r"Expected the arguments of DropHead by name, each once, got .DropHead\(p=0.1, p=0.2\)"),
         ("HeadMask({'provider': [1]})", "Expected numbers, strings, lists"),

@@ -5,37 +5,8 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
+from tests.provider_cases import CASES, EXTREME
 
-NEED_QUERIES = ("contextual", "adversarial")
-PROVIDERS = {
-    "weights p=1": lambda m: attnreg.AttentionDropout(1.0),
-    "scores p=1": lambda m: attnreg.AttentionDropout(1.0, "scores"),
-    "drop-attention p=1": lambda m: attnreg.DropAttention(1.0),
-    "drop-attention p=0.9": lambda m: attnreg.DropAttention(0.9, "column", window=3),
-    "scores p=0": lambda m: attnreg.AttentionDropout(0.0, "scores"),
-    "bernoulli p=1": lambda m: attnreg.BernoulliScheduleProvider([(0, 1.0)], 10),
-    "layerdrop p=1": lambda m: attnreg.AttentionLayerDrop(1.0),
-    "blocks p=1": lambda m: attnreg.LayerDrop(1.0),
-    "blocks and scores": lambda m: attnreg.LayerDrop(0.5) & attnreg.AttentionDropout(1.0, "scores"),
-    "tokens p=1": lambda m: attnreg.TokenDropout(1.0, keep_whole=0.0),
-    "unidrop p=1": lambda m: attnreg.UniDrop(1.0, 0.5, 1.0, keep_whole=0.0),
-    "g-net drops all": lambda m: attnreg.GNetProvider.for_model(m, initial_keep=1e-6),
-    "concrete": lambda m: attnreg.ConcreteDropout.for_model(m, 0.999),
-    "learnable": lambda m: attnreg.LearnableBernoulli.for_model(m, 0.999),
-    "contextual": lambda m: attnreg.ContextualDropout.for_model(m, 0.999),
-    "adversarial": lambda m: attnreg.AdversarialAttention.for_model(m, initial_keep=1e-6),
-    "ad-drop p=q=1": lambda m: attnreg.AttributionProvider(1.0, 1.0),
-    "ad-drop, integrated": lambda m: attnreg.AttributionProvider(1.0, 1.0, method="integrated_gradients", steps=2),
-    "drop-head p=1": lambda m: attnreg.DropHead(1.0),
-    "head-mask": lambda m: attnreg.HeadMask(1),
-    "head-mask, importance": lambda m: attnreg.HeadMask(1, "importance"),
-    "drop-key p=1": lambda m: attnreg.DropKey(1.0, share_queries=True),
-    "structural-mask": lambda m: attnreg.StructuralMask(0, keep_first=True),
-    "structural-mask, no edges": lambda m: attnreg.StructuralMask(
-        lambda inputs: torch.zeros(inputs["input_ids"].shape[-1:] * 2).bool()
-    ),
-    "both": lambda m: attnreg.AttentionDropout(1.0, "scores") & attnreg.AttentionDropout(0.5),
-}
 INPUTS = {
     "one token": ([[3]], [[1]]),
     "one sample all padding": ([[3, 4, 5], [0, 0, 0]], [[1, 1, 1], [0, 0, 0]]),
@@ -59,9 +30,9 @@ ROWS += [pytest.param(*row, marks=pytest.mark.slow) for row in SLOW_ROWS]
 
 
 @pytest.mark.parametrize(("implementation", "dtype"), ROWS, ids=str)
-@pytest.mark.parametrize("name", PROVIDERS)
-def test_everything_stays_finite(name, implementation, dtype):
-    if implementation == "eager" and name in NEED_QUERIES:
+@pytest.mark.parametrize("case", [case for case in CASES if case.role == EXTREME], ids=str)
+def test_everything_stays_finite(case, implementation, dtype):
+    if implementation == "eager" and case.needs_queries:
         return  # refused: tests/test_contextual_dropout.py
     for size in (1.0, 300.0):
         model = bert(implementation, dtype, size)
@@ -72,7 +43,7 @@ def test_everything_stays_finite(name, implementation, dtype):
                 continue
             labels = torch.zeros(len(ids), dtype=torch.long)
             batch = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask), "labels": labels}
-            provider = PROVIDERS[name](model)
+            provider = case.make(model)
             with attnreg.attach(model, provider) as handle:
                 provider.attribute(model, batch)
                 loss = model(**batch).loss

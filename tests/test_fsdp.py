@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from tests.cases import PROVIDERS
+from tests.provider_cases import PROVIDERS
 from tests.test_documents import ROOT, run_script
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 import attnreg
 from attnreg.provider.protocols import that_look_at_batches
-from tests.cases import PROVIDERS
+from tests.provider_cases import PROVIDERS
 from tests.test_integrations import bert
 
 def loss(output, batch):

@@ -10,8 +10,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
-from attnreg.training import FineTuning
-from tests.learning import Toy, batch, site, train, train_in_two_passes
+from tests.learning import Toy, batch, site, train_in_two_passes
 
 
 class Tiny(nn.Module):
@@ -155,10 +154,11 @@ def test_the_rate_falls_where_noise_harms_and_grows_where_it_helps(sign, grows):
     assert float(provider.rates) > 0.5 if grows else float(provider.rates) < 0.2
 
 
-def test_plain_fine_tuning_says_what_is_missing():
-    provider = attnreg.LearnableBernoulli.for_model(Toy(), example_inputs=batch())
-    with pytest.raises(RuntimeError, match=r"Expected `provider.attribute\(model, batch\)` .* it was never called"):
-        train(Toy(), provider, method=FineTuning)
+def test_a_loop_that_never_attributes_is_told():
+    model, provider = Toy(), attnreg.LearnableBernoulli.for_model(Toy(), example_inputs=batch())
+    with attnreg.attach(model, provider, example_inputs=batch()):
+        with pytest.raises(RuntimeError, match=r"`provider.attribute\(model, batch\)` .* never called"):
+            model(**batch())
 
 
 def test_a_model_without_a_loss_is_told_of_labels_and_nothing_is_left_behind():

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnreg
 from attnreg.provider.saving import build, describe
-from tests.cases import PROVIDERS
+from tests.provider_cases import PROVIDERS
 
 SITE = attnreg.AttentionSite(shape=(4, 8, 30, 30), num_layers=3)
 
@@ -271,7 +271,7 @@ def test_a_provider_that_forgets_its_arguments_says_so_when_saved(tmp_path):
 
         def forward(self, site): ...
 
-    with pytest.raises(TypeError, match="missing rate"):
+    with pytest.raises(TypeError, match="missing: rate"):
         Forgetful(0.1).save_pretrained(tmp_path / "p")
     assert list(tmp_path.iterdir()) == []
 

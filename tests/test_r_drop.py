@@ -133,7 +133,7 @@ def test_the_providers_masks_differ_between_the_passes_and_its_penalty_is_their_
 @pytest.mark.parametrize("alpha", [-1.0, float("nan"), float("inf"), "1", True])
 def test_alpha_out_of_range(alpha):
     model = bert()
-    with pytest.raises(ValueError, match="Expected `alpha` to be a number of at least 0"):
+    with pytest.raises(ValueError, match="Expected `alpha`"):
         RDrop(model, sgd(model), alpha=alpha)
 
 

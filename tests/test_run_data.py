@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnreg.errors import InputError
-from attnreg.experiments import Run, fit
+from attnreg.experiments import Run
 from attnreg.experiments.runs.settings import Settings
 from attnreg.training import FineTuning
 
@@ -29,12 +29,12 @@ def make(tmp_path, **options):
 def test_a_method_without_the_runs_accelerator_is_refused_where_it_matters(tmp_path):
     run = make(tmp_path, epochs=1)
     method = FineTuning(run.model, run.optimizer(run.model))
-    assert fit(method, run).step == 7
+    assert run.fit(method).step == 7
     plain = {"num_processes": 1, "mixed_precision": "no", "device": torch.device("cpu")}
     for other in ({"num_processes": 2}, {"mixed_precision": "bf16"}, {"device": torch.device("cuda")}):
         run.accelerator = SimpleNamespace(**{**plain, **other})
         with pytest.raises(InputError, match=r"Expected FineTuning to be made with accelerator=run.accelerator"):
-            fit(method, run)
+            run.fit(method)
 
 
 def texts(rows):

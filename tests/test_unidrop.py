@@ -7,6 +7,7 @@ import torch
 import transformers as hf
 
 import attnreg
+from attnreg.provider.protocols import skipped
 from attnreg.providers.token_dropout import _uniform
 
 SITE = attnreg.AttentionSite(shape=(2000, 4, 20, 20))
@@ -117,7 +118,7 @@ def test_unidrop_is_the_composition_of_its_parts():
 def test_unidrop_in_eval_mode_does_nothing():
     provider = attnreg.UniDrop(1.0, 1.0, 1.0, 0.0).eval()
     assert provider(SITE) is None
-    assert provider.skips_block(SITE) is None
+    assert skipped(provider, SITE) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import nn
 
 from attnreg.errors import InputError
 from attnreg.provider.base import MaskProvider
-from attnreg.provider.saving import build, known_providers
+from attnreg.provider.saving import build, known_providers, shown
 
 LONGEST = 1000  # characters: nesting stays far from what the parser can take
 EXAMPLE = "AttentionDropout(0.1, placement='scores') & OnLayers(AttentionLayerDrop(0.2), [0, -1])"
@@ -139,7 +139,9 @@ def _description(node: ast.expr, text: str, known: Mapping[str, type[MaskProvide
     try:
         bound = signature.bind_partial(*values, **options).arguments
     except TypeError as error:
-        raise InputError(f"Expected the arguments of {name}{signature}, got {ast.unparse(node)}: {error}.") from None
+        raise InputError(
+            f"Expected the arguments of {name}{shown(signature)}, got {ast.unparse(node)}: {error}."
+        ) from None
     named = {name for name, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD}
     for schedules in [bound.pop(name) for name in named & bound.keys()]:
         bound.update(schedules)

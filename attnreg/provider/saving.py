@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 import attnreg
 from attnreg._checksums import SUMS, check_checksums, write_checksums
@@ -38,15 +38,19 @@ class PretrainedMixin:
                 f"{type(self).__name__} must keep the arguments of its constructor as attributes of the same name; "
                 f"missing: {', '.join(missing)}."
             )
-        return {name: getattr(self, name) for name in names}
+        return {name: self._argument(name) for name in names}
 
     def extra_repr(self) -> str:
         """The arguments in ``repr(provider)``."""
-        values = ((name, getattr(self, name)) for name in self._argument_names() if hasattr(self, name))
+        values = ((name, self._argument(name)) for name in self._argument_names() if hasattr(self, name))
         return ", ".join(f"{name}={value!r}" for name, value in values if not isinstance(value, nn.Module))
 
     def _argument_names(self) -> list[str]:
         return list(inspect.signature(type(self).__init__).parameters)[1:]
+
+    def _argument(self, name: str) -> Any:
+        value = getattr(self, name)
+        return value.item() if isinstance(value, Tensor) and not value.dim() else value  # a schedule changes it
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write ``config.json`` and ``model.safetensors`` into a folder of their own, completely or not at all.
@@ -118,6 +122,12 @@ def _name(cls: type[PretrainedMixin]) -> str:
     return cls.__name__ if built_in().get(cls.__name__) is cls else f"{cls.__module__}.{cls.__qualname__}"
 
 
+def shown(signature: inspect.Signature) -> str:
+    """A signature without its types, for messages."""
+    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+
+
 def _construct(cls: type[PretrainedMixin], *args: Any, **options: Any) -> PretrainedMixin:
     return cls(*args, **options)
 
@@ -155,7 +165,7 @@ def build(
         ]
         return make(known[name], *positional, **values)
     except (TypeError, KeyError) as error:
-        raise InputError(f"Expected the arguments of {name}{signature}, got {config}: {error}.") from error
+        raise InputError(f"Expected the arguments of {name}{shown(signature)}, got {config}: {error}.") from error
 
 
 def save_provider(provider: PretrainedMixin, folder: str | os.PathLike[str]) -> None:

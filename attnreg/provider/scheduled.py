@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from attnreg.arguments import one_of, probability, whole_number
 from attnreg.errors import InputError
-from attnreg.masks import AttentionSite, Mask
+from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider.asleep import never_stepped
 from attnreg.provider.base import MaskProvider, a_provider, ask
 
@@ -46,8 +46,15 @@ class Line:
         self.progress, self.values = list(progress), list(values)
 
     def __call__(self, progress: float) -> float:
-        """The value at a progress; the last one beyond 1."""
-        return float(np.interp(min(progress, 1.0), self.progress, self.values))
+        """The value at a progress."""
+        if progress <= self.progress[0]:
+            return float(self.values[0])
+        for begin, end in itertools.pairwise(range(len(self.values))):
+            if progress < self.progress[end]:
+                rise = self.values[end] - self.values[begin]
+                slope = rise / (self.progress[end] - self.progress[begin])
+                return slope * (progress - self.progress[begin]) + self.values[begin]
+        return float(self.values[-1])
 
     @property
     def moves(self) -> bool:
@@ -103,6 +110,9 @@ class Scheduled(MaskProvider):
         _check(self.provider, self._lines)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.register_load_state_dict_post_hook(_reach)
+        if over == "training":  # tensors, so that compiled code is not compiled again for each value
+            for name in schedules:
+                setattr(provider, name, torch.zeros((), dtype=torch.float64))
         self._set(0.0)
 
     @property
@@ -122,9 +132,19 @@ class Scheduled(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
+        answers = [ask(provider, site) for provider in self.inner(site)]
+        self._set_for(None)
+        return answers[0]
+
+    @override
+    def inner(self, site: SiteInfo | None = None) -> list[MaskProvider]:
+        self._set_for(site)
+        return super().inner()
+
+    def _set_for(self, site: SiteInfo | None) -> None:
+        """Over depth, set the values of a site; those of the first layer between sites, so that code compiles once."""
         if self.over == "depth":
-            self._set(site.layer / max(site.num_layers - 1, 1))
-        return ask(self.provider, site)
+            self._set(0.0 if site is None else site.layer / max(site.num_layers - 1, 1))
 
     @override
     def step(self) -> None:
@@ -144,7 +164,10 @@ class Scheduled(MaskProvider):
 
     def _set(self, progress: float) -> None:
         for name, line in self._lines.items():
-            setattr(self.provider, name, line(progress))
+            if self.over == "training":
+                getattr(self.provider, name).fill_(line(progress))
+            else:
+                setattr(self.provider, name, line(progress))
 
 
 def _reach(module: nn.Module, incompatible: Any) -> None:

@@ -41,6 +41,8 @@ class AttentionDropout(MaskProvider):
         attnreg.errors.InputError: Expected `placement` to be one of weights, scores, got 'everywhere'.
     """
 
+    schedulable = ("p",)
+
     def __init__(self, p: Probability = 0.1, placement: Placement = "weights", rescale: bool = True) -> None:
         super().__init__()
         self.p = probability("p", p)
@@ -52,6 +54,6 @@ class AttentionDropout(MaskProvider):
         keep = torch.rand(site.shape, device=site.device) >= self.p
         if self.placement == "scores":
             return Mask(scores=keep)
-        if self.rescale and self.p < 1:
-            return Mask(weights=keep.to(site.dtype) / (1 - self.p))
-        return Mask(weights=keep)
+        if not self.rescale:
+            return Mask(weights=keep)
+        return Mask(weights=keep.to(site.dtype) / (1 - self.p + (self.p == 1)))  # at p = 1 nothing is kept: no 0 / 0

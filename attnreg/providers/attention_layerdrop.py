@@ -33,6 +33,8 @@ class AttentionLayerDrop(MaskProvider):
         Mask(scores=tensor(False), weights=None)
     """
 
+    schedulable = ("p",)
+
     def __init__(self, p: Probability = 0.05) -> None:
         super().__init__()
         self.p = probability("p", p)

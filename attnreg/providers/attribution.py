@@ -75,6 +75,8 @@ class AttributionProvider(MaskProvider):
         torch.Size([1, 2, 4, 4])
     """
 
+    schedulable = ("p", "q")
+
     def __init__(
         self,
         p: Probability = 0.3,

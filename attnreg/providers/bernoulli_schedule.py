@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
@@ -14,8 +13,7 @@ from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider.asleep import never_stepped
 from attnreg.provider.base import MaskProvider
-
-Knots = Sequence[tuple[float, float]]
+from attnreg.provider.scheduled import Knots, Line
 
 
 class BernoulliScheduleProvider(MaskProvider):
@@ -73,7 +71,7 @@ class BernoulliScheduleProvider(MaskProvider):
 
     def why_asleep(self, passes: int) -> str | None:
         """See :class:`attnreg.provider.asleep.MaySleep`."""
-        moves = len({p for line in self._lines for p in line[1]}) > 1
+        moves = len({p for line in self._lines for p in line.values}) > 1
         return never_stepped("BernoulliScheduleProvider", self.steps, passes) if moves else None
 
     @override
@@ -82,27 +80,20 @@ class BernoulliScheduleProvider(MaskProvider):
         self._update()
 
     def _update(self) -> None:
-        progress = min(int(self.steps) / self.total_steps, 1.0)
-        self.rates.copy_(torch.tensor([np.interp(progress, *line) for line in self._lines]))
+        progress = int(self.steps) / self.total_steps
+        self.rates.copy_(torch.tensor([line(progress) for line in self._lines]))
 
 
 def _per_layer(schedule: Knots | Sequence[Knots]) -> list[Knots]:
     try:
         single = isinstance(schedule[0][0], (int, float))
     except (TypeError, IndexError, KeyError):
-        raise ValueError(f"Expected `schedule` to be a list of (progress, p) knots, got {schedule!r}.") from None
+        raise InputError(f"Expected `schedule` to be a list of (progress, p) knots, got {schedule!r}.") from None
     return [schedule] if single else list(schedule)  # type: ignore[list-item, arg-type]
 
 
-def _line(knots: Knots) -> tuple[list[float], list[float]]:
-    try:
-        progress, rates = zip(*knots, strict=True)
-    except (TypeError, ValueError):
-        raise ValueError(f"Expected a list of (progress, p) knots, got {knots!r}.") from None
-    for x in progress:
-        probability("progress of a knot", x)
-    for p in rates:
+def _line(knots: Knots) -> Line:
+    line = Line(knots)
+    for p in line.values:
         probability("p of a knot", p)
-    if list(progress) != sorted(set(progress)):
-        raise ValueError(f"Expected the progress of the knots to ascend, got {list(progress)}.")
-    return list(progress), list(rates)
+    return line

@@ -66,6 +66,8 @@ class ConcreteDropout(MaskProvider):
         torch.Size([2, 1])
     """
 
+    schedulable = ("temperature",)
+
     def __init__(
         self,
         num_layers: Depth,

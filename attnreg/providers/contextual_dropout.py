@@ -67,6 +67,8 @@ class ContextualDropout(MaskProvider):
 
     draws_in_prepare = False  # it only forgets the latest pass there
 
+    schedulable = ("temperature",)
+
     def __init__(
         self,
         num_layers: Depth,

@@ -51,6 +51,8 @@ class DropAttention(MaskProvider):
         (torch.Size([2, 4, 1, 8]), True)
     """
 
+    schedulable = ("p",)
+
     def __init__(
         self, p: float, mode: Mode = "element", window: int = 1, *, gradient_through_sum: bool = False
     ) -> None:

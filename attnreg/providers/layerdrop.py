@@ -43,6 +43,8 @@ class LayerDrop(MaskProvider):
         True
     """
 
+    schedulable = ("p",)
+
     def __init__(self, p: float = 0.2) -> None:
         super().__init__()
         self.p = probability("p", p)

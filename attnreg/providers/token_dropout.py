@@ -46,6 +46,8 @@ class TokenDropout(MaskProvider):
 
     seed: Tensor
 
+    schedulable = ("p", "keep_whole")
+
     def __init__(self, p: float = 0.1, keep_whole: float = 0.5) -> None:
         super().__init__()
         self.p = probability("p", p)

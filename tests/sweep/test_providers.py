@@ -7,8 +7,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import attnreg
-from attnreg import providers
 from attnreg.errors import InputError
+from tests.provider_cases import PROVIDERS
 from tests.sweep.zoo import WARNINGS, specimens
 
 pytestmark = [pytest.mark.slow, *map(pytest.mark.filterwarnings, WARNINGS)]
@@ -31,53 +31,12 @@ def loss(output, batch=None):
     return sum(x[x.isfinite()].square().mean() for x in leaves)
 
 
-def for_model(provider, *args, **options):
-    return lambda model, inputs: provider.for_model(model, *args, **options, example_inputs=inputs)
+CERTAIN = {"layerdrop": 1.0, "block-layerdrop": 1.0}  # drop rates
 
 
-def of(provider, *args, **options):
-    return lambda model, inputs: provider(*args, **options)
-
-
-PROVIDERS = {
-    # name: how it is made, and the drop rate of each site if that is certain
-    "AttentionDropout": (of(attnreg.AttentionDropout, 0.5), None),
-    "AttentionDropout, scores": (of(attnreg.AttentionDropout, 0.5, placement="scores"), None),
-    "AttentionLayerDrop": (of(attnreg.AttentionLayerDrop, 1.0), 1.0),
-    "BernoulliScheduleProvider": (of(attnreg.BernoulliScheduleProvider, [(0, 0.6), (1, 0.2)], 10), None),
-    "DropAttention": (of(attnreg.DropAttention, 0.5, window=2), None),
-    "DropAttention, columns": (of(attnreg.DropAttention, 0.5, "column"), None),
-    "DropHead": (of(attnreg.DropHead, 0.5), None),
-    "DropKey": (of(attnreg.DropKey, 0.5), None),
-    "HeadMask": (of(attnreg.HeadMask, 1), None),
-    "HeadMask, importance": (of(attnreg.HeadMask, 1, "importance", target=loss), None),
-    "LayerDrop": (of(attnreg.LayerDrop, 1.0), 1.0),
-    "LayerDrop, half": (of(attnreg.LayerDrop, 0.5), None),
-    "StructuralMask": (of(attnreg.StructuralMask, 1, keep_first=True), None),
-    "TokenDropout": (of(attnreg.TokenDropout, 0.6, keep_whole=0.0), None),
-    "UniDrop": (of(attnreg.UniDrop, 0.2, 0.3, 0.6, keep_whole=0.2), None),
-    "AttributionProvider": (of(attnreg.AttributionProvider, 0.6, 0.6, target=loss), None),
-    "AttributionProvider, integrated": (
-        of(attnreg.AttributionProvider, 0.6, 0.6, "integrated_gradients", target=loss, steps=2, steps_per_forward=2),
-        None,
-    ),
-    "AttributionProvider, attention": (of(attnreg.AttributionProvider, 0.6, 0.6, "attention"), None),
-    "AdversarialAttention": (for_model(attnreg.AdversarialAttention, initial_keep=0.6), None),
-    "ConcreteDropout": (for_model(attnreg.ConcreteDropout, 0.4), None),
-    "ConcreteDropout, heads": (for_model(attnreg.ConcreteDropout, 0.4, per="head"), None),
-    "ContextualDropout": (for_model(attnreg.ContextualDropout, 0.4), None),
-    "GNetProvider": (for_model(attnreg.GNetProvider, initial_keep=0.5), None),
-    "GNetProvider, shared": (
-        for_model(attnreg.GNetProvider, initial_keep=0.5, share_embeddings=True, feed_forward=True),
-        None,
-    ),
-    "LearnableBernoulli": (for_model(attnreg.LearnableBernoulli, 0.4, loss=loss), None),
-}
-
-
-def step(model, inputs, make):
+def step(model, inputs, case):
     """One training step; gives the drop rates."""
-    provider = make(model, inputs)
+    provider = case.make(model, example_inputs=inputs, target=loss)
     with attnreg.attach(model, provider, example_inputs=inputs) as handle:
         provider.attribute(model, inputs)
         total, penalty = loss(model(**inputs)), provider.penalty()
@@ -98,23 +57,17 @@ def test_every_provider(specimen):
     torch.manual_seed(0)
     model = specimen.make().train()
     inputs = specimen.inputs(model)
-    for name, (make, certain) in PROVIDERS.items():
+    for case in PROVIDERS:
         torch.manual_seed(1)
         model.zero_grad()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", attnreg.injection.CoverageWarning)
             try:
-                rates = step(model, inputs, make)
+                rates = step(model, inputs, case)
             except InputError:
                 continue
             finally:
                 attnreg.detach(model)
-        if certain is not None:
-            assert rates == dict.fromkeys(rates, certain), name
-        assert all(0 <= rate <= 1 for rate in rates.values()), name
-
-
-def test_none_is_missing():
-    classes = {name.partition(",")[0] for name in PROVIDERS}
-    combinations = {"Compose", "CrossTuning", "OnLayers"}
-    assert classes | combinations == {*providers.__all__}
+        if case.name in CERTAIN:
+            assert rates == dict.fromkeys(rates, CERTAIN[case.name]), case
+        assert all(0 <= rate <= 1 for rate in rates.values()), case

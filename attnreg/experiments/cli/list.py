@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
+import attnreg
+from attnreg._lazy import listed_names
 from attnreg.experiments.runs.catalogue import recipe_files, summary
 from attnreg.experiments.tasks.task import TASKS
 
@@ -32,11 +35,14 @@ def _tasks() -> dict[str, str]:
 
 
 def _providers() -> dict[str, str]:
-    """Read off the source, so that the list is there at once, without torch."""
-    folder = Path(__file__).parent.parent / "providers"
+    """Read from the source, so that the list does not wait for torch."""
     rows = {}
-    for path in (*sorted(folder.glob("[a-z]*.py")), folder.parent / "provider.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name not in _NOT_BY_NAME:
-                rows[node.name] = (ast.get_docstring(node) or "").partition("\n")[0]
+    for name, module in listed_names(attnreg.__file__).items():
+        if module.startswith("attnreg.provider") and name[0].isupper() and name not in _NOT_BY_NAME:
+            spec = find_spec(module)
+            assert spec is not None
+            assert spec.origin is not None
+            body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+            found = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
+            rows[name] = (ast.get_docstring(found) or "").partition("\n")[0]
     return rows

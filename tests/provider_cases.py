@@ -1,0 +1,189 @@
+"""The one table of providers that tests take their rows from.
+
+A provider without a row of its own has the row ``Name()``, so that a new one is tried everywhere at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import attnreg
+from attnreg.provider.saving import built_in
+
+MATRIX, VARIANT, EXTREME, COMPILED, TRAINED = "matrix", "variant", "extreme", "compiled", "trained"
+
+
+def mean_square(output: Any, batch: Any) -> torch.Tensor:
+    """A loss for models without labels."""
+    result = output if isinstance(output, torch.Tensor) else output[0]
+    return result.square().mean()
+
+
+def odd_keys(inputs: Any) -> torch.Tensor:
+    ids = inputs["input_ids"]
+    return (ids % 2 == 1)[:, None].expand(-1, ids.shape[1], -1)
+
+
+def no_edges(inputs: Any) -> torch.Tensor:
+    return torch.zeros(inputs["input_ids"].shape[-1:] * 2).bool()
+
+
+@dataclass(frozen=True)
+class ProviderCase:
+    """A provider to try.
+
+    ``text`` is an expression, in which providers with a ``for_model`` are made for the model at hand; ``role`` says
+    where it is tried: ``matrix`` (every check on every model), ``variant`` (of a provider with another row: on every
+    model in slow tests only), ``extreme`` (everything stays finite), ``compiled``, ``trained`` (from the command line
+    only). ``trains`` is what the command line trains with, by default the same.
+    """
+
+    name: str
+    text: str
+    role: str = MATRIX
+    trains: str | None = None
+    needs_token_ids: bool = False
+    needs_queries: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def variant(self) -> bool:
+        return self.role == VARIANT
+
+    @property
+    def made_for_model(self) -> bool:
+        """With parameters for each layer that learn by the loss, as a Generator's do not."""
+        return not self.needs_token_ids and any(
+            f"{name}(" in self.text for name, cls in BUILT_IN.items() if hasattr(cls, "for_model")
+        )
+
+    @property
+    def portable(self) -> bool:
+        """Whether its arguments can be saved, as a function cannot."""
+        return not any(name in self.text for name in FUNCTIONS)
+
+    @property
+    def outermost(self) -> str:
+        return "Compose" if " & " in self.text else self.text.partition("(")[0]
+
+    def make(self, model: nn.Module, **options: Any) -> attnreg.MaskProvider:
+        """The provider; options go to all classes that take them."""
+
+        def factory(cls: type) -> Callable[..., attnreg.MaskProvider]:
+            made = getattr(cls, "for_model", cls)
+            first = (model,) if made is not cls else ()
+
+            def call(*args: Any, **given: Any) -> attnreg.MaskProvider:
+                takes = inspect.signature(made).parameters
+                more = {"total_steps": 10, **options}
+                free = {k: v for k, v in more.items() if k in takes and k not in given}
+                return made(*first, *args, **given, **free)
+
+            return call
+
+        return eval(self.text, {**FUNCTIONS, **{name: factory(cls) for name, cls in BUILT_IN.items()}})
+
+
+BUILT_IN = built_in()
+FUNCTIONS = {"mean_square": mean_square, "odd_keys": odd_keys, "no_edges": no_edges}
+CASES = [
+    ProviderCase("weights-dropout", "AttentionDropout(0.4)", trains="AttentionDropout(0.1)"),
+    ProviderCase("scores-dropout", "AttentionDropout(0.4, placement='scores')"),
+    ProviderCase("weights p=1", "AttentionDropout(1.0)", EXTREME),
+    ProviderCase("scores p=1", "AttentionDropout(1.0, 'scores')", EXTREME),
+    ProviderCase("scores p=0", "AttentionDropout(0.0, 'scores')", EXTREME),
+    ProviderCase(
+        "drop-attention", "DropAttention(0.4, window=2)", trains="DropAttention(0.2, mode='column', window=2)"
+    ),
+    ProviderCase("drop-attention, columns", "DropAttention(0.4, 'column', gradient_through_sum=True)", VARIANT),
+    ProviderCase("drop-attention p=1", "DropAttention(1.0)", EXTREME),
+    ProviderCase("drop-attention p=0.9", "DropAttention(0.9, 'column', window=3)", EXTREME),
+    ProviderCase("layerdrop", "AttentionLayerDrop(1.0)", trains="AttentionLayerDrop(0.1)"),
+    ProviderCase("layerdrop 0.5", "AttentionLayerDrop(0.5)", COMPILED),
+    ProviderCase("layerdrop p=1", "AttentionLayerDrop(1.0)", EXTREME),
+    ProviderCase("block-layerdrop", "LayerDrop(1.0)", trains="LayerDrop(0.1)"),
+    ProviderCase("blocks 0.5", "LayerDrop(0.5)", COMPILED),
+    ProviderCase("blocks p=1", "LayerDrop(1.0)", EXTREME),
+    ProviderCase("blocks and scores", "LayerDrop(0.5) & AttentionDropout(1.0, 'scores')", EXTREME),
+    ProviderCase("token-dropout", "TokenDropout(0.6, keep_whole=0.2)", trains="TokenDropout(0.1, keep_whole=0.5)"),
+    ProviderCase("tokens p=1", "TokenDropout(1.0, keep_whole=0.0)", EXTREME),
+    ProviderCase("unidrop", "UniDrop(0.2, 0.3, 0.6, keep_whole=0.2)", trains="UniDrop()"),
+    ProviderCase("unidrop p=1", "UniDrop(1.0, 0.5, 1.0, keep_whole=0.0)", EXTREME),
+    ProviderCase(
+        "bernoulli-schedule",
+        "BernoulliScheduleProvider([(0, 0.6), (1, 0.2)])",
+        trains="BernoulliScheduleProvider([(0, 0.2), (1, 0)])",
+    ),
+    ProviderCase("bernoulli per layer", "BernoulliScheduleProvider([[(0, 0.6), (1, 0)], [(0, 0)]], 4)", COMPILED),
+    ProviderCase("bernoulli p=1", "BernoulliScheduleProvider([(0, 1.0)])", EXTREME),
+    ProviderCase("scheduled", "Scheduled(DropKey(), over='depth', p=[(0, 0.6), (1, 0.3)])"),
+    ProviderCase("scheduled, training", "Scheduled(DropHead(), p=[(0, 0.5), (1, 0)])", COMPILED),
+    ProviderCase(
+        "g-net",
+        "GNetProvider(initial_keep=0.5)",
+        needs_token_ids=True,
+        trains="GNetProvider(num_heads=6, feed_forward=True, share_embeddings=True)",
+    ),
+    ProviderCase("g-net-heads", "GNetProvider(initial_keep=0.5, num_heads=4)", VARIANT, needs_token_ids=True),
+    ProviderCase(
+        "g-net-feed-forward", "GNetProvider(initial_keep=0.5, feed_forward=True)", VARIANT, needs_token_ids=True
+    ),
+    ProviderCase(
+        "g-net-shared", "GNetProvider(initial_keep=0.5, share_embeddings=True)", VARIANT, needs_token_ids=True
+    ),
+    ProviderCase("g-net drops all", "GNetProvider(initial_keep=1e-6)", EXTREME, needs_token_ids=True),
+    ProviderCase("concrete", "ConcreteDropout(0.4)", trains="ConcreteDropout(p=0.1, per='head')"),
+    ProviderCase("concrete, heads", "ConcreteDropout(0.4, per='head')", VARIANT),
+    ProviderCase("concrete p=1", "ConcreteDropout(0.999)", EXTREME),
+    ProviderCase("learnable", "LearnableBernoulli(0.4, loss=mean_square)", trains="LearnableBernoulli(p=0.1)"),
+    ProviderCase("learnable p=1", "LearnableBernoulli(0.999)", EXTREME),
+    ProviderCase("contextual", "ContextualDropout(0.4)", needs_queries=True, trains="ContextualDropout(p=0.1)"),
+    ProviderCase("contextual p=1", "ContextualDropout(0.999)", EXTREME, needs_queries=True),
+    ProviderCase(
+        "adversarial",
+        "AdversarialAttention(initial_keep=0.6)",
+        needs_queries=True,
+        trains="AdversarialAttention(initial_keep=0.9)",
+    ),
+    ProviderCase("adversarial drops all", "AdversarialAttention(initial_keep=1e-6)", EXTREME, needs_queries=True),
+    ProviderCase("on-layers", "OnLayers(AttentionDropout(0.4, 'scores'), [-1])", trains="OnLayers(HeadMask(2), [-1])"),
+    ProviderCase("ad-drop", "AttributionProvider(0.6, 0.6)", trains="AttributionProvider(p=0.3, q=0.3)"),
+    ProviderCase("ad-drop p=q=1", "AttributionProvider(1.0, 1.0)", EXTREME),
+    ProviderCase(
+        "ad-drop, integrated", "AttributionProvider(1.0, 1.0, method='integrated_gradients', steps=2)", EXTREME
+    ),
+    ProviderCase("cross-tuning", "CrossTuning(AttributionProvider(), every=2)", TRAINED),
+    ProviderCase("drop-head", "DropHead(0.5)", trains="Scheduled(DropHead(), p=[(0, 0.2), (0.5, 0), (1, 0.2)])"),
+    ProviderCase("drop-head p=1", "DropHead(1.0)", EXTREME),
+    ProviderCase("head-mask", "HeadMask(1)", trains="HeadMask(1, by='importance')"),
+    ProviderCase("head-mask-importance", "HeadMask(1, 'importance', target='predicted')"),
+    ProviderCase("head-mask, extreme", "HeadMask(1)", EXTREME),
+    ProviderCase("head-mask, importance, extreme", "HeadMask(1, 'importance')", EXTREME),
+    ProviderCase("drop-key", "DropKey(0.5)", trains="Scheduled(DropKey(), over='depth', p=[(0, 0.2), (1, 0)])"),
+    ProviderCase("drop-key-shared", "DropKey(0.5, share_heads=True, share_queries=True)", VARIANT),
+    ProviderCase("drop-key p=1", "DropKey(1.0, share_queries=True)", EXTREME),
+    ProviderCase(
+        "structural-mask", "StructuralMask(1, heads=[0, 1])", trains="StructuralMask(3, heads=[0, 1], keep_first=True)"
+    ),
+    ProviderCase("structural-mask-first", "StructuralMask(1, keep_first=True)", VARIANT),
+    ProviderCase("structural-mask, graph", "StructuralMask(odd_keys)", COMPILED),
+    ProviderCase("structural-mask, alone", "StructuralMask(0, keep_first=True)", EXTREME),
+    ProviderCase("structural-mask, no edges", "StructuralMask(no_edges)", EXTREME),
+    ProviderCase(
+        "composition",
+        "AttentionDropout(0.2) & AttentionDropout(0.2, 'scores')",
+        trains="DropHead(p=0.1) & OnLayers(AttentionDropout(0.1, placement='scores'), [0,1,2])",
+    ),
+    ProviderCase("with layerdrop", "AttentionDropout(0.2, 'scores') & AttentionLayerDrop(0.5)", COMPILED),
+    ProviderCase("both p=1", "AttentionDropout(1.0, 'scores') & AttentionDropout(0.5)", EXTREME),
+]
+CASES += [ProviderCase(name.lower(), f"{name}()") for name in BUILT_IN if not any(c.outermost == name for c in CASES)]
+PROVIDERS = [case for case in CASES if case.role in (MATRIX, VARIANT)]

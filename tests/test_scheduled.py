@@ -1,0 +1,157 @@
+"""Scheduled: an argument follows its knots, over training or over depth, and nothing that cannot change is accepted."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import attnreg
+from attnreg.provider.asleep import PATIENCE
+from attnreg.provider.scheduled import Line
+
+SITE = attnreg.AttentionSite(shape=(50, 4, 30, 30), num_layers=3)
+
+
+def interpolated(knots, x):
+    """Slowly: the segment around x, from the definition of a line through two points."""
+    if x <= knots[0][0]:
+        return knots[0][1]
+    for (a, p), (b, q) in zip(knots, knots[1:], strict=False):
+        if a <= x <= b:
+            return p + (q - p) * (x - a) / (b - a)
+    return knots[-1][1]
+
+
+KNOTS = [
+    [(0, 0.4), (0.5, 0.0), (1, 0.4)],  # Scheduled DropHead
+    [(0.25, 0.1), (0.75, 0.9)],
+    [(0, 0.3)],
+]
+
+
+@pytest.mark.parametrize("knots", KNOTS, ids=len)
+def test_an_argument_follows_its_knots_over_training(knots):
+    torch.manual_seed(0)
+    inner = attnreg.AttentionDropout(0.5, "scores")
+    provider = attnreg.Scheduled(inner, total_steps=20, p=knots)
+    for step in range(25):
+        expected = interpolated(knots, min(step / 20, 1.0))
+        assert float(inner.p) == pytest.approx(expected, abs=1e-12)
+        dropped = 1 - provider(SITE).scores.float().mean()
+        assert abs(dropped - expected) <= 5 * (expected * (1 - expected) / 180_000) ** 0.5
+        provider.step()
+
+
+@pytest.mark.parametrize(("knots", "rates"), [([(0, 0.4), (1, 0.0)], [0.4, 0.2, 0.0]), ([(0, 1.0)], [1.0] * 3)])
+def test_an_argument_follows_its_knots_over_depth(knots, rates):
+    torch.manual_seed(0)
+    provider = attnreg.Scheduled(attnreg.DropKey(share_queries=True), over="depth", p=knots)
+    for layer, p in enumerate(rates):
+        site = attnreg.AttentionSite(shape=(500, 4, 8, 30), layer=layer, num_layers=3)
+        keep = provider(site).scores
+        assert keep.shape == (500, 4, 1, 30)
+        assert abs(1 - keep.float().mean() - p) <= 5 * (p * (1 - p) / keep.numel()) ** 0.5
+    assert float(provider(attnreg.AttentionSite(shape=(9, 9, 9, 9))).scores.float().mean()) == pytest.approx(
+        1 - rates[0], abs=0.1
+    )  # an only layer is the first
+
+
+def test_depth_counts_the_layers_of_a_model():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3, enable_nested_tensor=False)
+    provider = attnreg.Scheduled(attnreg.DropKey(), over="depth", p=[(0, 1.0), (1, 0.0)])
+    with attnreg.attach(model, provider) as handle:
+        model(torch.randn(20, 6, 8))
+    rates = list(handle.drop_rates().values())
+    assert (rates[0], rates[2]) == (1.0, 0.0)
+    assert 0.3 < rates[1] < 0.7
+
+
+def test_stochastic_depth_is_a_schedule_of_layerdrop():
+    """Whole blocks, skipped the more often the deeper they are: the linear rule of Huang et al. (2016)."""
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3, enable_nested_tensor=False)
+    provider, x = attnreg.Scheduled(attnreg.LayerDrop(), over="depth", p=[(0, 0.0), (1, 1.0)]), torch.randn(2, 4, 8)
+    seen = []
+    with attnreg.attach(model, provider) as handle:
+        for _ in range(60):
+            model(x)
+            seen.append(list(handle.drop_rates().values()))
+    first, middle, last = (sum(rates) / 60 for rates in zip(*seen, strict=True))
+    assert (first, last) == (0.0, 1.0)
+    assert 0.2 < middle < 0.8
+
+
+def test_several_arguments_at_once_and_within_a_composition():
+    inner = attnreg.AttributionProvider(method="random")
+    provider = attnreg.OnLayers(attnreg.Scheduled(inner, 4, p=[(0, 0.1), (1, 0.5)], q=[(0, 1), (1, 0)]), [0])
+    (provider & attnreg.DropHead(0.1)).step()
+    assert (float(inner.p), float(inner.q)) == (pytest.approx(0.2), pytest.approx(0.75))
+
+
+@pytest.mark.parametrize("knots", KNOTS[:2], ids=len)
+def test_a_schedule_continues_after_saving_and_copying(tmp_path, knots):
+    provider = attnreg.Scheduled(attnreg.DropHead(), 8, p=knots)
+    for _ in range(5):
+        provider.step()
+    provider.save_pretrained(tmp_path / "p")
+    for again in (attnreg.Scheduled.from_pretrained(tmp_path / "p"), copy.deepcopy(provider)):
+        assert again.provider.p == provider.provider.p
+        again.step()
+        assert float(again.provider.p) == pytest.approx(interpolated(knots, 6 / 8))
+
+
+def test_it_can_be_written_as_an_expression():
+    text = "Scheduled(DropKey(), over='depth', p=[(0, 0.3), (1, 0)]) & Scheduled(DropHead(), p=[(0, 0.2), (1, 0)])"
+    depth, training = attnreg.parse_provider(text, total_steps=10).providers
+    assert depth.config["p"] == [[0, 0.3], [1, 0]]
+    assert (training.total_steps, training.provider.p) == (10, 0.2)
+
+
+def test_a_schedule_that_nobody_advances_is_noticed():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1, enable_nested_tensor=False)
+    x = torch.randn(2, 3, 8)
+    scheduled = attnreg.Scheduled(attnreg.DropHead(), 9, p=[(0, 0.2), (1, 0)])
+    with attnreg.attach(model, scheduled), pytest.warns(UserWarning, match="schedule of Scheduled"):
+        for _ in range(PATIENCE + 1):
+            model(x)
+    with attnreg.attach(model, attnreg.Scheduled(attnreg.DropHead(), over="depth", p=[(0, 0.2), (1, 0)])):
+        for _ in range(PATIENCE + 1):
+            model(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: attnreg.Scheduled(attnreg.DropHead(), p=[(0, 1)]), "needs `total_steps`"),
+        (lambda: attnreg.Scheduled(attnreg.DropHead(), 0, p=[(0, 1)]), "Expected `total_steps` to be at least 1"),
+        (lambda: attnreg.Scheduled(attnreg.DropHead(), 9), "needs an argument of DropHead to change"),
+        (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, q=[(0, 1)]), r"can change \(p\), got 'q'"),
+        (lambda: attnreg.Scheduled(attnreg.ConcreteDropout(2), 9, p=[(0, 0.1)]), "ConcreteDropout .*, got 'p'"),
+        (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(0, 1.5)]), "`p` to be a probability .*, got 1.5"),
+        (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(1, 0.1), (0, 0.2)]), "to ascend"),
+        (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(2, 0.1)]), "`progress of a knot` to be"),
+        (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=0.1), "Expected a list of"),
+        (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, "width", p=[(0, 1)]), "`over` to be one of training, depth"),
+        (lambda: attnreg.Scheduled(None, 9, p=[(0, 1)]), "Expected a provider in Scheduled"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_refused(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()
+
+
+def test_every_schedulable_argument_is_read_at_each_call():
+    """A provider that lists an argument must read it in forward or penalty, not only when it is constructed."""
+    import inspect
+
+    from attnreg.provider.saving import built_in
+
+    for cls in built_in().values():
+        methods = [m for name, m in vars(cls).items() if inspect.isfunction(m) and name != "__init__"]
+        source = "".join(inspect.getsource(method) for method in methods)
+        assert all(f"self.{name}" in source for name in cls.schedulable), cls
+
+
+def test_a_line_is_constant_beyond_its_knots():
+    line = Line([(0.2, 1.0), (0.4, 3.0)])
+    assert [line(x) for x in (0, 0.2, 0.3, 0.4, 7)] == [1.0, 1.0, pytest.approx(2.0), 3.0, 3.0]
