@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import attnreg
 from attnreg.errors import InputError
-from attnreg.experiments.runs.checkpoint import load_checkpoint, save_checkpoint
+from attnreg.experiments.runs.state_files import read_state, write_state
 from tests.cases import assert_sentence
 
 SHARED = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -57,7 +57,7 @@ def provider(tmp_path_factory):
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files") / "checkpoints"
-    save_checkpoint(folder, 3, {"a": {"w": torch.randn(3, 4)}, 1: [1.5, None, "text", {"x": torch.arange(3)}]})
+    write_state(folder, 3, {"a": {"w": torch.randn(3, 4)}, 1: [1.5, None, "text", {"x": torch.arange(3)}]})
     return folder
 
 
@@ -88,7 +88,7 @@ def test_a_damaged_checkpoint(checkpoints, damage):
     copy = damaged(checkpoints, *damage)
     if copy is not None:
         with pytest.raises(InputError, match="Expected a whole checkpoint") as error:
-            load_checkpoint(copy)
+            read_state(copy)
         assert "\n" not in str(error.value)
 
 
@@ -98,7 +98,7 @@ def test_damaged_checksums(checkpoints, damage):
     copy = damaged(checkpoints, *damage)
     if copy is not None:
         with suppress(InputError):  # a line too few checks a file too few
-            assert load_checkpoint(copy).keys() == {"a", 1}
+            assert read_state(copy).keys() == {"a", 1}
 
 
 @SHARED
@@ -116,21 +116,21 @@ def test_a_pickle_is_not_opened(checkpoints, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     copy = damaged(checkpoints, name, lambda data: pickle.dumps(Bomb()))
     with pytest.raises(InputError):
-        load_checkpoint(copy)
+        read_state(copy)
     next(copy.rglob("SHA256SUMS")).unlink()
     with pytest.raises(InputError):
-        load_checkpoint(copy)
+        read_state(copy)
     torch.save({"w": Bomb()}, next(copy.rglob(name)))
     with pytest.raises(InputError):
-        load_checkpoint(copy)
+        read_state(copy)
     assert not Path("exploded").exists()
 
 
 def test_a_whole_checkpoint_of_something_else(cli, tmp_path):
     args = ["recipe", "finetune", "--epochs", 1, "--train-size", 64, "--output-dir", "out"]
     assert cli(*args).exit_code == 0
-    save_checkpoint(tmp_path / "out" / "checkpoints", 9, {"weights": torch.ones(2), "rng": [0]})
-    assert_sentence(cli(*args, "--resume"), 1, "Expected a checkpoint of this run in out/checkpoints, got")
+    write_state(tmp_path / "out" / "checkpoints", 9, {"weights": torch.ones(2), "rng": [0]})
+    assert_sentence(cli(*args, "--resume"), 1, "The checkpoint in out/checkpoints does not fit this run")
 
 
 CONFIG = {

@@ -156,9 +156,9 @@ def test_the_rate_falls_where_noise_harms_and_grows_where_it_helps(sign, grows):
 
 def test_a_loop_that_never_attributes_is_told():
     model, provider = Toy(), attnreg.LearnableBernoulli.for_model(Toy(), example_inputs=batch())
-    with attnreg.attach(model, provider, example_inputs=batch()):
-        with pytest.raises(RuntimeError, match=r"`provider.attribute\(model, batch\)` .* never called"):
-            model(**batch())
+    never_called = pytest.raises(RuntimeError, match=r"`provider.attribute\(model, batch\)` .* never called")
+    with attnreg.attach(model, provider, example_inputs=batch()), never_called:
+        model(**batch())
 
 
 def test_a_model_without_a_loss_is_told_of_labels_and_nothing_is_left_behind():

@@ -1,6 +1,7 @@
 """Scheduled: an argument follows its knots, over training or over depth, and nothing that cannot change is accepted."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ def interpolated(knots, x):
     """Slowly: the segment around x, from the definition of a line through two points."""
     if x <= knots[0][0]:
         return knots[0][1]
-    for (a, p), (b, q) in zip(knots, knots[1:], strict=False):
+    for (a, p), (b, q) in itertools.pairwise(knots):
         if a <= x <= b:
             return p + (q - p) * (x - a) / (b - a)
     return knots[-1][1]
@@ -112,8 +113,7 @@ def test_a_schedule_that_nobody_advances_is_noticed():
     x = torch.randn(2, 3, 8)
     scheduled = attnreg.Scheduled(attnreg.DropHead(), 9, p=[(0, 0.2), (1, 0)])
     with attnreg.attach(model, scheduled), pytest.warns(UserWarning, match="schedule of Scheduled"):
-        for _ in range(PATIENCE + 1):
-            model(x)
+        [model(x) for _ in range(PATIENCE + 1)]
     with attnreg.attach(model, attnreg.Scheduled(attnreg.DropHead(), over="depth", p=[(0, 0.2), (1, 0)])):
         for _ in range(PATIENCE + 1):
             model(x)

@@ -11,8 +11,8 @@ import time
 import pytest
 
 import attnreg
-from attnreg.experiments.runs.checkpoint import load_checkpoint
 from attnreg.experiments.runs.progress import Progress
+from attnreg.experiments.runs.state_files import read_state
 
 SMALL = ["--epochs", 2, "--train-size", 256, "--validation-rows", 64, "--output-dir", "out"]
 RECIPES = {"finetune": [], "ad-drop": [], "attendout": ["--round-steps", 2, "--no-baseline"]}
@@ -84,12 +84,12 @@ def test_stopped_by_a_signal_it_goes_on_to_the_same_end(whole, cli, tmp_path, mo
     assert_stopped(stopped, 128 + getattr(signal, name), says)
     command = re.search(r"^To go on: (.*)$", stopped.stderr, re.M)[1]
     assert "--resume" in command
-    assert load_checkpoint(tmp_path / "out" / "checkpoints")["history"]["step"] == 3
+    assert read_state(tmp_path / "out" / "checkpoints")["history"]["step"] == 3
     resumed = cli(*shlex.split(command)[1:])
     assert resumed.exit_code == 0, resumed.output
     for file in ("metrics.jsonl", "telemetry.jsonl", "predictions.jsonl"):
         assert lines(tmp_path / "out" / file) == lines(whole / recipe / file)
-    a, b = (load_checkpoint(run / "checkpoints")["method"] for run in (tmp_path / "out", whole / recipe))
+    a, b = (read_state(run / "checkpoints")["method"] for run in (tmp_path / "out", whole / recipe))
     assert json.dumps(a, default=contents) == json.dumps(b, default=contents)
 
 
@@ -135,7 +135,7 @@ def test_a_diverging_run_says_at_which_step_and_keeps_its_last_good_checkpoint(c
     assert_stopped(result, 1, says)
     assert "To go on" not in result.output
     if "no checkpoint" not in result.stderr:
-        checkpoint = load_checkpoint(tmp_path / "out" / "checkpoints")
+        checkpoint = read_state(tmp_path / "out" / "checkpoints")
         weights = checkpoint["method"].get("attacker", checkpoint["method"])["model"].values()
         assert all(bool(weight.isfinite().all()) for weight in weights)
 
@@ -170,7 +170,7 @@ def test_a_full_disk_ends_it_with_a_sentence_and_the_last_good_checkpoint(spawn,
     assert "Traceback" not in output
     step = re.search(r"Its last good checkpoint, of step (\d+), is in out/checkpoints\.", output)[1]
     assert [path.name for path in checkpoints.iterdir()] == [f"step-{int(step):07d}"]
-    assert load_checkpoint(checkpoints)["history"]["step"] == int(step)
+    assert read_state(checkpoints)["history"]["step"] == int(step)
     assert "To go on: attnreg recipe finetune" in output
 
 

@@ -14,7 +14,7 @@ from attnreg import __version__
 from attnreg._checksums import SUMS, checksums_of
 from attnreg._files import exclusive, replaced_file, replaced_folder
 from attnreg.errors import InputError, StoppedError
-from attnreg.experiments.runs.checkpoint import recover_checkpoints, save_checkpoint
+from attnreg.experiments.runs.state_files import recover_states, write_state
 from attnreg.experiments.runs.settings import Settings
 
 LOCK = ".lock"
@@ -95,7 +95,7 @@ class RunFolder:
         with exclusive(self.path / LOCK) as free:
             if not free:
                 raise InputError(f"Expected {self.path} to be written by this process alone, found another at it.")
-            recover_checkpoints(self.checkpoints)
+            recover_states(self.checkpoints)
             yield
 
     @contextmanager
@@ -118,7 +118,7 @@ class RunFolder:
     def save_checkpoint(self, step: int, state: Mapping[str, Any]) -> None:
         """Write a checkpoint; the one before it is removed then."""
         if self.writer:
-            save_checkpoint(self.checkpoints, step, state)
+            write_state(self.checkpoints, step, state)
 
     def last_good(self) -> str:
         """A sentence that says which checkpoint is there."""

@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import set_seed
 
 from attnreg.provider.asleep import asleep_for
 from attnreg.errors import AsleepWarning, InputError, StoppedError
 from attnreg.provider.saving import to_json
-from attnreg.experiments.runs.checkpoint import load_checkpoint, rng_state, set_rng_state
+from attnreg.experiments.runs.checkpoint import checkpoint, restore
 from attnreg.experiments.runs.divergence import DivergenceCheck
 from attnreg.experiments.runs.evaluation import evaluate_all
 from attnreg.experiments.runs.history import History
@@ -168,36 +168,11 @@ class _Loop:
         """Write a checkpoint, unless training has diverged."""
         run = self.run
         self.divergence.check(self.history.step)
-        state: Mapping[str, Any] = {
-            "method": self.method.state_dict(),
-            "history": vars(self.history),
-            # Each process has its own of these.
-            "rows": gather_object([[self.history.forward_rows, self.history.backward_rows]]),
-            "telemetry": gather_object([self.telemetry.state_dict()]),
-            "rng": gather_object([rng_state()]),
-            "scaler": {} if run.accelerator.scaler is None else run.accelerator.scaler.state_dict(),
-        }
+        state = checkpoint(self.method, self.history, self.telemetry, run.accelerator)
         run.folder.save_checkpoint(self.history.step, state)
 
     def restore(self) -> None:
         """Go on from the last checkpoint."""
         run = self.run
-        state = load_checkpoint(run.folder.checkpoints)
-        try:
-            if len(state["rng"]) != run.accelerator.num_processes:
-                raise InputError(
-                    f"Expected {len(state['rng'])} processes, as in the run in {run.folder.path}, got "
-                    f"{run.accelerator.num_processes}."
-                )
-            self.method.load_state_dict(state["method"])
-            self.history = History(**state["history"])
-            rank = run.accelerator.process_index
-            self.history.forward_rows, self.history.backward_rows = state["rows"][rank]
-            self.telemetry.load_state_dict(state["telemetry"][rank])
-            set_rng_state(state["rng"][rank])
-            if run.accelerator.scaler is not None:
-                run.accelerator.scaler.load_state_dict(state["scaler"])
-        except (KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"Expected a checkpoint of this run in {run.folder.checkpoints}, got: {reason}") from error
+        self.history = restore(run.folder.checkpoints, self.method, self.telemetry, run.accelerator)
         run.folder.keep_lines(metrics=len(self.history.evaluations), telemetry=self.telemetry.written)

@@ -1,16 +1,13 @@
-"""Checkpoints: one JSON file and one safetensors file, nothing that can run code."""
+"""Saving nested state: one JSON file and one safetensors file per checkpoint, nothing that can run code."""
 
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -22,7 +19,7 @@ from attnreg.errors import InputError
 STATE, TENSORS = "state.json", "tensors.safetensors"
 
 
-def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> None:
+def write_state(folder: Path, step: int, state: Mapping[str, Any]) -> None:
     """Write ``folder/step-N`` whole or not at all, then remove older ones.
 
     Args:
@@ -42,13 +39,13 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> None:
             shutil.rmtree(other)
 
 
-def recover_checkpoints(folder: Path) -> None:
+def recover_states(folder: Path) -> None:
     """Put back a checkpoint whose writer died while it was being replaced by one of the same step."""
     for old in folder.glob(".step-*.old"):
         recover_folder(folder / old.name[1 : -len(".old")])
 
 
-def load_checkpoint(folder: Path) -> dict[str, Any]:
+def read_state(folder: Path) -> dict[str, Any]:
     """The newest checkpoint's state, on the CPU.
 
     Raises:
@@ -67,29 +64,6 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"Expected a whole checkpoint in {paths[-1]}, got a damaged one: {' '.join(str(error).split())}"
         ) from error
-
-
-def rng_state() -> dict[str, Any]:
-    """The state of Python's, numpy's and torch's random number generators."""
-    version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
-    return {
-        "python": [version, list(internal), gauss],
-        "numpy": [name, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Restore what :func:`rng_state` gave."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def _split(value: Any, tensors: dict[str, Tensor]) -> Any:
