@@ -64,5 +64,7 @@ def load_command(name: str) -> RecipeCommand:
             raise InputError(f"Expected a recipe in {name}, got {type(error).__name__}: {error}") from error
     commands = [value for value in vars(module).values() if isinstance(value, RecipeCommand)]
     if len(commands) != 1:
-        raise InputError(f"Expected one function under `@attnreg.experiments.recipe(...)` in {name}, got {len(commands)}.")
+        raise InputError(
+            f"Expected one function under `@attnreg.experiments.recipe(...)` in {name}, got {len(commands)}."
+        )
     return commands[0]

@@ -38,9 +38,7 @@ def checkpoint(
     }
 
 
-def restore(
-    folder: Path, method: TrainingMethod, telemetry: Telemetry, accelerator: Accelerator
-) -> History:
+def restore(folder: Path, method: TrainingMethod, telemetry: Telemetry, accelerator: Accelerator) -> History:
     """Load the newest checkpoint of a folder into a method and a telemetry, in place.
 
     Raises:

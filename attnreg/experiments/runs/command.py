@@ -16,6 +16,7 @@ from attnreg.experiments.runs.options import option
 from attnreg.experiments.runs.settings import LARGEST, TASK_OPTIONS, Settings, shared_options
 from attnreg.experiments.tasks.task import choose_task
 
+
 class GroupedCommand(click.Command):
     """A command that lists its options in groups."""
 

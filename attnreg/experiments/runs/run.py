@@ -57,9 +57,7 @@ class Run(Setup):
         """
         return fit(method, self)
 
-    def report(
-        self, history: History, plain: tuple[Setup, History] | None = None, notes: Sequence[str] = ()
-    ) -> None:
+    def report(self, history: History, plain: tuple[Setup, History] | None = None, notes: Sequence[str] = ()) -> None:
         """Print the results and write them to ``report.md``.
 
         Args:

@@ -63,9 +63,7 @@ class Settings:
     choice_columns: str | None = _option(
         DATA, "Choice columns of a custom multiple-choice task, separated by commas.", None, scope="task"
     )
-    metric: str | None = _option(
-        DATA, "Metric to report and to select by (default: the task's).", None, scope="task"
-    )
+    metric: str | None = _option(DATA, "Metric to report and to select by (default: the task's).", None, scope="task")
     model: str | None = _option(DATA, "Folder or hub name of the model (default: the task's).", None)
     data_dir: str | None = _option(
         DATA, "Folder with train and validation as .jsonl[.gz], .csv, .tsv or .parquet; needs no network.", None
@@ -84,7 +82,11 @@ class Settings:
     )
     evaluate_every: int = _option(TRAINING, "Evaluate every N epochs and after the last.", 1, type=_POSITIVE)
     seed: int = _option(
-        TRAINING, "Seed of the head, the order of rows and all dropout.", 0, scope="run", type=click.IntRange(0, LARGEST)
+        TRAINING,
+        "Seed of the head, the order of rows and all dropout.",
+        0,
+        scope="run",
+        type=click.IntRange(0, LARGEST),
     )
     device: str | None = _option(
         TRAINING, "Device (default: the best available).", None, type=click.Choice(["cpu", "cuda", "mps"])
@@ -93,7 +95,10 @@ class Settings:
         TRAINING, "Mixed precision (default: float32).", None, type=click.Choice(["bf16", "fp16"])
     )
     output_dir: Path = _option(
-        OUTPUT, "Folder for the results (default: runs/RECIPE-TASK-seedN).", scope="run", type=click.Path(path_type=Path)
+        OUTPUT,
+        "Folder for the results (default: runs/RECIPE-TASK-seedN).",
+        scope="run",
+        type=click.Path(path_type=Path),
     )
     resume: bool = _option(
         OUTPUT, "Continue from the last checkpoint in --output-dir.", False, scope="run", is_flag=True
