@@ -163,7 +163,7 @@ def test_one_provider_has_one_model():
     one, other = BERT.build(), BERT.build()
     provider = attnreg.AttentionDropout(0.1)
     handle = attnreg.attach(one, attnreg.OnLayers(provider, [0]))
-    with pytest.raises(RuntimeError, match="This AttentionDropout is attached to another model"):
+    with pytest.raises(RuntimeError, match="This AttentionDropout is already attached to another model"):
         attnreg.attach(other, provider & attnreg.AttentionLayerDrop(0.1))
     assert not attnreg.is_attached(other)
     attnreg.attach(copy.deepcopy(one).eval(), attnreg.AttentionLayerDrop(0.1)) if False else None
