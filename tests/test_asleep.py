@@ -84,7 +84,7 @@ def test_what_is_learned_in_no_optimizer():
             messages = train(model, PATIENCE + 5, after=optimizer.step)
             assert handle.provider.logits.grad is not None
         assert len(messages) == int(not held)
-        assert all("has not changed in 100 training passes" in message for message in messages)
+        assert all("have not changed in 100 training passes" in message for message in messages)
 
 
 def test_fine_tuning_refuses_an_optimizer_without_what_is_learned():

@@ -172,7 +172,9 @@ def test_a_cross_attention_alone_wants_to_be_asked_for():
 
     model, x = Model(), torch.randn(2, 5, 8)
     inputs = {"x": x, "memory": torch.randn(2, 5, 8)}
-    with pytest.raises(ValueError, match=r"No attention .* is selected\. By default, .*; pass `stacks=\['cross'\]`"):
+    with pytest.raises(
+        ValueError, match=r"No attention is selected; the default is self-attention\. Pass `stacks=\['cross'\]`"
+    ):
         attnreg.attach(model, Noop(), example_inputs=inputs)
     with attnreg.attach(model, Noop(), stacks=["cross"], example_inputs=inputs) as handle:
         assert [site.label for site in handle.sites] == ["cross.0"]

@@ -220,7 +220,7 @@ def test_a_provider_that_cannot_be_saved_does_not_stop_the_training(tmp_path):
 
 
 def test_model_init_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="`model_init` is not supported, .* Pass a `model`"):
+    with pytest.raises(ValueError, match=r"`model_init` is not supported, .*\. Pass a `model`"):
         ADDropTrainer(args=arguments(tmp_path), model_init=bert)
 
 

@@ -187,5 +187,5 @@ def test_a_bias_of_torchs_own_is_a_mask_like_any_other():
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel], ids=["DataParallel"])
 def test_attaching_comes_before_wrapping(wrap):
-    with pytest.raises(ValueError, match="The model is already wrapped in DataParallel. Attach first, then wrap"):
+    with pytest.raises(ValueError, match=r"The model is already wrapped in DataParallel\. Attach first, then wrap"):
         attnreg.attach(wrap(BERT.build()), attnreg.AttentionDropout(0.1))

@@ -41,10 +41,7 @@ def choose(
     sites = [site for site in sites if stacks is None or site.info.stack in stacks]
     if not sites:
         rest = next((f" (left out: {each})" for each in found.left_out if each.is_attention), "")
-        raise InputError(
-            f"No attention of the model is selected{rest}. By default, only self-attention is; pass `stacks={present}` "
-            "to select all that was found."
-        )
+        raise InputError(f"No attention is selected{rest}; the default is self-attention. Pass `stacks={present}`.")
     if layers is None:
         return sites
     where = "`attach(layers=...)`"

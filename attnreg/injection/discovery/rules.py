@@ -56,9 +56,8 @@ def differs(part: Tensor, dim: int) -> bool:
 def merged(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     """Elementwise operations: an element takes the origins of all operands.
 
-    Next to attention scores, other operands (a mask, a bias) are ignored. Next to operands of full shape, those that
-    broadcast (a gate, a summary) are ignored. Two operands that broadcast along different dimensions form pairs, as in
-    additive attention.
+    If any operand holds attention scores, others (a mask, a bias) are ignored. If any has the full shape, those that
+    broadcast (a gate, a summary) are. Two that broadcast along different dimensions form pairs (additive attention).
     """
     scores = [operand for operand in operands if is_pair(operand)]
     scores = scores or [operand for operand in operands if has(operand, PRODUCT)]
