@@ -86,13 +86,13 @@ def attach(
 
 
 def detach(model: nn.Module) -> None:
-    """Detach the provider of a model, also if it is attached to a part of it. A second call does nothing."""
+    """Detach the provider that masks a model or any part of it. A second call does nothing."""
     for handle in _handles(model):
         handle.detach()
 
 
 def is_attached(model: nn.Module) -> bool:
-    """Whether a provider is attached to a model, or to any part of it."""
+    """Whether a provider is attached to a model or to any part of it."""
     return bool(_handles(model))
 
 
@@ -106,7 +106,7 @@ def handle_of(model: nn.Module, provider: MaskProvider) -> AttachHandle:
         if any(module is provider for module in handle.provider.modules()):
             return handle
     raise RuntimeError(
-        f"This {type(provider).__name__} is not attached to the model: call `attnreg.attach(model, provider)` first."
+        f"This {type(provider).__name__} is not attached to the model. Call `attnreg.attach(model, provider)` first."
     )
 
 

@@ -95,7 +95,7 @@ class AttentionMode(TorchFunctionMode):
             if any(p.info is not None and self._same(p, backend, rank) for p in self._plan):
                 raise NoAttentionError(
                     f"{self.name} computes more attention in this forward pass than when it was attached "
-                    f"({len(self._asked)} then). Attach with `example_inputs` like these inputs."
+                    f"(computations then: {len(self._asked)}). Attach with `example_inputs` like these inputs."
                 )
             return None
         number = matching[0]

@@ -86,7 +86,7 @@ class Shadow(ABC, Generic[What]):
                     return None
                 raise NoAttentionError(
                     f"{self.name} is called more often in this forward pass than when it was attached "
-                    f"({len(self.whats)} times then). Attach with `example_inputs` like these inputs."
+                    f"(calls then: {len(self.whats)}). Attach with `example_inputs` like these inputs."
                 )
             self._ran.append(call)
             return self.whats[call]

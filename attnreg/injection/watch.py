@@ -13,7 +13,7 @@ from attnreg.provider.base import MaskProvider
 
 
 class Watch:
-    """Counts training passes, and warns once if the provider was not stepped, told the epoch, or optimized.
+    """Counts training passes, and warns once if the provider's schedule, epoch or parameters never change.
 
     Args:
         provider: the provider.
@@ -43,7 +43,7 @@ class Watch:
         stale = [p for p, version in self._versions if p._version == version and p.grad is not None]
         if self.passes >= PATIENCE and self._versions and len(stale) == len(self._versions):
             return (
-                f"The parameters of {type(self.provider).__name__} have gradients, but have not changed in "
+                f"The learned parameters of {type(self.provider).__name__} have gradients, but have not changed in "
                 f"{self.passes} training passes. Add them to the optimizer: "
                 '`optimizer.add_param_group({"params": provider.learned_parameters()})`.'
             )

@@ -75,7 +75,7 @@ class Masking(AbstractContextManager[Any], Protocol):
         """Apply the factors of a mask, and the tap, to attention weights after the softmax."""
 
     def of_heads(self, heads: int) -> AbstractContextManager[None]:
-        """Within the block, scores have this number of heads."""
+        """Read scores with this number of heads within the block."""
 
 
 class Noting(AbstractContextManager[Any], Protocol):
@@ -85,7 +85,7 @@ class Noting(AbstractContextManager[Any], Protocol):
         """Note a call and run it."""
 
     def of_heads(self, heads: int) -> AbstractContextManager[None]:
-        """Within the block, scores have this number of heads."""
+        """Read scores with this number of heads within the block."""
 
 
 class Backend(ABC):

@@ -76,7 +76,7 @@ def discover(model: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any]
 
     The model runs once on a tiny input, in eval mode, without gradients and hooks, and is left unchanged. A computation
     is attention if it takes the softmax of products of queries and keys (or calls a fused kernel) and multiplies values
-    by the resulting weights. It is self-attention if its queries and keys come from the same positions.
+    by the resulting weights. It is self-attention if its queries and keys come from the same sequence.
 
     Args:
         model: any model.

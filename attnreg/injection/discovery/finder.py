@@ -54,7 +54,7 @@ class Sighting:
 
     @property
     def heads(self) -> int | None:
-        """H."""
+        """The number of heads H; ``None`` if the reading is ``None``."""
         return None if self.reading is None else self.reading.layout.sizes(self.shape)[1]
 
     @property

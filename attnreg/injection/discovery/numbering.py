@@ -13,7 +13,7 @@ def number_layers(model: nn.Module, names: Sequence[str]) -> tuple[list[int], in
 
     A list of blocks is a ``ModuleList``, or a ``Sequential`` of modules of one class, each of whose entries contains at
     most one of these modules; the outermost such list counts. The layer number is the index in it, so blocks without
-    attention count too. Lists are numbered on in the order in which they run. A module in no such list is one layer.
+    attention count too. Numbers continue from list to list, in running order. A module in no such list is one layer.
 
     Args:
         model: the model.
