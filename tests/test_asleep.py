@@ -84,7 +84,7 @@ def test_what_is_learned_in_no_optimizer():
             messages = train(model, PATIENCE + 5, after=optimizer.step)
             assert handle.provider.logits.grad is not None
         assert len(messages) == int(not held)
-        assert all("has not changed in 100 training passes" in message for message in messages)
+        assert all("have not changed in 100 training passes" in message for message in messages)
 
 
 def test_fine_tuning_refuses_an_optimizer_without_what_is_learned():
@@ -163,7 +163,7 @@ def test_one_provider_has_one_model():
     one, other = BERT.build(), BERT.build()
     provider = attnreg.AttentionDropout(0.1)
     handle = attnreg.attach(one, attnreg.OnLayers(provider, [0]))
-    with pytest.raises(RuntimeError, match="This AttentionDropout is attached to another model"):
+    with pytest.raises(RuntimeError, match="This AttentionDropout is already attached to another model"):
         attnreg.attach(other, provider & attnreg.AttentionLayerDrop(0.1))
     assert not attnreg.is_attached(other)
     attnreg.attach(copy.deepcopy(one).eval(), attnreg.AttentionLayerDrop(0.1)) if False else None

@@ -352,7 +352,7 @@ def test_a_forward_pass_may_begin_at_a_part_that_holds_all_attention():
 def test_a_part_of_the_model_called_alone_is_an_error():
     model = CASES["bert"].build()
     with attnreg.attach(model, attnreg.GNetProvider.for_model(model)):
-        with pytest.raises(RuntimeError, match="call BertForSequenceClassification itself, or attach to the module"):
+        with pytest.raises(RuntimeError, match="Call BertForSequenceClassification itself, or attach to the module"):
             model.bert.encoder.layer[0](torch.ones(1, 3, 16))
         with pytest.raises(ValueError, match="Expected token ids"):
             model.bert.encoder(torch.ones(1, 3, 16))
