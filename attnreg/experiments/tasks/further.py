@@ -85,7 +85,7 @@ TASKS = (
     replace(
         _SWAG,
         name="codah",
-        summary="CODAH: choose the ending, in the columns of SWAG; needs --data-dir",
+        summary="CODAH: choose the ending, as in SWAG; needs --data-dir",
         hub=None,
     ),
     _PAWS,
