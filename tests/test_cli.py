@@ -118,7 +118,7 @@ def test_a_copied_recipe_runs(cli, tmp_path):
         (lambda d: write_split(d, "train", rows(), ".jsonl.gz"), " has 2 files for split train"),
         (lambda d: (d / "train.jsonl").rename(d / "train.jsonl.gz"), "train.jsonl.gz"),
         (lambda d: (d / "train.jsonl").rename(d / "train.parquet"), "Cannot read .*train.parquet as .parquet"),
-        (lambda d: [(d / "train.jsonl").unlink(), (d / "train.csv").write_text("sentence,label\n")], "train.csv has no rows|There are no rows in split train"),
+        (lambda d: [(d / "train.jsonl").unlink(), (d / "train.csv").write_text("sentence,label\n")], "train.csv has no rows"),
     ],
 )  # fmt: skip
 def test_bad_data_names_the_file_and_the_place(cli, tmp_path, data, damage, says):
@@ -233,8 +233,7 @@ finally:
 def test_without_a_network_the_answer_comes_soon(warm, tmp_path):
     code, output = warm.run("-c", WITHOUT_NETWORK, cwd=tmp_path, timeout=60)
     assert code == 1
-    assert "The hub cannot be reached" in output
-    assert "use --data-dir" in " ".join(output.split())
+    assert "(cola) for task 'cola' is not in the local cache: use --data-dir" in output
     # Once, and without waiting: left alone, the libraries try again for 23 seconds.
     assert output.endswith("tried [('127.0.0.1', 9)]\n")
 
