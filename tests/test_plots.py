@@ -183,9 +183,9 @@ def test_styles_differ_without_colour():
     ("change", "message"),
     [
         (lambda run: shutil.rmtree(run), "Expected a run folder, got"),
-        (lambda run: (run / "config.json").unlink(), "Expected a run folder, with the options"),
-        (lambda run: (run / "telemetry.jsonl").write_text("{"), "Expected JSON in"),
-        (lambda run: (run / "telemetry.jsonl").unlink(), "Expected a run that has trained"),
+        (lambda run: (run / "config.json").unlink(), "Expected a run folder, got run: it has no config.json"),
+        (lambda run: (run / "telemetry.jsonl").write_text("{"), "Cannot read run/telemetry.jsonl as JSON"),
+        (lambda run: (run / "telemetry.jsonl").unlink(), "The run in run has not trained yet"),
         (lambda run: (run / "config.json").write_text(json.dumps([])), "Expected a run folder"),
     ],
 )

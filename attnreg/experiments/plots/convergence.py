@@ -1,4 +1,4 @@
-"""Training loss and dev score over training (AttendOut's Figure 4)."""
+"""Plot training loss, dev loss and dev score over training (AttendOut, Figure 4)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from attnreg.experiments.plots.style import picture, styles
 
 
 def plot_convergence(runs: dict[str, Records], path: Path) -> None:
-    """Draw how runs of one task went, one beside the other.
+    """Plot losses and scores of runs of one task in the same axes.
 
     Args:
-        runs: by what they are called.
-        path: where to save.
+        runs: the runs, by their names in the legend.
+        path: the PNG file to save.
     """
     first = next(iter(runs.values()))
     metric = next(

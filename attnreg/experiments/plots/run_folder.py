@@ -1,4 +1,4 @@
-"""Reading what a run wrote."""
+"""Read the records of a run."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from attnreg.errors import InputError
 
 
 class Records:
-    """The files of a run folder.
+    """Options, metrics and telemetry of a run.
 
     Args:
-        folder: the folder.
+        folder: the run folder.
 
     Raises:
-        InputError: if it does not hold a run.
+        InputError: if the folder holds no run, or the run has not trained yet.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         configs = self._read(folder / "config.json")
         if not configs or not isinstance(configs[0], dict):
-            raise InputError(f"Expected a run folder, with the options of a run in config.json, got {folder}.")
+            raise InputError(f"Expected a run folder, got {folder}: it has no config.json with options.")
         self.config: dict[str, Any] = configs[0]
         self.metrics = self._read(folder / "metrics.jsonl")
         self.telemetry = self._read(folder / "telemetry.jsonl")
         if not self.telemetry:
-            raise InputError(f"Expected a run that has trained in {folder}, found no telemetry.jsonl with lines.")
+            raise InputError(f"The run in {folder} has not trained yet: there are no lines in telemetry.jsonl.")
 
     @property
     def title(self) -> str:
-        """What was run."""
+        """Recipe, task and seed, as the title of a plot."""
         return f"{self.config['recipe']} on {self.config['task']}, seed {self.config['seed']}"
 
     @property
     def scored_on(self) -> str:
-        """Which rows its scores are of."""
+        """The rows that the scores are for: ``"dev"`` or ``"held-out"``."""
         return "dev" if self.config.get("validation_rows") is None else "held-out"
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
-        """The lines at the end of a round of a game."""
+        """The telemetry of AttendOut's rounds, one line per round."""
         return [line for line in self.telemetry if "winner" in line]
 
     @staticmethod
@@ -57,11 +57,11 @@ class Records:
                 else [json.loads(line) for line in text.split("\n") if line]
             )
         except ValueError as error:
-            raise InputError(f"Expected JSON in {path}, got: {error}.") from error
+            raise InputError(f"Cannot read {path} as JSON: {error}.") from error
 
 
 def moving_mean(values: list[float], window: int) -> list[float]:
-    """The mean over the last so many values, fewer at the start.
+    """Return the mean of the last ``window`` values at each position; the first positions average fewer values.
 
     Example:
         >>> moving_mean([1.0, 3.0, 5.0, 7.0], 2)
