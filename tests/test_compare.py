@@ -255,7 +255,11 @@ def test_a_run_that_fails_is_named(cli, tmp_path):
         ),
         (["finetune", "ad-drop --validation-rows=3"], "--validation-rows must be the same for all methods", 2),
         (["finetune", "ad-drop --task cola"], "--task must be the same for all methods", 2),
-        (["finetune", "--launcher", "commands", "--jobs", 2], "--jobs is only for --launcher local: remove it for --launcher commands", 2),
+        (
+            ["finetune", "--launcher", "commands", "--jobs", 2],
+            "--jobs is only for --launcher local: remove it for --launcher commands",
+            2,
+        ),
         (["finetune", "--baseline", "ad-drop"], "Expected --baseline to be one of the methods, got 'ad-drop'", 2),
         (["finetune", "--seeds", 0], "Invalid value for '--seeds'", 2),
         (["finetune", "--task", "nothing"], "Expected a task among", 2),

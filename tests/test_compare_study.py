@@ -210,7 +210,11 @@ def test_the_baseline_is_searched_like_any_other(tmp_path):
 
 def test_one_comparison_at_a_time_works_on_a_folder(tmp_path):
     study = study_of(tmp_path, "finetune", "ad-drop")
-    with study.begun(), pytest.raises(InputError, match="Another comparison is writing to .*: wait for it"), study.begun():
+    with (
+        study.begun(),
+        pytest.raises(InputError, match="Another comparison is writing to .*: wait for it"),
+        study.begun(),
+    ):
         pass
     study.check()
     with study.begun():  # let go again
@@ -285,13 +289,13 @@ def test_a_run_that_somebody_is_at_is_left_alone(tmp_path):
         (run.folder / "config.json").write_text(json.dumps(run.settings.to_dict()))
     printed = []
     with exclusive(busy.folder / ".lock"):
-        assert busy.running
+        assert busy.reader.running
         assert commands(study.runs(), 3, printed.append) == 1
     assert "seed1" in printed[0]
     assert printed[0].startswith(f"cd {Path.cwd()} && OMP_NUM_THREADS=3 attnreg recipe finetune ")
     assert (busy.folder / "config.json").is_file()
     assert not stale.folder.exists()
-    assert not busy.running
+    assert not busy.reader.running
 
 
 @pytest.mark.parametrize("text", ["ad-drop --p 0.3 --q 0.3", "ad-drop --layers 0,1 --p " + "0.3" * 100, "mine/r.py"])

@@ -218,7 +218,9 @@ def test_a_text_is_held_against_the_whole_reference(marian):
 
 def test_models_without_the_head_are_refused(bert, marian):
     for task, model, head in (("wmt16-en-ro", bert, "AutoModelForSeq2SeqLM"), ("conll2003", marian, "AutoModelForTokenClassification")):  # fmt: skip
-        with pytest.raises(InputError, match=f"The task needs {head}, which does not support the architecture of --model"):
+        with pytest.raises(
+            InputError, match=f"The task needs {head}, which does not support the architecture of --model"
+        ):
             load_model(get_task(task), str(model))
 
 
@@ -254,9 +256,7 @@ def test_rows_without_a_labelled_word_are_scored_and_not_trained_on(bert):
     kind = kind_class("tokens")(task, tokenizer, 32)
     rows = kind.encode(rows_of(unseen, seen, unseen))
     assert [row["labels"] for row in kind.to_train_on(rows)] == [rows[1]["labels"]]
-    with pytest.raises(
-        InputError, match=r"None of 2 rows has a word that the model sees in column"
-    ):
+    with pytest.raises(InputError, match=r"None of 2 rows has a word that the model sees in column"):
         kind.to_train_on(kind.encode(rows_of(unseen, unseen)))
     alone = predict(model, in_order(rows, 1, kind, torch.device("cpu")), kind)
     assert math.isfinite(alone.loss)
@@ -281,7 +281,9 @@ def test_the_end_of_text_stands_in_for_padding(tmp_path):
     assert together[0]["logits"] == pytest.approx(alone[0]["logits"], abs=1e-5)
     tokenizer.eos_token = None
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="needs a padding token and at most .* tokens, as many as the model embeds; got"):
+    with pytest.raises(
+        InputError, match="needs a padding token and at most .* tokens, as many as the model embeds; got"
+    ):
         load_model(get_task("cola"), str(tmp_path))
 
 

@@ -139,7 +139,9 @@ def test_bad_rows_are_named(tmp_path, task, change, says):
 def test_columns_that_are_missing(tmp_path):
     rows = [{"tokens": ["a"], "tags": ["O"]}]
     folder = write(tmp_path / "tags", train=rows, validation=rows)
-    with pytest.raises(InputError, match="ner_tags. Task 'conll2003' needs tokens, ner_tags; the data has tokens, tags"):
+    with pytest.raises(
+        InputError, match="ner_tags. Task 'conll2003' needs tokens, ner_tags; the data has tokens, tags"
+    ):
         load_splits(get_task("conll2003"), folder)
     rows = [{"en": "red", "ro": "rot"}]
     folder = write(tmp_path / "flat", train=rows, validation=rows)
@@ -173,7 +175,11 @@ def test_a_class_that_is_not_trained_on_is_named(tmp_path):
     for number, (train, others, says) in enumerate(
         [
             (rows(True, False), {"validation": rows(0, 1)}, "Label '0' in column label of split validation of"),
-            (rows("x", "y"), {"validation": rows("x"), "test": rows("x", "z")}, "Label 'z' in column label of split test of"),
+            (
+                rows("x", "y"),
+                {"validation": rows("x"), "test": rows("x", "z")},
+                "Label 'z' in column label of split test of",
+            ),
         ]
     ):
         folder = write(tmp_path / str(number), train=train, **others)

@@ -140,7 +140,7 @@ def commands(runs: Sequence[PlannedRun], threads: int, echo: Callable[[str], Non
     Returns:
         the number of printed commands.
     """
-    waiting = [run for run in runs if not run.running]
+    waiting = [run for run in runs if not run.reader.running]
     for run in waiting:
         run.prepare()
         words = shlex.join(["attnreg", *run.command_line()])

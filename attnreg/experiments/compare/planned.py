@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from attnreg._checksums import check_checksums
-from attnreg._files import exclusive
 from attnreg.errors import InputError
 from attnreg.experiments.compare.method import Method
-from attnreg.experiments.runs.folder import LOCK
+from attnreg.experiments.runs.reader import RunReader
 from attnreg.experiments.runs.settings import Settings
 
 Role = Literal["final", "search", "equal time"]
@@ -56,32 +53,36 @@ class PlannedRun:
         return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
+    def reader(self) -> RunReader:
+        """What the run has written."""
+        return RunReader(self.folder)
+
+    @property
     def finished(self) -> bool:
         """Whether the run has a result."""
-        return (self.folder / "result.json").is_file()
+        return self.reader.finished
 
     @property
     def result(self) -> dict[str, Any]:
         """``result.json``, with the run's options under ``config``."""
-        self._check_files()
-        return {**self._json("result.json"), "config": self._json("config.json")}
+        self.reader.check_files()
+        return {**self.reader.result, "config": self.reader.config}
 
     @property
     def score(self) -> float:
         """The dev score after the last epoch, in the metric of the comparison."""
-        result = self._json("result.json")
+        result = self.reader.result
         return float(result["dev"][result["metric"]])
 
     @property
     def seconds(self) -> float:
         """Duration of the run in seconds, without start-up."""
-        return float(self._json("result.json")["seconds"])
+        return float(self.reader.result["seconds"])
 
     def predictions(self) -> list[dict[str, Any]]:
         """Return label and prediction of each dev row, in order."""
-        self._check_files()
-        with (self.folder / "predictions.jsonl").open(encoding="utf-8") as lines:
-            return [json.loads(line) for line in lines]
+        self.reader.check_files()
+        return self.reader.predictions
 
     def check(self) -> None:
         """Check that the run can use its folder.
@@ -94,32 +95,19 @@ class PlannedRun:
         if not (self.folder / "config.json").is_file():
             if any(not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise InputError(f"{self.folder} holds files but no run: choose another --output-dir.")
-        elif differences := self.settings.differences(self._json("config.json")):
+        elif differences := self.settings.differences(self.reader.config):
             raise InputError(
                 f"The run in {self.folder} has other options than this comparison: {', '.join(differences)}. Give the "
                 "same options, or another --output-dir."
             )
 
-    @property
-    def running(self) -> bool:
-        """Whether a process is working on this run."""
-        if not (self.folder / LOCK).is_file():
-            return False
-        with exclusive(self.folder / LOCK) as free:
-            return not free
-
-    @property
-    def resumable(self) -> bool:
-        """Whether the run has a checkpoint."""
-        return any((self.folder / "checkpoints").glob("step-*"))
-
     def command_line(self) -> list[str]:
         """Return the arguments of ``attnreg`` that start or resume the run."""
-        return ["recipe", self.method.words[0], *self.arguments, *(["--resume"] if self.resumable else [])]
+        return ["recipe", self.method.words[0], *self.arguments, *(["--resume"] if self.reader.resumable else [])]
 
     def prepare(self) -> None:
         """Prepare the folder right before the run starts; remove a run that stopped before its first checkpoint."""
-        if not self.resumable and not self.running and not self.finished:
+        if not self.reader.resumable and not self.reader.running and not self.finished:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
 
@@ -128,25 +116,9 @@ class PlannedRun:
 
         A run without checkpoints has been tidied before and is left alone.
         """
-        if self.finished and (self.folder / "checkpoints").is_dir() and not self.running:
+        if self.finished and (self.folder / "checkpoints").is_dir() and not self.reader.running:
             for name in (*(() if self.keep_model else ("model", "provider")), "checkpoints"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-
-    def _check_files(self) -> None:
-        try:
-            check_checksums(self.folder)
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"The finished run in {self.folder} has been changed: {error}. Remove that folder and repeat the "
-                "command to run it again."
-            ) from error
-
-    def _json(self, name: str) -> dict[str, Any]:
-        path = self.folder / name
-        try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise InputError(f"Cannot read a JSON object from {path}: {error}.") from error
 
 
 def finished(runs: Sequence[PlannedRun]) -> bool:

@@ -13,7 +13,7 @@ from attnreg._files import exclusive, replaced_file
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun, Role, finished
-from attnreg.experiments.runs.folder import LOCK
+from attnreg.experiments.runs.reader import LOCK
 from attnreg.experiments.runs.settings import TASK_OPTIONS
 
 SEARCH_SEED = 1000

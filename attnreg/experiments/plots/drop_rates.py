@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from attnreg.experiments.plots.run_folder import Records, moving_mean
-from attnreg.experiments.plots.style import picture, sequence, styles
+from attnreg.experiments.plots.style import moving_mean, picture, sequence, styles
+from attnreg.experiments.runs.reader import RunReader
 
 
-def plot_drop_rates(run: Records, path: Path) -> bool:
+def plot_drop_rates(run: RunReader, path: Path) -> bool:
     """Plot the drop rate of each attention site; lines have gaps where the provider was not active.
 
     Args:
@@ -37,7 +37,7 @@ def plot_drop_rates(run: Records, path: Path) -> bool:
     return True
 
 
-def _active_parts(run: Records, site: str) -> list[list[dict[str, Any]]]:
+def _active_parts(run: RunReader, site: str) -> list[list[dict[str, Any]]]:
     """Split the telemetry into consecutive parts in which a site has a drop rate."""
     parts: list[list[dict[str, Any]]] = [[]]
     for line in run.telemetry:

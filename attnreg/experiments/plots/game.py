@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnreg.experiments.plots.run_folder import Records, moving_mean
-from attnreg.experiments.plots.style import COLORS, picture
+from attnreg.experiments.plots.style import COLORS, moving_mean, picture
+from attnreg.experiments.runs.reader import RunReader
 
 
-def plot_game(run: Records, path: Path) -> bool:
+def plot_game(run: RunReader, path: Path) -> bool:
     """Plot scores and winner of each round, the reward and its baseline, and the Attacker's probability of winning.
 
     Args:

@@ -10,7 +10,7 @@ from attnreg.experiments.plots.attention import plot_attention
 from attnreg.experiments.plots.convergence import plot_convergence
 from attnreg.experiments.plots.drop_rates import plot_drop_rates
 from attnreg.experiments.plots.game import plot_game
-from attnreg.experiments.plots.run_folder import Records
+from attnreg.experiments.runs.reader import RunReader
 from attnreg.provider.base import MaskProvider
 
 LONGEST_SAMPLE = 18
@@ -29,10 +29,12 @@ def plot_run(folder: Path, layer: int = 0) -> list[Path]:
     Raises:
         InputError: if the folder holds no run that has trained, or the model has no such layer.
     """
-    run, plots = Records(folder), folder / "plots"
+    run, plots = RunReader(folder), folder / "plots"
+    if run.config and not run.telemetry:
+        raise InputError(f"The run in {folder} has not trained yet: there are no lines in telemetry.jsonl.")
     runs = {run.config["recipe"]: run}
     if (folder / "baseline" / "config.json").is_file():
-        runs["plain fine-tuning"] = Records(folder / "baseline")
+        runs["plain fine-tuning"] = RunReader(folder / "baseline")
     made = []
     if plot_drop_rates(run, plots / "drop_rates.png"):
         made.append(plots / "drop_rates.png")
@@ -52,7 +54,7 @@ def has_attention(folder: Path) -> bool:
     return (folder / "provider").is_dir() and (folder / "model").is_dir()
 
 
-def _attention(run: Records, path: Path, layer: int) -> None:
+def _attention(run: RunReader, path: Path, layer: int) -> None:
     """Plot the attention of the first dev row that is short enough to read."""
     from attnreg.experiments.runs.settings import TASK_OPTIONS
     from attnreg.experiments.tasks import choose_task, load_data, load_model

@@ -64,3 +64,14 @@ def picture(
         one.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)
+
+
+def moving_mean(values: list[float], window: int) -> list[float]:
+    """Return the mean of the last ``window`` values at each position; the first positions average fewer values.
+
+    Example:
+        >>> moving_mean([1.0, 3.0, 5.0, 7.0], 2)
+        [1.0, 2.0, 4.0, 6.0]
+    """
+    parts = (values[max(0, end + 1 - window) : end + 1] for end in range(len(values)))
+    return [sum(part) / len(part) for part in parts]
