@@ -212,7 +212,7 @@ def test_one_comparison_at_a_time_works_on_a_folder(tmp_path):
     study = study_of(tmp_path, "finetune", "ad-drop")
     with (
         study.begun(),
-        pytest.raises(InputError, match="Another comparison is writing to .*: wait for it"),
+        pytest.raises(InputError, match=r"Another comparison is writing to .*: wait for it"),
         study.begun(),
     ):
         pass

@@ -282,7 +282,7 @@ def test_the_end_of_text_stands_in_for_padding(tmp_path):
     tokenizer.eos_token = None
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(
-        InputError, match="needs a padding token and at most .* tokens, as many as the model embeds; got"
+        InputError, match=r"needs a padding token and at most .* tokens, as many as the model embeds; got"
     ):
         load_model(get_task("cola"), str(tmp_path))
 
