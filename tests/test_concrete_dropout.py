@@ -128,13 +128,13 @@ def test_state_survives_copies_and_folders(tmp_path):
         ),
         (
             lambda: attnreg.ConcreteDropout(2).check([site(), site(stack="decoder")], None),
-            "got 2 encoder layers, 2 decoder layers: use `ConcreteDropout.for_model",
+            "but the model has 2 encoder layers, 2 decoder layers: use `ConcreteDropout.for_model",
         ),
         (
             lambda: attnreg.ConcreteDropout({"encoder": 2}).check([site(stack="decoder")], None),
             "This ConcreteDropout was made for 2 encoder layers, but",
         ),
-        (lambda: attnreg.ConcreteDropout({"encoder": 2})(site(stack="decoder")), "got 2 decoder layers"),
+        (lambda: attnreg.ConcreteDropout({"encoder": 2})(site(stack="decoder")), "but the model has 2 decoder layers"),
         (lambda: attnreg.ConcreteDropout(2, 0.1, "head", 3)(site()), "has drop rates for 3 heads, but attention has 4"),
         (
             lambda: attnreg.ConcreteDropout.for_model(Toy(), stacks=["decoder"], example_inputs=batch()),

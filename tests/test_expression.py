@@ -92,7 +92,7 @@ def test_yaml_says_the_same(content, text, tmp_path):
         ("AttentionDropout(open('hacked', 'w'))", "Expected a provider among"),
         ("AttentionDropout([x for x in (1,)])", "Expected numbers, strings, lists"),
         ("AttentionDropout(*[0.1])", "Expected numbers, strings, lists"),
-        ("AttentionDropout(**{'p': 0.1})", "Expected the arguments of AttentionDropout"),
+        ("AttentionDropout(**{'p': 0.1})", "Expected each argument of AttentionDropout by name and only once"),
         ("AttentionDropout(0.1, 0.2, 0.3, 0.4)", "Expected the arguments of AttentionDropout"),
         ("AttentionDropout(rate=0.1)", "got an unexpected keyword argument 'rate'"),
         ("AttentionDropout(7)", r"Expected `p` to be a probability in \[0, 1\], got 7"),

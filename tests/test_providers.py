@@ -98,7 +98,7 @@ def test_schedule_goes_on_where_it_was(tmp_path):
         (lambda: attnreg.AttentionDropout(0.1, placement="logits"), "Expected `placement` to be one of"),
         (lambda: attnreg.AttentionLayerDrop(-0.1), "Expected `p`"),
         (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1), (1, 1.2)], 10), "Expected `p of a knot`"),
-        (lambda: attnreg.BernoulliScheduleProvider([(1, 0.1), (0, 0.2)], 10), "to ascend"),
+        (lambda: attnreg.BernoulliScheduleProvider([(1, 0.1), (0, 0.2)], 10), "in ascending order of progress"),
         (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1, 3)], 10), "Expected a list of"),
         (lambda: attnreg.BernoulliScheduleProvider([], 10), "Expected `schedule`"),
         (lambda: attnreg.BernoulliScheduleProvider(0.1, 10), "Expected `schedule`"),

@@ -42,7 +42,7 @@ class AttributionProvider(MaskProvider):
         p: share of valid keys in the candidate region of each row.
         q: probability of dropping each position of the candidate region.
         method: attribution method: ``"gradient"`` (GA), ``"integrated_gradients"`` (IGA), ``"attention"`` (AA, the
-            weights) or ``"random"`` (RD).
+            weights) or ``"random"`` (RD, no first pass).
         region: candidate keys: ``"high"`` (highest attribution) or ``"low"`` (lowest attribution).
         layers: layer indices; negative ones count from the last layer (default: all attached layers).
         target: score to explain: ``"predicted"`` (of the predicted class) or ``"label"`` (of the gold class).

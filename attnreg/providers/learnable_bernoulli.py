@@ -44,7 +44,7 @@ class LearnableBernoulli(MaskProvider):
     with value 0 and gradient :math:`\hat g`, and a reward :math:`-\lambda \sum_l H(p_l)` for the entropy of the rates.
     The division by :math:`1 - p` gets its part of the gradient in the training step itself.
 
-    Train with :class:`attnreg.training.TwoPass`, and add the rates to the optimizer:
+    Train with :class:`attnreg.training.FineTuning`, and add the rates to the optimizer:
     ``optimizer.add_param_group({"params": provider.parameters(), "lr": 0.01})``.
 
     Args:
@@ -204,7 +204,7 @@ class LearnableBernoulli(MaskProvider):
         if self._draw == "never":
             raise RuntimeError(
                 "LearnableBernoulli needs `provider.attribute(model, batch)` before each training step: call it, or "
-                "train with `attnreg.training.TwoPass`, which does."
+                "train with `attnreg.training.FineTuning`, which does."
             )
         logits = logits_at(self.logits, self._index, site)
         uniform = torch.rand(site.shape, dtype=logits.dtype, device=site.device)
