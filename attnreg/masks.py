@@ -1,4 +1,4 @@
-"""What a mask provider receives, an attention site, and what it returns, a mask.
+"""Attention sites, which mask providers receive, and masks, which they return.
 
 Shapes, here and everywhere in the project: B batch, H heads, Q queries, K keys, D head size, L layers.
 Polarity: in a boolean mask ``True`` means *kept* (or, for ``valid``, *allowed by the model*), as in

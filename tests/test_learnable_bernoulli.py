@@ -168,7 +168,7 @@ def test_a_model_without_a_loss_is_told_of_labels_and_nothing_is_left_behind():
     provider = attnreg.LearnableBernoulli.for_model(model)
     random = torch.get_rng_state()
     with attnreg.attach(model, provider):
-        with pytest.raises(ValueError, match="The model's output, .*, has no `loss`: pass `labels`"):
+        with pytest.raises(ValueError, match=r"The model's output, .*, has no `loss`: pass `labels`"):
             provider.attribute(model, {"input_ids": TEXT["input_ids"]})
         assert provider._draw == "never"
         assert torch.equal(torch.get_rng_state(), random)

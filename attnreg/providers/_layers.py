@@ -102,7 +102,7 @@ def heads_of(found: Sequence[SiteInfo]) -> int:
     heads = {site.heads for site in found}
     if len(heads) > 1 or None in heads:
         raise InputError(
-            f"The number of heads is not the same in all layers ({sorted(heads, key=str)}): choose `stacks`."
+            f"The number of heads is not the same in all layers, but {sorted(heads, key=str)}: choose `stacks`."
         )
     return heads.pop()  # type: ignore[return-value]
 
@@ -116,7 +116,7 @@ def head_size_of(found: Sequence[SiteInfo], provider: str) -> int:
     check_queries(provider, found)
     sizes = {site.head_size for site in found if site.head_size is not None}
     if len(sizes) > 1:
-        raise InputError(f"The size of queries is not the same in all layers ({sorted(sizes)}): choose `stacks`.")
+        raise InputError(f"The size of queries is not the same in all layers, but {sorted(sizes)}: choose `stacks`.")
     return sizes.pop()
 
 
