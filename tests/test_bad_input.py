@@ -31,7 +31,7 @@ BAD = [
     bad("recipe", "ad-drop", "--method", "lime", code=2, says="'lime' is not one of"),
     bad("recipe", "ad-drop", "--layers", "0,x", code=2, says="expected 'all' or layer indices such as 0,1,-1, got '0,x'"),
     bad("recipe", "ad-drop", "--layers", 3, says="Expected layers among .0, 1, 2. in AttributionProvider, got .3."),
-    bad("recipe", "ad-drop", "--every", 2, "--offset", 2, says="Expected `offset` in 0..1, below `every`, got 2"),
+    bad("recipe", "ad-drop", "--every", 2, "--offset", 2, says="Expected `offset` to be below `every`, 2, got 2"),
     bad("recipe", "finetune", "--model", "./nowhere", says="Expected --model to be a folder .* no such folder"),
     bad("recipe", "finetune", "--model", "nobody/nothing", says="The hub cannot be reached, and model nobody/nothing is not in the local cache"),
     bad("recipe", "finetune", "--task", "cola", says="The hub cannot be reached, and .* for task 'cola' is not in the local cache: use --data-dir"),

@@ -323,7 +323,7 @@ def test_keys_shared_between_blocks_of_a_transformers_model():
 
 def test_cross_attention_alone_is_refused():
     model = next(case for case in MODELS if case.name == "bart").build()
-    with pytest.raises(ValueError, match="got cross-attention alone"):
+    with pytest.raises(ValueError, match="but all sites are cross-attention"):
         attnreg.attach(model, attnreg.LayerDrop(0.1), stacks=["cross"])
 
 
@@ -334,7 +334,7 @@ class Wrong(Skip):
 
 def test_what_is_no_decision_is_refused():
     model = encoder()
-    with attnreg.attach(model, Wrong()), pytest.raises(ValueError, match="`skips_block` of Wrong to give a 0-d bool"):
+    with attnreg.attach(model, Wrong()), pytest.raises(ValueError, match="`skips_block` of Wrong to return a 0-d bool"):
         model(torch.randn(2, 3, 8))
 
 
