@@ -126,14 +126,12 @@ def _description(node: ast.expr, text: str, known: Mapping[str, type[MaskProvide
         raise InputError(
             f"Expected a provider among {', '.join(sorted(known))}, got {name!r}; see `attnreg list providers`."
         )
-    factory = getattr(known[name], "for_model", known[name])
     values = [_value(argument, text, known) for argument in node.args]
     names = [option.arg for option in node.keywords]
     if None in names or len(set(names)) < len(names):
         raise InputError(f"Expected each argument of {name} by name and only once, got {ast.unparse(node)!r}.")
     options = {str(option.arg): _value(option.value, text, known) for option in node.keywords}
-    parameters = inspect.signature(factory).parameters.values()
-    signature = inspect.Signature([p for p in parameters if factory is known[name] or p.name != "model"])
+    signature = _signature(known[name])
     try:
         bound = signature.bind_partial(*values, **options).arguments
     except TypeError as error:
@@ -144,6 +142,14 @@ def _description(node: ast.expr, text: str, known: Mapping[str, type[MaskProvide
     for schedules in [bound.pop(name) for name in named & bound.keys()]:
         bound.update(schedules)
     return {"provider": name, "config": {k: list(v) if isinstance(v, tuple) else v for k, v in bound.items()}}
+
+
+def _signature(cls: type[MaskProvider]) -> inspect.Signature:
+    """The arguments that an expression may give: all but those that follow from the model."""
+    measured = getattr(cls, "measured", ())
+    factory = cls if measured else getattr(cls, "for_model", cls)
+    left_out = (*measured, *(() if factory is cls else ("model",)))
+    return inspect.Signature([p for name, p in inspect.signature(factory).parameters.items() if name not in left_out])
 
 
 def _value(node: ast.expr, text: str, known: Mapping[str, type[MaskProvider]]) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -13,8 +15,10 @@ from attnreg.errors import InputError
 from attnreg.injection import discover
 from attnreg.injection.selection import choose
 from attnreg.masks import SiteInfo, Stack
+from attnreg.provider.base import MaskProvider
 
 Depth = int | Mapping[str, int]
+Made = TypeVar("Made", bound="LayerwiseProvider")
 
 
 class LayerIndex:
@@ -73,19 +77,51 @@ class LayerIndex:
         )
 
 
-def found_in(model: nn.Module, stacks: Sequence[Stack] | None, example_inputs: Any) -> list[SiteInfo]:
-    """Find the attention sites to make a provider for: by default all self-attention, as in :func:`attnreg.attach`.
+class LayerwiseProvider(MaskProvider):
+    """A provider with its own parameters for each layer of a model."""
 
-    Raises:
-        InputError: if the model has no attention in these stacks.
-        NoAttentionError: if no attention is found in the model.
-    """
-    return [site.info for site in choose(discover(model, example_inputs), stacks=stacks)]
+    #: The constructor's arguments that follow from the model; :meth:`measure` gives them.
+    measured: ClassVar[Sequence[str]] = ("num_layers",)
 
+    @classmethod
+    @abstractmethod
+    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of :attr:`measured`, from the sites and the other arguments."""
 
-def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a model; the CPU if it has no parameters."""
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    @classmethod
+    def for_model(
+        cls: type[Made],
+        model: nn.Module,
+        *args: Any,
+        stacks: Sequence[Stack] | None = None,
+        example_inputs: Any = None,
+        **options: Any,
+    ) -> Made:
+        """Make a provider for the layers of a model, on the model's device.
+
+        Args:
+            model: any model that the provider can be attached to.
+            args: the constructor's arguments, without those that describe the model (:attr:`measured`).
+            stacks: as in :func:`attnreg.attach`.
+            example_inputs: as in :func:`attnreg.attach`.
+            options: more of the constructor's arguments, by name.
+
+        Raises:
+            InputError: if the model has no attention in these stacks, or its layers differ in what the provider needs.
+            NoAttentionError: if no attention is found in the model.
+
+        Example:
+            >>> from attnreg import ConcreteDropout
+            >>> from transformers import BertConfig, BertModel
+            >>> config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=3, num_attention_heads=2)
+            >>> ConcreteDropout.for_model(BertModel(config), p=0.5, per="head").rates.shape
+            torch.Size([3, 2])
+        """
+        free = [p for name, p in inspect.signature(cls).parameters.items() if name not in cls.measured]
+        given = inspect.Signature(free).bind_partial(*args, **options).arguments
+        sites = [site.info for site in choose(discover(model, example_inputs), stacks=stacks)]
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        return cls(**cls.measure(sites, given), **given).to(device)
 
 
 def depth_of(found: Sequence[SiteInfo]) -> dict[str, int]:

@@ -12,22 +12,20 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, true_or_false, whole_number
-from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
-from attnreg.provider.base import MaskProvider
+from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.providers._layers import (
     Depth,
     LayerIndex,
+    LayerwiseProvider,
     check_queries,
     depth_of,
-    device_of,
-    found_in,
     head_size_of,
     heads_of,
 )
 from attnreg.providers._seen import mean_over, queries_of
 
 
-class AdversarialAttention(MaskProvider):
+class AdversarialAttention(LayerwiseProvider):
     r"""Mask attention scores with a small network per layer that learns to raise the loss.
 
     .. math::
@@ -74,6 +72,8 @@ class AdversarialAttention(MaskProvider):
 
     draws_in_prepare = False  # `prepare` only forgets the latest pass
 
+    measured = ("num_layers", "num_heads", "head_size")
+
     def __init__(
         self,
         num_layers: Depth,
@@ -105,38 +105,13 @@ class AdversarialAttention(MaskProvider):
         self._seen: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}
 
     @classmethod
-    def for_model(
-        cls,
-        model: nn.Module,
-        generator_size: int | None = None,
-        initial_keep: float = 0.9,
-        *,
-        price: float = 1.0,
-        sampled: bool = True,
-        stacks: Sequence[Stack] | None = None,
-        example_inputs: Any = None,
-    ) -> AdversarialAttention:
-        """Make a generator for each layer of a model, on the model's device.
-
-        Args:
-            model: a model that exposes its queries, as one that uses torch's fused attention does.
-            generator_size: size of the generator's queries and keys (default: that of the model's).
-            initial_keep: keep probability before training.
-            price: the price of masking everything, in units of the loss.
-            sampled: draw the masks.
-            stacks: as in :func:`attnreg.attach`.
-            example_inputs: as in :func:`attnreg.attach`.
-
-        Raises:
-            InputError: if the model has no attention in these stacks, exposes no queries, or its layers differ in size.
-            NoAttentionError: if no attention is found in the model.
-        """
-        found = found_in(model, stacks, example_inputs)
-        size = head_size_of(found, "AdversarialAttention")
-        provider = cls(
-            depth_of(found), heads_of(found), size, generator_size, initial_keep, price=price, sampled=sampled
-        )
-        return provider.to(device_of(model))
+    @override
+    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "num_layers": depth_of(sites),
+            "head_size": head_size_of(sites, "AdversarialAttention"),
+            "num_heads": heads_of(sites),
+        }
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:

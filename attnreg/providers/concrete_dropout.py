@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,12 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import not_negative, positive
-from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
-from attnreg.provider.base import MaskProvider
-from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, heads_of
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.providers._layers import Depth, LayerIndex, LayerwiseProvider, depth_of, heads_of
 from attnreg.providers._rates import Per, initial_logits, logits_at
 
 
-class ConcreteDropout(MaskProvider):
+class ConcreteDropout(LayerwiseProvider):
     r"""Drop attention weights at rates, per layer or head, that the model's loss learns.
 
     Decisions are relaxed, so that the loss has a gradient with respect to the rates p:
@@ -65,6 +64,7 @@ class ConcreteDropout(MaskProvider):
         torch.Size([2, 1])
     """
 
+    measured = ("num_layers", "num_heads")
     schedulable = ("temperature",)
 
     def __init__(
@@ -88,42 +88,9 @@ class ConcreteDropout(MaskProvider):
         self.regularizer = not_negative("regularizer", regularizer)
 
     @classmethod
-    def for_model(
-        cls,
-        model: nn.Module,
-        p: float = 0.1,
-        per: Per = "layer",
-        *,
-        temperature: float = 0.1,
-        regularizer: float = 1e-3,
-        stacks: Sequence[Stack] | None = None,
-        example_inputs: Any = None,
-    ) -> ConcreteDropout:
-        """Make a provider for the layers of a model, on the model's device.
-
-        Args:
-            model: any model that providers can be attached to.
-            p: initial drop probability.
-            per: one rate per ``"layer"`` or per ``"head"``.
-            temperature: temperature of the relaxation.
-            regularizer: weight of the entropy, in units of the loss.
-            stacks: as in :func:`attnreg.attach`.
-            example_inputs: as in :func:`attnreg.attach`.
-
-        Raises:
-            InputError: if the model has no attention in these stacks; for ``per="head"``, if layers differ in heads.
-            NoAttentionError: if no attention is found in the model.
-
-        Example:
-            >>> from transformers import BertConfig, BertModel
-            >>> config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=3, num_attention_heads=2)
-            >>> ConcreteDropout.for_model(BertModel(config), p=0.5, per="head").rates.shape
-            torch.Size([3, 2])
-        """
-        found = found_in(model, stacks, example_inputs)
-        heads = heads_of(found) if per == "head" else None
-        provider = cls(depth_of(found), p, per, heads, temperature=temperature, regularizer=regularizer)
-        return provider.to(device_of(model))
+    @override
+    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"num_layers": depth_of(sites), "num_heads": heads_of(sites) if options.get("per") == "head" else None}
 
     @property
     def rates(self) -> Tensor:

@@ -12,14 +12,13 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, positive, whole_number
-from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
-from attnreg.provider.base import MaskProvider
-from attnreg.providers._layers import Depth, LayerIndex, check_queries, depth_of, device_of, found_in, head_size_of
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.providers._layers import Depth, LayerIndex, LayerwiseProvider, check_queries, depth_of, head_size_of
 from attnreg.providers._rates import LARGEST_LOGIT
 from attnreg.providers._seen import mean_over, queries_of
 
 
-class ContextualDropout(MaskProvider):
+class ContextualDropout(LayerwiseProvider):
     r"""Drop attention weights at rates that a small network per layer predicts from each query.
 
     .. math::
@@ -66,6 +65,7 @@ class ContextualDropout(MaskProvider):
 
     draws_in_prepare = False  # `prepare` only forgets the latest pass
 
+    measured = ("num_layers", "head_size")
     schedulable = ("temperature",)
 
     def __init__(
@@ -95,38 +95,9 @@ class ContextualDropout(MaskProvider):
         self._seen: dict[int, tuple[Tensor, Tensor | None]] = {}  # queries and valid rows of the latest pass
 
     @classmethod
-    def for_model(
-        cls,
-        model: nn.Module,
-        p: float = 0.1,
-        prior: float | None = None,
-        hidden_size: int = 8,
-        *,
-        temperature: float = 0.1,
-        regularizer: float = 0.1,
-        stacks: Sequence[Stack] | None = None,
-        example_inputs: Any = None,
-    ) -> ContextualDropout:
-        """Make a network for each layer of a model, on the model's device.
-
-        Args:
-            model: a model that exposes its queries, as one that uses torch's fused attention does.
-            p: initial drop probability.
-            prior: the drop probability to stay near (default: p).
-            hidden_size: number of hidden units of each network.
-            temperature: temperature of the relaxation.
-            regularizer: weight of the divergence from the prior, in units of the loss.
-            stacks: as in :func:`attnreg.attach`.
-            example_inputs: as in :func:`attnreg.attach`.
-
-        Raises:
-            InputError: if the model has no attention in these stacks, exposes no queries, or their sizes differ.
-            NoAttentionError: if no attention is found in the model.
-        """
-        found = found_in(model, stacks, example_inputs)
-        size = head_size_of(found, "ContextualDropout")
-        provider = cls(depth_of(found), size, p, prior, hidden_size, temperature=temperature, regularizer=regularizer)
-        return provider.to(device_of(model))
+    @override
+    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"num_layers": depth_of(sites), "head_size": head_size_of(sites, "ContextualDropout")}
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:

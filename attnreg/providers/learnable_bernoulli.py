@@ -16,16 +16,15 @@ from attnreg.arguments import not_negative, one_of
 from attnreg.errors import InputError
 from attnreg.injection import handle_of
 from attnreg.injection.undisturbed import undisturbed
-from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
-from attnreg.provider.base import MaskProvider
-from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, heads_of
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.providers._layers import Depth, LayerIndex, LayerwiseProvider, depth_of, heads_of
 from attnreg.providers._rates import Per, initial_logits, logits_at
 
 Placement = Literal["weights", "scores"]
 Loss = Callable[[Any, Mapping[str, Any]], Tensor]
 
 
-class LearnableBernoulli(MaskProvider):
+class LearnableBernoulli(LayerwiseProvider):
     r"""Drop attention units with hard masks, at rates learned per layer or head.
 
     .. math::
@@ -86,6 +85,8 @@ class LearnableBernoulli(MaskProvider):
     #: Its forward passes would use up the masks that other providers keep for the training step.
     looks_alone = True
 
+    measured = ("num_layers", "num_heads")
+
     def __init__(
         self,
         num_layers: Depth,
@@ -114,38 +115,9 @@ class LearnableBernoulli(MaskProvider):
         self._estimate: Tensor | None = None
 
     @classmethod
-    def for_model(
-        cls,
-        model: nn.Module,
-        p: float = 0.1,
-        per: Per = "layer",
-        *,
-        placement: Placement = "weights",
-        regularizer: float = 1e-3,
-        loss: Loss | None = None,
-        stacks: Sequence[Stack] | None = None,
-        example_inputs: Any = None,
-    ) -> LearnableBernoulli:
-        """Make a provider for the layers of a model, on the model's device.
-
-        Args:
-            model: any model that providers can be attached to.
-            p: initial drop probability.
-            per: one rate per ``"layer"`` or per ``"head"``.
-            placement: what to drop: ``"weights"`` or ``"scores"``.
-            regularizer: weight of the entropy, in units of the loss.
-            loss: function of the model's output and the batch (default: the output's ``loss``).
-            stacks: as in :func:`attnreg.attach`.
-            example_inputs: as in :func:`attnreg.attach`.
-
-        Raises:
-            InputError: if the model has no attention in these stacks; for ``per="head"``, if layers differ in heads.
-            NoAttentionError: if no attention is found in the model.
-        """
-        found = found_in(model, stacks, example_inputs)
-        heads = heads_of(found) if per == "head" else None
-        provider = cls(depth_of(found), p, per, heads, placement=placement, regularizer=regularizer, loss=loss)
-        return provider.to(device_of(model))
+    @override
+    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"num_layers": depth_of(sites), "num_heads": heads_of(sites) if options.get("per") == "head" else None}
 
     @property
     def rates(self) -> Tensor:
