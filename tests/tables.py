@@ -18,24 +18,23 @@ def page_of(name: str) -> Path:
     return next(pages, FOLDER / "README.md")
 
 
-def choose_when(name: str) -> str:
-    """What the page says after **Choose it when**, below the provider's heading."""
+def choose_if(name: str) -> str:
+    """What the provider's page says after **Choose it if**."""
     text = page_of(name).read_text(encoding="utf-8")
-    after = re.split(rf"^#+ .*\b{name}\b.*$", text, maxsplit=1, flags=re.M)[-1]
-    found = re.search(r"\*\*Choose it when\*\*\s+(.+?)\.(?:\s|$)", after, re.S)
+    found = re.search(rf"\*\*Choose (?:it|`{name}`) if\*\* (.+?)\.\n", text, re.S)
     return " ".join(found[1].split()) if found else ""
 
 
 def table(place: Path) -> str:
     """The rows, with links as seen from a file."""
     in_docs = place.parent == FOLDER
-    rows = [["provider", "what it does", "choose it when"], ["---"] * 3]
-    for name, cls in built_in().items():
+    rows = [["provider", "what it does", "choose it if"], ["---"] * 3]
+    for name, cls in sorted(built_in().items(), key=lambda item: item[1].__module__.startswith("attnreg.provider.")):
         if name == "Compose":
             continue
         summary = (cls.__doc__ or "").strip().partition("\n")[0].rstrip(".")
         link = page_of(name).name if in_docs else f"docs/providers/{page_of(name).name}"
-        rows.append([f"[`{name}`]({link})", summary, choose_when(name)])
+        rows.append([f"[`{name}`]({link})", summary, choose_if(name)])
     return "\n".join("| " + " | ".join(row if in_docs else row[:2]) + " |" for row in rows)
 
 

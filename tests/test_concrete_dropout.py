@@ -138,7 +138,7 @@ def test_state_survives_copies_and_folders(tmp_path):
         (lambda: attnreg.ConcreteDropout(2, 0.1, "head", 3)(site()), "has drop rates for 3 heads, but attention has 4"),
         (
             lambda: attnreg.ConcreteDropout.for_model(Toy(), stacks=["decoder"], example_inputs=batch()),
-            r"Expected `stacks` among \['encoder'\]",
+            r"Expected `stacks` among those of the model, \['encoder'\]",
         ),
     ],
 )
