@@ -56,7 +56,7 @@ def test_an_epoch_may_come_from_a_checkpoint():
     ("make", "moves"),
     [
         (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1), (1, 0.0)], 10), True),
-        (lambda: attnreg.DropHead(0.2, "v", 10), True),
+        (lambda: attnreg.Scheduled(attnreg.DropHead(), 10, p=[(0, 0.2), (1, 0)]), True),
         (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1)], 10), False),
         (lambda: attnreg.DropHead(0.2), False),
     ],

@@ -56,33 +56,12 @@ def steps(model, provider, runs, lengths=(7,) * STEPS):
     return seen
 
 
-# What these draw and return is like another's, or made like it.
-ALIKE = (
-    "weights-dropout",
-    "drop-attention",
-    "unidrop",
-    "drop-head",
-    "head-mask",
-    "drop-key",
-    "structural-mask",
-    "structural-mask, graph",
-    "composition",
-    "on-layers",
-    "layerdrop",
-    "with layerdrop",
-    "block-layerdrop",
-    "bernoulli per layer",
-    "bernoulli-schedule",
-    "layerdrop 0.5",
-    "head-mask-importance",
-    "contextual",
-)
+# Masks on scores, from two passes, from tensors that a schedule changes, and in one graph with what learns.
+FAST = ("scores-dropout", "ad-drop", "scheduled, training", "learnable")
 LEARNED = [case.name for case in PROVIDERS if case.made_for_model and not case.variant]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else []) for name in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in CASES])
 def test_compiled_it_computes_the_same_and_is_compiled_once(name):
     torch._dynamo.reset()
     model = bert()
@@ -144,6 +123,7 @@ def test_eval_mode_and_detaching_are_noticed():
         torch.testing.assert_close(compiled(**plain).logits, expected)
 
 
+@pytest.mark.slow
 def test_ad_drop_trains_compiled():
     torch._dynamo.reset()
     losses = []

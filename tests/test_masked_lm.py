@@ -150,7 +150,7 @@ def test_empty_lines_are_left_out(kind):
     texts = datasets.Dataset.from_list([{"sentence": text} for text in ("", "the boys sleep", " ", "the girl sleeps")])
     encoded = kind.encode(texts)
     assert list(encoded["input_ids"]) == list(kind.encode(texts.select([1, 3]))["input_ids"])
-    with pytest.raises(InputError, match="Expected text with tokens to guess in column sentence, got 2 rows without"):
+    with pytest.raises(InputError, match="None of 2 rows has a token to predict in column sentence: check the text"):
         kind.encode(texts.select([0, 2]))
 
 
@@ -168,5 +168,5 @@ def test_a_corpus_with_empty_lines(cli, pretrained, tmp_path):
     assert len(lines(tmp_path / "own" / "predictions.jsonl")) == 8
     (tmp_path / "train.jsonl").write_text("\n".join([json.dumps({"text": ""})] * 3))
     result = cli("recipe", "pretrain", *own, "--output-dir", "none")
-    assert_sentence(result, 1, "Expected text with tokens to guess in column text, got 3 rows without")
+    assert_sentence(result, 1, "None of 3 rows has a token to predict in column text: check the text")
     assert not (tmp_path / "none").exists()

@@ -142,7 +142,7 @@ def checkpoint_of(run):
 
 @pytest.mark.parametrize(
     "recipe",
-    ["attendout", "ad-drop", *(pytest.param(r, marks=pytest.mark.slow) for r in ("finetune", "r-drop", "mixout"))],
+    ["ad-drop", *(pytest.param(r, marks=pytest.mark.slow) for r in ("attendout", "finetune", "r-drop", "mixout"))],
 )
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_end(finished, recipe, spawn, tmp_path):
     args = ["recipe", recipe, *SMALL, *RECIPES[recipe], "--output-dir", "out", "--save-steps", 3]

@@ -61,5 +61,5 @@ def test_all_others(name):
 
 def test_what_is_refused_and_what_is_said_of_the_sample():
     refused = {name: found for name in ("informer", "mamba") if (found := verdict(ALL[name])).is_refused}
-    assert "its queries are in another order than its keys" in refused["informer"].note
+    assert "its queries are ordered differently from its keys" in refused["informer"].note
     assert "No attention that can be masked was found in MambaModel" in refused["mamba"].note
