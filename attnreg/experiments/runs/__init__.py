@@ -1,0 +1,1 @@
+"""One training run: its options, data, loop, folder and report."""

@@ -1,0 +1,89 @@
+"""What a checkpoint holds: everything that the rest of a run depends on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from attnreg.errors import InputError
+from attnreg.experiments.runs.history import History
+from attnreg.experiments.runs.state_files import read_state
+from attnreg.experiments.runs.telemetry import Telemetry
+from attnreg.training.method import TrainingMethod
+
+
+def checkpoint(
+    method: TrainingMethod, history: History, telemetry: Telemetry, accelerator: Accelerator
+) -> Mapping[str, Any]:
+    """The state of a run between two steps. All processes must call this at the same time.
+
+    Returns:
+        ``method``: networks, optimizers, schedules and providers; ``history``; per process ``rows`` (forward, backward),
+        ``telemetry`` and ``rng``; ``scaler``: the loss scale of fp16.
+    """
+    return {
+        "method": method.state_dict(),
+        "history": vars(history),
+        "rows": gather_object([[history.forward_rows, history.backward_rows]]),
+        "telemetry": gather_object([telemetry.state_dict()]),
+        "rng": gather_object([rng_state()]),
+        "scaler": {} if accelerator.scaler is None else accelerator.scaler.state_dict(),
+    }
+
+
+def restore(
+    folder: Path, method: TrainingMethod, telemetry: Telemetry, accelerator: Accelerator
+) -> History:
+    """Load the newest checkpoint of a folder into a method and a telemetry, in place.
+
+    Raises:
+        InputError: if there is none, it is damaged, or it is of another method or number of processes.
+    """
+    state = read_state(folder)
+    try:
+        if len(state["rng"]) != accelerator.num_processes:
+            raise InputError(
+                f"The checkpoint in {folder} was written by {len(state['rng'])} processes and cannot be resumed by "
+                f"{accelerator.num_processes}: start as many."
+            )
+        method.load_state_dict(state["method"])
+        history = History(**state["history"])
+        rank = accelerator.process_index
+        history.forward_rows, history.backward_rows = state["rows"][rank]
+        telemetry.load_state_dict(state["telemetry"][rank])
+        set_rng_state(state["rng"][rank])
+        if accelerator.scaler is not None:
+            accelerator.scaler.load_state_dict(state["scaler"])
+    except (KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+        raise InputError(f"The checkpoint in {folder} does not fit this run: {' '.join(str(error).split())}") from error
+    return history
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of Python's, numpy's and torch's random number generators."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": [name, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Restore what :func:`rng_state` gave."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,0 +1,159 @@
+"""Options of the command line, in groups; their default and help are those of the argument that they set.
+
+Signatures and docstrings are read from the source, so that ``--help`` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attnreg._lazy import listed_names
+
+METHOD = "Method"
+_TYPES: Mapping[str, click.ParamType] = {
+    "Probability": click.FloatRange(0, 1),
+    "ProbabilityBelowOne": click.FloatRange(0, 1, max_open=True),
+    "InnerProbability": click.FloatRange(0, 1, min_open=True, max_open=True),
+    "NotNegative": click.FloatRange(min=0),
+    "Count": click.IntRange(min=1),
+    "Index": click.IntRange(min=0),
+    "int": click.INT,
+    "float": click.FLOAT,
+    "str": click.STRING,
+}
+
+
+class Option(click.Option):
+    """An option that belongs to a group in ``--help``."""
+
+    def __init__(self, *args: Any, group: str = METHOD, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+
+def option(*flags: str, group: str = METHOD, **kwargs: Any) -> Callable[[Any], Any]:
+    """:func:`click.option` with a group; shows its default."""
+    return click.option(*flags, cls=Option, group=group, **{"show_default": True, **kwargs})
+
+
+@dataclass(frozen=True)
+class _Argument:
+    annotation: ast.expr
+    default: Any
+    help: str
+
+
+def argument(target: str, name: str, flag: str | None = None, **kwargs: Any) -> Callable[[Any], Any]:
+    """An option that sets an argument of a class or method: same type, default and help.
+
+    Args:
+        target: a public name, such as ``attnreg:AttributionProvider`` or ``attnreg:GNetProvider.for_model``.
+        name: of the argument; the recipe's function receives the value by this name.
+        flag: by default the name after dashes.
+        kwargs: for :func:`option`, instead of what the source says.
+
+    Example:
+        >>> @click.command()
+        ... @argument("attnreg.training:Mixout", "p")
+        ... def command(p): ...
+        >>> command.params[0].default, command.params[0].type
+        (0.7, <FloatRange 0<=x<1>)
+    """
+    source, aliases = _source(target)
+    found = _arguments(source)[name]
+    flag = flag or f"--{name.replace('_', '-')}"
+    if isinstance(found.annotation, ast.Name) and found.annotation.id == "bool":
+        own: dict[str, Any] = {"is_flag": True} if not found.default else {}
+        flag = flag if not found.default else f"{flag}/--no-{flag[2:]}"
+    else:
+        own = {"type": _click_type(found.annotation, aliases)}
+    return option(flag, name, **{**own, "default": found.default, "help": found.help, **kwargs})
+
+
+def _source(target: str) -> tuple[ast.AST, Mapping[str, ast.expr]]:
+    """The definition behind a public name, and what the names in its module stand for."""
+    package, _, path = target.partition(":")
+    name, _, method = path.partition(".")
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = _parsed(listed_names(spec.origin)[name])
+    aliases = _assigned(tree)
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("attnreg."):
+            theirs = _assigned(_parsed(str(node.module)))
+            aliases.update({each.name: theirs[each.name] for each in node.names if each.name in theirs})
+    found: ast.AST = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    if method:
+        found = next(n for n in ast.walk(found) if isinstance(n, ast.FunctionDef) and n.name == method)
+    return found, aliases
+
+
+def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
+    assigned = (node for node in tree.body if isinstance(node, ast.Assign))
+    return {left.id: node.value for node in assigned for left in node.targets if isinstance(left, ast.Name)}
+
+
+@functools.cache
+def _parsed(module: str) -> ast.Module:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+
+
+def _arguments(source: ast.AST) -> dict[str, _Argument]:
+    assert isinstance(source, (ast.ClassDef, ast.FunctionDef))
+    docstring = ast.get_docstring(source) or ""
+    function = source
+    if isinstance(source, ast.ClassDef):
+        function = next(n for n in source.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+    assert isinstance(function, ast.FunctionDef)
+    spec = function.args
+    defaults = [None] * (len(spec.args) - len(spec.defaults)) + list(spec.defaults)
+    pairs = [*zip(spec.args, defaults, strict=True), *zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]
+    return {
+        arg.arg: _Argument(arg.annotation, None if value is None else _literal(value), _help(docstring, arg.arg))
+        for arg, value in pairs
+        if arg.annotation is not None
+    }
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+def _click_type(annotation: ast.expr, aliases: Mapping[str, ast.expr]) -> click.ParamType:
+    """The first alternative of a union that can be typed in."""
+    if isinstance(annotation, ast.BinOp):
+        return _click_type(annotation.left, aliases)
+    if isinstance(annotation, ast.Name) and annotation.id in aliases:
+        return _click_type(aliases[annotation.id], aliases)
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Literal":
+        choices = ast.literal_eval(annotation.slice)
+        return click.Choice(list(choices))
+    return _TYPES[ast.unparse(annotation)]
+
+
+def _help(docstring: str, name: str) -> str:
+    """What the section ``Args`` says of an argument, as plain text."""
+    section = re.search(r"^Args:\n((?:[ ]{4,}.*\n|\n)+)", inspect.cleandoc(docstring) + "\n", re.M)
+    entry = section and re.search(rf"^    {name}: ((?:.*\n)(?:        .*\n)*)", section[1], re.M)
+    if not entry:
+        return ""
+    text = " ".join(entry[1].split())
+    text = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"\1", text).replace("``", "")
+    return text[0].upper() + text[1:]

@@ -1,0 +1,59 @@
+"""Providers in YAML files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from attnreg.errors import InputError
+from attnreg.provider.expressions import checked_expression, within_depth
+
+SUFFIXES = (".yaml", ".yml")
+
+
+def read_provider(text: str) -> str:
+    """The expression of a provider, checked: given itself, or as a YAML file.
+
+    Args:
+        text: an expression, or the path of a ``.yaml`` or ``.yml`` file that holds one or spells one out.
+
+    Raises:
+        InputError: if there is no such file, or it does not hold a provider.
+    """
+    with within_depth(text):
+        return checked_expression(_of_yaml(Path(text)) if text.lower().endswith(SUFFIXES) else text)
+
+
+def _of_yaml(file: Path) -> str:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"Expected a YAML file with a provider, got {file}: {' '.join(str(error).split())}") from error
+    if isinstance(content, dict) and set(content) == {"provider"}:
+        content = content["provider"]
+    return _spelled(content, file)
+
+
+def _spelled(content: Any, file: Path) -> str:
+    if isinstance(content, str):
+        return content if "(" in content else f"{content}()"
+    if isinstance(content, list) and content:
+        return " & ".join(_spelled(item, file) for item in content)
+    if isinstance(content, dict) and len(content) == 1:
+        ((name, arguments),) = content.items()
+        arguments = {} if arguments is None else arguments
+        if isinstance(arguments, list):
+            return f"{name}({', '.join(_argument(value, file) for value in arguments)})"
+        if isinstance(arguments, dict):
+            return f"{name}({', '.join(f'{key}={_argument(value, file)}' for key, value in arguments.items())})"
+    raise InputError(
+        f"Expected providers in {file} as a list of entries like `AttentionLayerDrop: {{p: 0.2}}`, or an expression, "
+        f"got {content!r}."
+    )
+
+
+def _argument(value: Any, file: Path) -> str:
+    is_provider = isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+    return _spelled(value, file) if is_provider else repr(value)
