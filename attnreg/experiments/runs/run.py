@@ -1,4 +1,4 @@
-"""What a recipe is given: a run that can train and report."""
+"""The run that a recipe receives: it can train and report."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from attnreg.training.method import TrainingMethod
 
 
 class Run(Setup):
-    """One training run. The same seed gives every recipe the same head, data and order.
+    """One training run. The same seed gives every recipe the same new head and data order.
 
     Args:
-        settings: the options.
+        settings: the options of the run.
 
     Raises:
-        InputError: if something that was asked for is missing or does not fit; nothing is written then.
+        InputError: if the options, the data and the model do not fit together, or something is missing. Nothing is
+            written then.
     """
 
     def train(
@@ -34,14 +35,14 @@ class Run(Setup):
         provider_lr: float | None = None,
         **options: Any,
     ) -> History:
-        """Make a training method, with the run's optimizer and schedule, and train.
+        """Make a training method with the run's optimizer and schedule, and train.
 
         Args:
-            method: such as :class:`attnreg.training.FineTuning`: called with model, optimizer, provider and
-                ``scheduler``, ``accelerator``.
-            provider: the regularizer, if there is one.
-            provider_lr: learning rate of what it learns (default: the model's).
-            options: more arguments of the method.
+            method: a class such as :class:`attnreg.training.FineTuning`, called with model, optimizer, provider,
+                ``scheduler`` and ``accelerator``.
+            provider: the mask provider, if any.
+            provider_lr: learning rate of the provider's parameters (default: the model's).
+            options: further arguments of the method.
         """
         optimizer = self.optimizer(self.model, provider, provider_lr)
         schedule = self.schedule(optimizer)
@@ -50,29 +51,27 @@ class Run(Setup):
         )
 
     def fit(self, method: TrainingMethod) -> History:
-        """Train with a method of your own making, from the last checkpoint if the run is resumed.
+        """Train with a method that you have made; a resumed run continues from its last checkpoint.
 
         Args:
-            method: made with the run's :attr:`accelerator`.
+            method: a training method made with the run's :attr:`accelerator`.
         """
         return fit(method, self)
 
-    def report(
-        self, history: History, plain: tuple[Setup, History] | None = None, notes: Sequence[str] = ()
-    ) -> None:
+    def report(self, history: History, plain: tuple[Setup, History] | None = None, notes: Sequence[str] = ()) -> None:
         """Print the results and write them to ``report.md``.
 
         Args:
-            history: of this run.
-            plain: plain fine-tuning to compare with.
-            notes: sentences below the tables.
+            history: history of this run.
+            plain: a plain fine-tuning run to compare with, and its history.
+            notes: sentences to add below the tables.
         """
         report(self, history, plain, notes)
 
     def plain(self) -> Run:
-        """The same run as plain fine-tuning, in the folder ``baseline`` within this one's."""
+        """Return the same run as plain fine-tuning, with the folder ``baseline`` in this run's folder."""
         folder = self.folder.path / "baseline"
-        # This run's own folder is new or was found to be resumable, so what is there is of the same options.
+        # This run's folder is new or was checked before resuming, so a baseline in it has the same options.
         resume = any((folder / "checkpoints").glob("step-*"))
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)  # stopped before its first checkpoint: nothing to continue
