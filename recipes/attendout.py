@@ -15,7 +15,7 @@ GAME, GENERATOR = "attnreg.training:AttackerDefender", "attnreg:GNetProvider.for
     argument(GAME, "steps_per_round", "--round-steps"),
     *(argument(GAME, name) for name in ("score", "reward", "winner", "returns")),
     option("--reward-data", type=click.Choice(["held-out", "dev", "train"]), default="held-out",
-           help='Data for scoring both networks: "held-out" from train, "dev" (leaks into the dev scores) or "train".'),
+           help='Rows for scoring: "held-out" (of train), "dev" (leaks into dev scores) or "train" (of the round).'),
     option("--reward-rows", type=click.IntRange(min=1), default=256,
            help="Rows held out from train for scoring; at most a tenth of train."),
     option("--warmup", type=click.FloatRange(0, 1), default=0.1, help="Fraction of steps before the game begins."),

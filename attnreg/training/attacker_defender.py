@@ -45,12 +45,12 @@ class AttackerDefender(TrainingMethod):
     r"""Algorithm 1 of AttendOut, with the choices that the paper leaves open as options.
 
     The Defender and the Attacker start with the same weights and train on the same batches. The Generator's masks apply
-    only to the Attacker. After each round of ``steps_per_round`` (T) steps, both networks are scored on reward data, and
-    REINFORCE updates the Generator. Then a winner is drawn, whose weights and optimizer state replace the loser's.
+    only to the Attacker. After each round of T steps, both networks are scored on reward data, and REINFORCE updates
+    the Generator. Then a winner is drawn, and its weights and optimizer state replace the loser's.
 
-    ``score``, ``reward`` and ``winner`` also take functions: ``score(model, batch)`` returns ``(B,)``, higher is better;
-    ``reward(gaps)`` and ``winner(attacker, defender)`` take scores ``(n,)`` and return a 0-d tensor, the reward or the
-    probability that the Attacker wins.
+    ``score``, ``reward`` and ``winner`` also take functions. ``score(model, batch)`` returns ``(B,)``; higher is
+    better. ``reward(gaps)`` and ``winner(attacker, defender)`` take tensors of n scores, and return the reward and the
+    probability that the Attacker wins, both 0-d.
 
     Args:
         model: the Defender; a copy of it becomes the Attacker.
@@ -64,8 +64,10 @@ class AttackerDefender(TrainingMethod):
         game_steps: steps after which the game ends and only the returned network trains; if that is the Attacker, under
             the masks of the Generator, which no longer learns. ``None`` plays until training ends.
         score: "loss" (log-likelihood of the labels) or "accuracy".
-        reward: "gap" (Attacker's mean score minus Defender's), "sign" (of the gap) or "standardized" (in standard errors).
-        winner: "evidence" (drawn by the probability of being better), "greedy" (higher score) or "proportional" (to scores).
+        reward: "gap" (Attacker's mean score minus Defender's), "sign" (of the gap) or "standardized" (gap over its
+            standard error).
+        winner: "evidence" (drawn by the probability of being better), "greedy" (the better score) or "proportional"
+            (drawn in proportion to the scores).
         baseline_momentum: momentum of the moving average of rewards (the baseline b), which starts at 0.
         generator_optimizer_factory: makes the Generator's optimizer (default: Adam with learning rate 5e-5).
         scheduler_factory: makes the learning-rate schedule of an optimizer; called once for each network.

@@ -70,13 +70,13 @@ class RDrop(FineTuning):
         optimizer: holds the model's parameters, and the provider's if they are learned by the same loss.
         provider: mask provider for every self-attention of the model. To choose layers, attach it yourself and pass the
             handle instead.
-        alpha: weight of the difference between the two predictions (α in the paper).
+        alpha: weight of the difference between the two predictions (alpha in the paper).
         shared: ``scheduler``, ``max_grad_norm`` and ``accelerator``, see :class:`FineTuning`.
 
     Raises:
-        ValueError: if ``alpha`` is negative or the provider needs a first pass over each batch. In a step: if the output
-            has no logits, the labels do not fit them, or gradient checkpointing is on and the provider draws its masks
-            once per forward pass.
+        ValueError: if ``alpha`` is negative or the provider needs a first pass over each batch. In a step: if there are
+            no logits, if the labels do not fit them, or if gradient checkpointing is on and the provider draws its
+            masks once per forward pass.
 
     Reference:
         R-Drop (NeurIPS 2021, arXiv 2106.14448), Eq. 1 to 4 and Algorithm 1.
