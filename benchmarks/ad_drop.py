@@ -147,7 +147,7 @@ def main() -> None:
     base = statistics.median(seconds["plain fine-tuning"])
     print(f"torch {torch.__version__}, {platform.machine()}, {options.threads} threads, {options.rounds} rounds")
     print(
-        "| step | median (s) | over plain | range (s) | peak memory of first pass (MiB) |\n| --- | ---: | ---: | ---: | ---: |"
+        "| step | median (s) | over plain | range (s) | peak memory (MiB) |\n| --- | ---: | ---: | ---: | ---: |"
     )
     for name, values in seconds.items():
         median = statistics.median(values)

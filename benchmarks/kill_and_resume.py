@@ -120,10 +120,8 @@ def main() -> None:
             output, _ = resumed.communicate()
             same = resumed.returncode == 0 and end(folder) == expected
             good += same
-            print(
-                f"{number + 1}: killed with {', '.join(at)}: {'same results' if same else 'DIFFERENT RESULTS ' + output}",
-                flush=True,
-            )
+            outcome = "same results" if same else f"DIFFERENT RESULTS {output}"
+            print(f"{number + 1}: killed with {', '.join(at)}: {outcome}", flush=True)
     print(f"{good} of {options.kills}")
     sys.exit(good != options.kills)
 

@@ -70,11 +70,7 @@ class TrainingMethod(ABC):
 
     @abstractmethod
     def step(self, batch: Batch) -> StepResult:
-        """Train each network for one optimizer step.
-
-        Args:
-            batch: keyword arguments of the model, with ``labels``.
-        """
+        """Train each network for one optimizer step on a batch, the keyword arguments of the model with ``labels``."""
 
     def on_epoch(self, epoch: int) -> None:
         """Prepare for an epoch, counted from 0; called at its start."""
@@ -222,10 +218,8 @@ def not_in(optimizer: Optimizer, provider: MaskProvider) -> list[nn.Parameter]:
 def check_learned(optimizer: Optimizer, provider: MaskProvider) -> None:
     """Check that an optimizer holds all parameters that a provider learns by the model's loss.
 
-    They are not added here, because a scheduler may already have been made for the optimizer.
-
     Raises:
-        InputError: if parameters are missing.
+        InputError: if not. They are not added here, because the optimizer may already have a scheduler.
     """
     if missing := not_in(optimizer, provider):
         raise InputError(

@@ -49,7 +49,7 @@ class TrainBatches:
         self._seed = seed
         lengths = [kind.length(ids) for ids in rows["input_ids"]]
         sampler = LengthGroupedSampler(batch_size, lengths=lengths, generator=self._generator)
-        # With its own generator, a loader that restarts in the middle of an epoch draws nothing from torch's global one.
+        # With its own generator, a loader that restarts within an epoch draws nothing from torch's global one.
         self._loader = DataLoader(
             rows.remove_columns(REFERENCE),
             batch_size,

@@ -25,7 +25,7 @@ def checkpoint(
     """Collect the state of a run between two steps. All processes must call this at the same time.
 
     Returns:
-        ``method`` (networks, optimizers, schedules and providers), ``history``, ``scaler`` (the loss scale of fp16) and,
+        ``method`` (networks, optimizers, schedules, providers), ``history``, ``scaler`` (the loss scale of fp16) and,
         for each process, ``rows`` (forward and backward), ``telemetry`` and ``rng``.
     """
     return {

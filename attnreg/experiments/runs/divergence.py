@@ -50,7 +50,7 @@ class DivergenceCheck:
         for network in (*self._method.learners, *(() if provider is None else (provider,))):
             for name, weight in network.named_parameters():
                 if not bool(weight.detach().isfinite().all()):
-                    raise self._error(step, f"the weights of {name} are not finite")
+                    raise self._error(step, f"parameter {name} is not finite")
 
     def _check_reports(self) -> None:
         for step, values in self._reports:

@@ -61,13 +61,7 @@ def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Acc
 def evaluate(
     network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Accelerator | None = None
 ) -> dict[str, float]:
-    """Compute the loss and the task's metrics in eval mode, then restore the network's mode.
-
-    Args:
-        network: returns ``logits``, and ``loss`` when it is given labels.
-        labelled: the rows.
-        kind: the kind of task.
-        accelerator: splits the rows over its processes. All of them must call this function with the same rows.
+    """Compute the loss and the task's metrics in eval mode. The arguments are those of :func:`predict`.
 
     Returns:
         The metrics by name, and ``"loss"`` (mean over labels) if the network returns one.

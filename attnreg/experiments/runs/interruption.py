@@ -13,8 +13,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interruption:
     """Record the first SIGINT and the first SIGTERM within the block; the second of each acts as usual.
 
-    A signal that is ignored stays ignored. Outside the main thread, where Python handles no signals, the block has no
-    effect.
+    A signal that is ignored stays ignored. Outside the main thread, where Python handles no signals, nothing changes.
 
     Example:
         >>> with Interruption() as interruption:

@@ -14,8 +14,7 @@ class PassCounter:
     """Count the rows that go forward and backward through networks.
 
     A row counts once for each forward pass that returns logits, and once for each backward pass through them or the
-    loss. A plain training step counts each row of its batch once forward and once backward. Backward passes without
-    weight gradients count too.
+    loss, with or without weight gradients. A plain training step counts each row once forward and once backward.
 
     Example:
         >>> import torch

@@ -17,15 +17,7 @@ from attnreg.training.method import TrainingMethod
 
 
 class Run(Setup):
-    """One training run. The same seed gives every recipe the same new head and data order.
-
-    Args:
-        settings: the options of the run.
-
-    Raises:
-        InputError: if the options, the data and the model do not fit together, or something is missing. Nothing is
-            written then.
-    """
+    """A run that can train and report. See :class:`attnreg.experiments.runs.setup.Setup` for arguments and errors."""
 
     def train(
         self,

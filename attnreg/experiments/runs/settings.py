@@ -48,8 +48,8 @@ def _task_default(group: str, what: str, **kwargs: Any) -> Any:
 class Settings:
     """The options of one run.
 
-    ``own`` holds the recipe's own options. ``flags`` maps the names of options to their flags, such as ``--round-steps``
-    for ``steps_per_round``; by default, the flag is the name with dashes.
+    ``own`` holds the recipe's own options. ``flags`` maps the names of options to their flags, by default the name with
+    dashes.
     """
 
     recipe: str

@@ -54,8 +54,8 @@ class Setup:
         check_trackers(settings.report_to)
         if sharding := [name for name in SHARDED if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"]:
             raise InputError(
-                f"Recipes do not support {sharding[0]}, because they copy and inspect whole models. Use data parallelism "
-                "(`torchrun`, `accelerate launch --multi_gpu`)."
+                f"Recipes do not support {sharding[0]}, because they copy and inspect whole models. Use data "
+                "parallelism (`torchrun`, `accelerate launch --multi_gpu`)."
             )
         try:
             self.accelerator = Accelerator(
