@@ -1,4 +1,4 @@
-"""``SHA256SUMS``: what a folder's files must be, in the format of ``sha256sum``."""
+"""Write and check ``SHA256SUMS``, the checksums of a folder's files in the format of ``sha256sum``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SUMS = "SHA256SUMS"
 
 
 def write_checksums(folder: Path) -> None:
-    """Write down the checksums of a folder's files.
+    """Write the checksums of a folder's files to its ``SHA256SUMS``.
 
     Example:
         >>> import tempfile
@@ -21,7 +21,7 @@ def write_checksums(folder: Path) -> None:
         >>> check_checksums(folder)
         Traceback (most recent call last):
             ...
-        ValueError: a.txt is not as it was written (delete SHA256SUMS if you have changed it on purpose)
+        ValueError: a.txt has changed since it was written (if this is intended, delete SHA256SUMS)
     """
     names = sorted(path.name for path in folder.iterdir())
     lines = [f"{_checksum(folder / name)}  {name}\n" for name in names]
@@ -29,25 +29,25 @@ def write_checksums(folder: Path) -> None:
 
 
 def checksums_of(texts: Mapping[str, str]) -> str:
-    """The same for files that are still to be written, by name."""
+    """Return the content of ``SHA256SUMS`` for files that will be written, given their texts by name."""
     return "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in texts.items())
 
 
 def check_checksums(folder: Path) -> None:
-    """Raise if a file is not as it was when the checksums were written; a folder without checksums passes.
+    """Check that the files of a folder match its checksums; a folder without ``SHA256SUMS`` passes.
 
     Raises:
-        ValueError: if one is not, or the checksums themselves cannot be read.
-        OSError: if one is missing.
+        ValueError: if a file has changed, or ``SHA256SUMS`` is damaged.
+        OSError: if a file is missing.
     """
     if not (folder / SUMS).exists():
         return
     for line in (folder / SUMS).read_text(encoding="utf-8").splitlines():
         checksum, separator, name = line.partition("  ")
         if not separator or Path(name).name != name:
-            raise ValueError(f"{SUMS} is not as it was written")
+            raise ValueError(f"{SUMS} is damaged")
         if _checksum(folder / name) != checksum:
-            raise ValueError(f"{name} is not as it was written (delete {SUMS} if you have changed it on purpose)")
+            raise ValueError(f"{name} has changed since it was written (if this is intended, delete {SUMS})")
 
 
 def _checksum(path: Path) -> str:

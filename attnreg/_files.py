@@ -1,4 +1,4 @@
-"""Writing files and folders so that a reader never sees half of one."""
+"""Write files and folders atomically, and lock them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TextIO
 
 @contextmanager
 def replaced_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
-    """Yield a text file beside ``path``; it takes the place of ``path`` when the block ends without an error.
+    """Yield a temporary text file that replaces ``path`` when the block ends without an error.
 
     Example:
         >>> import tempfile
@@ -25,7 +25,7 @@ def replaced_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
     path = Path(path)
     new = path.with_name(f".{path.name}.new")
     try:
-        with new.open("w", encoding="utf-8", newline="\n") as file:  # as it is checksummed
+        with new.open("w", encoding="utf-8", newline="\n") as file:  # checksums assume "\n" on every system
             yield file
         new.replace(path)
     finally:
@@ -34,9 +34,9 @@ def replaced_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
 
 @contextmanager
 def exclusive(path: str | os.PathLike[str]) -> Iterator[bool]:
-    """Yield whether this process alone holds a lock file within the block; it is let go when the process ends, too.
+    """Try to lock a file for the duration of the block; yield whether it worked. The lock also ends with the process.
 
-    Where the system has no such locks (Windows), it is always held.
+    On systems without such locks (Windows) it always works.
 
     Example:
         >>> import tempfile
@@ -60,7 +60,7 @@ def exclusive(path: str | os.PathLike[str]) -> Iterator[bool]:
 
 @contextmanager
 def replaced_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield an empty folder beside ``path``; it takes the place of ``path`` when the block ends without an error.
+    """Yield an empty temporary folder that replaces ``path`` when the block ends without an error.
 
     Example:
         >>> import tempfile
@@ -89,7 +89,7 @@ def replaced_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def recover_folder(path: Path) -> None:
-    """Put a folder back that :func:`replaced_folder` had moved away when it was cut short between its two renames.
+    """Restore a folder if :func:`replaced_folder` was interrupted between its two renames.
 
     Example:
         >>> import tempfile
@@ -100,6 +100,6 @@ def recover_folder(path: Path) -> None:
         ['weights']
     """
     old = path.with_name(f".{path.name}.old")
-    with suppress(FileNotFoundError):  # another process of the same run was quicker
+    with suppress(FileNotFoundError):  # another process of the same run may have restored it first
         if old.is_dir() and not path.exists():
             old.rename(path)

@@ -1,6 +1,6 @@
-"""Checks of arguments, and names for what they may be; one sentence says what was expected and what came.
+"""Checks of arguments, and type names for their ranges.
 
-A parameter annotated with one of these names gets the same range as an option on the command line.
+A parameter annotated with one of these names has the same range as an option on the command line.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Index: TypeAlias = int  # at least 0
 
 Choice = TypeVar("Choice", bound=str)
 
-SMALLEST, LARGEST = 1e-6, 1e6  # what float32 can still divide, or multiply a loss, by
+SMALLEST, LARGEST = 1e-6, 1e6  # a loss in float32 can be divided or multiplied by these
 LARGEST_WHOLE = 2**31 - 1
-LARGEST_SIZE = 2**16  # of anything that takes memory
+LARGEST_SIZE = 2**16  # for sizes that take memory
 
 
 def probability(name: str, value: float) -> float:
@@ -36,7 +36,7 @@ def probability(name: str, value: float) -> float:
 
 
 def probability_below_one(name: str, value: float) -> float:
-    """Return ``value`` if it is a probability other than 1.
+    """Return ``value`` if it is a probability below 1.
 
     Raises:
         InputError: if it is not a number in ``[0, 1)``.
@@ -47,7 +47,7 @@ def probability_below_one(name: str, value: float) -> float:
 
 
 def inner_probability(name: str, value: float) -> float:
-    """Return ``value`` if it is a probability that has a logit.
+    """Return ``value`` if it is a probability other than 0 and 1.
 
     Raises:
         InputError: if it is not a number in ``(0, 1)``.
@@ -61,12 +61,12 @@ def positive(name: str, value: float) -> float:
     """Return ``value`` if it is above 0 and neither too small nor too large to compute with.
 
     Raises:
-        InputError: if it is not.
+        InputError: if it is not a number in ``[SMALLEST, LARGEST]``.
     """
     if not _is_number(value) or not value > 0:
         raise InputError(f"Expected `{name}` to be above 0, got {value!r}.")
     if not SMALLEST <= value <= LARGEST:
-        raise InputError(f"Expected `{name}` from {SMALLEST:g} to {LARGEST:g}, got {value!r}.")
+        raise InputError(f"Expected `{name}` to be in [{SMALLEST:g}, {LARGEST:g}], got {value!r}.")
     return value
 
 
@@ -74,17 +74,17 @@ def not_negative(name: str, value: float) -> float:
     """Return ``value`` if it is 0 or more and not too large to compute with.
 
     Raises:
-        InputError: if it is not.
+        InputError: if it is not a number in ``[0, LARGEST]``.
     """
     if not _is_number(value) or not value >= 0:
         raise InputError(f"Expected `{name}` to be 0 or more, got {value!r}.")
     if value > LARGEST:
-        raise InputError(f"Expected `{name}` of at most {LARGEST:g}, got {value!r}.")
+        raise InputError(f"Expected `{name}` to be at most {LARGEST:g}, got {value!r}.")
     return value
 
 
 def whole_number(name: str, value: int, *, least: int = 1, most: int = LARGEST_WHOLE) -> int:
-    """Return ``value`` if it is a whole number within bounds.
+    """Return ``value`` if it is a whole number from ``least`` to ``most``.
 
     Raises:
         InputError: if it is not.

@@ -1,23 +1,23 @@
-"""Errors that a person can mend; the command line prints them as one sentence."""
+"""Errors that the user can fix; the command line prints them without a traceback."""
 
 from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Something given to the program does not fit: says what was expected, what came, where, and what to do."""
+    """An input does not fit; the message states the problem, its place and the fix."""
 
 
 class UsageError(InputError):
-    """An option or argument that is wrong by itself; exit code 2."""
+    """An option or argument is wrong; the exit code is 2."""
 
 
 class StoppedError(RuntimeError):
-    """A run that ended before its time; what it had is kept.
+    """A run stopped early; its results so far are kept.
 
     Args:
-        message: why, and where what it had is.
-        exit_code: of the command line.
-        can_go_on: whether the same run can be resumed.
+        message: the reason, and where the results are.
+        exit_code: exit code of the command line.
+        can_go_on: whether the run can be resumed.
     """
 
     def __init__(self, message: str, *, exit_code: int = 1, can_go_on: bool = False) -> None:
@@ -27,8 +27,8 @@ class StoppedError(RuntimeError):
 
 
 class AttnRegWarning(UserWarning):
-    """Something that is probably not meant; the command line prints it as one sentence."""
+    """A probable mistake; the command line prints it as one sentence."""
 
 
 class AsleepWarning(AttnRegWarning):
-    """A regularizer cannot act as it should, for something that it was not told."""
+    """A regularizer does not act as it should, because nobody told it the epoch, the step or the like."""

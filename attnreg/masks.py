@@ -1,4 +1,4 @@
-"""What a mask provider is told about an attention site, and what it answers.
+"""Attention sites, which mask providers receive, and masks, which they return.
 
 Shapes, here and everywhere in the project: B batch, H heads, Q queries, K keys, D head size, L layers.
 Polarity: in a boolean mask ``True`` means *kept* (or, for ``valid``, *allowed by the model*), as in
@@ -23,21 +23,21 @@ Stack = Literal["encoder", "decoder", "cross"]
 
 @dataclass(frozen=True, kw_only=True)
 class SiteInfo:
-    """Where an attention computation stands in its model.
+    """Position and properties of an attention site in its model.
 
     Args:
-        name: qualified name of the attention module, as in ``model.named_modules()``; ``#2`` is appended for the
-            second call of a module that several layers share.
+        name: qualified name of the attention module, as in ``model.named_modules()``; if several layers share the
+            module, the name of its second call ends in ``#2``.
         layer: index of the layer within its stack, from 0.
         num_layers: number of layers in that stack.
-        stack: ``"encoder"`` (bidirectional), ``"decoder"`` (causal) or ``"cross"`` (queries and keys of different
-            sequences).
-        heads: H, where it is known before attention is computed.
-        head_size: D, where the model shows queries and keys; ``None`` where only scores can be seen.
-        shares_keys: whether all queries of a sample share their keys; if not, each has keys of its own (a local
-            layout), B counts queries, and Q is 1.
-        in_parts: whether it may be computed in several calls in one pass, such as one for each image of a batch: the
-            provider is then asked about each.
+        stack: ``"encoder"`` (bidirectional), ``"decoder"`` (causal) or ``"cross"`` (queries and keys come from
+            different sequences).
+        heads: H, or ``None`` if it is not known before attention is computed.
+        head_size: D, or ``None`` if the model exposes only scores, not queries and keys.
+        shares_keys: whether all queries of a sample share their keys. If not, each query has its own keys (a local
+            layout); B then counts queries, and Q is 1.
+        in_parts: whether a forward pass may compute the site in several calls, such as one per image of a batch; the
+            provider is then asked for a mask in each.
 
     Example:
         >>> SiteInfo(name="bert.encoder.layer.3.attention.self", layer=3, num_layers=12).label
@@ -55,7 +55,7 @@ class SiteInfo:
 
     @property
     def shows_queries(self) -> bool:
-        """Whether a provider can look at queries and keys."""
+        """Whether the model exposes queries and keys."""
         return self.head_size is not None
 
     @property
@@ -64,7 +64,7 @@ class SiteInfo:
         return f"{self.stack}.{self.layer}"
 
     def is_among(self, layers: Collection[int]) -> bool:
-        """Whether its layer is one of these; negative ones count from the last layer of the stack."""
+        """Whether the layer is one of these; negative indices count from the last layer of the stack."""
         return self.layer in layers or self.layer - self.num_layers in layers
 
 
@@ -72,14 +72,14 @@ S = TypeVar("S", bound=SiteInfo)
 
 
 def layer_indices(layers: Sequence[int], where: str) -> list[int]:
-    """Return layer indices as a list, if that is what they are.
+    """Check layer indices and return them as a list.
 
     Args:
         layers: layer indices; negative ones count from the last layer.
-        where: whose they are, for the message.
+        where: name of the provider or function that takes them, for messages.
 
     Raises:
-        InputError: if there is none, or one is no whole number.
+        InputError: if there is no index, or one is not a whole number.
 
     Example:
         >>> layer_indices((0, -1), "OnLayers")
@@ -88,20 +88,20 @@ def layer_indices(layers: Sequence[int], where: str) -> list[int]:
     if isinstance(layers, (int, str, Mapping)) or not len(layers):
         raise InputError(f"Expected `layers` of {where} to be a list with at least one index, got {layers!r}.")
     if any(isinstance(layer, bool) or not isinstance(layer, int) for layer in layers):
-        raise InputError(f"Expected `layers` of {where} to be indices, whole numbers, got {layers!r}.")
+        raise InputError(f"Expected `layers` of {where} to be whole numbers, got {layers!r}.")
     return list(layers)
 
 
 def on_layers(sites: Sequence[S], layers: Collection[int], where: str) -> list[S]:
-    """The sites on some layers.
+    """Select the sites on some layers.
 
     Args:
-        sites: what there is.
+        sites: the sites to choose from.
         layers: layer indices; negative ones count from the last layer.
-        where: who asks, for the message.
+        where: name of the caller, for messages.
 
     Raises:
-        InputError: if no site is on one of the layers.
+        InputError: if one of the layers has no site.
 
     Example:
         >>> sites = [SiteInfo(layer=i, num_layers=3) for i in range(3)]
@@ -113,26 +113,26 @@ def on_layers(sites: Sequence[S], layers: Collection[int], where: str) -> list[S
     if missing := sorted(set(layers) - reached):
         raise InputError(
             f"Expected layers among {sorted({site.layer for site in sites})} in {where}, got {missing}: the model has "
-            "no such layers, or `attach` was told to leave them out."
+            "no such layers, or the arguments of `attach` exclude them."
         )
     return chosen
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionSite(SiteInfo):
-    r"""One attention computation that is about to happen.
+    r"""One attention computation, just before it runs.
 
     Args:
         shape: ``(B, H, Q, K)``, the shape of the attention scores.
-        valid: bool, broadcastable to ``shape``: what the model itself allows (padding, causality).
-            ``None`` where it allows everything.
-        query: ``(B, H, Q, D)``, or ``None`` where only the scores can be seen.
+        valid: bool, broadcastable to ``shape``: positions that the model itself allows (padding, causality); ``None``
+            means all.
+        query: ``(B, H, Q, D)``, or ``None`` if the model exposes only scores.
         key: ``(B, H_kv, K, D)`` (fewer heads under grouped-query attention), or ``None``.
-        bias: float, broadcastable to ``shape``, what the model adds to the scores, or ``None``.
-        scale: factor on :math:`QK^\top`; ``None`` for :math:`1/\sqrt D`.
-        written_scores: ``(B, H, Q, K)``, where the model writes them out.
-        score_mod: what ``flex_attention`` does to scores.
-        device: where a mask is wanted.
+        bias: float, broadcastable to ``shape``, which the model adds to the scores, or ``None``.
+        scale: factor on :math:`QK^\top`; ``None`` means :math:`1/\sqrt D`.
+        written_scores: ``(B, H, Q, K)``, the scores, if the model computes them outside of a fused kernel.
+        score_mod: score function of ``flex_attention``.
+        device: device of the mask to return.
         dtype: dtype of the attention scores.
 
     Example:
@@ -168,18 +168,18 @@ class AttentionSite(SiteInfo):
         return functional.units(self.valid, self.shape, self_attention=self.stack != "cross")
 
     def scores(self) -> Tensor:
-        r"""The attention scores before the softmax, scale and bias included, :math:`-\infty` where the model forbids.
+        r"""Compute the scores before the softmax, with scale and bias; :math:`-\infty` where the model forbids.
 
         Returns:
             ``(B, H, Q, K)``, with gradients.
 
         Raises:
-            InputError: if the site was made without scores, queries and keys.
+            InputError: if the site has neither scores nor queries and keys.
         """
         scores = self.written_scores
         if scores is None:
             if self.query is None or self.key is None:
-                raise InputError(f"{self.name} shows neither its scores nor its queries and keys.")
+                raise InputError(f"{self.name} has no scores: make it with `written_scores`, or `query` and `key`.")
             key = self.key.repeat_interleave(self.query.shape[1] // self.key.shape[1], 1)
             scores = (
                 self.query
@@ -193,18 +193,18 @@ class AttentionSite(SiteInfo):
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    r"""What a provider does to one attention site. Fields left ``None`` change nothing.
+    r"""What a provider does at one attention site. A field that is ``None`` changes nothing.
 
     Args:
         scores: bool, ``True`` = kept, broadcastable to ``(B, H, Q, K)``: a dropped score becomes :math:`-\infty` before
-            the softmax. A 0-d ``False`` drops the whole layer (uniform attention) and spares :math:`QK^\top`.
+            the softmax. A 0-d ``False`` drops the whole layer (uniform attention) without computing :math:`QK^\top`.
         weights: bool or float, broadcastable to ``(B, H, Q, K)``: multiplies the attention weights after the softmax.
             It may have a gradient.
-        normalized: the same, but each row is divided by its sum after it, and before ``weights`` apply, so that it sums
-            to 1 again. A row of which everything is dropped becomes uniform over its valid keys.
-        detach_sum: let no gradient through that sum.
-        kept: bool, broadcastable to ``(B, H, Q, K)``: what drop rates count as kept. By default, what ``scores`` keeps
-            and no factor makes zero; of use where a relaxed mask makes nothing quite zero.
+        normalized: like ``weights``, but applied before them, and each row is then divided by its sum, so that it sums
+            to 1 again. A row whose valid keys are all dropped becomes uniform over them.
+        detach_sum: pass no gradient through that sum.
+        kept: bool, broadcastable to ``(B, H, Q, K)``: what drop rates count as kept. By default, a unit is kept if
+            ``scores`` keeps it and no factor on it is 0; a relaxed mask, with no factor of exactly 0, sets it.
 
     Raises:
         TypeError: if ``scores`` or ``kept`` is not boolean.
@@ -227,20 +227,20 @@ class Mask:
             raise TypeError(f"Expected `kept` to be a bool tensor (True = kept), got {self.kept.dtype}.")
         if self.scores is not None and self.scores.dtype != torch.bool:
             raise TypeError(
-                f"Expected `scores` to be a bool tensor (True = kept), got {self.scores.dtype}; "
-                "a factor on the attention weights goes into `weights`."
+                f"Expected `scores` to be a bool tensor (True = kept), got {self.scores.dtype}: "
+                "pass a factor on the attention weights as `weights`."
             )
 
     @property
     def has_factors(self) -> bool:
-        """Whether it does something to attention weights, after the softmax."""
+        """Whether the mask multiplies attention weights, after the softmax."""
         return self.weights is not None or self.normalized is not None
 
     @property
     def drops_layer(self) -> bool:
-        """Whether the whole layer is dropped by a 0-d ``False`` alone, so that its scores need not be computed.
+        """Whether a 0-d ``False`` drops the whole layer, so that its scores need not be computed.
 
-        Never while torch compiles: the decision would be burnt into the compiled code.
+        It is ``False`` while torch compiles: the decision would become a constant of the compiled code.
         """
         return (
             self.weights is None
@@ -253,18 +253,18 @@ class Mask:
 
     @property
     def units_kept(self) -> Tensor | None:
-        """What drop rates count as kept, bool; ``None`` where nothing can be dropped."""
+        """The units that drop rates count as kept, bool; ``None`` if the mask drops nothing."""
         if self.kept is not None:
             return self.kept
         factors = (None if factor is None else factor != 0 for factor in (self.weights, self.normalized))
         return functools.reduce(_and, factors, self.scores)
 
     def of_weights(self, weights: Tensor, valid: Tensor | None) -> Tensor:
-        """Attention weights under the factors of this mask.
+        """Apply the factors of this mask to attention weights.
 
         Args:
             weights: ``(B, H, Q, K)``, after the softmax.
-            valid: bool, broadcastable to that, ``True`` = allowed by the model.
+            valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
         """
         if self.normalized is not None:
             weights = functional.renormalized(weights, self.normalized, valid, detach_sum=self.detach_sum)
@@ -273,7 +273,7 @@ class Mask:
         return weights * (self.weights.to(weights.dtype) if self.weights.is_floating_point() else self.weights)
 
     def __and__(self, other: Mask) -> Mask:
-        """Both masks apply: what either drops is dropped, factors multiply."""
+        """Apply both masks: what either drops is dropped; factors multiply."""
         return Mask(
             _and(self.scores, other.scores),
             _both(self.weights, other.weights, torch.mul),

@@ -202,7 +202,7 @@ def refusal(model: ModelCase, provider: ProviderCase) -> str | None:
     if provider.needs_token_ids and not model.takes_token_ids:
         return "takes no token ids"
     if provider.needs_queries and not model.shows_queries:
-        return "looks at queries, and .* shows its scores alone"
+        return "needs queries, but .* exposes only its scores"
     return None
 
 

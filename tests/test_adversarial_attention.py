@@ -177,14 +177,17 @@ def two_sizes():
         (lambda: attnreg.AdversarialAttention(2, 4, 3, price=-1), "Expected `price` to be 0 or more"),
         (
             lambda: attnreg.AdversarialAttention(3, 4, 3).check([site()], None),
-            "for which this AdversarialAttention was made",
+            "This AdversarialAttention was made for",
         ),
         (
             lambda: attnreg.AdversarialAttention(2, 4, 3)(site()),
-            "AdversarialAttention looks at queries, and attention shows its scores alone",
+            "AdversarialAttention needs queries, but attention exposes only its scores",
         ),
-        (lambda: attnreg.AdversarialAttention(2, 5, 3)(looked_at()), "Expected 5 heads of size 3, .* got 4 of size 3"),
-        (two_sizes, "Expected queries of one size in all layers, got"),
+        (
+            lambda: attnreg.AdversarialAttention(2, 5, 3)(looked_at()),
+            "made for 5 heads of size 3, but attention has 4 of size 3",
+        ),
+        (two_sizes, "The size of queries is not the same in all layers"),
     ],
 )
 def test_what_does_not_fit_is_refused(make, sentence):

@@ -32,7 +32,9 @@ def test_cross_tuning_without_an_epoch():
     model = BERT.build()
     handle = attnreg.attach(model, attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.5)))
     (message,) = train(model, 3)
-    assert message.startswith("CrossTuning was never told an epoch, so it does not alternate: call `provider.on_epoch(")
+    assert message.startswith(
+        "CrossTuning does not alternate, because it was never told the epoch: call `provider.on_epoch("
+    )
     handle.detach()
     provider = attnreg.AttentionDropout(0.1) & attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.5))
     provider.on_epoch(0)
@@ -84,7 +86,7 @@ def test_what_is_learned_in_no_optimizer():
             messages = train(model, PATIENCE + 5, after=optimizer.step)
             assert handle.provider.logits.grad is not None
         assert len(messages) == int(not held)
-        assert all("has not changed in 100 training passes" in message for message in messages)
+        assert all("have not changed in 100 training passes" in message for message in messages)
 
 
 def test_fine_tuning_refuses_an_optimizer_without_what_is_learned():
@@ -101,7 +103,7 @@ def test_fine_tuning_refuses_an_optimizer_without_what_is_learned():
 def test_too_few_epochs():
     provider = attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.5), every=3, offset=2)
     assert asleep_for(provider, 2).startswith(
-        "CrossTuning first acts in epoch 3, and there are 2: train for at least 3"
+        "CrossTuning first acts in epoch 3, but training ends after epoch 2: train for longer"
     )
     assert asleep_for(attnreg.AttentionDropout(0.1) & provider, 1)
     assert asleep_for(provider, 3) is None
@@ -129,7 +131,7 @@ def test_in_the_trainer(tmp_path):
     with pytest.warns(AsleepWarning, match="The handle of AttnRegCallback is detached"):
         trainer(tmp_path, handle, model).train()
     handle = attnreg.attach(model, attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.5)))
-    with pytest.warns(AsleepWarning, match="CrossTuning first acts in epoch 2, and there is 1"):
+    with pytest.warns(AsleepWarning, match="CrossTuning first acts in epoch 2, but training ends after epoch 1"):
         trainer(tmp_path, handle, model).train()
 
 
@@ -163,7 +165,7 @@ def test_one_provider_has_one_model():
     one, other = BERT.build(), BERT.build()
     provider = attnreg.AttentionDropout(0.1)
     handle = attnreg.attach(one, attnreg.OnLayers(provider, [0]))
-    with pytest.raises(RuntimeError, match="This AttentionDropout is attached to another model"):
+    with pytest.raises(RuntimeError, match="This AttentionDropout is already attached to another model"):
         attnreg.attach(other, provider & attnreg.AttentionLayerDrop(0.1))
     assert not attnreg.is_attached(other)
     attnreg.attach(copy.deepcopy(one).eval(), attnreg.AttentionLayerDrop(0.1)) if False else None

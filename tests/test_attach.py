@@ -57,16 +57,16 @@ def test_hand_written_attention_is_found_and_token_probabilities_are_not():
 @pytest.mark.parametrize(
     ("model", "inputs", "sentence"),
     [
-        (Tagger(), None, "What Tagger takes is not known"),
+        (Tagger(), None, "The inputs of Tagger are unknown"),
         (
             Tagger(hidden=True),
             {"x": torch.randn(1, 7, 8)},
-            r"No attention that can be masked was found in Tagger: .*attention \(attention: its weights come out of nothing",
+            r"No attention that can be masked was found in Tagger: .*attention \(attention: its weights come from a function that cannot",
         ),
         (
             nn.Linear(2, 2),
             (torch.zeros(1, 2),),
-            "No attention that can be masked was found in Linear: softmax, .* are seen",
+            "No attention that can be masked was found in Linear: attnreg sees softmax, .* but not other kernels",
         ),
         (Tagger(), {"x": torch.randn(1, 7, 9)}, r"Tagger does not run on example inputs \(RuntimeError: "),
         (Tagger(), {"y": 1}, r"Tagger does not run on example inputs \(TypeError: "),
@@ -84,7 +84,7 @@ def test_attention_that_hides_after_attaching_is_an_error_not_silence():
     with attnreg.attach(model, Noop(), example_inputs={"x": torch.randn(1, 7, 8)}):
         model.attention.hidden = True
         with pytest.raises(
-            NoAttentionError, match=r"attention hides its attention in this forward pass: 0 of 1 were seen"
+            NoAttentionError, match=r"attention hides its attention in this forward pass: 0 of 1 computations were seen"
         ):
             model(torch.randn(1, 3, 8))
 
@@ -94,10 +94,10 @@ def test_attention_that_hides_after_attaching_is_an_error_not_silence():
     [
         ({"layers": [0, 2]}, r"Expected layers among \[0, 1\] in `attach\(layers=\.\.\.\)`, got \[2\]"),
         ({"layers": [-3]}, r"got \[-3\]"),
-        ({"layers": []}, r"Expected `layers` to be a list that is not empty, or None for all, got \[\]"),
-        ({"layers": 0}, r"Expected `layers` to be a list that is not empty, or None for all, got 0"),
-        ({"stacks": "encoder"}, r"Expected `stacks` to be a list that is not empty, or None for all, got 'encoder'"),
-        ({"stacks": ["decoder"]}, r"Expected `stacks` among \['encoder'\], which the model has, got \['decoder'\]"),
+        ({"layers": []}, r"Expected `layers` to be a non-empty list, or None for all, got \[\]"),
+        ({"layers": 0}, r"Expected `layers` to be a non-empty list, or None for all, got 0"),
+        ({"stacks": "encoder"}, r"Expected `stacks` to be a non-empty list, or None for all, got 'encoder'"),
+        ({"stacks": ["decoder"]}, r"Expected `stacks` among those of the model, \['encoder'\], got \['decoder'\]"),
     ],
 )
 def test_layers_and_stacks_that_are_not_there(options, sentence):
@@ -120,7 +120,7 @@ def test_one_provider_at_a_time():
     model = CASES["bert"].build()
     with attnreg.attach(model, Noop()):
         for part in (model, model.bert):
-            with pytest.raises(RuntimeError, match="compose providers with `a & b`"):
+            with pytest.raises(RuntimeError, match="Compose providers with `a & b`"):
                 attnreg.attach(part, Noop())
     attnreg.attach(model.bert, Noop())
     assert attnreg.is_attached(model)
@@ -172,7 +172,9 @@ def test_a_cross_attention_alone_wants_to_be_asked_for():
 
     model, x = Model(), torch.randn(2, 5, 8)
     inputs = {"x": x, "memory": torch.randn(2, 5, 8)}
-    with pytest.raises(ValueError, match=r"pass `stacks=\['cross'\]`"):
+    with pytest.raises(
+        ValueError, match=r"No attention is selected; the default is self-attention\. Pass `stacks=\['cross'\]`"
+    ):
         attnreg.attach(model, Noop(), example_inputs=inputs)
     with attnreg.attach(model, Noop(), stacks=["cross"], example_inputs=inputs) as handle:
         assert [site.label for site in handle.sites] == ["cross.0"]

@@ -214,7 +214,9 @@ def test_attention_that_does_not_lead_to_the_score_is_named(method):
     model, batch = Packed(), {"lengths": torch.tensor([3, 3]), "packed": torch.randn(6, 8)}
     with (
         attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=batch) as handle,
-        pytest.raises(ValueError, match=r"does not depend on all attention .*encoder.1\): attach to what leads to it"),
+        pytest.raises(
+            ValueError, match=r"does not depend on every attributed site .*encoder.1\): attach only to modules"
+        ),
     ):
         explain(model, batch, handle, ["encoder.0", "encoder.1"], method=method, steps=2)
 

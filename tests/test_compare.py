@@ -117,11 +117,11 @@ def test_the_report_has_what_it_needs(finished):
         assert f"## {heading}" in report
         assert f"<h2>{heading}</h2>" in page
     assert "| attention-layerdrop --drop-rate {0.1,0.9} | --drop-rate 0." in report
-    assert "not given the same number of tries: finetune 1, ad-drop --q 0.5 1, attention-layerdrop" in report
+    assert "did not have the same number of tries: finetune 1, ad-drop --q 0.5 1, attention-layerdrop" in report
     assert report.count("chosen |") == 1
     assert "data:image/png;base64," in page
     assert not re.search(r'(src|href)="(?!data:)', page)
-    assert "2 seeds; 64 training rows, 1000 dev rows; 1 epochs" in report
+    assert "2 seeds; 64 training rows, 1000 dev rows; 1 epoch;" in report
     command = shlex.split(report.split("```")[1].strip())
     assert command[:5] == ["attnreg", "compare", *METHODS]
 
@@ -151,7 +151,7 @@ def test_another_seed_uses_what_is_there(finished, cli, tmp_path):
     lines = printed.stdout.splitlines()
     assert len(lines) == 2 + 3  # one more seed of what is there, three of what is new
     assert all(line.startswith(f"cd {tmp_path} && OMP_NUM_THREADS=1 attnreg recipe ") for line in lines)
-    assert "5 runs to make, 0 running" in printed.stderr
+    assert "5 runs to start, 0 running" in printed.stderr
     line = next(line for line in lines if "seed2" in line and "finetune" in line)
     made = cli(*shlex.split(line.partition(" && ")[2])[2:])
     assert made.exit_code == 0, made.output
@@ -208,7 +208,7 @@ def test_stopped_by_hand(spawn, tmp_path):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert has_ended(run)
-    assert "Stopped; the same command goes on where it was." in output
+    assert "Stopped. Repeat the command to continue." in output
     assert "Traceback" not in output
     assert not list(tmp_path.rglob("report.md"))
 
@@ -217,7 +217,7 @@ def test_ray_that_is_not_installed(cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     result = cli(*COMPARE, "--launcher", "ray")
     assert result.exit_code == 1
-    assert "Expected Ray for --launcher ray, found none: pip install 'attnreg[ray]'." in " ".join(result.output.split())
+    assert "--launcher ray needs Ray: pip install 'attnreg[ray]'." in " ".join(result.output.split())
 
 
 @pytest.mark.slow
@@ -233,7 +233,7 @@ def test_a_run_that_fails_is_named(cli, tmp_path):
     result = cli("compare", "finetune", "finetune --max-length 100", *SMALL, "--seeds", 1, "--output-dir", "study")
     assert result.exit_code == 1
     assert "Traceback" not in result.output
-    assert "Expected all runs to finish, got 1 that did not" in result.output
+    assert "1 of the runs failed. The log of the first, " in result.output
     assert "Expected --max-length of at most 64 for this model, got 100" in result.output.replace("\n", " ")
     assert (tmp_path / "study" / "finetune" / "seed0" / "result.json").is_file()
 
@@ -250,16 +250,20 @@ def test_a_run_that_fails_is_named(cli, tmp_path):
         (["finetune", "ad-drop --q {0.1,x}"], "Invalid value for '--q'", 2),
         (
             ["finetune", "ad-drop --seed 3"],
-            "Expected --seed for all methods alike, got it within 'ad-drop --seed 3'",
+            "--seed must be the same for all methods: remove it from 'ad-drop --seed 3'",
             2,
         ),
-        (["finetune", "ad-drop --validation-rows=3"], "Expected --validation-rows for all methods alike", 2),
-        (["finetune", "ad-drop --task cola"], "Expected --task for all methods alike", 2),
-        (["finetune", "--launcher", "commands", "--jobs", 2], "Expected --jobs with --launcher local alone", 2),
+        (["finetune", "ad-drop --validation-rows=3"], "--validation-rows must be the same for all methods", 2),
+        (["finetune", "ad-drop --task cola"], "--task must be the same for all methods", 2),
+        (
+            ["finetune", "--launcher", "commands", "--jobs", 2],
+            "--jobs is only for --launcher local: remove it for --launcher commands",
+            2,
+        ),
         (["finetune", "--baseline", "ad-drop"], "Expected --baseline to be one of the methods, got 'ad-drop'", 2),
         (["finetune", "--seeds", 0], "Invalid value for '--seeds'", 2),
         (["finetune", "--task", "nothing"], "Expected a task among", 2),
-        (["finetune", "--output-dir", "full"], "Expected --output-dir to be new, empty or a comparison's", 1),
+        (["finetune", "--output-dir", "full"], "--output-dir full holds files but no comparison", 1),
         ([], "Missing argument 'METHOD...'", 2),
     ],
 )

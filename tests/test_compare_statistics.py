@@ -43,7 +43,7 @@ def test_no_interval_where_there_is_no_spread(right):
 
 
 def test_unequal_numbers_of_seeds_are_refused():
-    with pytest.raises(InputError, match="as many scores on both sides"):
+    with pytest.raises(InputError, match="Expected one score per seed from both methods"):
         paired_difference([1.0, 2.0], [1.0])
 
 

@@ -167,5 +167,5 @@ def test_attaching_after_compiling_is_refused_with_advice(how):
         model = torch.compile(model, backend="eager")
     else:
         (model if how == "in place" else model.bert.encoder).compile(backend="eager")
-    with pytest.raises(ValueError, match="is compiled already: attach first, then compile"):
+    with pytest.raises(ValueError, match=r"is already compiled\. Attach first, then compile"):
         attnreg.attach(model, attnreg.AttentionLayerDrop())

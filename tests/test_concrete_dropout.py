@@ -110,32 +110,35 @@ def test_state_survives_copies_and_folders(tmp_path):
         (lambda: attnreg.ConcreteDropout(2, temperature="x"), "Expected `temperature` to be above 0, got 'x'"),
         (
             lambda: attnreg.ConcreteDropout(2, temperature=1e-320),
-            "Expected `temperature` from 1e-06 to 1e.06, got 1e-320",
+            r"Expected `temperature` to be in \[1e-06, 1e.06\], got 1e-320",
         ),
         (
             lambda: attnreg.ConcreteDropout(2, temperature=math.inf),
-            "Expected `temperature` from 1e-06 to 1e.06, got inf",
+            r"Expected `temperature` to be in \[1e-06, 1e.06\], got inf",
         ),
         (lambda: attnreg.ConcreteDropout(2, regularizer=-1), "Expected `regularizer` to be 0 or more, got -1"),
-        (lambda: attnreg.ConcreteDropout(2, regularizer=math.inf), "Expected `regularizer` of at most 1e.06, got inf"),
+        (
+            lambda: attnreg.ConcreteDropout(2, regularizer=math.inf),
+            "Expected `regularizer` to be at most 1e.06, got inf",
+        ),
         (lambda: attnreg.ConcreteDropout(2, regularizer=math.nan), "Expected `regularizer` to be 0 or more, got nan"),
         (
             lambda: attnreg.ConcreteDropout(3).check([site()], None),
-            "Expected 3 layers, for which .* got 2 encoder layers",
+            "This ConcreteDropout was made for 3 layers, but the model has 2 encoder layers",
         ),
         (
             lambda: attnreg.ConcreteDropout(2).check([site(), site(stack="decoder")], None),
-            "got 2 encoder layers, 2 decoder layers: use `ConcreteDropout.for_model",
+            "but the model has 2 encoder layers, 2 decoder layers: use `ConcreteDropout.for_model",
         ),
         (
             lambda: attnreg.ConcreteDropout({"encoder": 2}).check([site(stack="decoder")], None),
-            "Expected 2 encoder layers, for which",
+            "This ConcreteDropout was made for 2 encoder layers, but",
         ),
-        (lambda: attnreg.ConcreteDropout({"encoder": 2})(site(stack="decoder")), "got 2 decoder layers"),
-        (lambda: attnreg.ConcreteDropout(2, 0.1, "head", 3)(site()), "Expected 3 heads, .* got 4 at attention"),
+        (lambda: attnreg.ConcreteDropout({"encoder": 2})(site(stack="decoder")), "but the model has 2 decoder layers"),
+        (lambda: attnreg.ConcreteDropout(2, 0.1, "head", 3)(site()), "has drop rates for 3 heads, but attention has 4"),
         (
             lambda: attnreg.ConcreteDropout.for_model(Toy(), stacks=["decoder"], example_inputs=batch()),
-            r"Expected `stacks` among \['encoder'\]",
+            r"Expected `stacks` among those of the model, \['encoder'\]",
         ),
     ],
 )

@@ -137,7 +137,7 @@ def test_attention_in_parts_is_one_site():
 @pytest.mark.parametrize("form", [handwritten.pieces, handwritten.halves_of_values], ids=lambda form: form.__name__)
 def test_what_needs_an_attention_at_once_is_refused_where_it_is_in_parts(form):
     for provider in (attnreg.AttributionProvider(), attnreg.HeadMask(1, by="importance"), attnreg.TokenDropout(0.1)):
-        with pytest.raises(ValueError, match=r"needs all of an attention at once, and layers\.0 computes it in parts"):
+        with pytest.raises(ValueError, match=r"needs the whole attention at once, but layers\.0 computes it in parts"):
             attnreg.attach(layers(form), provider, example_inputs=INPUTS)
         attnreg.attach(layers(form), provider, example_inputs=INPUTS, modules="layers.1").detach()
 
@@ -167,7 +167,7 @@ def test_cross_attention_is_known_though_the_lengths_are_the_same():
     "form", [handwritten.log_softmax, handwritten.sigmoid, handwritten.exp_over_sum], ids=lambda form: form.__name__
 )
 def test_attention_that_cannot_be_masked_is_said(form):
-    with pytest.warns(CoverageWarning, match=r"Attention in 1 modules of Layers is not covered.*layers\.0"):
+    with pytest.warns(CoverageWarning, match=r"Attention is not masked in 1 module\(s\) of Layers: layers\.0"):
         handle = attnreg.attach(layers(form), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
     assert [(each.name, each.is_attention) for each in handle.left_out] == [("layers.0", True)]
     with warnings.catch_warnings():
@@ -184,8 +184,8 @@ def test_attention_that_cannot_be_masked_is_said(form):
 @pytest.mark.parametrize(
     ("form", "reason"),
     [
-        (handwritten.gate, "its scores are no products of queries and keys"),
-        (handwritten.probabilities, "its scores are no products of queries and keys"),
+        (handwritten.gate, "its scores are not products of queries and keys"),
+        (handwritten.probabilities, "its scores are not products of queries and keys"),
     ],
     ids=["gate", "probabilities"],
 )
@@ -198,24 +198,24 @@ def test_what_only_looks_like_attention_is_left_out_and_listed(form, reason):
 
 @pytest.mark.parametrize("form", [handwritten.pooling, handwritten.convolution], ids=lambda form: form.__name__)
 def test_what_is_called_attention_and_is_none_is_said(form):
-    with pytest.warns(CoverageWarning, match=r"layers\.0 \(softmax of 3 dimensions: its scores are no products"):
+    with pytest.warns(CoverageWarning, match=r"layers\.0 \(softmax of 3 dimensions: its scores are not products"):
         attnreg.attach(layers(form), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
 
 
 @pytest.mark.parametrize("form", [handwritten.shuffled, handwritten.sorted_keys], ids=lambda form: form.__name__)
 def test_queries_in_another_order_are_refused_in_all_modules_of_the_class(form):
-    with pytest.raises(NoAttentionError, match=r"layers\.1 \(.*: its queries are in another order than its keys"):
+    with pytest.raises(NoAttentionError, match=r"layers\.1 \(.*: its queries are ordered differently from its keys"):
         attnreg.attach(layers(form), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
 
 
 def test_a_softmax_over_queries_is_no_attention():
-    with pytest.warns(CoverageWarning, match="its weights are not multiplied with values"):
+    with pytest.warns(CoverageWarning, match="its weights are not multiplied by values"):
         handle = attnreg.attach(layers(handwritten.slots), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
     assert [site.name for site in handle.sites] == ["layers.1"]
 
 
 def test_scores_that_are_used_beside_their_softmax_are_said():
-    with pytest.warns(CoverageWarning, match=r"layers\.0 \(logsumexp: .* still counts what a mask drops"):
+    with pytest.warns(CoverageWarning, match=r"layers\.0 \(logsumexp: .* still counts dropped positions"):
         handle = attnreg.attach(
             layers(handwritten.gated_by_scores), attnreg.AttentionDropout(0.1), example_inputs=INPUTS
         )
@@ -275,5 +275,5 @@ def test_a_dimension_of_one_entry_is_not_guessed():
         assert handle.drop_rates()
     with attnreg.attach(model, attnreg.AttentionDropout(0.5), example_inputs=(torch.randn(2, 4, 8),)):
         model(torch.randn(2, 4, 8))
-        with pytest.raises(NoAttentionError, match="attach with `example_inputs` as long as yours"):
+        with pytest.raises(NoAttentionError, match="Attach with `example_inputs` as long as your inputs"):
             model(torch.randn(2, 8, 8))

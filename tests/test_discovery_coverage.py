@@ -31,7 +31,7 @@ class Scripted(nn.Module):
 
 
 def test_a_whole_list_of_blocks_is_not_left_out_by_default():
-    with pytest.raises(NoAttentionError, match=r"All of encoder would be left out, for example encoder\.0"):
+    with pytest.raises(NoAttentionError, match=r"All attention in encoder would be left out, for example encoder\.0"):
         attnreg.attach(Scripted(), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
     handle = attnreg.attach(Scripted(), attnreg.AttentionDropout(0.1), example_inputs=INPUTS, modules="decoder")
     assert [site.name for site in handle.sites] == ["decoder.0", "decoder.1"]
@@ -47,9 +47,9 @@ def test_modules_are_chosen_by_name_or_pattern():
     ]:
         with attnreg.attach(model, attnreg.AttentionDropout(0.1), modules=modules, example_inputs=INPUTS) as handle:
             assert [site.name for site in handle.sites] == names
-            assert all(each.reason.startswith("it is not among") for each in handle.left_out)
+            assert all(each.reason.startswith("it is not selected") for each in handle.left_out)
     for modules, sentence in [
-        ("blocks.*", r"No attention of the model is in modules called 'blocks\.\*'; there are layers\.0"),
+        ("blocks.*", r"No attention is in modules that match 'blocks\.\*'\. Modules with attention: layers\.0"),
         ([], "Expected `modules` to be a name or pattern"),
         ([1], "Expected `modules` to be a name or pattern"),
     ]:
@@ -65,7 +65,7 @@ def test_modules_choose_cross_attention_too():
     with attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=inputs) as handle:
         assert [site.label for site in handle.sites] == ["encoder.1"]
         assert [str(each) for each in handle.left_out] == [
-            "layers.0 (cross.0: it is not among the `stacks`, `layers` and `modules` that were asked for)"
+            "layers.0 (cross.0: it is not selected by `stacks`, `layers` or `modules`)"
         ]
 
 
@@ -181,7 +181,9 @@ def test_more_attention_than_when_it_was_attached_is_an_error():
     model, x = Counting(), torch.randn(2, 5, 16)
     with attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=(x,)):
         model.times = 2
-        with pytest.raises(NoAttentionError, match=r"attention is called more often in this forward pass .*\(1 times"):
+        with pytest.raises(
+            NoAttentionError, match=r"attention is called more often in this forward pass .*\(calls then: 1\)"
+        ):
             model(x)
     inside = nn.Sequential(handwritten.Attention(handwritten.plain))
     with attnreg.attach(inside, attnreg.AttentionDropout(0.1), example_inputs=(x,)):

@@ -114,7 +114,7 @@ def test_attendout_with_chance_is_stopped_and_goes_on_in_two_processes(warm, tmp
         running.terminate()  # torchrun hands it on
         output, _ = running.communicate(timeout=100)
     assert output.count("Error: Stopped by SIGTERM after step") == 1, output
-    assert "To go on: with the same launcher, attnreg recipe attendout" in output
+    assert "To continue: with the same launcher, attnreg recipe attendout" in output
     again = recipe("attendout", *args, "--output-dir", "part", "--resume")
     code, output = warm.run(*again, cwd=tmp_path, timeout=200)
     assert code == 1

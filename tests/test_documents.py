@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tables
 from tests.cases import MODELS, tiny_bert
 from tests.provider_cases import BUILT_IN, PROVIDERS
 
@@ -79,6 +80,12 @@ def test_the_table_of_providers_and_families_is_whole():
     assert set(named) == {*BUILT_IN} - {"CrossTuning"}
     assert len(named) == len(PROVIDERS), "run `python benchmarks/families.py`"
     assert len(rows[0].split("|")) == len(MODELS) + 3
+
+
+@pytest.mark.parametrize("place", tables.PLACES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_tables_of_providers_are_as_they_are_made(place):
+    assert place.read_text(encoding="utf-8") == tables.renewed(place), "run `python -m tests.tables`"
+    assert all(tables.choose_if(name) for name in {*BUILT_IN} - {"Compose"}), "each page needs **Choose it if** ..."
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -42,11 +42,11 @@ def test_two_samples_in_the_precision_of_the_model():
     [
         (
             "perceiver",
-            r"What PerceiverModel takes is not known: pass the arguments of one forward pass with two samples",
+            r"The inputs of PerceiverModel are unknown. Pass the arguments of one forward pass with two samples",
         ),
         (
             "qwen2_vl_vision",
-            r"does not run on example inputs \(.*\): pass inputs that fit, `attach\(..., example_inputs=",
+            r"does not run on example inputs \(.*\)\. Pass inputs that it accepts: `attach\(..., example_inputs=",
         ),
     ],
 )
@@ -58,5 +58,5 @@ def test_what_is_not_known_is_asked_for(name, sentence):
 def test_a_configuration_that_is_unusual_is_no_obstacle():
     model = ZOO["vit"].make()
     model.config = SimpleNamespace(image_size="large")
-    with pytest.raises(NoAttentionError, match="pass the arguments of one forward pass"):
+    with pytest.raises(NoAttentionError, match="Pass the arguments of one forward pass"):
         discover(model)

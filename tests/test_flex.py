@@ -217,7 +217,7 @@ def test_gradients_on_a_cpu_are_refused():
     model = Model()
     with attached(model, inputs, attnreg.Mask(scores=KEEP)):
         sentence = (
-            r"flex_attention cannot train Model here \(.* CPU.*\): use another device, or attn_implementation='sdpa'.$"
+            r"flex_attention cannot train Model here \(.* CPU.*\)\. Use another device, or attn_implementation='sdpa'.$"
         )
         with pytest.raises(NoAttentionError, match=sentence):
             model(*inputs)

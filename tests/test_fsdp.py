@@ -109,7 +109,7 @@ def test_ad_drop_is_that_of_the_unsharded_model(warm, tmp_path, method):
     for processes in (1, 2):
         code, output = warm.run("-c", TRAIN, tmp_path, method, cwd=tmp_path, timeout=200, processes=processes)
         assert code == 0, output
-    assert "is sharded already: attach first, then shard (`fully_shard`)" in output
+    assert "is already sharded. Attach first, then shard (`fully_shard`)" in output
     alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
     close((first["losses"] + second["losses"]) / 2, alone["losses"])

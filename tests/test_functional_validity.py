@@ -78,7 +78,7 @@ def test_token_dropout_keeps_the_first_token_of_every_sequence(name):
 
 
 def test_token_dropout_refuses_attention_with_keys_of_its_own_for_each_query():
-    with pytest.raises(ValueError, match="at local each query has keys of its own: choose other attention"):
+    with pytest.raises(ValueError, match="at local each query has its own keys: choose other attention"):
         attnreg.TokenDropout(0.1).check([attnreg.SiteInfo(name="local", shares_keys=False)], None)
 
 

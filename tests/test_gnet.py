@@ -206,7 +206,7 @@ def test_masks_for_another_number_of_heads_are_refused(option):
     case = CASES["bert"]
     model = case.build()
     net = attnreg.GNetProvider.for_model(model, **{option: 8})
-    with pytest.raises(ValueError, match=rf"Expected `{option}` of 1 or 4, the number of heads at .*, got 8"):
+    with pytest.raises(ValueError, match=rf"Expected `{option}` to be 1 or 4, the number of heads at .*, got 8"):
         attnreg.attach(model, net)
     assert not attnreg.is_attached(model)
 
@@ -226,12 +226,12 @@ def test_arguments_out_of_range(options, sentence):
 
 
 def test_several_heads_and_several_draws_are_refused():
-    with pytest.raises(ValueError, match=r"Expected `masks_per_layer` of 1 where `num_heads` is 2, .*, got 2"):
+    with pytest.raises(ValueError, match=r"Expected `masks_per_layer` to be 1 with `num_heads` 2, .*, got 2"):
         small(num_heads=2, masks_per_layer=2)
 
 
 def test_heads_that_do_not_divide_the_width_are_refused():
-    with pytest.raises(ValueError, match=r"Expected `num_heads` to divide .*, 6, got 4"):
+    with pytest.raises(ValueError, match=r"Expected `num_heads` to divide `hidden_size`, 6 .*, got 4"):
         small(num_heads=4)
 
 
@@ -313,19 +313,19 @@ def test_characters_have_no_table():
     model = hf.CanineModel(
         hf.CanineConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     )
-    with pytest.raises(ValueError, match="got CanineModel, which takes no token ids or has no single table for them"):
+    with pytest.raises(ValueError, match="CanineModel takes no token ids, or has no single embedding table for them"):
         attnreg.GNetProvider.for_model(model)
 
 
 @pytest.mark.parametrize(
     ("batch", "error", "sentence"),
     [
-        ({"inputs_embeds": torch.zeros(1, 3, 16)}, ValueError, "Expected token ids"),
+        ({"inputs_embeds": torch.zeros(1, 3, 16)}, ValueError, "hold no token ids, which G-Net reads"),
         ({"input_ids": torch.ones(1, 600, dtype=torch.long)}, ValueError, "Expected at most 512 tokens, got 600"),
         (
             {"input_ids": torch.ones(1, 3, dtype=torch.long), "attention_mask": torch.ones(1, 1, 3, 3)},
             ValueError,
-            r"Expected `attention_mask` in the shape of the token ids, got \(1, 1, 3, 3\)",
+            r"Expected `attention_mask` to have the shape of the token ids, got \(1, 1, 3, 3\)",
         ),
     ],
 )
@@ -352,14 +352,16 @@ def test_a_forward_pass_may_begin_at_a_part_that_holds_all_attention():
 def test_a_part_of_the_model_called_alone_is_an_error():
     model = CASES["bert"].build()
     with attnreg.attach(model, attnreg.GNetProvider.for_model(model)):
-        with pytest.raises(RuntimeError, match="call BertForSequenceClassification itself, or attach to the module"):
+        with pytest.raises(RuntimeError, match="Call BertForSequenceClassification itself, or attach to the module"):
             model.bert.encoder.layer[0](torch.ones(1, 3, 16))
-        with pytest.raises(ValueError, match="Expected token ids"):
+        with pytest.raises(ValueError, match="hold no token ids, which G-Net reads"):
             model.bert.encoder(torch.ones(1, 3, 16))
 
 
 def test_another_number_of_layers_is_refused():
     model = CASES["bert"].build()
-    with pytest.raises(ValueError, match=r"Expected 3 encoder layers, .* got 2: use `GNetProvider.for_model"):
+    with pytest.raises(
+        ValueError, match=r"made for 3 encoder layers, but the model has 2: use `GNetProvider.for_model"
+    ):
         attnreg.attach(model, attnreg.GNetProvider(40, 16, 3))
     assert not attnreg.is_attached(model)

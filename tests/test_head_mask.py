@@ -112,7 +112,9 @@ def test_the_mask_holds_for_one_forward_pass():
     plain = model(**BATCH).loss
     provider = attnreg.HeadMask(1, by="importance")
     with attnreg.attach(model, provider) as handle:
-        with pytest.raises(RuntimeError, match=r"before a training step under HeadMask, found it was never called"):
+        with pytest.raises(
+            RuntimeError, match=r"HeadMask needs `provider.attribute\(model, batch\)` before each training step"
+        ):
             model(**BATCH)
         provider.attribute(model, BATCH)
         assert not torch.equal(model(**BATCH).loss, plain)
@@ -141,7 +143,7 @@ def test_other_targets_need_no_labels():
     provider = attnreg.HeadMask(1, by="importance")
     with (
         attnreg.attach(model, provider),
-        pytest.raises(attnreg.errors.InputError, match=r"Expected a `loss` in the model's output.*pass `labels`"),
+        pytest.raises(attnreg.errors.InputError, match=r"The model's output, .*, has no `loss`: pass `labels`"),
     ):
         provider.attribute(model, batch)
 

@@ -77,7 +77,7 @@ def damaged(folder, name, damage):
 def test_a_damaged_provider(provider, damage):
     copy = damaged(provider, *damage)
     if copy is not None:
-        with pytest.raises(ValueError, match="Expected a provider") as error:
+        with pytest.raises(ValueError, match="Cannot load a provider") as error:
             attnreg.MaskProvider.from_pretrained(copy)
         assert "\n" not in str(error.value)
 
@@ -157,9 +157,9 @@ def test_a_comparison_with_a_damaged_run(cli, tmp_path):
     assert cli(*args).exit_code == 0
     run = tmp_path / "out" / "finetune" / "seed1"
     for name, says in {
-        "result.json": "Expected the run in out/finetune/seed1 as it was finished, got: result.json is not as",
-        "predictions.jsonl": "Expected the run in out/finetune/seed1 as it was finished, got: predictions.jsonl is not",
-        "config.json": "Expected the run in out/finetune/seed1 to have the options of this comparison, got",
+        "result.json": "The finished run in out/finetune/seed1 has been changed: result.json has changed",
+        "predictions.jsonl": "The finished run in out/finetune/seed1 has been changed: predictions.jsonl has changed",
+        "config.json": "The run in out/finetune/seed1 has other options than this comparison",
     }.items():
         text = (run / name).read_text()
         for other in (text.replace("1", "2", 1), text[:-5], "[1]"):
@@ -167,6 +167,6 @@ def test_a_comparison_with_a_damaged_run(cli, tmp_path):
             result = cli(*args)
             assert result.exit_code == 1, result.output
             assert "Traceback" not in result.output
-            assert re.search(f"Error: ({says}|Expected a JSON object in)", result.output), result.output
+            assert re.search(f"Error: ({says}|Cannot read a JSON object from)", result.output), result.output
         (run / name).write_text(text)
     assert cli(*args).exit_code == 0

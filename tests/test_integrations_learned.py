@@ -233,20 +233,20 @@ def in_stock_trainer(tmp_path, expression):
 
 
 NEEDS_MORE = {
-    "AttributionProvider()": r"AttributionProvider, which looks at each batch before it is trained on \(`attribute`\)",
-    "CrossTuning(AttributionProvider())": "AttributionProvider, which looks",
-    "HeadMask(1, by='importance')": "HeadMask, which looks",
-    "LearnableBernoulli()": "LearnableBernoulli, which looks",
-    "DropHead(0.2) & OnLayers(ConcreteDropout(), [0])": r"ConcreteDropout, which adds to the loss \(`penalty`\)",
-    "ContextualDropout()": "ContextualDropout, which adds",
-    "AdversarialAttention()": "AdversarialAttention, which adds",
-    "Learned()": "Learned, which adds",
+    "AttributionProvider()": r"AttributionProvider looks at each batch before the training step on it \(`attribute`\)",
+    "CrossTuning(AttributionProvider())": "AttributionProvider looks",
+    "HeadMask(1, by='importance')": "HeadMask looks",
+    "LearnableBernoulli()": "LearnableBernoulli looks",
+    "DropHead(0.2) & OnLayers(ConcreteDropout(), [0])": r"ConcreteDropout adds to the loss \(`penalty`\)",
+    "ContextualDropout()": "ContextualDropout adds",
+    "AdversarialAttention()": "AdversarialAttention adds",
+    "Learned()": "Learned adds",
 }
 
 
 @pytest.mark.parametrize("expression", NEEDS_MORE)
 def test_the_stock_trainer_is_refused_where_masks_are_not_all(tmp_path, expression):
-    message = f"Expected an ADDropTrainer for {NEEDS_MORE[expression]}.*, got a Trainer, which does not see to that"
+    message = f"{NEEDS_MORE[expression]}.*, which Trainer does not support. Use ADDropTrainer."
     with pytest.raises(ValueError, match=message):
         in_stock_trainer(tmp_path, expression)
 
@@ -258,7 +258,7 @@ def test_parameters_alone_need_more_than_the_stock_trainer(tmp_path):
     model = bert()
     provider = Weighted()
     callback = AttnRegCallback(attnreg.attach(model, provider))
-    with pytest.raises(ValueError, match="for Weighted, which learns by the loss, got a Trainer"):
+    with pytest.raises(ValueError, match="Weighted is trained by the loss, which Trainer does not support"):
         callback.add_to(hf.Trainer(model, arguments(tmp_path)))
     provider.requires_grad_(False)
     callback.add_to(hf.Trainer(model, arguments(tmp_path)))

@@ -223,7 +223,7 @@ class Pairs(nn.Module):
 def test_a_model_without_blocks_is_refused_before_anything_changes(wrap):
     model, inputs = Pairs(wrap), (torch.zeros(1, 7, 8),)
     for provider in (attnreg.LayerDrop(0.1), attnreg.AttentionDropout(0.1) & attnreg.LayerDrop(0.1)):
-        with pytest.raises(ValueError, match=r"needs every self-attention to be within a Transformer block .*layers.0"):
+        with pytest.raises(ValueError, match=r"needs every self-attention to be inside a Transformer block .*layers.0"):
             attnreg.attach(model, provider, example_inputs=inputs)
     assert not attnreg.is_attached(model)
     attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=inputs)
@@ -323,7 +323,7 @@ def test_keys_shared_between_blocks_of_a_transformers_model():
 
 def test_cross_attention_alone_is_refused():
     model = next(case for case in MODELS if case.name == "bart").build()
-    with pytest.raises(ValueError, match="got cross-attention alone"):
+    with pytest.raises(ValueError, match="but all sites are cross-attention"):
         attnreg.attach(model, attnreg.LayerDrop(0.1), stacks=["cross"])
 
 
@@ -334,7 +334,7 @@ class Wrong(Skip):
 
 def test_what_is_no_decision_is_refused():
     model = encoder()
-    with attnreg.attach(model, Wrong()), pytest.raises(ValueError, match="`skips_block` of Wrong to give a 0-d bool"):
+    with attnreg.attach(model, Wrong()), pytest.raises(ValueError, match="`skips_block` of Wrong to return a 0-d bool"):
         model(torch.randn(2, 3, 8))
 
 

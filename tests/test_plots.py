@@ -12,9 +12,9 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
 from attnreg.experiments.plots.attention import plot_attention
-from attnreg.experiments.plots.run_folder import Records
 from attnreg.experiments.plots.seeds import plot_seeds
 from attnreg.experiments.plots.style import COLORS, styles
+from attnreg.experiments.runs.reader import RunReader
 
 SMALL = ["--epochs", 2, "--train-size", 256, "--validation-rows", 64, "--batch-size", 32, "--device", "cpu"]
 RECIPES = {
@@ -92,7 +92,7 @@ def test_the_command_draws_what_there_is(runs, drawn, recipe):
 
 def test_drop_rates_are_those_of_the_telemetry(runs, drawn):
     (axes,) = drawn["ad-drop"][1]["drop_rates"].axes
-    lines = [line for line in Records(runs / "ad-drop").telemetry if line["drop_rate"]]
+    lines = [line for line in RunReader(runs / "ad-drop").telemetry if line["drop_rate"]]
     assert lines[0]["step"] > 8  # the first epoch drops nothing, and nothing is drawn there
     for layer, line in enumerate(axes.lines):
         assert list(line.get_xdata()) == [record["step"] for record in lines]
@@ -102,7 +102,7 @@ def test_drop_rates_are_those_of_the_telemetry(runs, drawn):
 
 def test_the_game_is_that_of_the_rounds(runs, drawn):
     scores, rewards, wins = drawn["attendout"][1]["game"].axes
-    rounds = Records(runs / "attendout").rounds
+    rounds = RunReader(runs / "attendout").rounds
     assert list(scores.lines[0].get_ydata()) == [line["attacker_score"] for line in rounds]
     assert list(scores.lines[1].get_ydata()) == [line["defender_score"] for line in rounds]
     won = sum(line["winner"] == "attacker" for line in rounds)
@@ -117,7 +117,7 @@ def test_the_game_is_that_of_the_rounds(runs, drawn):
 
 def test_convergence_has_both_networks_and_the_baseline(runs, drawn):
     score = drawn["attendout"][1]["convergence"].axes[2]
-    metrics = Records(runs / "attendout").metrics
+    metrics = RunReader(runs / "attendout").metrics
     labels = [line.get_label() for line in score.lines]
     assert labels == ["attendout: defender", "attendout: attacker", "plain fine-tuning"]
     expected = [record["matthews_correlation"] for record in metrics if record["network"] == "attacker"]
@@ -183,9 +183,9 @@ def test_styles_differ_without_colour():
     ("change", "message"),
     [
         (lambda run: shutil.rmtree(run), "Expected a run folder, got"),
-        (lambda run: (run / "config.json").unlink(), "Expected a run folder, with the options"),
-        (lambda run: (run / "telemetry.jsonl").write_text("{"), "Expected JSON in"),
-        (lambda run: (run / "telemetry.jsonl").unlink(), "Expected a run that has trained"),
+        (lambda run: (run / "config.json").unlink(), "Expected a run folder, got run: it has no config.json"),
+        (lambda run: (run / "telemetry.jsonl").write_text("{"), "Cannot read run/telemetry.jsonl as JSON"),
+        (lambda run: (run / "telemetry.jsonl").unlink(), "The run in run has not trained yet"),
         (lambda run: (run / "config.json").write_text(json.dumps([])), "Expected a run folder"),
     ],
 )

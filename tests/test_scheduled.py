@@ -128,7 +128,7 @@ def test_a_schedule_that_nobody_advances_is_noticed():
         (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, q=[(0, 1)]), r"can change \(p\), got 'q'"),
         (lambda: attnreg.Scheduled(attnreg.ConcreteDropout(2), 9, p=[(0, 0.1)]), "ConcreteDropout .*, got 'p'"),
         (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(0, 1.5)]), "`p` to be a probability .*, got 1.5"),
-        (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(1, 0.1), (0, 0.2)]), "to ascend"),
+        (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(1, 0.1), (0, 0.2)]), "in ascending order of progress"),
         (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(2, 0.1)]), "`progress of a knot` to be"),
         (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=0.1), "Expected a list of"),
         (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, "width", p=[(0, 1)]), "`over` to be one of training, depth"),

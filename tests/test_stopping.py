@@ -82,7 +82,7 @@ def test_stopped_by_a_signal_it_goes_on_to_the_same_end(whole, cli, tmp_path, mo
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     says = rf"Stopped by {name} after step 3\. The run is saved in out\."
     assert_stopped(stopped, 128 + getattr(signal, name), says)
-    command = re.search(r"^To go on: (.*)$", stopped.stderr, re.M)[1]
+    command = re.search(r"^To continue: (.*)$", stopped.stderr, re.M)[1]
     assert "--resume" in command
     assert read_state(tmp_path / "out" / "checkpoints")["history"]["step"] == 3
     resumed = cli(*shlex.split(command)[1:])
@@ -123,7 +123,7 @@ def test_ctrl_c_in_the_terminal(spawn, tmp_path):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "Traceback" not in output
-    assert "To go on: attnreg recipe finetune --epochs 50 --output-dir out --resume" in output
+    assert "To continue: attnreg recipe finetune --epochs 50 --output-dir out --resume" in output
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -133,7 +133,7 @@ def test_a_diverging_run_says_at_which_step_and_keeps_its_last_good_checkpoint(c
     says = r"Training diverged: .* at step (\d+)\. Start again with a lower --learning-rate\. "
     says += r"(The run has no checkpoint yet\.|The last good checkpoint \(step (\d+)\) is in out/checkpoints\.)"
     assert_stopped(result, 1, says)
-    assert "To go on" not in result.output
+    assert "To continue" not in result.output
     if "no checkpoint" not in result.stderr:
         checkpoint = read_state(tmp_path / "out" / "checkpoints")
         weights = checkpoint["method"].get("attacker", checkpoint["method"])["model"].values()
@@ -173,7 +173,7 @@ def test_a_full_disk_ends_it_with_a_sentence_and_the_last_good_checkpoint(spawn,
     step = re.search(r"The last good checkpoint \(step (\d+)\) is in out/checkpoints\.", output)[1]
     assert [path.name for path in checkpoints.iterdir()] == [f"step-{int(step):07d}"]
     assert read_state(checkpoints)["history"]["step"] == int(step)
-    assert "To go on: attnreg recipe finetune" in output
+    assert "To continue: attnreg recipe finetune" in output
 
 
 def test_a_folder_that_cannot_be_written_to_is_told_before_training(cli, tmp_path):

@@ -113,12 +113,12 @@ def test_the_graph_is_asked_for_once_a_forward_pass():
     [
         (
             lambda inputs: torch.ones(5, 5),
-            r"Expected `graph` to give a bool tensor .* got torch.float32 of shape \(5, 5\)",
+            r"Expected `graph` to return a bool tensor .* got torch.float32 of shape \(5, 5\)",
         ),
         (lambda inputs: torch.ones(5).bool(), r"of shape \(5,\)"),
         (
             lambda inputs: torch.ones(3, 5, 5).bool(),
-            r"Expected a graph of shape \(2, 5, 5\), .* got \(3, 5, 5\) at bert",
+            r"Expected a graph of shape \(B, N, N\) = \(2, 5, 5\), got \(3, 5, 5\) at bert",
         ),
         (lambda inputs: torch.ones(4, 4).bool(), r"got \(1, 4, 4\) at bert"),
     ],
@@ -134,16 +134,16 @@ def test_what_it_cannot_serve_is_refused():
         attnreg.StructuralMask(1, heads=[0, 3])(site())
     with pytest.raises(ValueError, match=r"Expected `heads` below 4, the number of heads at bert.*, got \[9\]"):
         attnreg.attach(bert(), attnreg.StructuralMask(1, heads=[0, 9]))
-    with pytest.raises(ValueError, match="Expected self-attention, got cross-attention at attention"):
+    with pytest.raises(ValueError, match="StructuralMask needs self-attention, got cross-attention at attention"):
         attnreg.StructuralMask(1).check([attnreg.SiteInfo(stack="cross")], None)
-    with pytest.raises(RuntimeError, match="Expected `prepare` before `forward`"):
+    with pytest.raises(RuntimeError, match="No graph was made for this forward pass: call the attached model"):
         attnreg.StructuralMask(some_graph)(site())
 
 
 @pytest.mark.parametrize(
     ("form", "sentence"),
     [
-        (handwritten.local, "at layers.0 each query has keys of its own: choose other attention"),
+        (handwritten.local, "at layers.0 each query has its own keys: choose other attention"),
         (handwritten.pooled_queries, "layers.0 has 3 queries and 6 keys: choose other attention"),
     ],
 )
@@ -154,7 +154,7 @@ def test_queries_and_keys_that_are_not_one_sequence_are_refused(form, sentence):
         with attnreg.attach(model, attnreg.StructuralMask(1), example_inputs=inputs):
             model(**inputs)
 
-    with pytest.raises(ValueError, match=f"StructuralMask compares positions of one sequence, and {sentence}"):
+    with pytest.raises(ValueError, match=f"StructuralMask compares positions of one sequence, but {sentence}"):
         run()
 
 
@@ -164,7 +164,9 @@ def test_a_distance_is_written_down_and_a_function_is_not(tmp_path):
     assert json.loads(json.dumps(describe(provider))) == {"provider": "StructuralMask", "config": config}
     provider.save_pretrained(tmp_path / "p")
     assert attnreg.StructuralMask.from_pretrained(tmp_path / "p").config == config
-    with pytest.raises(ValueError, match="Expected the arguments of StructuralMask to be what JSON can hold"):
+    with pytest.raises(
+        ValueError, match="StructuralMask cannot be saved, because JSON cannot store one of its arguments"
+    ):
         attnreg.StructuralMask(some_graph).save_pretrained(tmp_path / "q")
 
 

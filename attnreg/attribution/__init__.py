@@ -1,4 +1,4 @@
-"""Attribution of a model's predictions to its attention weights: what is explained, and how."""
+"""Attribution of a model's predictions to its attention weights."""
 
 from attnreg.attribution.explain import METHODS, explain
 from attnreg.attribution.target import Target

@@ -1,4 +1,4 @@
-"""How a score is explained by attention weights. The gradients are captum's."""
+"""Attribution of a score to attention weights; captum computes the gradients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from attnreg.injection.handle import AttachHandle
 from attnreg.injection.tap import Tap
 from attnreg.injection.undisturbed import undisturbed
 
-# What torch says of a derivative by something that the score does not depend on.
+# Parts of torch's messages about a gradient with respect to a tensor that the score does not depend on.
 UNUSED = ("not have been used in the graph", "does not require grad")
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """The first of the two passes."""
+    """What the first of the two passes runs and explains."""
 
     model: nn.Module
     batch: Mapping[str, Any]
@@ -52,26 +52,26 @@ def explain(
 ) -> dict[str, Tensor]:
     """Attribute a model's score on a batch to the attention weights A of some of its sites.
 
-    The model runs as the plain model, without what is attached to it, and uncompiled. Its mode, its parameters'
-    ``requires_grad`` and ``grad``, its hooks and the random state are as before afterwards, after an exception too.
+    The model runs uncompiled and without the masks of attached providers. Afterwards, even after an exception, its
+    mode, its parameters' ``requires_grad`` and ``grad``, its hooks and the random state are as before.
 
     Args:
-        model: the model; out of :class:`~torch.nn.parallel.DistributedDataParallel` it is unwrapped.
-        batch: its keyword arguments.
-        handle: by which a provider is attached to it.
-        labels: the sites, by :attr:`attnreg.SiteInfo.label`.
-        method: a name in :data:`METHODS`.
-        target: the score; the predicted classes' by default.
-        steps: m, for integrated gradients.
-        steps_per_forward: how many of them run at once.
-        training: run in training mode instead of eval mode, dropout and all.
-        dtype: run under autocast to this dtype; by default as the caller runs.
+        model: the model, with or without :class:`~torch.nn.parallel.DistributedDataParallel` around it.
+        batch: the model's keyword arguments.
+        handle: handle of a provider that is attached to the model.
+        labels: labels of the sites (:attr:`attnreg.SiteInfo.label`).
+        method: a key of :data:`METHODS`.
+        target: the score to explain (default: that of the predicted classes).
+        steps: m, the number of steps of integrated gradients.
+        steps_per_forward: number of these steps in one forward pass.
+        training: run in training mode, with dropout, instead of eval mode.
+        dtype: run under autocast to this dtype (default: the caller's precision).
 
     Returns:
-        the attributions ``(B, H, Q, K)``, by label.
+        attributions ``(B, H, Q, K)``, by label.
 
     Raises:
-        InputError: if the score does not depend on one of these sites.
+        InputError: if the score does not depend on one of the sites.
 
     Example:
         >>> import attnreg
@@ -88,7 +88,7 @@ def explain(
     with ExitStack() as stack:
         stack.enter_context(undisturbed(model, training=training))
         if training:
-            torch.manual_seed(int(torch.randint(2**31, ())))  # other dropout than the training step's
+            torch.manual_seed(int(torch.randint(2**31, ())))  # not the dropout of the training step
         stack.enter_context(_without_weight_gradients(model))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -101,27 +101,27 @@ def explain(
             if not any(sentence in str(error) for sentence in UNUSED):
                 raise
             raise InputError(
-                f"The score to explain does not depend on all attention that is attributed ({', '.join(labels)}): "
-                "attach to what leads to it (`modules=...`), or pass another `target`."
+                f"The score to explain does not depend on every attributed site ({', '.join(labels)}): attach only to "
+                "modules that lead to it (`modules=...`), or pass another `target`."
             ) from error
     return {label: tensor.detach() for label, tensor in found.items()}
 
 
 def gradient(run: _Pass) -> dict[str, Tensor]:
-    """GA: the signed partial derivatives of s by A, of all layers in one backward pass."""
+    """GA: the signed gradient of s with respect to A, for all layers in one backward pass."""
     return _gradients(run, times_attention=False)
 
 
 def gradient_times_attention(run: _Pass) -> dict[str, Tensor]:
-    r""":math:`A \odot \partial s / \partial A`; summed over a head, the derivative of s by a gate on that head."""
+    r""":math:`A \odot \partial s / \partial A`; its sum over a head is the derivative of s by a gate on that head."""
     return _gradients(run, times_attention=True)
 
 
 def integrated_gradients(run: _Pass) -> dict[str, Tensor]:
-    r"""IGA: :math:`A \odot \frac{1}{m} \sum_{k=1}^m \partial s(\frac{k}{m} A) / \partial A`, a layer at a time.
+    r"""IGA: :math:`A \odot \frac{1}{m} \sum_{k=1}^m \partial s(\frac{k}{m} A) / \partial A`, one layer at a time.
 
-    The attributions of a layer sum up to s(A) - s(0), but for the discretisation. Captum's
-    ``LayerIntegratedGradients`` would take A of other inputs for its baseline, never 0.
+    The attributions of a layer sum to s(A) - s(0), up to the discretisation error. Captum's
+    ``LayerIntegratedGradients`` does not fit: its baseline is A of other inputs, never 0.
     """
     from captum.attr import IntegratedGradients
 
@@ -129,7 +129,7 @@ def integrated_gradients(run: _Pass) -> dict[str, Tensor]:
     classes = run.target.classes(output, run.batch)
     tensors = {name: value for name, value in run.batch.items() if isinstance(value, Tensor) and value.dim()}
     size = len(next(iter(tensors.values())))
-    is_packed = any(len(value) > size for value in tensors.values())  # patches of all samples, one after the other
+    is_packed = any(len(value) > size for value in tensors.values())  # patches of all samples in one dimension
     tensors = {name: value for name, value in tensors.items() if len(value) == size}  # captum repeats them with A
     found = {}
     for label, a in weights.items():
@@ -140,7 +140,7 @@ def integrated_gradients(run: _Pass) -> dict[str, Tensor]:
             batch = {**run.batch, **dict(zip(tensors, values, strict=True))}
             return run.target.score(run.output(**batch), batch, classes)
 
-        with run.handle.tapped({label: tap}):  # backward passes too: gradient checkpointing recomputes in them
+        with run.handle.tapped({label: tap}):  # backward passes too, since gradient checkpointing recomputes in them
             found[label] = IntegratedGradients(score).attribute(
                 a,
                 baselines=0.0,
@@ -179,7 +179,7 @@ def _gradients(run: _Pass, *, times_attention: bool) -> dict[str, Tensor]:
 
 
 def _weights(run: _Pass) -> tuple[dict[str, Tensor], Any]:
-    """The attention weights of the sites, and the model's output."""
+    """Return the attention weights of the sites and the model's output."""
     weights: dict[str, Tensor] = {}
     taps = {label: Tap() for label in run.labels}
     for label, tap in taps.items():
@@ -191,7 +191,7 @@ def _weights(run: _Pass) -> tuple[dict[str, Tensor], Any]:
 
 @contextmanager
 def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
-    """No activations are kept, and no products made, for gradients that nobody asks for."""
+    """Switch off the gradients of parameters, which saves memory and time."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)

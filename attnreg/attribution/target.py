@@ -1,4 +1,4 @@
-"""What is explained: the score s of a model's output, as one number per batch."""
+"""The score s that attribution explains: one number per batch, computed from a model's output."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from transformers.models.auto import modeling_auto
 
 from attnreg.errors import InputError
 
-IGNORED = -100  # the label that transformers gives to positions without one
+IGNORED = -100  # transformers' label for positions without one
 
 
 class Target:
-    r"""The score s, chosen by the shape of the logits.
+    r"""The score s to explain, chosen by the shape of the logits.
 
     * classification and multiple choice, ``(B, C)``: :math:`\sum_b z_{b, c_b}`, the logit of each sample's class;
     * tokens, ``(B, N, C)``: :math:`\sum_{b,n} \log \mathrm{softmax}(z_{bn})_{c_{bn}}` over labelled positions;
-    * regression, ``(B,)`` or ``(B, 1)``, or labels of the logits' shape: :math:`-\sum (z - y)^2`.
+    * regression, ``(B,)`` or ``(B, 1)``, or float labels in the logits' shape: :math:`-\sum (z - y)^2`.
 
-    The classes c are the predicted ones (pseudo-labels), fixed by the plain forward pass, or the gold labels. Where the
-    model moves its labels one position to the left, as causal language models do, so does the target.
+    The classes c are the predicted ones (pseudo-labels), fixed by the plain forward pass, or the gold labels. If the
+    model shifts its labels one position to the left, as causal language models do, so does the target.
 
     Args:
-        kind: ``"predicted"``, ``"label"``, or a function of the model's output and the batch that gives the score of
+        kind: ``"predicted"``, ``"label"``, or a function of the model's output and the batch that returns the score of
             each sample, ``(B,)``, or of the batch.
-        shift_labels: whether the logits at a position predict the label of the next one. By default it is read off the
-            model's own loss, which is compared with both, and off its class where the loss is neither.
+        shift_labels: whether the logits at a position predict the label of the next position. By default, both readings
+            are compared with the model's own loss; if neither matches it, the model's class decides.
 
     Raises:
         ValueError: if ``kind`` is none of these.
@@ -59,17 +59,17 @@ class Target:
         self._by_class = False
 
     def for_model(self, model: nn.Module) -> Target:
-        """The target as it suits a model.
+        """Adapt the target to a model.
 
         Raises:
-            InputError: if the model's head needs a function.
+            InputError: if the model is a multi-label classifier and ``kind`` is not a function.
         """
         if callable(self.kind):
             return self
         if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
             raise InputError(
-                f"A multi-label classifier has no one class to explain, so `target` {self.kind!r} does not fit: pass a "
-                "function that says which labels are to be explained."
+                f"A multi-label classifier has no single class to explain, as `target` {self.kind!r} needs: pass a "
+                "function that scores the labels to explain."
             )
         target = Target(self.kind, shift_labels=self.shift_labels)
         target._by_class = _is_causal_lm(model)
@@ -85,7 +85,7 @@ class Target:
         return F.pad(labels[..., 1:], (0, 1), value=IGNORED) if self.shift_labels else labels
 
     def classes(self, output: Any, batch: Mapping[str, Any]) -> Tensor | None:
-        """The classes whose score is explained; ``None`` where there are none."""
+        """Return the classes whose score is explained; ``None`` for regression and for a function."""
         if callable(self.kind):
             return None
         logits, labels = logits_of(output), self._labels(output, batch)
@@ -100,21 +100,21 @@ class Target:
         return classes
 
     def score(self, output: Any, batch: Mapping[str, Any], classes: Tensor | None) -> Tensor:
-        """The score of the batch, shape ``(1,)``.
+        """Compute the score of the batch, shape ``(1,)``.
 
         Args:
-            output: what the model returned.
-            batch: what it was given.
-            classes: of :meth:`classes`.
+            output: the model's output.
+            batch: the model's keyword arguments.
+            classes: the result of :meth:`classes`.
 
         Raises:
-            InputError: if the output is none that the target knows.
+            InputError: if the output has no logits of a known shape, or the batch lacks labels.
         """
         if callable(self.kind):
             return self.kind(output, batch).sum().reshape(1)
         logits = logits_of(output)
         if classes is None:
-            labels = _needed(batch.get("labels"), "gold scores as labels")
+            labels = _needed(batch.get("labels"), "gold scores")
             return -F.mse_loss(logits.reshape(-1), labels.reshape(-1).to(logits.dtype), reduction="sum").reshape(1)
         if logits.dim() == 2:
             return logits.gather(-1, classes.reshape(-1, 1)).sum().reshape(1)
@@ -123,21 +123,22 @@ class Target:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in a model's output: the output itself, or its ``logits``."""
+    """Return the logits in a model's output: the output itself, or its ``logits``."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if logits is None and isinstance(output, Mapping):
         logits = output.get("logits")
     if not isinstance(logits, Tensor) or logits.dim() not in (1, 2, 3):
         raise InputError(
-            f"Expected an output with `logits` of shape (B,), (B, C) or (B, N, C), got {type(output).__name__}"
+            f"The model's output, {type(output).__name__}"
             + (f" with logits of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else "")
-            + ": pass `target` as a function of the output and the batch that gives the score to explain."
+            + ", has no `logits` of shape (B,), (B, C) or (B, N, C): pass `target` as a function of the output and the "
+            "batch that returns the score to explain."
         )
     return logits
 
 
 def _shifts_labels(output: Any, batch: Mapping[str, Any]) -> bool | None:
-    """Whether a model's loss compares labels with the logits one position before; ``None`` if unclear."""
+    """Whether a model's loss compares each label with the logits one position before it; ``None`` if unclear."""
     loss, logits, labels = getattr(output, "loss", None), logits_of(output), batch["labels"]
     if not isinstance(loss, Tensor) or loss.numel() != 1 or logits.dim() != 3 or labels.shape != logits.shape[:2]:
         return None
@@ -156,7 +157,7 @@ def _shifts_labels(output: Any, batch: Mapping[str, Any]) -> bool | None:
 
 
 def _is_causal_lm(model: nn.Module) -> bool:
-    """Whether the outermost transformers model is of a class whose labels are moved, or made out of one that is."""
+    """Whether the class of the outermost transformers model, or one that it derives from, shifts its labels."""
     outermost = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     if outermost is None or getattr(outermost.config, "is_encoder_decoder", False):
         return False
@@ -179,7 +180,7 @@ def _is_regression(logits: Tensor, labels: Any) -> bool:
 
 
 def _unlabelled(logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
-    """The positions that carry no label or, where no labels are given, are padding."""
+    """Find the positions without a label or, if no labels are given, the padding."""
     for name in ("labels", "decoder_attention_mask", "attention_mask"):
         tensor = batch.get(name)
         if isinstance(tensor, Tensor) and tensor.shape == logits.shape[:2]:
@@ -189,5 +190,5 @@ def _unlabelled(logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
 
 def _needed(labels: Any, what: str) -> Tensor:
     if not isinstance(labels, Tensor):
-        raise InputError(f"Expected {what} in the batch to attribute to, got none: pass them as `labels`.")
+        raise InputError(f"The batch to attribute has no {what}: pass them as `labels`.")
     return labels

@@ -1,4 +1,4 @@
-"""The mathematics: pure functions, tensors in, tensors out."""
+"""Pure functions on tensors: attention under masks, sampling, rates and estimators."""
 
 from attnreg.functional.attention import (
     apply_score_mod,

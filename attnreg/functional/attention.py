@@ -1,13 +1,13 @@
-r"""Attention under a mask: scores dropout, weights dropout, and what is left when everything is dropped.
+r"""Attention under a mask: scores dropout, weights dropout, and rows in which every valid key is dropped.
 
 With :math:`S = QK^\top/\sqrt D + \text{bias}`:
 
 * *scores dropout* (AttendOut Eq. 3, AD-DROP Eq. 1): :math:`A = \mathrm{softmax}(S \text{ where valid} \wedge
   \text{keep, else} -\infty)`;
-* *all dropped* (AttendOut Eq. 4): a row that has valid keys, all of them dropped, attends uniformly to its valid
-  keys, and no gradient reaches its query and keys;
+* *fully dropped rows* (AttendOut Eq. 4): a row whose valid keys are all dropped attends uniformly to its valid keys;
+  no gradient reaches its query and keys;
 * *weights dropout* (AttendOut Eq. 2): :math:`A = \mathrm{softmax}(S \text{ where valid}) \odot M`;
-* a row without any valid key gives zeros, as torch's own attention does.
+* a row without any valid key returns zeros, as in torch's own attention.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def scores_dropout(
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
 ) -> Tensor:
-    r"""Attention with some scores set to :math:`-\infty` before the softmax.
+    r"""Compute attention with dropped scores set to :math:`-\infty` before the softmax.
 
-    Runs in torch's fused attention. A row of which everything is dropped has its query (and bias) zeroed: all its
-    scores are equal then, so it attends uniformly, and its gradients vanish by themselves.
+    It runs in torch's fused attention. The query and bias of a fully dropped row are set to zero: all its scores are
+    then equal, so it attends uniformly, and its gradients vanish.
 
     Args:
         query: ``(B, H, Q, D)``.
@@ -46,7 +46,7 @@ def scores_dropout(
         keep: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = kept.
         valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
         bias: float, broadcastable to ``(B, H, Q, K)``, added to the scores.
-        scale: factor on :math:`QK^\top`; by default :math:`1/\sqrt D`.
+        scale: factor on :math:`QK^\top` (default: :math:`1/\sqrt D`).
         dropout_p: probability of the model's own dropout on the attention weights.
         enable_gqa: let several query heads share one key head.
 
@@ -83,18 +83,18 @@ def weights_dropout(
     rescale: bool = False,
     p: float | None = None,
 ) -> Tensor:
-    r"""Attention with some weights set to zero after the softmax.
+    r"""Compute attention with dropped weights set to zero after the softmax.
 
     Args:
         query: ``(B, H, Q, D)``.
         key: ``(B, H, K, D)``.
         value: ``(B, H, K, D)``.
-        keep: broadcastable to ``(B, H, Q, K)``: bool, ``True`` = kept, or a float factor.
+        keep: bool (``True`` = kept) or a float factor, broadcastable to ``(B, H, Q, K)``.
         valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
         bias: float, broadcastable to ``(B, H, Q, K)``, added to the scores.
-        scale: factor on :math:`QK^\top`; by default :math:`1/\sqrt D`.
+        scale: factor on :math:`QK^\top` (default: :math:`1/\sqrt D`).
         rescale: divide kept weights by :math:`1 - p`, as :class:`torch.nn.Dropout` does.
-        p: the drop probability that ``rescale`` undoes.
+        p: drop probability; required by ``rescale``.
 
     Returns:
         ``(B, H, Q, D)``.
@@ -125,14 +125,14 @@ def attention_weights(
     scale: float | None = None,
     keep: Tensor | None = None,
 ) -> Tensor:
-    r"""The attention weights A themselves, optionally under scores dropout.
+    r"""Compute the attention weights A, optionally under scores dropout.
 
     Args:
         query: ``(B, H, Q, D)``.
         key: ``(B, H, K, D)``.
         valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
         bias: float, broadcastable to ``(B, H, Q, K)``, added to the scores.
-        scale: factor on :math:`QK^\top`; by default :math:`1/\sqrt D`.
+        scale: factor on :math:`QK^\top` (default: :math:`1/\sqrt D`).
         keep: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = kept.
 
     Returns:
@@ -158,10 +158,10 @@ def attention_weights(
 
 
 def apply_score_mod(score_mod: ScoreMod | None, scores: Tensor) -> Tensor:
-    """Apply a score function of ``flex_attention``, which is given one score at a time, to all of them.
+    """Apply a score function of ``flex_attention``, which takes one score at a time, to all scores.
 
     Args:
-        score_mod: of a score, and the numbers of its sample, head, query and key; ``None`` changes nothing.
+        score_mod: function of a score and of its sample, head, query and key index; ``None`` changes nothing.
         scores: ``(B, H, Q, K)``.
 
     Returns:
@@ -181,15 +181,15 @@ def apply_score_mod(score_mod: ScoreMod | None, scores: Tensor) -> Tensor:
 
 
 def masked_scores(scores: Tensor, keep: Tensor, valid: Tensor | None = None) -> Tensor:
-    r"""Set dropped scores to :math:`-\infty`; make rows of which everything is dropped uniform over their valid keys.
+    r"""Set dropped scores to :math:`-\infty`, and make fully dropped rows uniform over their valid keys.
 
     Args:
-        scores: ``(B, H, Q, K)``, with the model's own mask already in them.
+        scores: ``(B, H, Q, K)``, with the model's own mask already applied.
         keep: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = kept.
         valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
 
     Returns:
-        ``(B, H, Q, K)``; rows without a valid key are returned as they came.
+        ``(B, H, Q, K)``; rows without a valid key are unchanged.
 
     Example:
         >>> masked_scores(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, False], [False, False]]))
@@ -207,7 +207,7 @@ def masked_scores(scores: Tensor, keep: Tensor, valid: Tensor | None = None) -> 
 
 
 def renormalized(weights: Tensor, factor: Tensor, valid: Tensor | None = None, *, detach_sum: bool = False) -> Tensor:
-    r"""Multiply attention weights, and make the rows sum to 1 again.
+    r"""Multiply attention weights by a mask and divide each row by its sum, so that it sums to 1 again.
 
     .. math:: A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}
 
@@ -215,10 +215,10 @@ def renormalized(weights: Tensor, factor: Tensor, valid: Tensor | None = None, *
         weights: ``(B, H, Q, K)``, A.
         factor: M, bool or float, broadcastable to ``(B, H, Q, K)``.
         valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
-        detach_sum: let no gradient through the sum.
+        detach_sum: pass no gradient through the sum.
 
     Returns:
-        ``(B, H, Q, K)``; a row of which everything is dropped is uniform over its valid keys.
+        ``(B, H, Q, K)``; a fully dropped row is uniform over its valid keys.
 
     Example:
         >>> weights = torch.tensor([[0.2, 0.3, 0.5], [0.0, 0.5, 0.5]])
@@ -240,7 +240,7 @@ def renormalized(weights: Tensor, factor: Tensor, valid: Tensor | None = None, *
 
 
 def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int]) -> Tensor:
-    r"""Attend equally to all valid keys: what is left of a layer whose every score is dropped (AttendOut Eq. 4).
+    r"""Attend equally to all valid keys, as in a layer whose scores are all dropped (AttendOut Eq. 4).
 
     Args:
         value: ``(B, H, K, D)``, or ``(B, H_kv, K, D)`` with H a multiple of H_kv.
@@ -248,7 +248,7 @@ def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int])
         shape: ``(B, H, Q, K)``.
 
     Returns:
-        ``(B, H, Q, D)``: the mean of ``value`` over the valid keys of each row, zeros where there is none.
+        ``(B, H, Q, D)``: the mean of ``value`` over the valid keys of each row; zeros in rows without any.
 
     Example:
         >>> value = torch.tensor([[1.0], [3.0], [100.0]]).view(1, 1, 3, 1)

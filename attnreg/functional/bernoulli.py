@@ -1,4 +1,4 @@
-"""Independent keep-or-drop decisions: drawing them, their log-probability, their rate."""
+"""Independent keep-or-drop decisions: sampling, log-probability, entropy and drop rate."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def sample_keep(
         d = [\,s + \mathrm{logit}(u) > 0\,] = [\,u > \sigma(-s)\,], \quad u \sim U(0, 1), \qquad P(d = 1) = \sigma(s)
 
     Args:
-        logits: any shape, the logits of keeping.
-        shape: of the decisions, to which ``logits`` can be broadcast; their own by default.
-        generator: source of randomness; the global one by default, which gradient checkpointing replays.
+        logits: logits of keeping, any shape.
+        shape: shape of the decisions, to which ``logits`` must broadcast (default: the shape of ``logits``).
+        generator: source of randomness (default: torch's global generator, which gradient checkpointing replays).
 
     Returns:
-        bool, of that shape, ``True`` = kept.
+        bool, in this shape, ``True`` = kept.
 
     Reference:
         AttendOut (arXiv 2104.04692), Section 4.1.
@@ -45,22 +45,22 @@ def sample_windows(
     device: torch.device | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Draw hard keep decisions of which neighbours along the last dimension are dropped together.
+    r"""Draw hard keep decisions that drop windows of neighbours along the last dimension.
 
     .. math:: d_j = \prod_{i = j-w+1}^{j} (1 - s_i), \quad s_i \sim \mathrm{Bernoulli}(p / w), \qquad
               P(d_j = 0) = 1 - (1 - p / w)^w
 
-    Seeds before the first position count, so that this is the rate everywhere.
+    Windows may begin before the first position, so all positions have the same drop rate.
 
     Args:
-        shape: of the decisions.
-        p: the rate at which units would be dropped if windows did not overlap, in ``[0, 1]``.
-        window: w, how many units a seed drops: itself and those after it.
-        device: where they are wanted.
-        generator: source of randomness; the global one by default, which gradient checkpointing replays.
+        shape: shape of the decisions.
+        p: drop rate that windows would have if they did not overlap, in ``[0, 1]``.
+        window: w, the number of units that a seed drops: its own and the ``w - 1`` after it.
+        device: device of the decisions.
+        generator: source of randomness (default: torch's global generator, which gradient checkpointing replays).
 
     Returns:
-        bool, of that shape, ``True`` = kept.
+        bool, in this shape, ``True`` = kept.
 
     Reference:
         DropAttention (arXiv 1907.11065).
@@ -76,21 +76,21 @@ def sample_windows(
 
 
 def bernoulli_log_prob(logits: Tensor, keep: Tensor, valid: Tensor, draws: int = 1) -> Tensor:
-    r"""Mean log-probability of the decisions taken, over the units that count.
+    r"""Compute the mean log-probability of decisions over the valid units.
 
     .. math:: \log P(a) = \frac{1}{n} \sum_{ij \in \text{valid}} \log P(d_{ij}), \qquad P(d_{ij} = 1) = \sigma(s_{ij})
 
-    Since :math:`\log\sigma(-s) = \log\sigma(s) - s`, several draws from the same logits need no more than their number
-    and how many of them kept the unit.
+    Since :math:`\log\sigma(-s) = \log\sigma(s) - s`, several draws from the same logits need only their number and the
+    number of them that kept each unit.
 
     Args:
         logits: ``(B, ...)``, the logits of keeping.
-        keep: bool, the shape of ``logits``: the decisions taken; or how many of the draws kept each unit.
-        valid: bool, broadcastable to ``logits``: the units that count.
-        draws: number of decisions taken with each logit.
+        keep: the decisions, bool, in the shape of ``logits``; for several draws, how many of them kept each unit.
+        valid: bool, broadcastable to ``logits``: the units to count.
+        draws: number of draws from each logit.
 
     Returns:
-        ``(B,)``; 0 for a sample in which no unit counts.
+        ``(B,)``; 0 for a sample without valid units.
 
     Reference:
         AttendOut (arXiv 2104.04692), Eq. 5.
@@ -106,7 +106,7 @@ def bernoulli_log_prob(logits: Tensor, keep: Tensor, valid: Tensor, draws: int =
 
 
 def bernoulli_entropy(logits: Tensor) -> Tensor:
-    r"""Entropy of decisions, in nats.
+    r"""Compute the entropy of decisions, in nats.
 
     .. math:: H(p) = -p \log p - (1 - p) \log (1 - p), \qquad p = \sigma(s)
 
@@ -114,7 +114,7 @@ def bernoulli_entropy(logits: Tensor) -> Tensor:
         logits: s, any shape.
 
     Returns:
-        that shape; differentiable also where p is all but 0 or 1.
+        the shape of ``logits``; differentiable even where p is close to 0 or 1.
 
     Example:
         >>> bernoulli_entropy(torch.tensor([0.0, 200.0]))
@@ -124,7 +124,7 @@ def bernoulli_entropy(logits: Tensor) -> Tensor:
 
 
 def bernoulli_kl(logits: Tensor, prior: float) -> Tensor:
-    r"""Kullback-Leibler divergence of decisions from a prior.
+    r"""Compute the Kullback-Leibler divergence of decisions from a prior.
 
     .. math:: p \log\frac{p}{p_0} + (1 - p) \log\frac{1 - p}{1 - p_0}, \qquad p = \sigma(s)
 
@@ -133,7 +133,7 @@ def bernoulli_kl(logits: Tensor, prior: float) -> Tensor:
         prior: :math:`p_0`, in ``(0, 1)``.
 
     Returns:
-        that shape.
+        the shape of ``logits``.
 
     Example:
         >>> bernoulli_kl(torch.tensor([0.0, 200.0]), prior=0.5)
@@ -144,15 +144,15 @@ def bernoulli_kl(logits: Tensor, prior: float) -> Tensor:
 
 
 def drop_rate(keep: Tensor, units: Tensor | None = None, *, by_head: bool = False) -> Tensor:
-    """Share of dropped units.
+    """Compute the share of dropped units.
 
     Args:
         keep: bool, or a factor that is 0 where dropped, broadcastable to ``(B, H, Q, K)``.
-        units: bool, broadcastable with ``keep``: the units that count; ``None`` means all.
-        by_head: one rate for each head of ``keep``, ``(B, H, Q, K)``.
+        units: bool, broadcastable with ``keep``: the units to count; ``None`` means all.
+        by_head: return one rate for each head; ``keep`` must then have the dimensions ``(B, H, Q, K)``.
 
     Returns:
-        0-d float32 tensor in ``[0, 1]``, or ``(H,)`` of them; 0 where no unit counts.
+        float32 in ``[0, 1]``, 0-d, or ``(H,)`` with ``by_head``; 0 if there is no unit to count.
 
     Example:
         >>> drop_rate(torch.tensor([True, False, False]), torch.tensor([True, True, False]))

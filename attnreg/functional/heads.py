@@ -1,4 +1,4 @@
-"""Whole attention heads: which are kept, and what that does to the rest."""
+"""Whole attention heads: sampling, rescaling and ranking them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ def sample_heads(
     device: torch.device | str | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Drop each head of a sample with probability p, never all of them.
+    r"""Drop each head of a sample with probability p, but never all of them.
 
     .. math:: \xi_{bh} = [\,u_{bh} \ge \min(p, \max_{h'} u_{bh'})\,], \quad u \sim U(0, 1)
 
-    Where all heads would go, the one of largest u stays: each is that one with probability 1/H. So a head is kept with
-    probability :math:`1 - p + p^H / H`, and at least one is at p = 1.
+    If all heads would be dropped, the one with the largest u is kept, which is each head with probability 1/H. A head
+    is therefore kept with probability :math:`1 - p + p^H / H`, and one head is kept even at p = 1.
 
     Args:
         p: drop probability, in ``[0, 1]``.
         shape: ``(B, H)``.
-        device: where to draw.
-        generator: source of randomness; the global one by default, which gradient checkpointing replays.
+        device: device of the decisions.
+        generator: source of randomness (default: torch's global generator, which gradient checkpointing replays).
 
     Returns:
         bool, ``(B, H)``, ``True`` = kept.
@@ -39,15 +39,15 @@ def sample_heads(
 
 
 def rescaled_heads(keep: Tensor) -> Tensor:
-    r"""The factors by which the heads of a layer are multiplied, so that their sum stays that of H heads.
+    r"""Compute factors that scale the kept heads up, so that the factors of a sample sum to H.
 
     .. math:: f_{bh} = \xi_{bh} \, H / \textstyle\sum_{h'} \xi_{bh'}
 
     Args:
-        keep: bool, ``(B, H)``, ``True`` = kept; at least one head of each sample is.
+        keep: bool, ``(B, H)``, ``True`` = kept; each sample must keep at least one head.
 
     Returns:
-        float32, ``(B, H)``; each row sums up to H.
+        float32, ``(B, H)``; each row sums to H.
 
     Example:
         >>> rescaled_heads(torch.tensor([[True, False, True, False]]))
@@ -57,16 +57,16 @@ def rescaled_heads(keep: Tensor) -> Tensor:
 
 
 def head_importance(attribution: Tensor) -> Tensor:
-    r"""How much a score depends on each head: the derivative by a gate on its attention weights, without its sign.
+    r"""Compute each head's importance: the absolute derivative of a score by a gate on the head's attention weights.
 
     .. math:: I_h = \Big| \frac{\partial s}{\partial \xi_h} \Big|
               = \Big| \sum_{b,q,k} A_{bhqk} \frac{\partial s}{\partial A_{bhqk}} \Big|, \quad A_h \leftarrow \xi_h A_h
 
     Args:
-        attribution: ``(B, H, Q, K)``, the attention weights times the gradients of the score by them.
+        attribution: ``(B, H, Q, K)``, the attention weights times the score's gradient with respect to them.
 
     Returns:
-        ``(H,)``, in float32 at least.
+        ``(H,)``, in float32 or wider.
 
     Reference:
         Are Sixteen Heads Really Better than One? (NeurIPS 2019, arXiv 1905.10650), Section 4.1.
@@ -83,7 +83,7 @@ def without_top(values: Tensor, n: int) -> Tensor:
 
     Args:
         values: ``(H,)``.
-        n: how many to drop, exactly; which of equal ones is open.
+        n: number of values to drop; ties are broken arbitrarily.
 
     Returns:
         bool, ``(H,)``, ``True`` = kept.

@@ -1,4 +1,4 @@
-"""From attributions to the attention positions that a prediction leans on."""
+"""The candidate region of AD-DROP: the keys with the highest attribution in each row."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ Region = Literal["high", "low"]
 
 
 def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region: Region = "high") -> Tensor:
-    r"""The p·n valid keys (rounded up) of highest attribution in each row.
+    r"""Select the p·n valid keys (rounded up) with the highest attribution in each row.
 
-    With the attributions of a row's n valid keys sorted in ascending order, the region holds those at or above the
-    value at rank :math:`\lfloor (1 - p)\, n \rfloor`; ties at that value are all in. ``region="low"`` mirrors it. A row
-    whose attributions are all equal has no ranking, and its region is empty.
+    With the attributions of a row's n valid keys sorted in ascending order, the region holds all keys at or above the
+    value at rank :math:`\lfloor (1 - p)\, n \rfloor`, including ties. ``region="low"`` selects the lowest instead. A
+    row whose attributions are all equal has no ranking, so its region is empty.
 
     Args:
         attribution: ``(B, H, Q, K)``.
         valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model; ``None`` means all.
         p: share of the valid keys, in ``[0, 1]``.
-        region: ``"high"`` or ``"low"``.
+        region: ``"high"`` (highest attributions) or ``"low"`` (lowest).
 
     Returns:
-        bool, ``(B, H, Q, K)``, ``True`` = in the region; never where not valid.
+        bool, ``(B, H, Q, K)``, ``True`` = in the region; ``False`` at all positions that are not valid.
 
     Raises:
-        ValueError: if ``p`` or ``region`` is none of these.
+        ValueError: if ``p`` is outside ``[0, 1]`` or ``region`` is neither of the two.
 
     Reference:
         AD-DROP (NeurIPS 2022), Section 3.3.
@@ -51,7 +51,7 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region
         n = valid.expand(*valid.shape[:-1], keys).sum(-1, keepdim=True)
         score = score.masked_fill(~valid, -math.inf)  # sorted to the front
     ascending = _sorted(score)
-    # Rounded before it is rounded up: 0.7 * 10 is 7.000000000000001.
+    # Round off the floating-point error first: 0.7 * 10 is 7.000000000000001.
     size = torch.ceil((p * n.double()).round(decimals=9)).long()
     threshold = _at(ascending, keys - size)
     ranked = (ascending[..., -1:] > _at(ascending, keys - n)) & (size > 0)
@@ -66,5 +66,5 @@ def _at(ascending: Tensor, rank: Tensor) -> Tensor:
 
 def _sorted(values: Tensor) -> Tensor:
     if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(np.sort(values.numpy(), axis=-1))  # 40 times as fast as torch's on a CPU with AVX-512
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1))  # 40 times as fast as torch.sort with AVX-512
     return values.sort(-1).values

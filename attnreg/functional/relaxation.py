@@ -1,4 +1,4 @@
-"""Gradients for decisions: relaxed, straight through, reversed, and estimated from two opposite draws."""
+"""Gradients for decisions: relaxed, straight-through, reversed, or estimated from two opposite draws."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def concrete_drop(logits: Tensor, uniform: Tensor, temperature: float = 0.1) -> Tensor:
-    r"""Relaxed decisions to drop, differentiable in the logits.
+    r"""Relax drop decisions, so that they are differentiable with respect to the logits.
 
     .. math:: z = \sigma\!\left(\frac{1}{t}\left(\log\frac{p}{1-p} + \log\frac{u}{1-u}\right)\right), \qquad
               P(z > 1/2) = p = \sigma(\text{logit})
@@ -15,7 +15,7 @@ def concrete_drop(logits: Tensor, uniform: Tensor, temperature: float = 0.1) -> 
     Args:
         logits: the logits of dropping, broadcastable to ``uniform``.
         uniform: u, drawn from ``[0, 1)``.
-        temperature: t; the smaller, the nearer z is to 0 or 1.
+        temperature: t; smaller values move z closer to 0 or 1.
 
     Returns:
         z in ``[0, 1]``, 1 = dropped.
@@ -31,15 +31,15 @@ def concrete_drop(logits: Tensor, uniform: Tensor, temperature: float = 0.1) -> 
 
 
 def straight_through(hard: Tensor, soft: Tensor, *, reverse: bool = False) -> Tensor:
-    r"""Hard decisions with the gradient of soft ones.
+    r"""Return hard decisions with the gradient of soft ones.
 
     Args:
-        hard: bool, or numbers: the value.
-        soft: the gradient, of the same shape.
-        reverse: turn the gradient round, so that what is learned through it raises the loss.
+        hard: the values, bool or numeric.
+        soft: the source of the gradient, in the same shape.
+        reverse: reverse the gradient, so that parameters learned through it raise the loss.
 
     Returns:
-        in the dtype of ``soft``: the values of ``hard``.
+        the values of ``hard`` in the dtype of ``soft``.
 
     Example:
         >>> p = torch.tensor([0.4, 0.6], requires_grad=True)
@@ -52,7 +52,7 @@ def straight_through(hard: Tensor, soft: Tensor, *, reverse: bool = False) -> Te
 
 
 def opposite_draws(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Two draws of hard decisions from the same noise, as unlike each other as can be.
+    r"""Draw hard decisions twice, once from noise u and once from its opposite, 1 - u.
 
     .. math:: d^{(1)} = [\,u > \sigma(-\phi)\,], \quad d^{(2)} = [\,u < \sigma(\phi)\,], \qquad
               P(d^{(1)} = 1) = P(d^{(2)} = 1) = \sigma(\phi)
@@ -62,7 +62,7 @@ def opposite_draws(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         uniform: u, drawn from ``[0, 1)``.
 
     Returns:
-        both, bool.
+        both draws, bool.
 
     Reference:
         ARM (arXiv 1807.11143).
@@ -76,16 +76,16 @@ def opposite_draws(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def arm_gradient(first: Tensor, second: Tensor, noise: Tensor) -> Tensor:
-    r"""Estimate the gradient of an expected loss with respect to the logits of its decisions, without bias.
+    r"""Estimate, without bias, the gradient of an expected loss with respect to the logits of its decisions.
 
     .. math:: \frac{\partial}{\partial\phi_i} E_d[f(d)] = E_u\big[\big(f(d^{(1)}) - f(d^{(2)})\big)(u_i -
               \tfrac{1}{2})\big]
 
-    For decisions that share a logit, :math:`u_i - 1/2` is summed over them.
+    If several decisions share a logit, sum :math:`u_i - 1/2` over them.
 
     Args:
-        first: the loss under the first of :func:`opposite_draws`, 0-d.
-        second: the loss under the second.
+        first: loss under the first of the :func:`opposite_draws`, 0-d.
+        second: loss under the second, 0-d.
         noise: u - 1/2, summed over the decisions of each logit.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Which positions a structure lets see each other."""
+"""Masks that follow a structure: a window, or a parse."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 def window_mask(length: int, distance: int, *, device: torch.device | str | None = None) -> Tensor:
-    r"""Keep positions that are near.
+    r"""Keep pairs of positions that are at most a distance d apart.
 
     .. math:: M_{ij} = [\,|i - j| \le d\,]
 
     Args:
-        length: N.
+        length: N, the length of the sequence.
         distance: d.
-        device: where the mask is wanted.
+        device: device of the mask.
 
     Returns:
         bool, ``(N, N)``, ``True`` = kept.
@@ -58,6 +58,6 @@ def ancestor_mask(parents: Tensor) -> Tensor:
         raise ValueError(f"Expected `parents` in -1..{length - 1}, got {parents.tolist()}.")
     reached = F.one_hot(parents + 1, length + 1)[..., 1:].float()
     reached = (reached + torch.eye(length, device=parents.device)).clamp(max=1)
-    for _ in range((length - 1).bit_length()):  # each product doubles the length of the ways
+    for _ in range((length - 1).bit_length()):  # each product doubles the length of the paths
         reached = (reached @ reached).clamp(max=1)
     return reached > 0

@@ -1,4 +1,4 @@
-"""Which positions of an attention matrix count."""
+"""Which positions of an attention matrix count, and where sequences begin."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 def units(valid: Tensor, shape: Sequence[int], *, self_attention: bool = True) -> Tensor:
-    """Valid positions of real query rows: the ones that drop rates and log-probabilities count.
+    """Select the valid positions of real query rows, which drop rates and log-probabilities count.
 
-    A model's mask forbids padding *keys* but leaves the rows of padding *queries* as they are. In self-attention a
-    query is padding where the same position is a key that nobody may attend to; such rows do not count, and neither
-    do rows without a valid key.
+    A model's mask forbids padding *keys* but does not mask the rows of padding *queries*. In self-attention, a query is
+    padding if no query may attend to the key at its position. Rows of padding do not count, nor do rows without a valid
+    key.
 
     Args:
         valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
@@ -38,13 +38,13 @@ def units(valid: Tensor, shape: Sequence[int], *, self_attention: bool = True) -
 
 
 def sequence_starts(valid: Tensor | None, shape: Sequence[int], *, self_attention: bool = True) -> Tensor:
-    """Where sequences begin: at the first position, the first after left padding, and wherever a packed one begins.
+    """Find where sequences begin, also after left padding and in rows that pack several sequences.
 
-    In self-attention a sequence begins at a position that is the first that it may attend to itself. In other attention
-    it begins at the first key that any query may attend to.
+    In self-attention, a sequence begins at each position whose first allowed key is that position itself. In other
+    attention, it begins at the first key that any query may attend to.
 
     Args:
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model; ``None`` for all.
+        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model; ``None`` means all.
         shape: ``(B, H, Q, K)``.
         self_attention: whether queries and keys are the same sequence.
 
@@ -68,5 +68,5 @@ def sequence_starts(valid: Tensor | None, shape: Sequence[int], *, self_attentio
     if not self_attention or queries != keys:
         seen = valid.any(-2)
         return ((positions == seen.int().argmax(-1, keepdim=True)) & seen).expand(batch, keys)
-    first = valid.int().argmax(-1).expand(-1, queries)  # of each query
+    first = valid.int().argmax(-1).expand(-1, queries)  # the first allowed key of each query
     return ((first == positions) & valid.any(-1)).expand(batch, keys)

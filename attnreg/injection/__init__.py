@@ -1,4 +1,4 @@
-"""The injection layer: puts the masks of any provider into any model."""
+"""The injection layer: applies the masks of any provider to the attention of any model."""
 
 from attnreg.injection.attachment import attach, detach, handle_of, is_attached
 from attnreg.injection.discovery import Discovery, FoundSite, LeftOut, discover

@@ -1,4 +1,4 @@
-"""One Transformer block of an attached model, for providers that skip blocks."""
+"""Attached Transformer blocks, for providers that skip blocks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from attnreg.provider.protocols import skipped
 
 @dataclass(frozen=True)
 class BlockCall:
-    """One call of a block: the self-attention by which the provider knows it, and what is in it.
+    """One call of a block in a forward pass.
 
     Args:
-        block: how hidden states go through it.
-        info: its self-attention.
-        chosen: all attention sites in it that the provider is asked about.
-        modules: the attached module of each attention in it.
+        block: the block, and how hidden states pass through it.
+        info: the site of its self-attention, which the provider is asked about.
+        chosen: all chosen attention sites in the block.
+        modules: the attached attention modules in the block.
     """
 
     block: Block
@@ -38,10 +38,10 @@ class BlockCall:
 
 
 class AttachedBlock(Shadow[BlockCall]):
-    """Gives hidden states back as they came where the provider skips the block."""
+    """Returns its input hidden states unchanged if the provider skips the block."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The block's forward, or nothing."""
+        """Run the block's forward, unless the block is skipped."""
         call = self.next()
         if call is None or not self.handle.acts_on(self.module):
             return self.plain(*args, **kwargs)
@@ -55,15 +55,15 @@ class AttachedBlock(Shadow[BlockCall]):
                 module.pass_over()
             output = hidden
         else:
-            # A decision would be burnt into the compiled code; and what else comes out, or is left in an argument, for
-            # later blocks (T5's position bias, Gemma 3n's shared keys) must be computed.
+            # Compiled code would fix the decision. And a block's other outputs, returned or stored in an argument for
+            # later blocks (T5's position bias, Gemma 3n's shared keys), must be computed.
             output = self.plain(*args, **kwargs)
         for info in call.chosen:
             self.handle.rates.note_skipped(info, skip.to(hidden.device))
         if compiling:
             return _replaced(output, lambda computed: torch.where(skip.to(hidden.device), hidden, computed))
         if len(self.whats) > 1:
-            # Leaves something for the backward pass, so that gradient checkpointing counts this call like the others.
+            # A tensor saved for the backward pass, so that gradient checkpointing counts this call like the others.
             hidden = torch.where(skip.to(hidden.device), hidden, 0.0)
         return _replaced(output, lambda _: _touching(hidden, (*self.module.parameters(), *tree_leaves((args, kwargs)))))
 
@@ -75,7 +75,7 @@ def attached_blocks(
     modules: Mapping[nn.Module, AttachedModule],
     names: Mapping[nn.Module, str],
 ) -> list[AttachedBlock]:
-    """The blocks whose self-attention was chosen."""
+    """Return the attached blocks of the chosen self-attention."""
     inside: dict[tuple[nn.Module, int], list[FoundSite]] = defaultdict(list)
     for site in found:
         if site.block is not None:
@@ -99,9 +99,9 @@ def _replaced(output: Any, by: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _touching(hidden: Tensor, used: Iterable[Any]) -> Tensor:
-    """The same numbers, with a zero gradient for all that the block would have used.
+    """Return the same values, with zero gradients for all tensors that the block would have used.
 
-    Distributed data parallel waits for each parameter, also for those outside the block that are used in it alone.
+    DistributedDataParallel waits for every parameter, also for one outside the block that only the block uses.
     """
     if not torch.is_grad_enabled():
         return hidden

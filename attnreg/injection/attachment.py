@@ -1,4 +1,4 @@
-"""Attaching providers to models."""
+"""Attach providers to models, and detach them."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ def attach(
     modules: str | Sequence[str] | None = None,
     example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
 ) -> AttachHandle:
-    """Let a provider mask the attention of a model in its training passes.
+    """Mask the attention of a model with a provider in every training pass.
 
     Everything is checked before the model is touched. While attached, the model keeps its class, parameters and
-    ``state_dict`` keys. In eval mode, and in passes without gradients, it is bitwise the plain model.
+    ``state_dict`` keys. In eval mode and in passes without gradients, its outputs are bitwise those of the plain model.
 
     Args:
         model: any model whose attention runs through softmax, torch's fused attention, ``nn.MultiheadAttention`` or
-            ``flex_attention``; not yet compiled, wrapped or sharded.
-        provider: the provider, or a composition (``a & b``).
-        layers: layer indices within each stack, negative ones from its end; all by default. They are those of the
-            model's own blocks, where it has any.
-        stacks: of ``"encoder"``, ``"decoder"``, ``"cross"``; by default every self-attention, no cross-attention.
-        modules: names of modules, or patterns such as ``"*.self_attn"``: only attention in them, of any stack.
-        example_inputs: arguments for one forward pass with two samples; needed if none can be made up for the model.
+            ``flex_attention``. Attach before you compile, wrap or shard it.
+        provider: a provider, or a composition of several (``a & b``).
+        layers: layer indices within each stack, numbered as the model numbers its blocks; negative ones count from the
+            end. Default: all layers.
+        stacks: any of ``"encoder"``, ``"decoder"``, ``"cross"``. Default: all self-attention, no cross-attention.
+        modules: module names, or patterns such as ``"*.self_attn"``. Only attention in them is masked, of any stack.
+        example_inputs: arguments for one forward pass with two samples, for models that attnreg cannot make inputs for.
 
     Returns:
-        a handle; also a context manager.
+        a handle, which is also a context manager.
 
     Raises:
-        NoAttentionError: if no attention is seen in the model, or a whole list of its blocks would be left out.
-        ValueError: if a layer, stack or module is not there, the provider cannot serve the sites, or the model is
-            compiled, wrapped or sharded: attach first.
-        RuntimeError: if the model has a provider already, or the provider has a model.
+        NoAttentionError: if no attention is found, or if all attention in a list of blocks would be left out.
+        ValueError: if a layer, stack or module does not exist, if the provider does not support a site, or if the model
+            is already compiled, wrapped or sharded.
+        RuntimeError: if the model already has a provider, or the provider is already attached to a model.
 
     Warns:
-        CoverageWarning: if some attention of the model is not covered, though nothing was chosen.
+        CoverageWarning: if some attention cannot be masked and ``modules`` was not given.
 
     Example:
         >>> import torch, attnreg
@@ -74,7 +74,7 @@ def attach(
     chosen = choose(found, layers, stacks, modules)
     if modules is None:
         warn_of_the_rest(model, found, everything=layers is None and stacks is None)
-    that_look_at_batches(provider)  # which must fit together
+    that_look_at_batches(provider)  # raises if they do not fit together
     _check_parts(provider, chosen)
     provider.check([site.info for site in chosen], model)
     if may_skip_blocks(provider):
@@ -86,27 +86,27 @@ def attach(
 
 
 def detach(model: nn.Module) -> None:
-    """Take away whatever provider is attached to a model (or to a part or the whole of it). Twice is fine."""
+    """Detach the provider that masks a model or any part of it. A second call does nothing."""
     for handle in _handles(model):
         handle.detach()
 
 
 def is_attached(model: nn.Module) -> bool:
-    """Whether a provider is attached to a model, or to any part of it."""
+    """Whether a provider is attached to a model or to any part of it."""
     return bool(_handles(model))
 
 
 def handle_of(model: nn.Module, provider: MaskProvider) -> AttachHandle:
-    """The handle by which a provider, alone or within a composition, is attached to a model.
+    """Return the handle that attaches a provider, or a composition that contains it, to a model.
 
     Raises:
-        RuntimeError: if it is not.
+        RuntimeError: if the provider is not attached to the model.
     """
     for handle in _handles(model):
         if any(module is provider for module in handle.provider.modules()):
             return handle
     raise RuntimeError(
-        f"This {type(provider).__name__} is not attached to the model: call `attnreg.attach(model, provider)` first."
+        f"This {type(provider).__name__} is not attached to the model. Call `attnreg.attach(model, provider)` first."
     )
 
 
@@ -122,28 +122,28 @@ def _providers(provider: MaskProvider) -> list[MaskProvider]:
 def _check_free(model: nn.Module, provider: MaskProvider) -> None:
     if is_attached(model):
         raise RuntimeError(
-            "The model has a provider already: compose providers with `a & b`, or call `attnreg.detach(model)` first."
+            "The model already has a provider. Compose providers with `a & b`, or call `attnreg.detach(model)` first."
         )
     for each in _providers(provider):
         known = _ATTACHED.get(each)
         handle = None if known is None else known()
         if handle is not None and handle.attached:
             raise RuntimeError(
-                f"This {type(each).__name__} is attached to another model: make a provider for each model, or detach "
-                "it there first."
+                f"This {type(each).__name__} is already attached to another model. Create one provider per model, or "
+                "detach this one first."
             )
 
 
 def _check_bare(model: nn.Module) -> None:
     if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
-        raise InputError(f"{type(model).__name__} is compiled already: attach first, then compile.")
+        raise InputError(f"{type(model).__name__} is already compiled. Attach first, then compile.")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-        raise InputError(f"The model is wrapped in {type(model).__name__} already: attach first, then wrap.")
+        raise InputError(f"The model is already wrapped in {type(model).__name__}. Attach first, then wrap.")
     if any(
         type(parameter).__name__ == "DTensor" or hasattr(parameter, "_is_flat_param")
         for parameter in model.parameters()
     ):
-        raise InputError(f"{type(model).__name__} is sharded already: attach first, then shard (`fully_shard`).")
+        raise InputError(f"{type(model).__name__} is already sharded. Attach first, then shard (`fully_shard`).")
 
 
 def _check_parts(provider: MaskProvider, chosen: Sequence[FoundSite]) -> None:
@@ -151,9 +151,9 @@ def _check_parts(provider: MaskProvider, chosen: Sequence[FoundSite]) -> None:
     for each in _providers(provider):
         if parts is not None and (looks_at_batches(each) or type(each).prepare is not MaskProvider.prepare):
             raise InputError(
-                f"{type(each).__name__} needs all of an attention at once, and {parts} computes it in parts (one for "
-                "each image or window, or for each half of the values): leave it out with `modules=...` or "
-                "`layers=...`, or load the model with another `attn_implementation`."
+                f"{type(each).__name__} needs the whole attention at once, but {parts} computes it in parts (per "
+                "image, window or half of the values). Leave this site out with `modules=...` or `layers=...`, or load "
+                "the model with another `attn_implementation`."
             )
 
 
@@ -161,7 +161,7 @@ def _check_blocks(chosen: Sequence[FoundSite]) -> None:
     bare = [site.info.name for site in chosen if site.block is None and site.info.stack != "cross"]
     if bare:
         raise InputError(
-            "Skipping blocks needs every self-attention to be within a Transformer block that can be skipped (an entry "
-            "of a ModuleList or Sequential that returns hidden states in the shape in which it got them); there is "
-            f"none around {', '.join(bare)}."
+            "A provider that skips blocks needs every self-attention to be inside a Transformer block (an entry of a "
+            "ModuleList or Sequential that returns hidden states in their input shape). There is no such block around "
+            f"{', '.join(bare)}."
         )

@@ -1,4 +1,4 @@
-"""What the parts of an attached model ask of the handle that installed them."""
+"""The interface of the handle that attached modules use."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class Connection(Protocol):
     provider: MaskProvider
     rates: DropRates
     in_forward: bool
-    mode: object  # of the innermost attention module that is running
+    mode: object  # the mode of the innermost attention module that is running
     taps: dict[str, Tap]
     why_hidden: str
 
     def acts_on(self, module: nn.Module) -> bool:
-        """Whether the provider acts on a module that runs now."""
+        """Whether the provider masks a module that runs now."""
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
-        """Remember the drop rate of a site."""
+        """Record the drop rate of a site."""
 
     def begin(self, inputs: Mapping[str, Any], module: nn.Module) -> None:
-        """A forward pass of the model begins."""
+        """Begin a forward pass of the model."""
 
     def end(self) -> None:
-        """A forward pass of the model ends."""
+        """End a forward pass of the model."""
 
     def check_repeated(self, module: nn.Module) -> None:
-        """Refuse to mask a repeated pass that was plain the first time."""
+        """Refuse to mask a repeated pass that was not masked the first time."""
 
     def check_entry(self, name: str) -> None:
-        """Refuse to mask attention outside of a forward pass, where the provider cannot."""
+        """Refuse to mask attention outside a forward pass, if the provider must know when a pass begins."""

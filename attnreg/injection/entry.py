@@ -1,4 +1,4 @@
-"""Where a forward pass of an attached model begins."""
+"""The modules at which a forward pass of an attached model may begin."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from attnreg.injection.shadow import Shadow
 
 
 class AttachedEntry(Shadow[None]):
-    """The attached model, or a module of it that holds all its attention; the outermost called begins a pass."""
+    """The attached model, or a module in it that contains all its attention. The outermost call begins a pass."""
 
     def __init__(self, handle: Connection, module: nn.Module, name: str) -> None:
         super().__init__(handle, module, (None,), name)
         self.input_names = list(inspect.signature(type(module).forward).parameters)[1:]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward, as one pass."""
+        """Run the module's forward as one forward pass of the model."""
         handle = self.handle
-        if in_backward():  # in which gradient checkpointing computes it again
+        if in_backward():  # gradient checkpointing recomputes it
             handle.check_repeated(self.module)
             return self.plain(*args, **kwargs)
         if handle.in_forward:
@@ -36,11 +36,11 @@ class AttachedEntry(Shadow[None]):
 
 
 def entries(model: nn.Module, around: Sequence[Sequence[nn.Module]]) -> list[nn.Module]:
-    """The model, and the modules in it that hold all chosen attention, from the outside.
+    """Return the model and the modules in it that contain all chosen attention, outermost first.
 
     Args:
         model: the model.
-        around: for each attention, the modules around it, from the outside, its own the last.
+        around: for each attention, the modules that contain it, outermost first; its own module is the last.
 
     Example:
         >>> bert, layers = nn.Module(), [nn.Module(), nn.Module()]

@@ -1,4 +1,4 @@
-"""What the injection layer raises and warns of."""
+"""Errors and warnings of the injection layer."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from torch import nn
 from attnreg.errors import AttnRegWarning, InputError
 
 SEEN = (
-    "softmax, F.scaled_dot_product_attention, nn.MultiheadAttention and flex_attention are seen; other kernels, such "
-    "as flash attention, hide it"
+    "attnreg sees softmax, F.scaled_dot_product_attention, nn.MultiheadAttention and flex_attention, but not other "
+    "kernels such as flash attention"
 )
 
 
 class NoAttentionError(InputError):
-    """No attention computation could be seen where one was expected."""
+    """Attention was expected in a model, but none was found."""
 
 
 class CoverageWarning(AttnRegWarning):
-    """Some attention of a model is not regularized."""
+    """Some attention of a model is not masked."""
 
 
 def why_hidden(model: nn.Module) -> str:
-    """Why no attention may be seen in a model, and what helps."""
+    """Explain why attention may be hidden in a model, and what to do."""
     chosen = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if getattr(model, "_supports_sdpa", False) and chosen not in ("sdpa", "eager", None):
-        return f'{SEEN}. Call `model.set_attn_implementation("sdpa")`; it is {chosen!r} now.'
+        return f'{SEEN}. Call `model.set_attn_implementation("sdpa")`; it is now {chosen!r}.'
     return f"{SEEN}."

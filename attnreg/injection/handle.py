@@ -1,4 +1,4 @@
-"""What :func:`attnreg.attach` leaves in a model and gives back to the caller."""
+"""The handle that :func:`attnreg.attach` returns."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from attnreg.provider.protocols import draws_in_prepare, may_skip_blocks
 
 
 class AttachHandle:
-    """A provider's connection to a model. Also a context manager that detaches at the end of its block.
+    """The connection between a provider and a model. As a context manager, it detaches at the end of the block.
 
-    Everything it holds is copied and pickled with the model, so a copy of an attached model is attached to a copy of
-    the provider. The provider is not a submodule of the model: its parameters stay out of ``model.parameters()``, and
-    it is moved between devices on its own.
+    The provider is copied and pickled with the model: a copy of an attached model is attached to a copy of the
+    provider. But the provider is not a submodule of the model: its parameters are not in ``model.parameters()``, and
+    you move it between devices yourself.
     """
 
     def __init__(self, model: nn.Module, provider: MaskProvider, found: Discovery, chosen: Set[str]) -> None:
         self.provider = provider
         self.in_forward = False
-        self.mode: object = None  # of the innermost attention module that is running
+        self.mode: object = None  # the mode of the innermost attention module that is running
         self.taps: dict[str, Tap] = {}
         self.why_hidden = why_hidden(model)
         self.rates = DropRates()
         self._enabled = True
         self._probing = False
-        self._trains = False  # whether the pass that runs has gradients
-        self._has_trained = False  # whether any pass had
+        self._trains = False  # whether the current pass has gradients
+        self._has_trained = False  # whether any pass so far had gradients
         self._model = model
         self._sites = tuple(site.info for site in found.sites if site.info.name in chosen)
         self._modules = {site.info.name: site.module for site in found.sites if site.info.name in chosen}
@@ -73,58 +73,58 @@ class AttachHandle:
 
     @property
     def sites(self) -> tuple[SiteInfo, ...]:
-        """The attention sites that the provider is asked about, in the order in which they run."""
+        """The attention sites that the provider masks, in the order in which they run."""
         return self._sites
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """What is left as it is: other attention of the model, and what looks like attention, each with the reason."""
+        """The attention that is not masked, and what only looks like attention; each with the reason."""
         return self._left_out
 
     @property
     def attached(self) -> bool:
-        """False once detached."""
+        """Whether the provider is still attached to the model."""
         return bool(self._shadows)
 
     def holds(self, model: nn.Module) -> bool:
-        """Whether the attention that it masks is in a model."""
+        """Whether a model contains a module that this handle changed."""
         inside = set(model.modules())
         return any(shadow.module in inside for shadow in self._shadows)
 
     @property
     def active(self) -> bool:
-        """Whether the provider may act, as far as the handle and the provider itself are concerned."""
+        """Whether the handle is enabled and the provider is in training mode and active."""
         return self._enabled and self.provider.training and self.provider.active
 
     def acts_on(self, module: nn.Module) -> bool:
-        """Whether the provider acts on a module that runs now: in training mode, in a pass that has gradients."""
+        """Whether the provider masks a module that runs now: it must be in training mode, in a pass with gradients."""
         if self._probing:
             return self.active
         return module.training and self.active and (self._trains if self.in_forward else torch.is_grad_enabled())
 
     def report(self) -> str:
-        """A table of the sites: mean drop rate over training passes so far, and the model's own dropout beside it."""
+        """Return a table of the sites: mean drop rate so far, the model's own dropout, and the module."""
         return report(self._sites, self._modules, self.rates.mean())
 
     def step(self) -> None:
-        """Tell the provider that an optimizer step is done."""
+        """Advance the provider's schedules; call it after each optimizer step."""
         self.provider.step()
 
     def drop_rates(self) -> dict[str, float]:
-        """Share of dropped units per site in the latest training pass, by ``"<stack>.<layer>"``.
+        """Return the drop rate of each site in the latest training pass, by its label ``"<stack>.<layer>"``.
 
-        Counts valid positions of real query rows, never padding. Empty before the first such pass, and while the
-        provider is not active.
+        Only valid positions of real query rows count, never padding. Empty before the first training pass, and while
+        the provider is not active.
         """
         return {label: float(rate) for label, rate in self.drop_rate_tensors().items()}
 
     def drop_rate_tensors(self, *, by_head: bool = False) -> dict[str, Tensor]:
-        """The same as 0-d tensors, or ``(H,)`` where masks differ by head, without waiting for the device."""
+        """Return the drop rates as 0-d tensors (``by_head``: ``(H,)`` if masks differ by head), without device sync."""
         return self.rates.latest(by_head=by_head)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Within the block the model is the plain model."""
+        """Run the plain model within the block."""
         before, self._enabled = self._enabled, False
         try:
             yield
@@ -133,7 +133,7 @@ class AttachHandle:
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """Within the block masks apply in every forward pass, also in eval mode and without gradients."""
+        """Apply masks in every forward pass within the block, also in eval mode and without gradients."""
         before, self._probing = self._probing, True
         try:
             with _written_out():
@@ -143,12 +143,12 @@ class AttachHandle:
 
     @contextmanager
     def tapped(self, taps: Mapping[str, Tap]) -> Iterator[None]:
-        """Within the block the model is the plain model, in either mode, and attention weights flow through taps.
+        """Run the plain model within the block, and pass the attention weights of the tapped sites through taps.
 
-        The tapped sites write their attention out, so that there are weights to flow.
+        The tapped sites compute their weights explicitly, without a fused kernel.
 
         Args:
-            taps: by the :attr:`SiteInfo.label` of their site.
+            taps: the taps, by the :attr:`SiteInfo.label` of their site.
         """
         self.taps = dict(taps)
         try:
@@ -158,7 +158,7 @@ class AttachHandle:
             self.taps = {}
 
     def detach(self) -> None:
-        """Give the model back as it was. Twice is fine."""
+        """Restore the model. A second call does nothing."""
         for attached in reversed(self._shadows):
             attached.remove()
         for hook in self._hooks:
@@ -178,11 +178,11 @@ class AttachHandle:
         return f"AttachHandle({self.provider}, {'attached' if self.attached else 'detached'}){lines}"
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
-        """Remember the drop rate of a site."""
+        """Record the drop rate of a site."""
         self.rates.note(site, mask)
 
     def begin(self, inputs: Mapping[str, Any], module: nn.Module) -> None:
-        """A forward pass of the model begins, at the model itself or at a module that holds all its attention."""
+        """Begin a forward pass of the model, or of a module in it that contains all its attention."""
         self.in_forward = True
         self._trains = torch.is_grad_enabled()
         if self._trains:
@@ -198,28 +198,28 @@ class AttachHandle:
             self.provider.prepare(inputs)
 
     def end(self) -> None:
-        """A forward pass of the model ends."""
+        """End a forward pass of the model."""
         self.in_forward = False
 
     def check_repeated(self, module: nn.Module) -> None:
-        """Called when a forward pass begins within a backward pass.
+        """Check a forward pass that begins within a backward pass, and so repeats an earlier one.
 
         Raises:
-            RuntimeError: if it would be masked, and what it repeats was not.
+            RuntimeError: if it would be masked, and the earlier one was not.
         """
         if self.acts_on(module) and not self._has_trained:
             raise RuntimeError(
-                f"{type(self.provider).__name__} cannot mask a forward pass that repeats one without gradients, which "
-                "was plain: use a loss that is not cached (GradCache), and gradient checkpointing with "
-                "`use_reentrant=False`."
+                f"{type(self.provider).__name__} cannot mask a forward pass that repeats one without gradients, "
+                "because that one was not masked. Do not use cached losses (GradCache), and use gradient checkpointing "
+                "with `use_reentrant=False`."
             )
 
     def check_entry(self, name: str) -> None:
-        """Called when attention is about to be masked.
+        """Check that an attention module may be masked now.
 
         Raises:
-            RuntimeError: if it runs outside of a forward pass of the attached model, and the provider needs to know
-                when one begins.
+            RuntimeError: if it runs outside a forward pass of the attached model, and the provider must know when a
+                pass begins.
         """
         if self.in_forward or self.taps or torch.compiler.is_compiling() or in_backward():
             return
@@ -228,14 +228,14 @@ class AttachHandle:
         ]
         if waiting:
             raise RuntimeError(
-                f"{type(waiting[0]).__name__} draws its masks when a forward pass of the attached model begins, and "
-                f"{name} runs outside of one: call {type(self._model).__name__} itself, or attach to the module that "
-                "you call."
+                f"{type(waiting[0]).__name__} draws its masks when a forward pass of the attached model begins, but "
+                f"{name} runs outside such a pass. Call {type(self._model).__name__} itself, or attach to the module "
+                "that you call."
             )
 
 
 def _plans(found: Discovery, chosen: Set[str]) -> dict[nn.Module, list[tuple[Planned, ...] | None]]:
-    """For each module that holds chosen attention, what to expect in each of its calls."""
+    """For each module that computes chosen attention, list the attention to expect in each of its calls."""
     sites = {part: site for site in found.sites if site.info.name in chosen for part in (site.sighting, *site.others)}
     again = {part for site in found.sites if site.parts != "blocks" for part in site.others}
     modules = {sighting.place.module for sighting in sites}
@@ -260,7 +260,7 @@ def _plans(found: Discovery, chosen: Set[str]) -> dict[nn.Module, list[tuple[Pla
 
 @contextmanager
 def _written_out() -> Iterator[None]:
-    """Within the block ``nn.TransformerEncoderLayer`` does not take its fast path, in which no attention is seen."""
+    """Switch off the fast path of ``nn.TransformerEncoderLayer``, which hides its attention, within the block."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -273,6 +273,6 @@ def _written_out() -> Iterator[None]:
 def _refuse_replicas(attached: nn.Module, model: nn.Module, args: tuple[Any, ...]) -> None:
     if model is not attached:
         raise RuntimeError(
-            "nn.DataParallel is not supported: its threads would share one provider. Use one process per device "
+            "nn.DataParallel is not supported because its threads would share one provider. Use one process per device "
             "(DistributedDataParallel, `accelerate launch`, `torchrun`)."
         )

@@ -1,4 +1,4 @@
-"""From the layouts in which models hold attention to ``(B, H, Q, K)`` and back."""
+"""Convert attention scores between a model's layout and ``(B, H, Q, K)``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ STANDARD = "bhqk"
 
 @dataclass(frozen=True)
 class Layout:
-    """What the dimensions of a tensor of attention scores are.
+    """The meaning of each dimension of a tensor of attention scores.
 
     Args:
-        dims: a letter for each dimension: ``b`` samples (or windows of them), ``h`` heads, ``q`` queries, ``k`` keys;
+        dims: a letter for each dimension: ``b`` samples (or windows of them), ``h`` heads, ``q`` queries, ``k`` keys,
             ``f`` samples times heads in one dimension, ``g`` heads times samples. A letter may occur more than once.
-            ``1`` is a dimension of one entry, of which nothing more is known.
-        heads: H, where one dimension holds it together with B.
-        sinks_before: leading columns that are no keys, such as learned sinks.
-        sinks_after: trailing ones.
+            ``1`` is a dimension of size 1 whose meaning is unknown.
+        heads: H, if one dimension combines it with B.
+        sinks_before: number of leading columns that are not keys, such as learned sinks.
+        sinks_after: number of trailing columns that are not keys.
 
     Example:
         >>> layout = Layout("fqk", heads=2)
@@ -41,12 +41,12 @@ class Layout:
 
     @property
     def has_queries(self) -> bool:
-        """Whether queries share their keys; otherwise each has keys of its own (a local layout), and Q is 1."""
+        """Whether queries share their keys. If not, each query has its own keys (a local layout), and Q is 1."""
         return "q" in self.dims
 
     @property
     def has_sinks(self) -> bool:
-        """Whether some columns are no keys."""
+        """Whether some columns are not keys."""
         return self.sinks_before + self.sinks_after > 0
 
     @property
@@ -54,21 +54,21 @@ class Layout:
         return [dim for letters in ("bf1", "hg", "q", "k") for dim, letter in enumerate(self.dims) if letter in letters]
 
     def sizes(self, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-        """``(B, H, Q, K)``, sinks among the keys.
+        """Return the sizes ``(B, H, Q, K)``; sinks count as keys.
 
         Raises:
-            NoAttentionError: if a dimension is larger than what was seen of it says.
+            NoAttentionError: if a dimension of unknown meaning has more than one entry.
         """
         if any(letter == "1" and n > 1 for n, letter in zip(shape, self.dims, strict=True)):
             raise NoAttentionError(
-                f"Attention scores of shape {shape} have a dimension that had one entry when the model was attached, "
-                "so what it holds is not known: attach with `example_inputs` as long as yours."
+                f"Attention scores of shape {shape} have a dimension whose meaning is unknown, because its size was 1 "
+                "when the model was attached. Attach with `example_inputs` as long as your inputs."
             )
         size = {x: math.prod(n for n, y in zip(shape, self.dims, strict=True) if x == y) for x in "bhqkfg"}
         return size["b"] * size["f"] * size["g"] // self.heads, size["h"] * self.heads, size["q"], size["k"]
 
     def canonical(self, tensor: Tensor) -> Tensor:
-        """Scores as ``(B, H, Q, K)``."""
+        """Convert scores to ``(B, H, Q, K)``."""
         if self.dims == STANDARD:
             return tensor
         batch, heads, queries, keys = self.sizes(tuple(tensor.shape))
@@ -82,7 +82,7 @@ class Layout:
         return tensor.reshape(batch, heads, queries, keys)
 
     def restored(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """What :meth:`canonical` made of scores of this shape, as it was."""
+        """Undo :meth:`canonical` for scores of this shape."""
         if self.dims == STANDARD:
             return tensor
         order = self._order
@@ -92,42 +92,42 @@ class Layout:
         return tensor.permute([order.index(dim) for dim in range(len(order))])
 
     def canonical_rows(self, rows: Tensor) -> Tensor:
-        """Queries, keys or values ``(..., N, D)`` of fused attention as ``(B, H, N, D)``."""
+        """Convert queries, keys or values ``(..., N, D)`` of fused attention to ``(B, H, N, D)``."""
         return self.canonical(rows) if rows.dim() == len(self.dims) else rows
 
     def restored_rows(self, rows: Tensor, lead: tuple[int, ...]) -> Tensor:
-        """What :meth:`canonical_rows` made of ``(*lead, D)``, as it was."""
+        """Undo :meth:`canonical_rows` for rows of shape ``(*lead, D)``."""
         return self.restored(rows, (*lead, rows.shape[-1]))
 
     def canonical_mask(self, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """A mask that broadcasts to scores of this shape as one that broadcasts to ``(B, H, Q, K)``."""
+        """Convert a mask that broadcasts to scores of this shape to one that broadcasts to ``(B, H, Q, K)``."""
         return mask if self.dims == STANDARD else self.canonical(mask.expand(shape))
 
     def number_of_keys(self, columns: int) -> int:
-        """K without sinks."""
+        """Return K without sinks."""
         return columns - self.sinks_before - self.sinks_after
 
     def of_keys(self, tensor: Tensor, dim: int = -1) -> Tensor:
-        """Without the columns of sinks."""
+        """Remove the columns of sinks."""
         if not self.has_sinks or tensor.shape[dim] == 1:
             return tensor
         return tensor.narrow(dim, self.sinks_before, self.number_of_keys(tensor.shape[dim]))
 
     def with_keys(self, tensor: Tensor, own: Tensor) -> Tensor:
-        """With other columns for those of keys."""
+        """Replace the columns of keys by ``own``, and keep those of sinks."""
         if not self.has_sinks:
             return own
         end = self.sinks_before + own.shape[-1]
         return torch.cat([tensor[..., : self.sinks_before], own, tensor[..., end:]], -1)
 
     def around_keys(self, keep: Tensor, valid: Tensor | None, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
-        """A mask on keys, and what is valid among them, with columns for sinks.
+        """Add columns for sinks to a mask on keys and to the valid positions.
 
-        Sinks stay, but not in rows of which every key is dropped: those attend to their valid keys alone.
+        Sinks are kept, except in query rows whose keys are all dropped: those rows attend only to their valid keys.
 
         Args:
             keep: bool, broadcastable to ``(B, H, Q, K)``, without sinks.
-            valid: the same; ``None`` where all is.
+            valid: bool, likewise; ``None`` if all positions are valid.
             shape: ``(B, H, Q, K)``, with sinks.
         """
         if not self.has_sinks:

@@ -23,15 +23,15 @@ from attnreg.provider.base import ask
 
 @dataclass(frozen=True)
 class Planned:
-    """What looked like attention when the model was attached, within one call of a module.
+    """One computation that looked like attention when the model was attached, in one call of a module.
 
     Args:
-        backend: which one saw it.
+        backend: name of the backend that saw it.
         rank: number of dimensions of its scores.
-        info: its site; ``None`` if it is no attention, or the provider is not asked about it.
-        layout: of its scores.
-        parts: what its parts are, where it is computed in several: one mask is for all values, parts of its rows have
-            masks of their own, in whatever number, and each block is planned by itself.
+        info: its site; ``None`` if it is not attention, or not chosen.
+        layout: layout of its scores.
+        parts: how it is split, if it is computed in several parts. ``"values"`` share one mask, each of the ``"rows"``
+            gets its own (their number may vary), and each of the ``"blocks"`` is planned separately.
     """
 
     backend: str
@@ -42,14 +42,14 @@ class Planned:
 
 
 class AttentionMode(TorchFunctionMode):
-    """Intercepts the attention of one module call and puts the provider's mask into it.
+    """Applies the provider's masks to the attention of one module call.
 
-    Torch switches a mode off while it answers for a function, so providers and backends call torch as usual.
+    Torch switches a mode off while it handles a function, so providers and backends can call torch as usual.
 
     Args:
-        handle: knows the provider, and which mode is the innermost.
-        plan: what is to come in this call.
-        name: of the module.
+        handle: the connection to the provider.
+        plan: the attention to expect in this call.
+        name: name of the module.
     """
 
     def __init__(self, handle: Connection, plan: Sequence[Planned], name: str) -> None:
@@ -73,7 +73,7 @@ class AttentionMode(TorchFunctionMode):
 
     @contextmanager
     def of_heads(self, heads: int) -> Iterator[None]:
-        """Within the block, scores are ``(B, H, Q, K)`` or ``(B * H, Q, K)`` with this H, whatever they were before."""
+        """Read scores as ``(B, H, Q, K)`` or ``(B * H, Q, K)`` with this H within the block, whatever the plan says."""
         before, self._heads = self._heads, heads
         try:
             yield
@@ -81,10 +81,10 @@ class AttentionMode(TorchFunctionMode):
             self._heads = before
 
     def expect(self, backend: str, call: Call) -> Asked | None:
-        """The site of a call that may be attention; ``None`` where it is none, or is left alone.
+        """Return the site of a call that may be attention; ``None`` if the call is not to be changed.
 
         Raises:
-            NoAttentionError: if there is more attention than there was when the model was attached.
+            NoAttentionError: if there is more attention than when the model was attached.
         """
         rank = len(call.shape)
         if self._heads is not None:
@@ -95,7 +95,7 @@ class AttentionMode(TorchFunctionMode):
             if any(p.info is not None and self._same(p, backend, rank) for p in self._plan):
                 raise NoAttentionError(
                     f"{self.name} computes more attention in this forward pass than when it was attached "
-                    f"({len(self._asked)} then): attach with `example_inputs` like these."
+                    f"(computations then: {len(self._asked)}). Attach with `example_inputs` like these inputs."
                 )
             return None
         number = matching[0]
@@ -115,11 +115,11 @@ class AttentionMode(TorchFunctionMode):
 
     @staticmethod
     def _same(planned: Planned, backend: str, rank: int) -> bool:
-        # A transformers model may write its attention out after all, to return its weights.
+        # A transformers model may switch from a fused kernel to softmax, to return its weights.
         return planned.rank == rank and (planned.backend == backend or planned.layout.dims == STANDARD)
 
     def check_all_seen(self) -> None:
-        """Called at the end of the module's forward.
+        """Check at the end of the module's forward that all expected attention was seen.
 
         Raises:
             NoAttentionError: if there was less attention than when the model was attached.
@@ -127,9 +127,8 @@ class AttentionMode(TorchFunctionMode):
         planned = [each.info for each in self._plan if each.info is not None]
         if len(self._asked) != len(planned):
             raise NoAttentionError(
-                f"{self.name} hides its attention in this forward pass: {len(self._asked)} of {len(planned)} were "
-                f"seen. "
-                f"{self.handle.why_hidden}"
+                f"{self.name} hides its attention in this forward pass: {len(self._asked)} of {len(planned)} "
+                f"computations were seen; {self.handle.why_hidden}"
             )
 
     def ask(
@@ -146,7 +145,7 @@ class AttentionMode(TorchFunctionMode):
         scores: Tensor | None = None,
         score_mod: Callable[..., Tensor] | None = None,
     ) -> Mask | None:
-        """The provider's mask for a site, checked and on the right device; ``None`` where it keeps everything."""
+        """Return the provider's mask for a site, checked and on the right device; ``None`` keeps everything."""
         if self.tap is not None:
             return None
         if site.again:
@@ -179,12 +178,12 @@ class AttentionMode(TorchFunctionMode):
         return mask
 
     def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
-        """Attention weights ``(B, H, Q, K)`` after the softmax, under the factors of a mask and through the tap."""
+        """Apply the factors of a mask, and the tap, to attention weights ``(B, H, Q, K)`` after the softmax."""
         own = layout.of_keys(weights)
         if mask is not None and mask.has_factors:
             mass = own.sum(-1, keepdim=True) if layout.has_sinks and mask.normalized is not None else None
             own = mask.of_weights(own, valid)
-            own = own if mass is None else own * mass  # what is not on sinks
+            own = own if mass is None else own * mass  # the mass that is not on sinks
         if self.tap is not None:
             own = self.tap(own)
         return layout.with_keys(weights, own)
@@ -204,7 +203,7 @@ def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
             )
     scores = mask.scores
     if scores is not None and scores.dim() == 0 and not torch.compiler.is_compiling() and bool(scores):
-        del tensors["scores"]  # a whole layer, kept
+        del tensors["scores"]  # the whole layer is kept
     if not tensors.keys() - {"kept"}:
         return None
     if mask.drops_layer:

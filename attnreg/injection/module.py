@@ -27,7 +27,7 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
         self._patched = [name for name in sorted(used) if BACKENDS[name].needs_patches]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward, under the provider's masks if they apply to this call."""
+        """Run the module's forward, with the provider's masks if they apply to this call."""
         plan = self.next()
         handle = self.handle
         before = handle.mode
@@ -50,8 +50,8 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
     def _under_patches(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             raise NoAttentionError(
-                f"{self.name} computes its attention by {', '.join(self._patched)}, which cannot be masked in a "
-                "compiled model: do not compile the model (the kernel itself is compiled), or load it with "
+                f"{self.name} computes its attention with {', '.join(self._patched)}, which cannot be masked in a "
+                "compiled model. Do not compile the model (the kernel itself is compiled), or load it with "
                 "attn_implementation='sdpa'."
             )
         with ExitStack() as stack:

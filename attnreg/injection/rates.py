@@ -1,4 +1,4 @@
-"""Drop rates, as they were and as they have been so far."""
+"""Measured drop rates: of the latest pass, and on average."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from attnreg.masks import AttentionSite, Mask, SiteInfo
 
 
 class DropRates:
-    """Share of dropped units per site, by ``"<stack>.<layer>"``."""
+    """The share of dropped units per site, by site label ``"<stack>.<layer>"``."""
 
     def __init__(self) -> None:
         self._latest: dict[str, Tensor] = {}
-        self._weights: dict[str, Tensor] = {}  # of sites in parts: how many units the rate is of
+        self._weights: dict[str, Tensor] = {}  # of sites in parts: the number of units counted so far
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
 
     def clear(self) -> None:
-        """A forward pass begins: what the latest one came to is added up."""
+        """Add the latest rates to the running means and clear them, as a forward pass begins."""
         if not torch.compiler.is_compiling():
             for label, rate in self._latest.items():
                 self._sums[label] = self._sums.get(label, 0.0) + rate.detach().mean()
@@ -28,11 +28,11 @@ class DropRates:
         self._latest, self._weights = {}, {}
 
     def latest(self, *, by_head: bool = False) -> dict[str, Tensor]:
-        """Of the latest pass: 0-d, or ``(H,)`` where masks differ by head."""
+        """Return the rates of the latest pass: 0-d tensors, or with ``by_head`` ``(H,)`` where masks differ by head."""
         return dict(self._latest) if by_head else {label: rate.mean() for label, rate in self._latest.items()}
 
     def mean(self) -> dict[str, float]:
-        """Means over all passes so far."""
+        """Return the mean rates over all passes so far."""
         sums, counts = dict(self._sums), dict(self._counts)
         for label, rate in self._latest.items():
             sums[label] = sums.get(label, 0.0) + rate.detach().mean()
@@ -40,8 +40,8 @@ class DropRates:
         return {label: float(total) / counts[label] for label, total in sums.items()}
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
-        """Remember the drop rate of a site."""
-        # Gradient checkpointing computes passes again, in part; and what is made under vmap cannot leave it.
+        """Record the drop rate of a site."""
+        # Gradient checkpointing recomputes parts of a pass, and a tensor made under vmap must not outlive it.
         if in_backward() or (not torch.compiler.is_compiling() and transformed()):
             return
         kept = None if mask is None else mask.units_kept
@@ -62,7 +62,7 @@ class DropRates:
         return (self._latest.get(site.label, 0.0) * before + rate * weight) / (before + weight).clamp(min=1)
 
     def note_skipped(self, site: SiteInfo, skip: Tensor) -> None:
-        """Remember that all of a site was dropped, with the block that holds it, where ``skip`` (0-d) is true."""
+        """Record a drop rate of 1 for a site whose block is skipped, that is, if ``skip`` (0-d) is true."""
         if in_backward():
             return
         rate = self._latest.get(site.label, torch.zeros((), device=skip.device))
@@ -70,5 +70,5 @@ class DropRates:
 
 
 def in_backward() -> bool:
-    """Whether a backward pass is running: gradient checkpointing computes forward passes again in it."""
+    """Whether a backward pass is running, in which gradient checkpointing recomputes forward passes."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

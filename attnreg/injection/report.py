@@ -1,4 +1,4 @@
-"""What a regularizer has done so far, in words."""
+"""The table that :meth:`AttachHandle.report` returns."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from attnreg.masks import SiteInfo
 
 
 def report(sites: Iterable[SiteInfo], modules: Mapping[str, nn.Module], rates: Mapping[str, float]) -> str:
-    """A line for each site: its label, its mean drop rate so far, the model's own dropout beside it, its module.
+    """Return a table with a row per site: label, mean drop rate so far, the model's own dropout, module.
 
     Args:
-        sites: the sites.
-        modules: their modules, by name of the site.
-        rates: mean drop rates over training passes, by label.
+        sites: the attention sites.
+        modules: the module of each site, by site name.
+        rates: mean drop rates over training passes, by site label.
 
     Example:
         >>> attention = nn.MultiheadAttention(8, 2, dropout=0.1)
@@ -34,7 +34,7 @@ def report(sites: Iterable[SiteInfo], modules: Mapping[str, nn.Module], rates: M
 
 
 def _dropouts(module: nn.Module) -> dict[str, float]:
-    """Probabilities of dropout that are not 0, by the attribute that holds them."""
+    """Return the dropout probabilities of a module that are not 0, by attribute name."""
     plain = {name: value for name, value in vars(module).items() if "drop" in name and isinstance(value, float)}
     inside = {name: child.p for name, child in module.named_modules() if isinstance(child, nn.Dropout)}
     return {name: p for name, p in {**plain, **inside}.items() if p > 0}

@@ -1,4 +1,4 @@
-"""Which attention of a model a provider is asked about."""
+"""Choose which attention sites of a model to mask."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def choose(
     stacks: Sequence[Stack] | None = None,
     modules: str | Sequence[str] | None = None,
 ) -> list[FoundSite]:
-    """The sites on some layers, of some stacks and in some modules; by default every self-attention.
+    """Return the sites on the given layers, in the given stacks and modules; by default all self-attention.
 
     Raises:
-        InputError: if something that is asked for is not there.
+        InputError: if a layer, stack or module does not exist.
     """
     for name, wanted in (("layers", layers), ("stacks", stacks)):
         if wanted is not None and (isinstance(wanted, (str, int)) or not len(wanted)):
-            raise InputError(f"Expected `{name}` to be a list that is not empty, or None for all, got {wanted!r}.")
+            raise InputError(f"Expected `{name}` to be a non-empty list, or None for all, got {wanted!r}.")
     sites = list(found.sites)
     present = sorted({site.info.stack for site in sites})
     if missing := [stack for stack in stacks or () if stack not in present]:
-        raise InputError(f"Expected `stacks` among {present}, which the model has, got {missing}.")
+        raise InputError(f"Expected `stacks` among those of the model, {present}, got {missing}.")
     if modules is not None:
         sites = _in_modules(sites, [modules] if isinstance(modules, str) else list(modules))
     elif stacks is None:
         stacks = [stack for stack in get_args(Stack) if stack != "cross"]
     sites = [site for site in sites if stacks is None or site.info.stack in stacks]
     if not sites:
-        rest = next((f", but for what is left out, such as {each}" for each in found.left_out if each.is_attention), "")
-        raise InputError(f"The model has no self-attention, only {', '.join(present)}{rest}: pass `stacks={present}`.")
+        rest = next((f" (left out: {each})" for each in found.left_out if each.is_attention), "")
+        raise InputError(f"No attention is selected{rest}; the default is self-attention. Pass `stacks={present}`.")
     if layers is None:
         return sites
     where = "`attach(layers=...)`"
@@ -50,29 +50,29 @@ def choose(
 
 
 def warn_of_the_rest(model: nn.Module, found: Discovery, *, everything: bool) -> None:
-    """Say what attention of a model is not covered, though nobody asked to leave it out.
+    """Warn of attention that cannot be masked.
 
     Args:
         model: the model.
-        found: in it.
-        everything: whether all self-attention was asked for.
+        found: what discovery found in it.
+        everything: whether all self-attention is to be masked.
 
     Raises:
-        NoAttentionError: if so, and a whole list of blocks would be left out.
+        NoAttentionError: if ``everything``, and all attention in a list of blocks would be left out.
     """
     whole = stacks_left_out(found.left_out, model, {site.info.name for site in found.sites})
     if everything and whole:
         name, example = next(iter(whole.items()))
         raise NoAttentionError(
-            f"All of {name} would be left out, for example {example}. Pass `example_inputs` with which its attention "
-            "is seen, or choose what to cover with `modules=...`."
+            f"All attention in {name} would be left out, for example {example}. Pass `example_inputs` that run this "
+            "attention, or choose what to mask with `modules=...`."
         )
     rest = [each for each in found.left_out if each.is_attention]
     if rest:
         listed = "; ".join(str(each) for each in rest[:3]) + ("; ..." if len(rest) > 3 else "")
         warnings.warn(
-            f"Attention in {len(rest)} modules of {type(model).__name__} is not covered, see `handle.left_out`: "
-            f"{listed}. Choose what to cover with `modules=...` to say that this is meant.",
+            f"Attention is not masked in {len(rest)} module(s) of {type(model).__name__}: {listed}. All are listed in "
+            "`handle.left_out`. To silence this warning, choose what to mask with `modules=...`.",
             CoverageWarning,
             stacklevel=3,
         )
@@ -84,7 +84,7 @@ def _in_modules(sites: Sequence[FoundSite], patterns: Sequence[str]) -> list[Fou
     for pattern in patterns:
         if not any(_matches(site, pattern) for site in sites):
             raise InputError(
-                f"No attention of the model is in modules called {pattern!r}; there are "
+                f"No attention is in modules that match {pattern!r}. Modules with attention: "
                 f"{', '.join(site.info.name for site in sites[:6])}{', ...' if len(sites) > 6 else ''}."
             )
     return [site for site in sites if any(_matches(site, pattern) for pattern in patterns)]

@@ -1,4 +1,4 @@
-"""Running something else in the place of a module's forward, and taking it back."""
+"""Replace the forward of a module, and restore it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ What = TypeVar("What")
 
 
 class Shadow(ABC, Generic[What]):
-    """Shadows ``forward`` on an instance of a module.
+    """Replaces the ``forward`` of one module instance.
 
-    Hooks would not do: any hook on a child of ``nn.TransformerEncoderLayer`` switches off its fast path, so that
-    ``eval()`` would no longer be bitwise the plain model, and no hook runs when the forward is left by
-    ``KeyboardInterrupt``, which would leave a mode on.
+    Hooks would not work: any hook on a child of ``nn.TransformerEncoderLayer`` switches off its fast path, so that eval
+    mode would no longer be bitwise the plain model. And no hook runs after a ``KeyboardInterrupt``, so a mode would
+    stay on.
 
     Args:
-        handle: the connection that this module is part of.
+        handle: the connection to the provider.
         module: the module.
-        whats: what there is to know of each of the module's calls in one forward pass of the model; ``None`` where it
-            is to run as it is. More than one where layers share the module (ALBERT).
-        name: of the module, for messages.
+        whats: a record for each of the module's calls in one forward pass of the model; ``None`` for a call that runs
+            unchanged. There is more than one if layers share the module (ALBERT).
+        name: name of the module, for messages.
     """
 
     def __init__(self, handle: Connection, module: nn.Module, whats: Sequence[What | None], name: str) -> None:
@@ -38,15 +38,15 @@ class Shadow(ABC, Generic[What]):
         self.whats = tuple(whats)
         self.name = name
         self._calls = 0
-        self._ran: list[int] = []  # the calls that were not passed over, in their order
+        self._ran: list[int] = []  # the calls that were not passed over, in order
         self._shadowed: Any = None
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What runs instead."""
+        """Run in place of the module's forward."""
 
     def install(self) -> None:
-        """Shadow the module's forward, or what shadows it already."""
+        """Replace the module's forward, which may already be replaced."""
         self._shadowed = self.module.__dict__.get("forward")
         setattr(self.module, MARK, self)
         forward = functools.partial(_forward, self)
@@ -54,26 +54,26 @@ class Shadow(ABC, Generic[What]):
         self.module.forward = forward
 
     def remove(self) -> None:
-        """Take the shadow away."""
+        """Restore the module's forward."""
         forward = self.module.__dict__.get("forward")
         if isinstance(forward, functools.partial) and forward.args and forward.args[0] is self:
             if self._shadowed is None:
                 del self.module.forward
             else:
                 self.module.forward = self._shadowed
-        self.whats = (None,)  # if something else has wrapped the forward since, it goes on to the plain one
+        self.whats = (None,)  # if something else has wrapped the forward since, it now calls the plain one
         self.module.__dict__.pop(MARK, None)
 
     def begin(self) -> None:
-        """A forward pass of the model begins."""
+        """Begin a forward pass of the model."""
         self._calls, self._ran = 0, []
 
     def pass_over(self) -> None:
-        """The next call will not happen in this forward pass."""
+        """Count the next call of the module as done; its block is skipped in this forward pass."""
         self._calls += 1
 
     def next(self) -> What | None:
-        """What there is to know of the call that begins now.
+        """Return the record of the call that begins now.
 
         Raises:
             NoAttentionError: if the module is called more often in this forward pass than when it was attached.
@@ -86,15 +86,15 @@ class Shadow(ABC, Generic[What]):
                     return None
                 raise NoAttentionError(
                     f"{self.name} is called more often in this forward pass than when it was attached "
-                    f"({len(self.whats)} times then): attach with `example_inputs` like these."
+                    f"(calls then: {len(self.whats)}). Attach with `example_inputs` like these inputs."
                 )
             self._ran.append(call)
             return self.whats[call]
         if len(self.whats) == 1:
             return self.whats[0]
         if self._ran and torch._C._current_graph_task_id() != -1:
-            # Gradient checkpointing recomputes a shared module's calls during the backward pass, last call first;
-            # calls in their order again for a second backward pass.
+            # Gradient checkpointing recomputes a shared module's calls during the backward pass, last call first. After
+            # the first call comes the last again, for a second backward pass.
             self._ran = [self._ran[-1], *self._ran[:-1]]
             return self.whats[self._ran[0]]
         call = self._calls % len(self.whats)
@@ -102,7 +102,7 @@ class Shadow(ABC, Generic[What]):
         return self.whats[call]
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward."""
+        """Run the module's own forward."""
         if self._shadowed is not None:
             return self._shadowed(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
@@ -111,5 +111,5 @@ class Shadow(ABC, Generic[What]):
 # Shadows are partials of a module-level function: closures could be neither pickled nor copied.
 def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
     if args and args[0] is shadow.module:
-        args = args[1:]  # accelerate makes a bound method of what it finds
+        args = args[1:]  # accelerate turns the forward into a bound method
     return shadow.forward(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Modules through which attention weights flow, for attribution to look at or replace them."""
+"""Taps: modules that attention weights pass through, so that attribution can read or replace them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 class Tap(nn.Module):
-    """Attention weights come in and go out; hooks on it, captum's too, see them as this module's output.
+    """Passes attention weights through, so that hooks (captum's too) see them as the output of this module.
 
     Args:
-        replacement: goes out instead of what comes in.
+        replacement: weights to return instead of those that come in.
     """
 
     def __init__(self, replacement: Tensor | None = None) -> None:
@@ -18,7 +18,7 @@ class Tap(nn.Module):
         self.replacement = replacement
 
     def forward(self, weights: Tensor) -> Tensor:
-        """``(B, H, Q, K)`` in, ``(B, H, Q, K)`` out, with a gradient even where nothing below asks for one."""
+        """Return the weights ``(B, H, Q, K)``; they require a gradient even if no earlier parameter does."""
         if self.replacement is not None:
             return self.replacement.to(weights.dtype)
         if torch.is_grad_enabled() and not weights.requires_grad:

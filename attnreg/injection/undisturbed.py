@@ -1,4 +1,4 @@
-"""Running a model so that nobody notices."""
+"""Run a model and restore its modes and the random state."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 
 @contextmanager
 def undisturbed(model: nn.Module, *, training: bool = False) -> Iterator[None]:
-    """Within the block the model is in eval (or training) mode; its modules' modes and the random state come back.
+    """Set a model to eval mode within the block; restore each module's mode and torch's random state after it.
 
     Args:
         model: the model.
-        training: training mode instead of eval mode.
+        training: set it to training mode instead.
 
     Example:
         >>> model = nn.Dropout()

@@ -1,4 +1,4 @@
-"""What a model's own mask forbids."""
+"""Find the positions that a model's own mask allows."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import math
 import torch
 from torch import Tensor
 
-# Additive masks are written as -inf, finfo.min, -1e30 or -1e4; honest scores and biases stay far above this.
+# Most additive masks hold -inf, finfo.min, -1e30 or -1e4. Real scores and biases stay far above this limit.
 FORBIDDEN_BELOW = -5e3
-# Others are written as -100 (Swin) or -1000. Such a value lies this far below the highest of its row, and is parted
-# from those that do not by at least that gap, in every head. ALiBi's slopes go as far down, but leave no gap.
+# Some hold -100 (Swin) or -1000. Such a value is at least REACH below the highest of its row, and a gap of at least GAP
+# separates it from the allowed values, in every head. ALiBi's slopes reach as low, but leave no gap.
 REACH = 50.0
 GAP = 30.0
 
 
 def allowed(additive: Tensor) -> Tensor:
-    """The positions that an additive mask leaves open.
+    """Return the positions that an additive mask allows.
 
     Args:
-        additive: ``(B, H, Q, K)``, the mask, or scores that it was added to; fewer dimensions broadcast.
+        additive: the mask, or scores that it was added to, ``(B, H, Q, K)``; fewer dimensions broadcast.
 
     Returns:
-        bool, of the same shape.
+        bool, of the same shape, ``True`` = allowed.
 
     Example:
         >>> allowed(torch.tensor([[0.0, 2.0, -100.0], [0.0, -1e4, -float("inf")], [0.0, -20.0, -45.0]]))
@@ -32,7 +32,7 @@ def allowed(additive: Tensor) -> Tensor:
     """
     additive = additive.detach()
     open_ = additive > FORBIDDEN_BELOW
-    unknown = additive.is_cuda or torch.compiler.is_compiling() or transformed()  # looking costs time, or cannot be
+    unknown = additive.is_cuda or torch.compiler.is_compiling() or transformed()  # reading values is slow or impossible
     if not unknown and not bool((open_ & (additive < -REACH)).any()):
         return open_
     highest = additive.amax(-1, keepdim=True)
@@ -46,18 +46,18 @@ def allowed(additive: Tensor) -> Tensor:
 
 
 def transformed() -> bool:
-    """Whether a function transform such as ``vmap`` is running, in which values cannot be looked at."""
+    """Whether a function transform such as ``vmap`` is running, in which tensor values cannot be read."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def split_attention_mask(
     attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What torch's fused attention takes as a mask, as ``(valid, bias)``.
+    """Split the mask arguments of torch's fused attention into ``(valid, bias)``.
 
     Args:
         attn_mask: bool or float, broadcastable to ``(..., Q, K)``, or ``None``.
-        is_causal: whether only keys up to the query's own position are allowed.
+        is_causal: whether each query may attend only to keys up to its own position.
         query: ``(..., Q, D)``.
         key: ``(..., K, D)``.
 

@@ -1,4 +1,4 @@
-"""Noticing that a regularizer cannot act."""
+"""Warn if a regularizer cannot act."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnreg.provider.base import MaskProvider
 
 
 class Watch:
-    """Counts training passes, and warns once if the provider cannot have acted as it should.
+    """Counts training passes, and warns once if the provider's schedule, epoch or parameters never change.
 
     Args:
         provider: the provider.
@@ -26,7 +26,7 @@ class Watch:
         self._warned = False
 
     def training_pass(self) -> None:
-        """A training pass begins."""
+        """Count a training pass, and warn if the provider cannot act."""
         if torch.compiler.is_compiling() or self._warned or self.passes > PATIENCE:
             return
         self.passes += 1
@@ -43,8 +43,8 @@ class Watch:
         stale = [p for p, version in self._versions if p._version == version and p.grad is not None]
         if self.passes >= PATIENCE and self._versions and len(stale) == len(self._versions):
             return (
-                f"What {type(self.provider).__name__} learns has not changed in {self.passes} training passes, though "
-                "it has gradients: put it into the optimizer, "
+                f"The learned parameters of {type(self.provider).__name__} have gradients, but have not changed in "
+                f"{self.passes} training passes. Add them to the optimizer: "
                 '`optimizer.add_param_group({"params": provider.learned_parameters()})`.'
             )
         return None

@@ -1,4 +1,4 @@
-"""Attention regularizers in the Hugging Face Trainer."""
+"""Use attention regularizers in the Hugging Face Trainer."""
 
 from attnreg._lazy import lazy_names
 

@@ -1,4 +1,4 @@
-"""What a provider needs of a Trainer's loop."""
+"""A callback that connects a provider to the Hugging Face Trainer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FOLDER = "attnreg"
 
 
 class TrainsProviders:
-    """A Trainer that also calls ``attribute``, adds ``penalty`` to the loss and trains what a provider learns."""
+    """Marks a Trainer that calls ``attribute``, adds ``penalty`` to the loss and trains a provider's parameters."""
 
 
 class AttnRegCallback(TrainerCallback):
-    """Advances a provider's schedules, logs its drop rates, saves it with each checkpoint and restores it on resuming.
+    """Steps a provider's schedules, logs its drop rates, saves it with each checkpoint and restores it on resuming.
 
     Args:
-        handle: of :func:`attnreg.attach`.
+        handle: the handle that :func:`attnreg.attach` returned.
 
     Example:
         >>> import attnreg
@@ -45,38 +45,37 @@ class AttnRegCallback(TrainerCallback):
         self._steps = 0
 
     def add_to(self, trainer: Trainer) -> None:
-        """Join a trainer's callbacks in front of those that report, so that they see the drop rates.
+        """Add this callback to a trainer, before the callbacks that report logs, so that they see the drop rates.
 
-        ``Trainer(callbacks=[...])`` would put it behind them: all would work but for the drop rates in ``report_to``,
-        and it would not be checked that the Trainer does what the provider needs.
+        ``Trainer(callbacks=[...])`` puts it after them instead. Then ``report_to`` does not get the drop rates, and
+        nobody checks that the Trainer supports the provider.
 
         Raises:
-            InputError: if the provider needs an :class:`ADDropTrainer` and the trainer is none, or it is no
-                :class:`transformers.Trainer` at all.
+            InputError: if ``trainer`` is not a :class:`transformers.Trainer`, or if the provider needs an
+                :class:`ADDropTrainer` and ``trainer`` is not one.
         """
         name = type(trainer).__name__
         if not isinstance(trainer, Trainer):
             raise InputError(
-                f"Expected a Trainer of transformers, got a {name} of {type(trainer).__module__}: pass the one that it "
-                "trains with (SetFit: `trainer.st_trainer`)."
+                f"Expected a transformers Trainer, got a {name} from {type(trainer).__module__}. Pass the Trainer that "
+                "it uses internally (SetFit: `trainer.st_trainer`)."
             )
         if not isinstance(trainer, TrainsProviders):
-            for module in reversed(list(self.handle.provider.modules())):  # those within come first, to be named
+            for module in reversed(list(self.handle.provider.modules())):  # inner ones first, to name them
                 if isinstance(module, MaskProvider) and (why := _needs_more_than_masks(module)):
                     raise InputError(
-                        f"Expected an ADDropTrainer for {type(module).__name__}, which {why}, got a {name}, which does "
-                        "not see to that"
-                        + ("." if name == "Trainer" else f": `class Both(ADDropTrainer, {name})` does.")
+                        f"{type(module).__name__} {why}, which {name} does not support. Use "
+                        + ("ADDropTrainer." if name == "Trainer" else f"`class Both(ADDropTrainer, {name})`.")
                     )
         trainer.callback_handler.callbacks.insert(0, self)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Move the provider to the model's device; on resuming, restore it; give all processes the first one's.
+        """Move the provider to the model's device, restore it on resuming, and make it equal in all processes.
 
         Warns:
-            AsleepWarning: if the provider is not attached to the model that is trained, or does not act in its epochs.
+            AsleepWarning: if the provider is not attached to the trained model, or does not act within its epochs.
         """
         provider = self.handle.provider
         if why := self._why_asleep(kwargs.get("model"), args, state):
@@ -89,8 +88,8 @@ class AttnRegCallback(TrainerCallback):
                 provider.load_state_dict(saved.state_dict())
             else:
                 warnings.warn(
-                    f"Expected the provider of step {state.global_step} in {folder}, found none: it goes on as it is "
-                    "now. Load it with `from_pretrained` before you resume.",
+                    f"The checkpoint of step {state.global_step} has no provider in {folder}. The provider keeps its "
+                    "current state; to restore it, load it with `from_pretrained` before you resume.",
                     stacklevel=2,
                 )
         provider.to(args.device)
@@ -102,11 +101,11 @@ class AttnRegCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Tell the provider."""
+        """Tell the provider that an epoch begins."""
         self.handle.provider.on_epoch(math.floor((state.epoch or 0.0) + 1e-6))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Tell the provider; take its drop rates; clear its gradients."""
+        """Collect the drop rates, step the provider's schedules and clear its gradients."""
         rates = self.handle.drop_rate_tensors()
         if rates:
             self._sums = {label: rate + self._sums.get(label, 0.0) for label, rate in rates.items()}
@@ -122,8 +121,8 @@ class AttnRegCallback(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add the drop rates, mean over the steps since the last time, to what is logged with the training loss."""
-        # SetFit renames the loss; no Trainer logs the learning rate but with it.
+        """Add the drop rates, averaged over the steps since the last log, to the logs of the training loss."""
+        # SetFit renames the loss, but every Trainer logs the learning rate with it, and only with it.
         if logs is None or "learning_rate" not in logs or not self._steps:
             return
         rates = {label: float(total) / self._steps for label, total in self._sums.items()}
@@ -133,38 +132,38 @@ class AttnRegCallback(TrainerCallback):
         state.log_history[-1].update(added)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Save the provider into the checkpoint's folder ``attnreg``."""
+        """Save the provider in the folder ``attnreg`` of the checkpoint."""
         if not state.is_world_process_zero:
             return
         try:
             self.handle.provider.save_pretrained(_folder(args, state))
         except InputError as error:
-            warnings.warn(f"The checkpoint is without its provider. {error}", stacklevel=2)
+            warnings.warn(f"The checkpoint was saved without its provider. {error}", stacklevel=2)
 
     def _why_asleep(self, model: Any, args: TrainingArguments, state: TrainerState) -> str | None:
         if not self.handle.attached:
-            return "The handle of AttnRegCallback is detached: attach the provider again, and pass the new handle."
-        if isinstance(model, nn.Module) and not self.handle.holds(model):  # SetFit's is none
+            return "The handle of AttnRegCallback is detached. Attach the provider again and pass the new handle."
+        if isinstance(model, nn.Module) and not self.handle.holds(model):  # SetFit's model is not an nn.Module
             name = type(self.handle.provider).__name__
             return (
-                f"The {type(model).__name__} that is trained is not the model that {name} is attached to (`model_init` "
-                "makes another): make the model first, attach, then make the Trainer."
+                f"The trained {type(model).__name__} is not the model that {name} is attached to (`model_init` makes a "
+                "new one). Create the model, attach the provider, then create the Trainer."
             )
         return asleep_for(self.handle.provider, math.ceil(state.num_train_epochs or args.num_train_epochs))
 
     def _clear_gradients(self) -> None:
-        # The Trainer clears those of the model, of which the provider is no part, and never calls optimizer.zero_grad.
+        # The Trainer calls model.zero_grad, not optimizer.zero_grad, and the provider is not part of the model.
         for parameter in self.handle.provider.learned_parameters():
             parameter.grad = None
 
 
 def _needs_more_than_masks(provider: MaskProvider) -> str | None:
-    """Why a training loop that only runs the attached model does not do for a provider; ``None`` if it does."""
+    """Return what a provider needs besides running the attached model; ``None`` if nothing."""
     if looks_at_batches(provider):
-        return "looks at each batch before it is trained on (`attribute`)"
+        return "looks at each batch before the training step on it (`attribute`)"
     if type(provider).penalty is not MaskProvider.penalty:
         return "adds to the loss (`penalty`)"
-    return "learns by the loss" if provider.learned_parameters() else None
+    return "is trained by the loss" if provider.learned_parameters() else None
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:

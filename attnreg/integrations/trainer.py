@@ -1,4 +1,4 @@
-"""AD-DROP in the Hugging Face Trainer."""
+"""AD-DROP and learned providers in the Hugging Face Trainer."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ from attnreg.training.method import Updater, check_learned, not_in
 
 
 class ADDropTrainer(TrainsProviders, Trainer):
-    """A :class:`transformers.Trainer` that trains in two passes a step, as :class:`attnreg.training.TwoPass` does.
+    """A :class:`transformers.Trainer` for AD-DROP and every other provider.
 
-    Any provider will do. What it adds to the loss (``penalty``) is added; the parameters that it learns by the loss are
-    in the optimizer and in its checkpoints, without weight decay or gradient clipping. A G-Net makes its masks here and
-    does not learn: that takes AttendOut's game.
+    As in :class:`attnreg.training.TwoPass`, the provider may look at each batch before the training step on it. Its
+    ``penalty`` is added to the loss. Its learned parameters are in the optimizer and in its checkpoints, without weight
+    decay or gradient clipping. A G-Net draws masks here but is not trained; AttendOut's game trains it.
 
-    On top of another Trainer, such as TRL's: ``class Both(ADDropTrainer, SFTTrainer)``.
+    To combine it with another Trainer, such as TRL's, write ``class Both(ADDropTrainer, SFTTrainer)``.
 
     Works with gradient accumulation, mixed precision, gradient checkpointing, label smoothing, resuming, and several
-    processes (DistributedDataParallel), which learn the same provider. An :class:`AttnRegCallback` comes with it.
+    processes (DistributedDataParallel), which all train the same provider. It adds an :class:`AttnRegCallback`.
 
-    Under gradient accumulation the loss is the mean of the micro-batches' means. Many heads of transformers take
-    ``num_items_in_batch`` and ignore it, and the Trainer then multiplies loss and gradients by the number of
-    micro-batches; set ``model.accepts_loss_kwargs = True`` if yours does not ignore it.
+    With gradient accumulation, the loss is the mean of the micro-batches' means. If your model uses
+    ``num_items_in_batch``, set ``model.accepts_loss_kwargs = True``. Many models of transformers accept it but ignore
+    it, and the stock Trainer then multiplies loss and gradients by the number of micro-batches.
 
     Args:
-        args: as :class:`transformers.Trainer` takes them.
-        provider: the provider, attached to every self-attention; or the handle of :func:`attnreg.attach`, to choose
-            layers and stacks. By default ``CrossTuning(AttributionProvider())``.
-        kwargs: as :class:`transformers.Trainer` takes them, but ``model_init``. An optimizer in ``optimizers`` must
-            hold what the provider learns; one that the Trainer makes is given it, with the model's learning rate.
+        args: arguments of :class:`transformers.Trainer`.
+        provider: the provider, attached to all self-attention; or a handle of :func:`attnreg.attach`, to choose layers
+            and stacks. Default: ``CrossTuning(AttributionProvider())``.
+        kwargs: keyword arguments of :class:`transformers.Trainer`, except ``model_init``. If you pass ``optimizers``,
+            the optimizer must contain the provider's learned parameters. The Trainer's own optimizer contains them,
+            with the model's learning rate.
 
     Raises:
-        InputError: if there is a ``model_init``, or the optimizer does not hold what the provider learns.
+        InputError: if ``model_init`` is given, or the optimizer lacks the provider's learned parameters.
 
     Reference:
         AD-DROP (NeurIPS 2022, arXiv 2210.05883), Algorithm 1.
@@ -65,7 +66,7 @@ class ADDropTrainer(TrainsProviders, Trainer):
     def __init__(self, *args: Any, provider: MaskProvider | AttachHandle | None = None, **kwargs: Any) -> None:
         if kwargs.get("model_init") is not None:
             raise InputError(
-                "Expected a `model`, got `model_init`: a provider is attached to one model, so make it first."
+                "`model_init` is not supported, because a provider is attached to one model. Pass a `model` instead."
             )
         super().__init__(*args, **kwargs)
         assert self.model is not None
@@ -82,17 +83,17 @@ class ADDropTrainer(TrainsProviders, Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> torch.Tensor:
-        """Both passes, and the backward pass.
+        """Run both forward passes and the backward pass.
 
         Raises:
-            InputError: if the provider is to look at a batch that the model does not take as it is.
+            InputError: if the provider looks at batches, and the model does not accept them as keyword arguments.
         """
         inputs = self._prepare_inputs(inputs)
         if self.handle.active:
             with self.compute_loss_context_manager():
                 self._attribute(model, inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
-        # Here, and not right before the optimizer's step, so that processes agree on whether fp16 gradients overflow.
+        # Not right before the optimizer step, so that all processes agree on whether fp16 gradients overflow.
         if self.accelerator.sync_gradients:
             Updater(accelerator=self.accelerator).average_gradients(self.handle.provider.learned_parameters())
         return loss
@@ -107,9 +108,9 @@ class ADDropTrainer(TrainsProviders, Trainer):
                 inspect.signature(type(bare).forward).bind(bare, **inputs)
             except TypeError:
                 raise InputError(
-                    f"Expected batches that {type(bare).__name__} takes as they are, for "
-                    f"{type(self.handle.provider).__name__} to look at them first, got {', '.join(sorted(inputs))} "
-                    f"from {type(self).__name__}: train with a provider that does not look at batches."
+                    f"{type(self.handle.provider).__name__} looks at each batch first, but {type(bare).__name__} does "
+                    f"not accept the batches of {type(self).__name__} as keyword arguments "
+                    f"({', '.join(sorted(inputs))}). Use a provider that does not look at batches."
                 ) from error
             raise
 
@@ -120,7 +121,7 @@ class ADDropTrainer(TrainsProviders, Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The loss, in training with what the provider adds to it."""
+        """Compute the loss; in training, with the provider's penalty."""
         result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         penalty = self.handle.provider.penalty() if model.training and self.handle.active else None
         if penalty is None:
@@ -130,20 +131,20 @@ class ADDropTrainer(TrainsProviders, Trainer):
         return (result[0] + penalty, *result[1:]) if isinstance(result, tuple) else result + penalty
 
     def _sums_micro_batches(self, num_items_in_batch: Tensor | int | None) -> bool:
-        """Whether the Trainer takes the losses of micro-batches for shares of one loss, and does not divide them."""
-        scaled = getattr(self, "loss_is_scaled_for_ga", None)  # a subclass may say; transformers 5.0 does not ask
+        """Whether the Trainer sums the losses of micro-batches, instead of averaging them."""
+        scaled = getattr(self, "loss_is_scaled_for_ga", None)  # not in transformers 5.0
         if scaled is not None:
             return bool(scaled)
         counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
         return counted or self.compute_loss_func is not None
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
-        """The optimizer, with what the provider learns as a group of its own, without weight decay.
+        """Create the optimizer, with the provider's learned parameters in their own group, without weight decay.
 
         Raises:
-            InputError: if the optimizer was made elsewhere, without what the provider learns.
+            InputError: if the optimizer was made elsewhere and lacks the provider's learned parameters.
         """
-        self.handle.provider.to(self.args.device)  # before a checkpoint's optimizer state is put where parameters are
+        self.handle.provider.to(self.args.device)  # before optimizer state is moved to its device
         made_elsewhere = self.optimizer is not None
         optimizer = super().create_optimizer(*args, **kwargs)
         if made_elsewhere:
@@ -157,7 +158,7 @@ class Seq2SeqADDropTrainer(ADDropTrainer, Seq2SeqTrainer):
     """:class:`ADDropTrainer` for sequence-to-sequence models, on top of :class:`transformers.Seq2SeqTrainer`.
 
     Args:
-        args: as :class:`transformers.Seq2SeqTrainer` takes them.
-        provider: as :class:`ADDropTrainer` takes it.
-        kwargs: as :class:`transformers.Seq2SeqTrainer` takes them, but ``model_init``.
+        args: arguments of :class:`transformers.Seq2SeqTrainer`.
+        provider: the provider or handle, as in :class:`ADDropTrainer`.
+        kwargs: keyword arguments of :class:`transformers.Seq2SeqTrainer`, except ``model_init``.
     """

@@ -1,1 +1,1 @@
-"""What all providers have in common: base class, composition, schedules, saving, expressions."""
+"""Shared parts of all providers: base class, composition, schedules, saving, expressions."""

@@ -1,4 +1,4 @@
-"""Noticing that a regularizer cannot act: protocols for providers that depend on being told something."""
+"""Warnings about providers that do not act because nobody told them the epoch, the step or the like."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-PATIENCE = 100  # training passes without a step: gradient accumulation over more of them is rare
+PATIENCE = 100  # training passes without a step; gradient accumulation rarely spans more
 
 
 @runtime_checkable
 class MaySleep(Protocol):
-    """A provider that acts as it should only if it is told something, such as the epoch."""
+    """A provider that acts as it should only if it is told, for example, the epoch."""
 
     def why_asleep(self, passes: int) -> str | None:
-        """What it was not told and what to do, in a sentence; ``None`` if it was told, or may still be.
+        """Return a sentence with what is missing and how to fix it; ``None`` if nothing is missing yet.
 
         Args:
-            passes: training passes so far, this one included.
+            passes: number of training passes so far, including this one.
         """
 
 
 @runtime_checkable
 class WaitsForEpoch(Protocol):
-    """A provider that first acts in a later epoch."""
+    """A provider that may not act in the first epoch."""
 
     @property
     def first_epoch(self) -> int:
@@ -31,38 +31,36 @@ class WaitsForEpoch(Protocol):
 
 
 def asleep_for(provider: nn.Module, epochs: int) -> str | None:
-    """Say so if a provider, or one that it is made of, does not act within a number of epochs.
+    """Report a provider that does not act within the given number of epochs.
 
     Args:
-        provider: the provider.
-        epochs: of training.
+        provider: the provider, which is searched together with those inside it.
+        epochs: number of training epochs.
 
     Returns:
-        a sentence; ``None`` if all act.
+        a sentence, or ``None`` if all providers act.
 
     Example:
         >>> from attnreg import AttentionLayerDrop, CrossTuning
         >>> asleep_for(CrossTuning(AttentionLayerDrop(0.1)), epochs=1)
-        'CrossTuning first acts in epoch 2, and there is 1: train for at least 2 epochs, or lower `offset`.'
+        'CrossTuning first acts in epoch 2, but training ends after epoch 1: train for longer, or lower `offset`.'
     """
     for each in provider.modules():
         if isinstance(each, WaitsForEpoch) and each.first_epoch >= epochs:
-            first = each.first_epoch + 1
-            number = "is 1" if epochs == 1 else f"are {epochs}"
             return (
-                f"{type(each).__name__} first acts in epoch {first}, and there {number}: train for at least {first} "
-                "epochs, or lower `offset`."
+                f"{type(each).__name__} first acts in epoch {each.first_epoch + 1}, but training ends after epoch "
+                f"{epochs}: train for longer, or lower `offset`."
             )
     return None
 
 
 def never_stepped(name: str, steps: Tensor, passes: int) -> str | None:
-    """What :meth:`MaySleep.why_asleep` says of a schedule that nobody advances.
+    """Report a schedule that nobody advances; for :meth:`MaySleep.why_asleep`.
 
     Args:
-        name: of the provider.
-        steps: how often it was advanced.
-        passes: training passes so far.
+        name: class name of the provider.
+        steps: number of steps so far, 0-d.
+        passes: number of training passes so far.
     """
     if passes < PATIENCE or int(steps):
         return None

@@ -1,4 +1,4 @@
-"""The base class of all attention regularizers, and ``a & b``, which composes them."""
+"""The base class of all providers, and ``a & b``, which composes them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from attnreg.provider.saving import PretrainedMixin
 class MaskProvider(PretrainedMixin, nn.Module, ABC):
     """An attention regularizer: decides, at each attention site, which positions to drop.
 
-    Write :meth:`forward`; every other method has a default that does nothing, or asks the providers that this one holds
-    as submodules. A provider acts while both it and the attention module are in training mode. Draw random numbers from
-    torch's global generator, which gradient checkpointing replays. Keep each constructor argument as an attribute of
-    the same name (scikit-learn's convention), so that :meth:`save_pretrained` can write it.
+    Only :meth:`forward` must be written; every other method does nothing by default, or calls the providers that this
+    one holds as submodules. A provider acts while both it and the attention module are in training mode. Draw random
+    numbers from torch's global generator, which gradient checkpointing replays. Store each constructor argument as an
+    attribute of the same name (scikit-learn's convention), so that :meth:`save_pretrained` can write it.
 
     Example:
         >>> import torch
@@ -33,34 +33,34 @@ class MaskProvider(PretrainedMixin, nn.Module, ABC):
         tensor([False,  True,  True])
     """
 
-    #: The float arguments that may change after construction, because :meth:`forward` reads the attribute each time.
-    #: :class:`attnreg.Scheduled` changes these and refuses all others.
+    #: Float arguments that may change after construction, because :meth:`forward` reads the attribute each time.
+    #: :class:`attnreg.Scheduled` can change these arguments only.
     schedulable: ClassVar[Collection[str]] = ()
 
     @abstractmethod
     def forward(self, site: AttentionSite) -> Mask | None:
-        """The mask for one site; ``None`` keeps everything."""
+        """Return the mask for one site; ``None`` keeps everything."""
 
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        """Refuse a model that this provider cannot regularize; :func:`attnreg.attach` calls it first.
+        """Raise if the provider cannot regularize a model; :func:`attnreg.attach` calls it before it changes anything.
 
         Args:
-            sites: where the provider would be attached.
-            model: the model, still untouched.
+            sites: the attention sites to attach to.
+            model: the model, still unchanged.
 
         Raises:
-            ValueError: if the provider cannot work there.
+            ValueError: if the provider cannot act at these sites.
         """
         for provider in self.inner():
             provider.check(sites, model)
 
     @property
     def active(self) -> bool:
-        """Whether the provider acts now. While it does not, an attached model runs as the plain model."""
+        """Whether the provider acts now; otherwise the attached model runs as the plain model."""
         return True
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
-        """Look at a batch before the training step on it (pass 1 of two).
+        """Look at a batch before the training step on it, as the first of two passes.
 
         Args:
             model: the model that the provider is attached to.
@@ -70,7 +70,7 @@ class MaskProvider(PretrainedMixin, nn.Module, ABC):
             provider.attribute(model, batch)
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
-        """Get ready for a forward pass in training mode; called once, before the pass.
+        """Prepare for a forward pass in training mode; called once before the pass.
 
         Args:
             inputs: the model's inputs by name.
@@ -79,36 +79,36 @@ class MaskProvider(PretrainedMixin, nn.Module, ABC):
             provider.prepare(inputs)
 
     def penalty(self) -> Tensor | None:
-        """A 0-d term to add to the training loss after a forward pass; ``None`` adds nothing.
+        """Return a 0-d term to add to the training loss after a forward pass; ``None`` adds nothing.
 
-        A provider learns its own parameters through this term and the loss. Put them into the optimizer:
+        A provider learns its own parameters through this term and the loss. Add them to the optimizer:
         ``optimizer.add_param_group({"params": provider.learned_parameters()})``.
         """
         terms = [term for provider in self._acting() if (term := provider.penalty()) is not None]
         return functools.reduce(operator.add, terms) if terms else None
 
     def learned_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the model's loss trains: by default, all that require a gradient."""
+        """Return the parameters that the model's loss trains: by default, all that require a gradient."""
         inner = self.inner()
-        theirs = {id(parameter) for provider in inner for parameter in provider.parameters()}
-        own = [p for p in self.parameters() if p.requires_grad and id(p) not in theirs]
+        of_inner = {id(parameter) for provider in inner for parameter in provider.parameters()}
+        own = [p for p in self.parameters() if p.requires_grad and id(p) not in of_inner]
         return own + [parameter for provider in inner for parameter in provider.learned_parameters()]
 
     def step(self) -> None:
-        """Called after each optimizer step; schedules advance here."""
+        """Advance schedules; called after each optimizer step."""
         for provider in self.inner():
             provider.step()
 
     def on_epoch(self, epoch: int) -> None:
-        """Called at the start of each epoch, counted from 0."""
+        """Begin an epoch, counted from 0; called at the start of each."""
         for provider in self.inner():
             provider.on_epoch(epoch)
 
     def inner(self, site: SiteInfo | None = None) -> list[MaskProvider]:
-        """The providers that this one is made of: those among its submodules, or in a ``ModuleList`` among them.
+        """Return the providers inside this one: its direct submodules, and items of a ``ModuleList`` among them.
 
         Args:
-            site: only those that have a say there.
+            site: return only the providers that may act at this site.
         """
         lists = (child if isinstance(child, nn.ModuleList) else (child,) for child in self.children())
         return [module for modules in lists for module in modules if isinstance(module, MaskProvider)]
@@ -117,15 +117,15 @@ class MaskProvider(PretrainedMixin, nn.Module, ABC):
         return [provider for provider in self.inner() if provider.training and provider.active]
 
     def __and__(self, other: MaskProvider) -> Compose:
-        """Both masks apply."""
+        """Apply the masks of both providers."""
         return Compose(self, other)
 
 
 class Compose(MaskProvider):
-    """Several providers at once; written ``a & b``. What any of them drops is dropped, and factors multiply.
+    """Several providers at once, written ``a & b``. What any of them drops is dropped; factors multiply.
 
     Args:
-        providers: asked in this order.
+        providers: the providers, which are asked in this order.
 
     Example:
         >>> from attnreg import AttentionDropout, AttentionLayerDrop
@@ -152,7 +152,7 @@ class Compose(MaskProvider):
 
 
 def ask(provider: MaskProvider, site: AttentionSite) -> Mask | None:
-    """The provider's mask for a site; ``None`` while the provider is in eval mode or inactive."""
+    """Return the provider's mask for a site; ``None`` while the provider is in eval mode or inactive."""
     return provider(site) if provider.training and provider.active else None
 
 

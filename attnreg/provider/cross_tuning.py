@@ -1,4 +1,4 @@
-"""Cross-tuning: epochs with a provider alternate with epochs without."""
+"""Cross-tuning: alternate between epochs with and without a provider."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from attnreg.provider.base import MaskProvider, a_provider, ask
 
 
 class CrossTuning(MaskProvider):
-    """Let a provider act in some epochs only: those that leave ``offset`` when divided by ``every``.
+    """Use a provider in only one of every few epochs.
 
-    In the other epochs the attached model runs as the plain one.
+    It acts in the epochs with ``epoch % every == offset``; in all others, the attached model runs as the plain model.
 
     Args:
-        provider: the provider to switch.
-        every: length of the cycle, in epochs.
-        offset: the epoch of the cycle in which it acts, from 0.
+        provider: the provider to switch on and off.
+        every: length of the cycle in epochs; the provider acts in one of them.
+        offset: epoch within the cycle in which the provider acts, counted from 0.
 
     Raises:
         ValueError: if ``every`` or ``offset`` is out of range.
 
     Reference:
         AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 3.4: plain fine-tuning in epochs 0, 2, 4 …, AD-DROP in epochs
-        1, 3, 5 …, which ``every=2, offset=1`` is.
+        1, 3, 5 …, as with ``every=2, offset=1``.
 
     Example:
         >>> from attnreg import AttentionLayerDrop
@@ -51,10 +51,10 @@ class CrossTuning(MaskProvider):
         self.every = whole_number("every", every)
         self.offset = whole_number("offset", offset, least=0)
         if offset >= every:
-            raise InputError(f"Expected `offset` in 0..{every - 1}, below `every`, got {offset}.")
+            raise InputError(f"Expected `offset` to be below `every`, {every}, got {offset}.")
         self.epoch = 0
-        self._told = False  # whether anybody has said which epoch it is
-        self.register_buffer("current", torch.zeros((), dtype=torch.long))  # the epoch, to be saved and loaded
+        self._told = False  # whether the epoch was ever set
+        self.register_buffer("current", torch.zeros((), dtype=torch.long))  # the epoch, in checkpoints
         self.register_load_state_dict_post_hook(_read_epoch)
 
     @property
@@ -68,7 +68,7 @@ class CrossTuning(MaskProvider):
 
     @property
     def first_epoch(self) -> int:
-        """The first epoch in which it acts, counted from 0."""
+        """The first epoch in which the provider acts, counted from 0."""
         return self.offset
 
     def why_asleep(self, passes: int) -> str | None:
@@ -76,8 +76,8 @@ class CrossTuning(MaskProvider):
         if self._told:
             return None
         return (
-            "CrossTuning was never told an epoch, so it does not alternate: call `provider.on_epoch(epoch)` at the "
-            "start of each epoch (training methods and AttnRegCallback do)."
+            "CrossTuning does not alternate, because it was never told the epoch: call `provider.on_epoch(epoch)` at "
+            "the start of each epoch (training methods and AttnRegCallback do)."
         )
 
     @override

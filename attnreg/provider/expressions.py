@@ -14,7 +14,7 @@ from attnreg.errors import InputError
 from attnreg.provider.base import MaskProvider
 from attnreg.provider.saving import build, known_providers, shown
 
-LONGEST = 1000  # characters: nesting stays far from what the parser can take
+LONGEST = 1000  # characters; keeps nesting far below the parser's limit
 EXAMPLE = "AttentionDropout(0.1, placement='scores') & OnLayers(AttentionLayerDrop(0.2), [0, -1])"
 
 
@@ -24,19 +24,19 @@ def parse_provider(
     total_steps: int | None = None,
     providers: Sequence[type[MaskProvider]] = (),
 ) -> MaskProvider:
-    """Make a provider from an expression: calls of providers with literal arguments, joined by ``&``.
+    """Make a provider from an expression: provider calls with literal arguments, joined by ``&``.
 
-    The text is taken apart, never evaluated: names other than those of providers, and anything but numbers, strings,
-    lists, ``True``, ``False`` and ``None``, are refused.
+    The text is parsed, never evaluated. It may contain only names of providers, numbers, strings, lists, ``True``,
+    ``False`` and ``None``.
 
     Args:
         text: the expression.
-        model: for providers that are made to fit a model (those with a ``for_model``).
-        total_steps: of training, for schedules that do not say it themselves.
-        providers: classes of your own that the expression may name.
+        model: the model for providers that are made for one (those with ``for_model``).
+        total_steps: number of optimizer steps, for schedules that do not set it.
+        providers: your own classes that the expression may name.
 
     Raises:
-        InputError: if it is not such an expression, an argument does not fit, or memory does not suffice.
+        InputError: if the text is not such an expression, an argument does not fit, or memory runs out.
 
     Example:
         >>> provider = parse_provider("AttentionDropout(0.1, 'scores') & OnLayers(AttentionLayerDrop(0.2), [0])")
@@ -45,14 +45,14 @@ def parse_provider(
         >>> parse_provider("__import__('os').getcwd()")
         Traceback (most recent call last):
             ...
-        attnreg.errors.InputError: Expected calls of providers joined by &, ...
+        attnreg.errors.InputError: Expected provider calls joined by &, ...
     """
 
     def make(cls: type[MaskProvider], *args: Any, **options: Any) -> MaskProvider:
         factory: Callable[..., MaskProvider] = cls
         if hasattr(cls, "for_model"):
             if model is None:
-                raise InputError(f"Expected a model, to which {cls.__name__} is made to fit, got none.")
+                raise InputError(f"{cls.__name__} is made for a model: pass `model` to `parse_provider`.")
             factory, args = cls.for_model, (model, *args)
         if "total_steps" in inspect.signature(factory).parameters and total_steps is not None:
             options.setdefault("total_steps", total_steps)
@@ -61,9 +61,7 @@ def parse_provider(
     known = known_providers(providers)
     for cls in providers:
         if known.get(cls.__name__) is not cls:
-            raise InputError(
-                f"{cls.__name__} is the name of another provider too: rename {cls.__module__}.{cls.__name__}."
-            )
+            raise InputError(f"Another provider is named {cls.__name__}, too: rename {cls.__module__}.{cls.__name__}.")
     with within_depth(text):
         try:
             return build(_description(_parsed(text), text, known), make, known)
@@ -73,14 +71,14 @@ def parse_provider(
             raise InputError(" ".join(str(error).split())) from error
         except (RuntimeError, OverflowError, MemoryError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise InputError(f"Expected a provider that can be made, got {text!r}: {reason}.") from error
+            raise InputError(f"Cannot make the provider {text!r}: {reason}.") from error
 
 
 def checked_expression(text: str) -> str:
-    """An expression in one spelling, if every provider and argument in it is known.
+    """Return an expression in a uniform spelling, if every provider and argument in it is known.
 
     Raises:
-        InputError: if it is not such an expression.
+        InputError: if the text is not a provider expression.
 
     Example:
         >>> checked_expression("AttentionLayerDrop( p=0.2 )&AttentionDropout(0.1,'scores')")
@@ -94,7 +92,7 @@ def checked_expression(text: str) -> str:
 
 @contextmanager
 def within_depth(text: str) -> Iterator[None]:
-    """Within the block, text that is nested too deeply to be read raises one sentence.
+    """Report text that is nested too deeply to be parsed inside the block.
 
     Raises:
         InputError: instead of ``RecursionError``.
@@ -107,7 +105,7 @@ def within_depth(text: str) -> Iterator[None]:
 
 def _parsed(text: str) -> ast.expr:
     if len(text) > LONGEST:
-        raise InputError(f"Expected a provider in at most {LONGEST} characters, got {len(text)}.")
+        raise InputError(f"Expected a provider expression of at most {LONGEST} characters, got {len(text)}.")
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -115,27 +113,25 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _description(node: ast.expr, text: str, known: Mapping[str, type[MaskProvider]]) -> dict[str, Any]:
-    """What :func:`attnreg.provider.saving.build` takes."""
+    """Turn a node into the description that :func:`attnreg.provider.saving.build` takes."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
         parts = [_description(side, text, known) for side in (node.left, node.right)]
         return {"provider": "Compose", "config": {"providers": parts}}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise InputError(
-            f"Expected calls of providers joined by &, such as {EXAMPLE}, got {ast.unparse(node)!r} in {text!r}."
+            f"Expected provider calls joined by &, such as {EXAMPLE}, got {ast.unparse(node)!r} in {text!r}."
         )
     name = node.func.id
     if name not in known:
         raise InputError(
             f"Expected a provider among {', '.join(sorted(known))}, got {name!r}; see `attnreg list providers`."
         )
-    factory = getattr(known[name], "for_model", known[name])
     values = [_value(argument, text, known) for argument in node.args]
     names = [option.arg for option in node.keywords]
     if None in names or len(set(names)) < len(names):
-        raise InputError(f"Expected the arguments of {name} by name, each once, got {ast.unparse(node)!r}.")
+        raise InputError(f"Expected each argument of {name} by name and only once, got {ast.unparse(node)!r}.")
     options = {str(option.arg): _value(option.value, text, known) for option in node.keywords}
-    parameters = inspect.signature(factory).parameters.values()
-    signature = inspect.Signature([p for p in parameters if factory is known[name] or p.name != "model"])
+    signature = _signature(known[name])
     try:
         bound = signature.bind_partial(*values, **options).arguments
     except TypeError as error:
@@ -148,11 +144,19 @@ def _description(node: ast.expr, text: str, known: Mapping[str, type[MaskProvide
     return {"provider": name, "config": {k: list(v) if isinstance(v, tuple) else v for k, v in bound.items()}}
 
 
+def _signature(cls: type[MaskProvider]) -> inspect.Signature:
+    """The arguments that an expression may give: all but those that follow from the model."""
+    measured = getattr(cls, "measured", ())
+    factory = cls if measured else getattr(cls, "for_model", cls)
+    left_out = (*measured, *(() if factory is cls else ("model",)))
+    return inspect.Signature([p for name, p in inspect.signature(factory).parameters.items() if name not in left_out])
+
+
 def _value(node: ast.expr, text: str, known: Mapping[str, type[MaskProvider]]) -> Any:
     if isinstance(node, ast.Call) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd)):
         return _description(node, text, known)
     try:
-        # A dict would be taken for the description of a provider.
+        # A dict would be mistaken for the description of a provider.
         if not any(isinstance(part, (ast.Dict, ast.Set)) for part in ast.walk(node)):
             return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):

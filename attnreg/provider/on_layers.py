@@ -1,4 +1,4 @@
-"""Restricting a provider to some layers."""
+"""Restriction of a provider to some layers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from attnreg.provider.base import MaskProvider, a_provider, ask
 
 
 class OnLayers(MaskProvider):
-    """Let a provider act on some layers only (of every stack that it is attached to).
+    """Let a provider act on some layers only, in every stack that it is attached to.
 
     Args:
         provider: the provider to restrict.
         layers: layer indices; negative ones count from the last layer.
 
     Raises:
-        ValueError: when attached, if the model has no such layer.
+        ValueError: if ``layers`` is not a list of indices; when attached, if the model has no such layer.
 
     Example:
         >>> from attnreg import AttentionLayerDrop

@@ -1,6 +1,6 @@
-"""What a few providers can do besides: skip blocks, look at batches, draw masks once per pass.
+"""Optional abilities of providers: skip blocks, look at batches, draw masks once per forward pass.
 
-A provider that has such a method or attribute is found by it; the base class knows nothing of them.
+A provider has an ability if it has the method or attribute; the base class declares none of them.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class SkipsBlocks(Protocol):
     """A provider that skips whole Transformer blocks."""
 
     def skips_block(self, site: SiteInfo) -> Tensor | None:
-        """Whether to skip, in this forward pass, the block that holds a self-attention.
+        """Decide whether this forward pass skips the block around a self-attention.
 
         Args:
             site: the self-attention.
 
         Returns:
-            0-d, bool, on the CPU, ``True`` = skipped; ``None`` if there is nothing to decide.
+            0-d, bool, on the CPU, ``True`` = skipped; ``None`` if the provider does not decide.
         """
 
 
 @runtime_checkable
 class MayLookAtBatches(Protocol):
-    """A provider that overrides ``attribute`` but needs it with some arguments only."""
+    """A provider that overrides ``attribute`` but needs it only with some constructor arguments."""
 
     @property
     def looks_at_batches(self) -> bool:
@@ -43,7 +43,7 @@ class MayLookAtBatches(Protocol):
 
 @runtime_checkable
 class LooksAlone(Protocol):
-    """A provider that must be the only one in a composition that looks at batches."""
+    """A provider that must be the only one in a composition to look at batches."""
 
     looks_alone: bool
 
@@ -58,12 +58,12 @@ class MayDrawInPrepare(Protocol):
 
 
 def may_skip_blocks(provider: MaskProvider) -> bool:
-    """Whether a provider, or one that it is made of, skips blocks."""
+    """Whether a provider, or one inside it, skips blocks."""
     return any(isinstance(each, SkipsBlocks) for each in provider.modules())
 
 
 def skipped(provider: MaskProvider, site: SiteInfo) -> Tensor | None:
-    """Whether the block of a self-attention is skipped: 0-d, bool; ``None`` if no acting provider decides.
+    """Whether to skip the block around a self-attention: 0-d, bool; ``None`` if no acting provider decides.
 
     Raises:
         ValueError: if ``skips_block`` returns something else.
@@ -80,24 +80,24 @@ def skipped(provider: MaskProvider, site: SiteInfo) -> Tensor | None:
 def _checked(skip: Tensor | None, provider: MaskProvider, site: SiteInfo) -> Tensor | None:
     if skip is not None and (skip.dim() or skip.dtype != torch.bool):
         raise InputError(
-            f"Expected `skips_block` of {type(provider).__name__} to give a 0-d bool tensor, got {skip.dtype} of shape "
-            f"{tuple(skip.shape)}, at {site.name}."
+            f"Expected `skips_block` of {type(provider).__name__} to return a 0-d bool tensor, got {skip.dtype} of "
+            f"shape {tuple(skip.shape)} at {site.name}."
         )
     return skip
 
 
 def looks_at_batches(provider: MaskProvider) -> bool:
-    """Whether a provider itself, not one that it is made of, needs ``attribute`` before each training step."""
+    """Whether a provider itself, not one inside it, needs ``attribute`` before each training step."""
     if isinstance(provider, MayLookAtBatches):
         return provider.looks_at_batches
     return type(provider).attribute is not MaskProvider.attribute
 
 
 def draws_in_prepare(provider: MaskProvider) -> bool:
-    """Whether a provider itself draws the masks of a forward pass in ``prepare``, once for the whole pass.
+    """Whether a provider itself draws the masks of a whole forward pass in ``prepare``.
 
-    Such masks are gone when the next forward pass begins. Unless a provider says otherwise, overriding ``prepare``
-    counts.
+    The next forward pass replaces these masks. Unless a provider says otherwise, it does so if it overrides
+    ``prepare``.
     """
     if isinstance(provider, MayDrawInPrepare):
         return provider.draws_in_prepare
@@ -105,10 +105,10 @@ def draws_in_prepare(provider: MaskProvider) -> bool:
 
 
 def that_look_at_batches(provider: MaskProvider) -> list[MaskProvider]:
-    """The providers, in a composition, that look at each batch before it is trained on.
+    """Return the providers in a composition that look at each batch before the training step on it.
 
     Raises:
-        InputError: if one of them must be the only one, and is not.
+        InputError: if one of them must be the only one but is not.
 
     Example:
         >>> from attnreg import AttributionProvider, HeadMask
@@ -120,7 +120,7 @@ def that_look_at_batches(provider: MaskProvider) -> list[MaskProvider]:
     others = [type(each).__name__ for each in looking if each is not alone]
     if alone is not None and others:
         raise InputError(
-            f"Expected {type(alone).__name__} to be the only provider that looks at batches, got {', '.join(others)} "
-            "as well."
+            f"{type(alone).__name__} must be the only provider that looks at batches: remove {', '.join(others)} from "
+            "the composition."
         )
     return looking

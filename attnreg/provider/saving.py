@@ -1,4 +1,4 @@
-"""Saving and loading providers: a JSON description and safetensors, nothing that can run code."""
+"""Saving and loading of providers as JSON and safetensors, which cannot run code."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class PretrainedMixin:
         names = self._argument_names()
         if missing := [name for name in names if not hasattr(self, name)]:
             raise TypeError(
-                f"{type(self).__name__} must keep the arguments of its constructor as attributes of the same name; "
-                f"missing: {', '.join(missing)}."
+                f"{type(self).__name__} must store its constructor's arguments as attributes of the same names: "
+                f"missing {', '.join(missing)}."
             )
         return {name: self._argument(name) for name in names}
 
     def extra_repr(self) -> str:
-        """The arguments in ``repr(provider)``."""
+        """Return the arguments for ``repr(provider)``."""
         values = ((name, self._argument(name)) for name in self._argument_names() if hasattr(self, name))
         return ", ".join(f"{name}={value!r}" for name, value in values if not isinstance(value, nn.Module))
 
@@ -53,13 +53,13 @@ class PretrainedMixin:
         return value.item() if isinstance(value, Tensor) and not value.dim() else value  # a schedule changes it
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``config.json`` and ``model.safetensors`` into a folder of their own, completely or not at all.
+        """Write ``config.json`` and ``model.safetensors`` into a separate folder, atomically.
 
         Args:
-            folder: new, empty, or one that holds a provider, which is replaced.
+            folder: a new or empty folder, or one with a saved provider, which is replaced.
 
         Raises:
-            ValueError: if the folder holds something else, or JSON cannot hold an argument of the constructor.
+            ValueError: if the folder holds other files, or JSON cannot store a constructor argument.
         """
         save_provider(self, folder)
 
@@ -67,11 +67,11 @@ class PretrainedMixin:
     def from_pretrained(
         cls: type[Self], folder: str | os.PathLike[str], providers: Sequence[type[PretrainedMixin]] = ()
     ) -> Self:
-        """Load what :meth:`save_pretrained` wrote, on the CPU.
+        """Load a provider that :meth:`save_pretrained` wrote, on the CPU.
 
         Args:
-            folder: the folder it wrote.
-            providers: classes of your own inside the saved provider, besides this one.
+            folder: the folder with the provider.
+            providers: your own classes inside the saved provider, besides this one.
 
         Raises:
             ValueError: if the folder does not hold a provider of this class, or names an unknown class.
@@ -83,7 +83,7 @@ class PretrainedMixin:
 
 
 def built_in() -> dict[str, type[PretrainedMixin]]:
-    """The providers among attnreg's public names."""
+    """Return the built-in provider classes, by name."""
     modules = {n: m for n, m in listed_names(attnreg.__file__).items() if m.startswith("attnreg.provider")}
     found = {name: getattr(importlib.import_module(module), name) for name, module in modules.items()}
     classes = {name: cls for name, cls in found.items() if inspect.isclass(cls) and issubclass(cls, PretrainedMixin)}
@@ -91,7 +91,7 @@ def built_in() -> dict[str, type[PretrainedMixin]]:
 
 
 def describe(provider: PretrainedMixin) -> dict[str, Any]:
-    """A provider as plain data: its class name and its constructor's arguments, including inner providers.
+    """Return a provider as plain data: its class name and constructor arguments, including inner providers.
 
     Example:
         >>> from attnreg import AttentionLayerDrop
@@ -102,10 +102,10 @@ def describe(provider: PretrainedMixin) -> dict[str, Any]:
 
 
 def known_providers(more: Iterable[type[Any]] = ()) -> dict[str, type[Any]]:
-    """The built-in provider classes and your own, by name.
+    """Return the built-in provider classes and your own, by name.
 
     Args:
-        more: your own classes; known by module and name, and by name alone unless another class has the same name.
+        more: your own classes, by module and name; also by name only, if no other class has the same name.
 
     Example:
         >>> known_providers()["DropHead"]
@@ -118,7 +118,7 @@ def known_providers(more: Iterable[type[Any]] = ()) -> dict[str, type[Any]]:
 
 
 def _name(cls: type[PretrainedMixin]) -> str:
-    """The name of a built-in provider; the module and name of any other, so that one never stands for another."""
+    """Return a built-in provider's name, or any other's module and name, so that the two are never confused."""
     return cls.__name__ if built_in().get(cls.__name__) is cls else f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -137,12 +137,12 @@ def build(
     make: Callable[..., PretrainedMixin] = _construct,
     known: Known | None = None,
 ) -> Any:
-    """Undo :func:`describe`.
+    """Make a provider from what :func:`describe` returned.
 
     Args:
         description: class name and constructor arguments.
-        make: called with a class and its arguments; returns the provider.
-        known: classes by name; the built-in ones by default.
+        make: function that takes a class and its arguments and returns the provider.
+        known: classes by name (default: the built-in ones).
 
     Raises:
         ValueError: if the description names no known provider or does not fit its constructor.
@@ -151,8 +151,8 @@ def build(
     name, config = description.get("provider"), description.get("config")
     if not isinstance(name, str) or name not in known or not isinstance(config, dict):
         raise InputError(
-            f"Expected `provider` to be one of {', '.join(sorted(built_in()))}, with a `config`, got {name!r}; pass a "
-            "class of your own, `from_pretrained(folder, providers=[MyProvider])`."
+            f"Expected `provider` to be one of {', '.join(sorted(built_in()))}, with a `config`, got {name!r}; pass "
+            "your own class as in `from_pretrained(folder, providers=[MyProvider])`."
         )
     values = {key: _restored(value, make, known) for key, value in config.items()}
     signature = inspect.signature(known[name])
@@ -169,19 +169,19 @@ def build(
 
 
 def save_provider(provider: PretrainedMixin, folder: str | os.PathLike[str]) -> None:
-    """Write ``config.json``, ``model.safetensors`` and their checksums into ``folder``, completely or not at all.
+    """Write ``config.json``, ``model.safetensors`` and their checksums into ``folder``, atomically.
 
     Raises:
-        InputError: if JSON cannot hold an argument of the provider's constructor (a function, for example), or the
-            folder holds something else.
+        InputError: if JSON cannot store a constructor argument (a function, for example), or the folder holds other
+            files.
     """
     assert isinstance(provider, nn.Module)
     text = to_json(provider)
     folder = Path(folder).resolve()
     if folder.exists() and not _holds_a_provider(folder):
         raise InputError(
-            f"Expected a new or empty folder for the provider, or one that holds a provider, got {folder}: a model's "
-            "files have the same names, so save the provider into a folder of its own."
+            f"{folder} holds other files, such as a model's, which have the same names: save the provider into a "
+            "separate folder."
         )
     with replaced_folder(folder) as new:
         (new / CONFIG).write_text(text, encoding="utf-8")
@@ -190,17 +190,17 @@ def save_provider(provider: PretrainedMixin, folder: str | os.PathLike[str]) -> 
 
 
 def to_json(provider: PretrainedMixin) -> str:
-    """A provider's description as JSON.
+    """Return a provider's description as JSON.
 
     Raises:
-        InputError: if JSON cannot hold an argument of its constructor.
+        InputError: if JSON cannot store a constructor argument.
     """
     description = describe(provider)
     try:
         return json.dumps(description, indent=2) + "\n"
     except TypeError as error:
         raise InputError(
-            f"Expected the arguments of {type(provider).__name__} to be what JSON can hold, to save them, got: {error}."
+            f"{type(provider).__name__} cannot be saved, because JSON cannot store one of its arguments: {error}."
         ) from error
 
 
@@ -215,14 +215,14 @@ def _holds_a_provider(folder: Path) -> bool:
 
 
 def load_provider(folder: str | os.PathLike[str], more: Iterable[type[PretrainedMixin]] = ()) -> Any:
-    """Load what :func:`save_provider` wrote, on the CPU.
+    """Load a provider that :func:`save_provider` wrote, on the CPU.
 
     Args:
-        folder: the folder.
-        more: classes besides the built-in ones that it may name.
+        folder: the folder with the provider.
+        more: classes that the provider may use besides the built-in ones.
 
     Raises:
-        ValueError: if the folder does not hold a provider, or a damaged one.
+        ValueError: if the folder holds no provider, or a damaged one.
     """
     folder, known = Path(folder), known_providers(more)
     try:
@@ -231,7 +231,7 @@ def load_provider(folder: str | os.PathLike[str], more: Iterable[type[Pretrained
         provider.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError, SafetensorError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"Expected a provider ({CONFIG} and {WEIGHTS}) in {folder}: {reason}") from error
+        raise InputError(f"Cannot load a provider ({CONFIG} and {WEIGHTS}) from {folder}: {reason}") from error
     return provider
 
 

@@ -1,4 +1,4 @@
-"""Schedules: arguments of a provider that change over training or over the depth of the model."""
+"""Schedules, which change arguments of a provider over training or over the depth of the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Line:
         knots: ``(progress, value)`` with progress ascending in ``[0, 1]``.
 
     Raises:
-        ValueError: if they are not.
+        ValueError: if the knots are not such pairs, or their progress is out of range or order.
 
     Example:
         >>> Line([(0, 0.6), (1, 0.2)])(0.5)
@@ -42,11 +42,11 @@ class Line:
         for x in progress:
             probability("progress of a knot", x)
         if list(progress) != sorted(set(progress)):
-            raise InputError(f"Expected the progress of the knots to ascend, got {list(progress)}.")
+            raise InputError(f"Expected knots in ascending order of progress, got {list(progress)}.")
         self.progress, self.values = list(progress), list(values)
 
     def __call__(self, progress: float) -> float:
-        """The value at a progress."""
+        """Return the value at a progress."""
         if progress <= self.progress[0]:
             return float(self.values[0])
         for begin, end in itertools.pairwise(range(len(self.values))):
@@ -58,28 +58,28 @@ class Line:
 
     @property
     def moves(self) -> bool:
-        """Whether its value changes at all."""
+        """Whether the value ever changes."""
         return len(set(self.values)) > 1
 
 
 class Scheduled(MaskProvider):
-    r"""Change arguments of a provider, piecewise linearly, over training or over the depth of the model.
+    r"""Change a provider's arguments linearly over training or over the depth of the model.
 
     .. math:: p(x) = \text{linear between the knots } (x_i, p_i), \qquad x = t / T
         \;\text{ or }\; x = l / (L - 1)
 
-    t counts the calls of :meth:`step` (one per optimizer step), l the layers of a stack from 0. Scheduled DropHead is
-    ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; DropKey with a rate that falls with
-    depth is ``Scheduled(DropKey(), over="depth", p=[(0, 0.3), (1, 0)])``.
+    t counts the calls of :meth:`step`, one per optimizer step; l counts the layers of a stack, from 0. Scheduled
+    DropHead is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; DropKey with a drop
+    probability that falls with depth is ``Scheduled(DropKey(), over="depth", p=[(0, 0.3), (1, 0)])``.
 
     Args:
         provider: the provider whose arguments change.
-        total_steps: T, the optimizer steps from progress 0 to 1; required for ``over="training"``.
-        over: ``"training"`` or ``"depth"``.
-        schedules: for each argument its knots ``(progress, value)``, with progress ascending in ``[0, 1]``.
+        total_steps: T, the number of optimizer steps from progress 0 to 1; required for ``over="training"``.
+        over: ``"training"`` (progress t / T) or ``"depth"`` (progress from the first to the last layer).
+        schedules: the knots ``(progress, value)`` of each argument, with progress ascending in ``[0, 1]``.
 
     Raises:
-        ValueError: if the provider reads an argument only when it is constructed, a value is out of its range, or
+        ValueError: if the provider reads an argument only in its constructor, a value is out of range, or
             ``total_steps`` is missing.
 
     Reference:
@@ -184,4 +184,4 @@ def _check(provider: MaskProvider, lines: Mapping[str, Line]) -> None:
             can = ", ".join(provider.schedulable) or "none"
             raise InputError(f"Expected an argument of {kind} that a schedule can change ({can}), got {name!r}.")
         for value in line.values:
-            type(provider)(**{**provider.config, name: value})  # refuses what is out of its range
+            type(provider)(**{**provider.config, name: value})  # raises if the value is out of range

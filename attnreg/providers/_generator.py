@@ -1,4 +1,4 @@
-"""G-Net's network: from token ids to the logits of keeping."""
+"""G-Net's network, which maps token ids to the logits of keeping."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLES = ("tokens", "positions")
 
 
 class GeneratorNetwork(nn.Module):
-    """Token and position embeddings, then L times the same attention, whose scores are the logits.
+    """Token and position embeddings, then one attention layer, applied L times, whose scores are the logits.
 
     Args:
         vocab_size: number of tokens.
@@ -25,17 +25,18 @@ class GeneratorNetwork(nn.Module):
         num_layers: L.
         num_positions: number of position embeddings.
         num_heads: G.
-        initial_logit: what each layer's bias starts at.
+        initial_logit: initial value of each layer's bias.
         position_offset: index of the first position's embedding.
-        feed_forward: whether a feed-forward block, the same for all layers, follows the attention.
-        shared_tables: of ``"tokens"`` and ``"positions"``, those that it does not own but finds in :attr:`tables`.
+        feed_forward: whether a feed-forward block, shared by all layers, follows each attention.
+        shared_tables: embeddings, out of ``"tokens"`` and ``"positions"``, to read from :attr:`tables` instead of
+            owning them.
 
     Shape:
-        token ids ``(B, N)`` and what may be attended to, bool, ``(B, N, N)``, give logits ``(B, L, G, N, N)``.
+        token ids ``(B, N)`` and allowed positions ``(B, N, N)``, bool, give logits ``(B, L, G, N, N)``.
 
     Raises:
         ValueError: if ``num_heads`` does not divide ``hidden_size``, or a table has another name.
-        RuntimeError: in a forward pass, if a shared table has not been put into :attr:`tables`.
+        RuntimeError: in a forward pass, if a shared table is missing from :attr:`tables`.
 
     Example:
         >>> network = GeneratorNetwork(10, 4, num_layers=3, num_positions=5, num_heads=2, initial_logit=1.0)
@@ -58,11 +59,11 @@ class GeneratorNetwork(nn.Module):
         super().__init__()
         if hidden_size % num_heads:
             raise InputError(
-                f"Expected `num_heads` to divide `hidden_size`, the width of the embeddings, {hidden_size}, got "
+                f"Expected `num_heads` to divide `hidden_size`, {hidden_size} (the width of the embeddings), got "
                 f"{num_heads}."
             )
         if isinstance(shared_tables, str) or not set(shared_tables) <= set(TABLES):
-            raise InputError(f"Expected `shared_tables` to be a list of {', '.join(TABLES)}, got {shared_tables!r}.")
+            raise InputError(f"Expected `shared_tables` to list some of {', '.join(TABLES)}, got {shared_tables!r}.")
         self.num_heads = num_heads
         self.position_offset = position_offset
         self.tokens = None if "tokens" in shared_tables else nn.Embedding(vocab_size, hidden_size)
@@ -70,8 +71,8 @@ class GeneratorNetwork(nn.Module):
         for embedding in (self.tokens, self.positions):
             if embedding is not None:
                 nn.init.normal_(embedding.weight, std=0.02)
-        # Modules, for their weights may be replaced; in a dict, for as attributes they would be submodules. What is
-        # copied or pickled together with the model finds the new model's tables here.
+        # Modules, because their weights may be replaced; in a dict, because as attributes they would be submodules.
+        # A copy or a pickle of provider and model together refers to the tables of the new model.
         self.tables: dict[str, nn.Embedding] = {}
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
         self.out = nn.Linear(hidden_size, hidden_size)
@@ -88,7 +89,7 @@ class GeneratorNetwork(nn.Module):
                 part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
             )
             scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-            # Under autocast, scores are of low precision; probabilities near 0 and 1 and what is drawn must not be.
+            # Autocast lowers the precision of scores, but probabilities near 0 and 1, and draws from them, need it.
             scores = scores.to(self.bias.dtype)
             logits.append(scores + self.bias[layer])
             if layer < len(self.bias) - 1:
@@ -103,8 +104,8 @@ class GeneratorNetwork(nn.Module):
             return own(indices)
         if name not in self.tables:
             raise RuntimeError(
-                "Expected a G-Net that reads a model's embeddings to be attached to one first, found it is not: call "
-                "`attnreg.attach(model, provider)`."
+                "A G-Net with shared embeddings must be attached to a model first: call `attnreg.attach(model, "
+                "provider)`."
             )
         return F.embedding(indices, self.tables[name].weight.detach()).to(self.bias.dtype)
 
@@ -123,13 +124,13 @@ class _FeedForward(nn.Module):
 
 
 def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | None, int]:
-    """A model's token embeddings, its absolute positions if it has them, and the index of the first position.
+    """Find a model's token embeddings, its absolute position embeddings, if any, and the index of the first position.
 
     Args:
         model: the model.
 
     Raises:
-        ValueError: if it has no token embeddings.
+        ValueError: if the model has no single table of token embeddings.
 
     Example:
         >>> from transformers import RobertaConfig, RobertaModel
@@ -142,12 +143,12 @@ def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | Non
     if not hasattr(model, "get_input_embeddings"):
         tokens = next((table for name, table in tables.items() if not _is_position(name)), None)
     else:
-        with suppress(NotImplementedError):  # transformers' answer of models that have none
+        with suppress(NotImplementedError):  # raised by transformers' models that have none
             tokens = model.get_input_embeddings()  # type: ignore[operator]
     if not _is_table(tokens):
         raise InputError(
-            f"Expected a model with token embeddings, got {type(model).__name__}, which takes no token ids or has no "
-            "single table for them."
+            f"{type(model).__name__} takes no token ids, or has no single embedding table for them, which G-Net needs: "
+            "use another provider."
         )
     around = next((name for name, table in tables.items() if table is tokens), "").rpartition(".")[0]
     positions = next(
@@ -165,7 +166,7 @@ def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | Non
 
 
 def _is_table(module: Any) -> bool:
-    """Whether it is an embedding: torch's own, or one that is written like it (I-BERT's)."""
+    """Whether a module is an embedding: torch's own, or one with the same attributes (I-BERT's)."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and weight.dim() == 2 and hasattr(module, "padding_idx")
 
@@ -176,6 +177,6 @@ def _is_position(name: str) -> bool:
 
 
 def _is_beside(name: str, around: str) -> bool:
-    """Whether a table is within the module around another, or above it: not in the part of a model that sees images."""
+    """Whether a table is inside or above the module around another, and not, say, in a model's image encoder."""
     own = name.rpartition(".")[0]
     return not around or f"{name}.".startswith(f"{around}.") or not own or f"{around}.".startswith(f"{own}.")

@@ -1,9 +1,11 @@
-"""Which parameters of a provider belong to a site: those that learn have some for each layer of each stack."""
+"""Which parameters of a learning provider belong to a site: it has some for each layer of each stack."""
 
 from __future__ import annotations
 
+import inspect
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -13,19 +15,21 @@ from attnreg.errors import InputError
 from attnreg.injection import discover
 from attnreg.injection.selection import choose
 from attnreg.masks import SiteInfo, Stack
+from attnreg.provider.base import MaskProvider
 
 Depth = int | Mapping[str, int]
+Made = TypeVar("Made", bound="LayerwiseProvider")
 
 
 class LayerIndex:
-    """Counts the layers of all stacks, one stack after the other.
+    """Numbers the layers of all stacks, one stack after the other.
 
     Args:
-        provider: name of its class, for messages.
-        num_layers: number of layers, where the provider is to act on one stack; or by stack.
+        provider: class name of the provider, for messages.
+        num_layers: number of layers of the only stack, or a mapping from each stack to its number of layers.
 
     Raises:
-        InputError: if there is no layer, or fewer than one in a stack.
+        InputError: if there is no stack, or a stack has no layer.
 
     Example:
         >>> index = LayerIndex("ConcreteDropout", {"encoder": 2, "decoder": 3})
@@ -37,7 +41,7 @@ class LayerIndex:
         self.provider = provider
         self.depth = dict(num_layers) if isinstance(num_layers, Mapping) else {"": num_layers}
         if not self.depth:
-            raise InputError(f"Expected `num_layers` to be at least 1 (of each stack), got {num_layers!r}.")
+            raise InputError(f"Expected `num_layers` to be at least 1 in each stack, got {num_layers!r}.")
         for layers in self.depth.values():
             whole_number("num_layers", layers)
 
@@ -45,7 +49,7 @@ class LayerIndex:
         return sum(self.depth.values())
 
     def __call__(self, site: SiteInfo) -> int:
-        """The number of a site's layer."""
+        """Return the number of a site's layer."""
         begin = 0
         for stack, layers in self.depth.items():
             if stack in ("", site.stack) and site.layer < layers:
@@ -54,10 +58,10 @@ class LayerIndex:
         raise self._misfit({site.stack: site.num_layers})
 
     def check(self, sites: Iterable[SiteInfo]) -> None:
-        """Raise if the sites are not those of the layers that were counted.
+        """Check that the sites are on the layers that are numbered here.
 
         Raises:
-            InputError: if so.
+            InputError: if a stack has another number of layers.
         """
         found = {site.stack: site.num_layers for site in sites}
         single = "" in self.depth and len(found) == 1
@@ -68,82 +72,114 @@ class LayerIndex:
         made = ", ".join(f"{layers} {stack} layers".replace("  ", " ") for stack, layers in self.depth.items())
         got = ", ".join(f"{layers} {stack} layers" for stack, layers in found.items())
         return InputError(
-            f"Expected {made}, for which this {self.provider} was made, got {got}: use "
+            f"This {self.provider} was made for {made}, but the model has {got}: use "
             f"`{self.provider}.for_model(model)`."
         )
 
 
-def found_in(model: nn.Module, stacks: Sequence[Stack] | None, example_inputs: Any) -> list[SiteInfo]:
-    """The attention sites for which a provider is made: all self-attention by default, as for :func:`attnreg.attach`.
+class LayerwiseProvider(MaskProvider):
+    """A provider with its own parameters for each layer of a model."""
 
-    Raises:
-        InputError: if the model has none in these stacks.
-        NoAttentionError: if no attention is seen in the model.
-    """
-    return [site.info for site in choose(discover(model, example_inputs), stacks=stacks)]
+    #: The constructor's arguments that follow from the model; :meth:`measure` gives them.
+    measured: ClassVar[Sequence[str]] = ("num_layers",)
 
+    @classmethod
+    @abstractmethod
+    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of :attr:`measured`, from the sites and the other arguments."""
 
-def device_of(model: nn.Module) -> torch.device:
-    """Where a model is; the CPU if it has no parameters."""
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    @classmethod
+    def for_model(
+        cls: type[Made],
+        model: nn.Module,
+        *args: Any,
+        stacks: Sequence[Stack] | None = None,
+        example_inputs: Any = None,
+        **options: Any,
+    ) -> Made:
+        """Make a provider for the layers of a model, on the model's device.
+
+        Args:
+            model: any model that the provider can be attached to.
+            args: the constructor's arguments, without those that describe the model (:attr:`measured`).
+            stacks: as in :func:`attnreg.attach`.
+            example_inputs: as in :func:`attnreg.attach`.
+            options: more of the constructor's arguments, by name.
+
+        Raises:
+            InputError: if the model has no attention in these stacks, or its layers differ in what the provider needs.
+            NoAttentionError: if no attention is found in the model.
+
+        Example:
+            >>> from attnreg import ConcreteDropout
+            >>> from transformers import BertConfig, BertModel
+            >>> config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=3, num_attention_heads=2)
+            >>> ConcreteDropout.for_model(BertModel(config), p=0.5, per="head").rates.shape
+            torch.Size([3, 2])
+        """
+        free = [p for name, p in inspect.signature(cls).parameters.items() if name not in cls.measured]
+        given = inspect.Signature(free).bind_partial(*args, **options).arguments
+        sites = [site.info for site in choose(discover(model, example_inputs), stacks=stacks)]
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        return cls(**cls.measure(sites, given), **given).to(device)
 
 
 def depth_of(found: Sequence[SiteInfo]) -> dict[str, int]:
-    """Number of layers by stack."""
+    """Return the number of layers of each stack."""
     return {str(site.stack): site.num_layers for site in found}
 
 
 def heads_of(found: Sequence[SiteInfo]) -> int:
-    """The number of heads that all sites share.
+    """Return the number of heads of all sites.
 
     Raises:
-        InputError: if they differ.
+        InputError: if the sites differ.
     """
     heads = {site.heads for site in found}
     if len(heads) > 1 or None in heads:
         raise InputError(
-            f"Expected the same number of heads in all layers, got {sorted(heads, key=str)}: choose `stacks`."
+            f"The number of heads is not the same in all layers, but {sorted(heads, key=str)}: choose `stacks`."
         )
     return heads.pop()  # type: ignore[return-value]
 
 
 def head_size_of(found: Sequence[SiteInfo], provider: str) -> int:
-    """The size of query vectors that all sites share.
+    """Return D, the size of the query vectors of all sites.
 
     Raises:
-        InputError: if they differ, or queries cannot be seen.
+        InputError: if the sites differ, or the model does not expose its queries.
     """
     check_queries(provider, found)
     sizes = {site.head_size for site in found if site.head_size is not None}
     if len(sizes) > 1:
-        raise InputError(f"Expected queries of one size in all layers, got {sorted(sizes)}: choose `stacks`.")
+        raise InputError(f"The size of queries is not the same in all layers, but {sorted(sizes)}: choose `stacks`.")
     return sizes.pop()
 
 
 def check_queries(provider: str, sites: Iterable[SiteInfo], head_size: int | None = None) -> None:
-    """Raise where a provider needs queries and the model shows none, as it writes its attention out.
+    """Check that the model exposes the queries that a provider needs.
 
     Args:
-        provider: name of its class, for the message.
-        sites: where it is to act.
-        head_size: D, for which it was made.
+        provider: class name of the provider, for messages.
+        sites: the sites to act at.
+        head_size: the expected D; ``None`` accepts any.
 
     Raises:
-        InputError: if so, or queries are of another size.
+        InputError: if a site exposes only scores, or its queries have another size.
     """
     for site in sites:
         if not site.shows_queries:
             raise hidden_queries(provider, site.name)
         if head_size not in (None, site.head_size):
             raise InputError(
-                f"Expected queries of size {head_size}, for which this {provider} was made, got {site.head_size} at "
-                f"{site.name}: use `{provider}.for_model(model)`."
+                f"This {provider} was made for queries of size {head_size}, but {site.name} has size "
+                f"{site.head_size}: use `{provider}.for_model(model)`."
             )
 
 
 def hidden_queries(provider: str, site: str) -> InputError:
-    """What to say where a provider needs queries and the model shows none, as it writes its attention out."""
+    """Make the error for a model that computes its attention step by step, so that its queries cannot be read."""
     return InputError(
-        f"{provider} looks at queries, and {site} shows its scores alone: load the model with "
-        "attn_implementation='sdpa', if it has that."
+        f"{provider} needs queries, but {site} exposes only its scores: load the model with "
+        "attn_implementation='sdpa', if it supports that."
     )

@@ -1,4 +1,4 @@
-"""Drop rates that are learned: a logit for each layer, or each head of each layer."""
+"""Learned drop rates: one logit per layer, or per head of each layer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from attnreg.providers._layers import LayerIndex
 
 Per = Literal["layer", "head"]
 
-# Kept weights are divided by 1 - p. Beyond this logit of p, half precision could not hold that.
+# Kept weights are divided by 1 - p. Half precision could not hold the result beyond this logit of p.
 LARGEST_LOGIT = 8.0
 
 
 def initial_logits(index: LayerIndex, p: float, per: Per, num_heads: int | None) -> nn.Parameter:
-    """Logits of dropping, ``(layers, heads)``, or ``(layers, 1)`` where heads share theirs.
+    """Make the logits of dropping: ``(layers, heads)``, or ``(layers, 1)`` for rates per layer.
 
     Raises:
-        InputError: if an argument is out of range, or ``num_heads`` is not what ``per`` needs.
+        InputError: if an argument is out of range, or ``per="head"`` lacks ``num_heads``.
     """
     p = inner_probability("p", p)
     if one_of("per", per, get_args(Per)) == "head":
@@ -34,14 +34,14 @@ def initial_logits(index: LayerIndex, p: float, per: Per, num_heads: int | None)
 
 
 def logits_at(logits: Tensor, index: LayerIndex, site: AttentionSite) -> Tensor:
-    """The logits of one site, broadcastable to ``(B, H, Q, K)``.
+    """Return the logits of one site, broadcastable to ``(B, H, Q, K)``.
 
     Raises:
-        InputError: if there are logits for another number of heads.
+        InputError: if the site has another number of heads than the logits.
     """
     if logits.shape[1] not in (1, site.shape[1]):
         raise InputError(
-            f"Expected {logits.shape[1]} heads, for which this {index.provider} has drop rates, got {site.shape[1]} at "
-            f"{site.name}."
+            f"This {index.provider} has drop rates for {logits.shape[1]} heads, but {site.name} has {site.shape[1]}: "
+            f"use `{index.provider}.for_model(model)`."
         )
     return logits[index(site)].to(site.device).clamp(max=LARGEST_LOGIT).view(-1, 1, 1)

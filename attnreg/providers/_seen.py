@@ -1,4 +1,4 @@
-"""What providers that look at queries keep of a forward pass, for their penalty."""
+"""Helpers of providers that keep the queries of a forward pass for their penalty."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from attnreg.providers._layers import hidden_queries
 
 
 def queries_of(site: AttentionSite, size: int, provider: str, heads: int | None = None) -> tuple[Tensor, Tensor]:
-    """A site's queries and keys, both ``(B, H, ..., D)``, as numbers: nothing is learned through them.
+    """Return a site's queries and keys, both ``(B, H, ..., D)``, without gradients.
 
     Args:
-        site: where.
-        size: D that is expected.
-        provider: who asks, for messages.
-        heads: H that is expected, if that matters.
+        site: the attention site.
+        size: the expected D.
+        provider: class name of the provider, for messages.
+        heads: the expected H; ``None`` accepts any.
 
     Raises:
-        InputError: if the model does not show them, or they are not of the size that was expected.
+        InputError: if the model does not expose them, or H or D is not the expected one.
     """
     if site.query is None or site.key is None:
         raise hidden_queries(provider, site.name)
@@ -27,8 +27,8 @@ def queries_of(site: AttentionSite, size: int, provider: str, heads: int | None 
     expected = got[0] if heads is None else heads, size
     if got != expected:
         raise InputError(
-            f"Expected {expected[0]} heads of size {expected[1]}, for which this {provider} was made, got {got[0]} of "
-            f"size {got[1]} at {site.name}: use `{provider}.for_model(model)`."
+            f"This {provider} was made for {expected[0]} heads of size {expected[1]}, but {site.name} has {got[0]} of "
+            f"size {got[1]}: use `{provider}.for_model(model)`."
         )
     query, key = site.query.detach(), site.key.detach()
     if key.shape[1] != query.shape[1]:  # grouped-query attention
@@ -37,11 +37,11 @@ def queries_of(site: AttentionSite, size: int, provider: str, heads: int | None 
 
 
 def mean_over(values: Tensor, units: Tensor | None) -> Tensor:
-    """The mean of the values that count, 0-d; 0 where none does.
+    """Return the mean of the values at valid units, 0-d; 0 if there are none.
 
     Args:
         values: any shape.
-        units: bool, broadcastable to it; ``None`` means all.
+        units: bool, broadcastable to ``values``, ``True`` = valid; ``None`` means all.
     """
     if units is None:
         return values.mean()

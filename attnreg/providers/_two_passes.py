@@ -1,4 +1,4 @@
-"""What providers share that look at each batch before it is trained on."""
+"""Shared state of providers that look at each batch before the training step on it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from attnreg.provider.base import MaskProvider
 
 
 class TwoPasses:
-    """Where a provider stands: masks hold for the one forward pass that follows a first pass.
+    """Whether the present forward pass is masked: only the one that follows a first pass is.
 
-    They hold until the next forward pass begins or the step ends, so gradient checkpointing meets them again in the
-    backward pass.
+    Masks stay until the next forward pass begins or the step ends, so that gradient checkpointing finds them again in
+    the backward pass.
 
     Example:
         >>> passes, batch = TwoPasses(), {"x": torch.ones(2)}
@@ -35,24 +35,24 @@ class TwoPasses:
 
     @property
     def masking(self) -> bool:
-        """Whether the present forward pass is to be masked."""
+        """Whether the present forward pass is masked."""
         return self._state == "masking"
 
     def made_first(self, batch: Mapping[str, Any]) -> None:
-        """The first pass is made on a batch: the next forward pass, which must be on the same, is masked."""
+        """Record a first pass; the next forward pass, which must be on the same batch, is masked."""
         self._state = "armed"
         self._batch = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
 
     def needs_no_first(self) -> None:
-        """There is nothing to look at: the next forward pass is masked, whatever it is on."""
+        """Mask the next forward pass on any batch, without a first pass."""
         self._state = "armed"
         self._batch = {}
 
     def begin_forward(self, inputs: Mapping[str, Any]) -> None:
-        """A forward pass of the model in training mode begins.
+        """Begin a forward pass of the model in training mode.
 
         Raises:
-            InputError: if it is to be masked, and on another batch than the first pass.
+            InputError: if the pass is to be masked, but its batch is not that of the first pass.
         """
         if self._state == "armed" and self._batch and not torch.compiler.is_compiling():
             _check_same(self._batch, inputs)
@@ -61,22 +61,21 @@ class TwoPasses:
             self._state = "masking" if self._state == "armed" else "idle"
 
     def end(self) -> None:
-        """The step is over, or its first pass is forgotten."""
+        """End the step, or forget its first pass."""
         self._batch = {}
         if self._state != "never":
             self._state = "idle"
 
     def check(self, provider: MaskProvider) -> None:
-        """Called when the provider is asked for a mask.
+        """Check, before the provider returns a mask, that there was a first pass.
 
         Raises:
-            RuntimeError: if there has never been a first pass.
+            RuntimeError: if there has never been one.
         """
         if self._state == "never":
             raise RuntimeError(
-                "Expected `provider.attribute(model, batch)` before a training step under "
-                f"{type(provider).__name__}, found it was never called: call it, or train with "
-                "`attnreg.training.TwoPass` or `attnreg.integrations.ADDropTrainer`, which do."
+                f"{type(provider).__name__} needs `provider.attribute(model, batch)` before each training step: call "
+                "it, or train with `attnreg.training.FineTuning` or `attnreg.integrations.ADDropTrainer`, which do."
             )
 
 
@@ -86,11 +85,11 @@ def _check_same(batch: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> None:
         seen, given = batch[name], inputs[name]
         if seen is not given and not (seen.shape == given.shape and torch.equal(seen.to(given.device), given)):
             raise InputError(
-                f"This forward pass is on another batch than `attribute` looked at ({name!r} differs): call "
+                f"This forward pass is not on the batch that `attribute` looked at ({name!r} differs): call "
                 "`attribute` on each batch right before the training step on it."
             )
     if not both:
         raise InputError(
-            f"`attribute` looked at {sorted(batch)}, and this forward pass is on {sorted(inputs)}, so it cannot be "
-            "told whether the batch is the same: pass the model's inputs by the same names to both."
+            f"Cannot tell whether this forward pass is on the batch that `attribute` looked at, because the inputs "
+            f"{sorted(inputs)} and {sorted(batch)} share no name: pass inputs by the same names to both."
         )

@@ -1,4 +1,4 @@
-"""Adversarial self-attention: masks that are learned to harm the model, at a price."""
+"""Adversarial self-attention: learned masks that raise the model's loss, at a price."""
 
 from __future__ import annotations
 
@@ -12,56 +12,52 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, true_or_false, whole_number
-from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
-from attnreg.provider.base import MaskProvider
+from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.providers._layers import (
     Depth,
     LayerIndex,
+    LayerwiseProvider,
     check_queries,
     depth_of,
-    device_of,
-    found_in,
     head_size_of,
     heads_of,
 )
 from attnreg.providers._seen import mean_over, queries_of
 
 
-class AdversarialAttention(MaskProvider):
-    r"""Masks on attention scores that a small network of each layer learns to choose so that they raise the loss.
+class AdversarialAttention(LayerwiseProvider):
+    r"""Mask attention scores with a small network per layer that learns to raise the loss.
 
     .. math::
         s = \frac{(q Q')(k K')^\top}{\sqrt{d}} + b, \qquad M_{ij} \sim \mathrm{Bernoulli}(\sigma(s_{ij})), \qquad
         S_{ij} = -\infty \text{ if } M_{ij} = 0
 
-    q and k are the model's queries and keys with all heads side by side, as numbers; one mask for all heads. The
-    gradient passes straight through the decisions, as if M were :math:`\sigma(s)`, and is reversed: model and
-    generator descend the same loss, which the model lowers and the generator raises. :meth:`penalty` is what masking
-    costs the generator:
+    This network is the generator. q and k are the model's queries and keys with all heads concatenated, without
+    gradients; all heads share one mask. The gradient passes straight through the decisions, as if M were
+    :math:`\sigma(s)`, and is reversed: one optimizer trains both, the model to lower the loss and the generator to
+    raise it. :meth:`penalty` is the price that the generator pays for masking, averaged over layers and valid units:
 
     .. math:: c \cdot \mathrm{mean}_l\, \mathrm{mean}_{bij}\, (1 - \sigma(s_{ij}))
 
-    over the units that count. The generator masks a unit if that raises the loss by more than its share of c.
-
-    Put the generator into the optimizer:
+    It masks a unit if that raises the loss by more than the unit's share of c. Add the generator to the optimizer:
     ``optimizer.add_param_group({"params": provider.parameters(), "lr": 1e-3})``.
 
     Args:
-        num_layers: number of layers of the one stack it acts on, or ``{"encoder": 6, "decoder": 6}``;
-            :meth:`for_model` finds out.
+        num_layers: number of layers of the only stack, or of each stack, as in ``{"encoder": 6, "decoder": 6}``;
+            :meth:`for_model` sets it.
         num_heads: H of the model.
         head_size: D, the size of the model's query vectors.
-        generator_size: d; by default H · D, as in the paper.
-        initial_keep: probability of keeping before any training, in ``(0, 1)``: b starts at its logit.
-        price: c, in units of the loss: what masking everything costs.
-        sampled: draw the masks; otherwise a unit is masked where :math:`\sigma(s) \le 1/2`.
+        generator_size: d (default: H · D, as in the paper).
+        initial_keep: keep probability before training, in ``(0, 1)``; b starts at its logit.
+        price: c, the price of masking everything, in units of the loss.
+        sampled: draw the masks; otherwise, mask a unit if :math:`\sigma(s) \le 1/2`.
 
     Shape:
         masks are ``(B, 1, Q, K)``, float with the values 0 and 1.
 
     Raises:
-        ValueError: if an argument is out of range; when attached, if the layers are not those it was made for; in a
-            training pass, if the model writes its attention out, so that no queries can be seen.
+        ValueError: if an argument is out of range; when attached, if the provider was made for other layers; in a
+            forward pass, if the model exposes only scores, not queries.
 
     Reference:
         Adversarial Self-Attention for Language Understanding (AAAI 2023, arXiv 2206.12608).
@@ -74,7 +70,9 @@ class AdversarialAttention(MaskProvider):
         (torch.Size([1, 1, 3, 3]), torch.Size([]))
     """
 
-    draws_in_prepare = False  # it only forgets the latest pass there
+    draws_in_prepare = False  # `prepare` only forgets the latest pass
+
+    measured = ("num_layers", "num_heads", "head_size")
 
     def __init__(
         self,
@@ -103,42 +101,17 @@ class AdversarialAttention(MaskProvider):
         self.query = nn.ModuleList(_projection(size, inner) for _ in range(len(self._index)))
         self.key = nn.ModuleList(_projection(size, inner) for _ in range(len(self._index)))
         self.bias = nn.Parameter(torch.full((len(self._index),), math.log(initial_keep / (1 - initial_keep))))
-        # Queries, keys and the units that count, of the latest pass.
+        # Queries, keys and valid units of the latest pass, by layer.
         self._seen: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}
 
     @classmethod
-    def for_model(
-        cls,
-        model: nn.Module,
-        generator_size: int | None = None,
-        initial_keep: float = 0.9,
-        *,
-        price: float = 1.0,
-        sampled: bool = True,
-        stacks: Sequence[Stack] | None = None,
-        example_inputs: Any = None,
-    ) -> AdversarialAttention:
-        """A generator for each layer of a model, on its device.
-
-        Args:
-            model: a model that computes attention in torch's fused kernel, where queries can be seen.
-            generator_size: of its queries and keys; by default the model's.
-            initial_keep: probability of keeping before any training.
-            price: of masking everything.
-            sampled: draw the masks.
-            stacks: as in :func:`attnreg.attach`.
-            example_inputs: as in :func:`attnreg.attach`.
-
-        Raises:
-            InputError: if the model has no attention in these stacks, writes it out, or has layers of several sizes.
-            NoAttentionError: if no attention is seen in the model.
-        """
-        found = found_in(model, stacks, example_inputs)
-        size = head_size_of(found, "AdversarialAttention")
-        provider = cls(
-            depth_of(found), heads_of(found), size, generator_size, initial_keep, price=price, sampled=sampled
-        )
-        return provider.to(device_of(model))
+    @override
+    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "num_layers": depth_of(sites),
+            "head_size": head_size_of(sites, "AdversarialAttention"),
+            "num_heads": heads_of(sites),
+        }
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
@@ -158,20 +131,20 @@ class AdversarialAttention(MaskProvider):
         layer = self._index(site)
         query, key = queries_of(site, self.head_size, "AdversarialAttention", self.num_heads)
         units = site.units
-        if units is not None:  # some models have a mask for each head
+        if units is not None:  # some models have one mask per head
             units = units.expand(site.shape).any(1, keepdim=True)
         self._seen[layer] = query, key, units
         logits = self.logits(layer, query, key)
         keep = functional.sample_keep(logits.detach()) if self.sampled else logits.detach() > 0
         weights = functional.straight_through(keep, torch.sigmoid(logits), reverse=True)
-        # Rows divided by their sum are as if scores had been dropped, but dropped ones have a gradient.
+        # Dividing rows by their sum equals dropping scores, except that dropped units have a gradient.
         return Mask(normalized=weights, kept=keep)
 
     @override
     def penalty(self) -> Tensor | None:
         if not self._seen:
             return None
-        # Computed once more: what gradient checkpointing has thrown away and will compute again has no gradient here.
+        # Compute the logits again: those of the forward pass have no gradient under gradient checkpointing.
         masked = [
             mean_over(torch.sigmoid(-self.logits(layer, query, key)), units)
             for layer, (query, key, units) in self._seen.items()
@@ -179,7 +152,7 @@ class AdversarialAttention(MaskProvider):
         return self.price * torch.stack(masked).mean()
 
     def logits(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
-        """Logits of keeping.
+        """Compute the logits of keeping.
 
         Args:
             layer: number of the layer, counted through all stacks.
@@ -189,7 +162,7 @@ class AdversarialAttention(MaskProvider):
         Returns:
             ``(B, 1, Q, K)``.
         """
-        dtype = self.bias.dtype  # under autocast, what comes out is of lower precision
+        dtype = self.bias.dtype  # autocast would return a lower precision
         queries, keys = (x.to(dtype).transpose(1, 2).flatten(2) for x in (query, key))
         queries, keys = self.query[layer](queries), self.key[layer](keys)
         scores = (queries / math.sqrt(queries.shape[-1])) @ keys.transpose(-2, -1)

@@ -1,4 +1,4 @@
-"""Vanilla attention dropout, on the weights or on the scores."""
+"""Plain attention dropout, on the weights or on the scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ Placement = Literal["weights", "scores"]
 
 
 class AttentionDropout(MaskProvider):
-    r"""Drop each unit independently with a constant probability: the baselines that both papers start from.
+    r"""Drop each attention weight or score independently, with a constant probability.
+
+    This is the usual dropout of attention; :class:`attnreg.DropAttention` drops windows or whole keys and renormalizes.
 
     .. math::
         \text{weights: } A = \mathrm{softmax}(S) \odot M / (1 - p), \qquad
@@ -24,9 +26,8 @@ class AttentionDropout(MaskProvider):
 
     Args:
         p: drop probability.
-        placement: ``"weights"`` (after the softmax, what ``nn.Dropout`` does to attention in most models) or
-            ``"scores"`` (before it).
-        rescale: divide kept weights by :math:`1 - p`; has no meaning for scores.
+        placement: what to drop: ``"weights"`` (after the softmax, as most models do) or ``"scores"`` (before it).
+        rescale: divide kept weights by :math:`1 - p`; ignored for scores.
 
     Raises:
         ValueError: if ``p`` is outside ``[0, 1]`` or ``placement`` is neither of the two.

@@ -1,4 +1,4 @@
-"""Attention LayerDrop."""
+"""AttentionLayerDrop: drop the attention scores of whole layers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from attnreg.provider.base import MaskProvider
 
 
 class AttentionLayerDrop(MaskProvider):
-    r"""Drop all attention scores of a whole layer at once, each layer with probability p at each forward pass.
+    r"""Drop all attention scores of random layers, so that these attend uniformly.
 
     .. math:: A_{ij} = 1 / n_{\text{valid}} \text{ in a dropped layer}
 
-    so that its output is the mean of V over the valid keys. :math:`QK^\top` is not computed where the model calls
-    torch's fused attention or ``nn.MultiheadAttention``. Q and K stay in the autograd graph with zero gradients, which
-    distributed data parallel needs.
+    Each forward pass drops each layer with probability p; its output is then the mean of V over the valid keys.
+    :class:`attnreg.LayerDrop`, in contrast, skips whole blocks. If the model calls torch's fused attention or
+    ``nn.MultiheadAttention``, a dropped layer does not compute :math:`QK^\top`. Q and K stay in the autograd graph with
+    zero gradients, as distributed data parallel needs.
 
     Args:
-        p: probability of dropping a layer.
+        p: probability of dropping a layer's attention scores.
 
     Raises:
         ValueError: if ``p`` is outside ``[0, 1]``.
@@ -41,5 +42,5 @@ class AttentionLayerDrop(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        # Drawn on the CPU, where the injection layer can look at it without waiting for the device.
+        # Draw on the CPU, where the injection layer can read the decision without waiting for the device.
         return Mask(scores=torch.rand(()) >= self.p)

@@ -1,4 +1,4 @@
-"""AD-DROP: drop some of the attention positions that a prediction leans on."""
+"""AD-DROP: drop attention positions that a prediction relies on."""
 
 from __future__ import annotations
 
@@ -25,37 +25,35 @@ HalfPrecision = Literal["bfloat16", "float16"]
 
 
 class AttributionProvider(MaskProvider):
-    r"""Attribution-driven dropout (AD-DROP): two passes a step.
+    r"""Drop attention positions that the prediction relies on (AD-DROP), in two passes per step.
 
     The first pass, :meth:`attribute`, attributes the model's prediction to its attention weights A and updates nothing.
-    In the next forward pass, each position of the candidate region, the p·n keys of highest attribution in each row, is
-    dropped with probability q:
+    The next forward pass drops each position of the candidate region, which holds the p·n keys with the highest
+    attribution in each row of n valid keys, with probability q:
 
     .. math:: \tilde S_{ij} = -\infty \text{ if } M_{ij} = 0, \quad
               M_{ij} \sim \mathrm{Bernoulli}(1 - q) \text{ in the region, else } 1
 
-    The masks hold until the backward pass is done (gradient checkpointing meets them again), and are gone at the next
-    forward pass.
+    The masks last until the backward pass is done, also under gradient checkpointing; the next forward pass has none.
+    With ``method="random"`` there is no first pass, and every forward pass in training mode is masked. ``target`` may
+    also be a function; :class:`attnreg.attribution.Target` describes it and ``shift_labels``.
 
     Args:
-        p: share of the valid keys in the candidate region.
-        q: probability of dropping a position of the region.
-        method: ``"gradient"`` (GA), ``"integrated_gradients"`` (IGA), ``"attention"`` (AA, the weights themselves) or
-            ``"random"`` (RD, no first pass: every forward pass in training mode is masked).
-        region: ``"high"``, or ``"low"`` for the keys of lowest attribution.
-        layers: layer indices, negative ones from the end; by default all that the provider is attached to.
-        target: what is explained: ``"predicted"`` (the predicted class), ``"label"`` (the gold one), or a function; see
-            :class:`attnreg.attribution.Target`.
-        shift_labels: whether logits predict the label of the next position; read off the model's loss by default. See
-            :class:`attnreg.attribution.Target`.
-        steps: m, steps of integrated gradients.
-        steps_per_forward: how many of them run at once: more is faster on a GPU and takes more memory.
-        first_pass: ``"eval"``, without dropout, or ``"train"``, as the official code has it.
-        first_pass_dtype: ``"bfloat16"`` or ``"float16"`` runs the first pass under autocast, faster on most devices:
-            the ranking is what counts. By default it runs as the training step does.
+        p: share of valid keys in the candidate region of each row.
+        q: probability of dropping each position of the candidate region.
+        method: attribution method: ``"gradient"`` (GA), ``"integrated_gradients"`` (IGA), ``"attention"`` (AA, the
+            weights) or ``"random"`` (RD, no first pass).
+        region: candidate keys: ``"high"`` (highest attribution) or ``"low"`` (lowest attribution).
+        layers: layer indices; negative ones count from the last layer (default: all attached layers).
+        target: score to explain: ``"predicted"`` (of the predicted class) or ``"label"`` (of the gold class).
+        shift_labels: whether logits predict the label of the next position (default: inferred from the model's loss).
+        steps: number of steps of integrated gradients.
+        steps_per_forward: number of these steps in one forward pass; more are faster on a GPU but need more memory.
+        first_pass: mode of the first pass: ``"eval"`` (no dropout) or ``"train"`` (dropout, as in the official code).
+        first_pass_dtype: autocast of the first pass: ``"bfloat16"`` or ``"float16"`` (default: as the training step).
 
     Raises:
-        ValueError: if an argument is out of range, or (when attached) if a layer is not there.
+        ValueError: if an argument is out of range; when attached, if the model has no such layer.
 
     Reference:
         AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning (NeurIPS 2022, arXiv 2210.05883),
@@ -105,7 +103,7 @@ class AttributionProvider(MaskProvider):
         self.first_pass_dtype = first_pass_dtype
         if first_pass_dtype is not None:
             one_of("first_pass_dtype", first_pass_dtype, get_args(HalfPrecision))
-        #: ``(B, H, Q, K)`` by ``"<stack>.<layer>"``, of the latest batch.
+        #: Attributions ``(B, H, Q, K)`` of the latest batch, by ``"<stack>.<layer>"``.
         self.attributions: dict[str, Tensor] = {}
         self._regions: dict[str, Tensor] = {}
         self._labels: list[str] = []
@@ -127,17 +125,17 @@ class AttributionProvider(MaskProvider):
         return self.method != "random"
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
-        """The first pass; the model's next forward pass in training mode, on the same batch, is masked.
+        """Run the first pass; the model's next forward pass in training mode, on the same batch, is masked.
 
-        The model's modes, ``requires_grad``, ``grad``, hooks and the random state are left as they were.
+        The model's modes, ``requires_grad``, ``grad``, hooks and the random state stay as they are.
 
         Args:
-            model: the model to which the provider is attached, or what wraps it.
-            batch: its keyword arguments.
+            model: the model that the provider is attached to, or a wrapper of it.
+            batch: the model's keyword arguments.
 
         Raises:
             RuntimeError: if the provider is not attached to the model.
-            InputError: if the model's output is none that ``target`` can explain.
+            InputError: if ``target`` cannot explain the model's output.
         """
         self.clear()
         handle = handle_of(model, self)
@@ -157,7 +155,7 @@ class AttributionProvider(MaskProvider):
         self._passes.made_first(batch)
 
     def clear(self) -> None:
-        """Forget the attributions: what comes next is not masked."""
+        """Forget the attributions, so that the next forward pass is not masked."""
         self.attributions, self._regions = {}, {}
         self._passes.end()
 
@@ -181,16 +179,16 @@ class AttributionProvider(MaskProvider):
         if self.method == "random":
             self.attributions[site.label] = torch.rand(site.shape, device=site.device)
             self._regions.pop(site.label, None)
-        if site.label not in self._regions:  # it is there already when gradient checkpointing asks again
+        if site.label not in self._regions:  # gradient checkpointing asks again and must find the same region
             self._regions[site.label] = self._region(site)
-        # Drawn at each asking: gradient checkpointing replays the random state, and the model draws from it as well.
+        # Draw on every call: gradient checkpointing replays the random state, from which the model draws, too.
         return Mask(scores=~(self._regions[site.label] & (torch.rand(site.shape, device=site.device) < self.q)))
 
     def _region(self, site: AttentionSite) -> Tensor:
         attribution = self.attributions[site.label]
         if attribution.shape != site.shape:
             raise InputError(
-                f"Expected the batch that was attributed, with attention of shape {tuple(attribution.shape)} at "
-                f"{site.name}, got another one, with {tuple(site.shape)}: call `attribute` on each batch before it."
+                f"This forward pass is not on the batch that `attribute` looked at: {site.name} has shape "
+                f"{tuple(site.shape)} instead of {tuple(attribution.shape)}; call `attribute` on each batch first."
             )
         return functional.candidate_region(attribution, site.valid, self.p, self.region)

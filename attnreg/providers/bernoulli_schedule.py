@@ -1,4 +1,4 @@
-"""Scheduled Bernoulli dropout of attention scores."""
+"""Bernoulli dropout of attention scores at a scheduled rate."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from attnreg.provider.scheduled import Knots, Line
 
 
 class BernoulliScheduleProvider(MaskProvider):
-    r"""Drop each attention score independently, at a rate that follows a schedule over training, per layer.
+    r"""Drop each attention score independently, at a rate that a schedule changes over training.
 
     .. math:: \tilde S_{bhqk} = -\infty \text{ if } M_{bhqk} = 0, \quad M_{bhqk} \sim \mathrm{Bernoulli}(1 - p_l(t / T))
 
-    :math:`p_l` is piecewise linear in training progress :math:`t / T`, which :meth:`step` advances, and constant before
-    the first and after the last knot.
+    The rate :math:`p_l` of layer l is piecewise linear in training progress :math:`t / T`, which :meth:`step` advances.
+    It is constant before the first and after the last knot.
 
     Args:
         schedule: knots ``(progress, p)`` with progress ascending in ``[0, 1]``, for all layers; or one such list per
@@ -30,8 +30,8 @@ class BernoulliScheduleProvider(MaskProvider):
         total_steps: T, the number of optimizer steps from progress 0 to 1.
 
     Raises:
-        ValueError: if a knot is out of range or order, or (when attached) if the number of schedules is neither 1 nor
-            the number of layers.
+        ValueError: if a knot is out of range or order; when attached, if the number of schedules is neither 1 nor the
+            number of layers.
 
     Reference:
         AttendOut (arXiv 2104.04692), Section 7.2.

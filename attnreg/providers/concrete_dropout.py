@@ -1,8 +1,8 @@
-"""Concrete dropout of attention weights: drop rates that are learned with the model."""
+"""Concrete dropout of attention weights, at drop rates learned together with the model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,14 +11,13 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import not_negative, positive
-from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
-from attnreg.provider.base import MaskProvider
-from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, heads_of
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.providers._layers import Depth, LayerIndex, LayerwiseProvider, depth_of, heads_of
 from attnreg.providers._rates import Per, initial_logits, logits_at
 
 
-class ConcreteDropout(MaskProvider):
-    r"""Dropout of attention weights whose rate, of each layer or head, is learned by the model's own loss.
+class ConcreteDropout(LayerwiseProvider):
+    r"""Drop attention weights at rates, per layer or head, that the model's loss learns.
 
     Decisions are relaxed, so that the loss has a gradient with respect to the rates p:
 
@@ -26,34 +25,33 @@ class ConcreteDropout(MaskProvider):
         A = \mathrm{softmax}(S) \odot \frac{1 - z}{1 - p}, \qquad
         z = \sigma\!\left(\frac{1}{t}\left(\log\frac{p}{1-p} + \log\frac{u}{1-u}\right)\right), \quad u \sim U(0, 1)
 
-    The loss alone would mostly push the rates to 0. :meth:`penalty` rewards their entropy, with weight
-    :math:`\lambda`:
+    The loss on its own would mostly push the rates to 0. Therefore :meth:`penalty` rewards their entropy:
 
     .. math:: -\lambda \sum_l H(p_l), \qquad H(p) = -p \log p - (1 - p) \log(1 - p)
 
     The paper's regularizer is :math:`\frac{1}{N} \sum_l \big( \frac{\ell^2 (1 - p_l)}{2} \lVert M_l \rVert^2 - K_l
-    H(p_l) \big)`, with :math:`M_l` the weight matrix behind the dropout and :math:`K_l` the number of its inputs. No
-    weight matrix belongs to an attention weight, so that the first term has no counterpart here; :math:`\lambda` takes
-    the place of K / N.
+    H(p_l) \big)`, with :math:`M_l` the weight matrix behind the dropout and :math:`K_l` the number of its inputs. The
+    first term has no counterpart here, because an attention weight has no weight matrix; :math:`\lambda` replaces
+    K / N.
 
-    The rates are learned only if they are in the optimizer:
-    ``optimizer.add_param_group({"params": provider.parameters(), "lr": 0.01})``. Drop rates count a unit as dropped
-    where z > 1/2, which has probability p.
+    Add the rates to the optimizer, or they are not learned:
+    ``optimizer.add_param_group({"params": provider.parameters(), "lr": 0.01})``. Measured drop rates count a unit as
+    dropped if z > 1/2, which has probability p.
 
     Args:
-        num_layers: number of layers of the one stack it acts on, or ``{"encoder": 6, "decoder": 6}``;
-            :meth:`for_model` finds out.
-        p: the rates before any training, in ``(0, 1)``.
-        per: ``"layer"``, or ``"head"`` for each head of each layer.
-        num_heads: number of heads, for ``per="head"``.
-        temperature: t of the relaxation.
-        regularizer: :math:`\lambda`, in units of the loss.
+        num_layers: number of layers of the only stack, or of each stack, as in ``{"encoder": 6, "decoder": 6}``;
+            :meth:`for_model` sets it.
+        p: initial drop probability, in ``(0, 1)``.
+        per: learn one rate per ``"layer"``, or one per ``"head"`` of each layer.
+        num_heads: number of heads; required for ``per="head"``.
+        temperature: t, the temperature of the relaxation.
+        regularizer: :math:`\lambda`, the weight of the entropy, in units of the loss.
 
     Shape:
         masks are ``(B, H, Q, K)``, float; :attr:`rates` is ``(layers, 1)`` or ``(layers, H)``.
 
     Raises:
-        ValueError: if an argument is out of range; when attached, if the layers are not those it was made for.
+        ValueError: if an argument is out of range; when attached, if the provider was made for other layers.
 
     Reference:
         Concrete Dropout (arXiv 1705.07832), Section 3.
@@ -66,6 +64,7 @@ class ConcreteDropout(MaskProvider):
         torch.Size([2, 1])
     """
 
+    measured = ("num_layers", "num_heads")
     schedulable = ("temperature",)
 
     def __init__(
@@ -89,46 +88,13 @@ class ConcreteDropout(MaskProvider):
         self.regularizer = not_negative("regularizer", regularizer)
 
     @classmethod
-    def for_model(
-        cls,
-        model: nn.Module,
-        p: float = 0.1,
-        per: Per = "layer",
-        *,
-        temperature: float = 0.1,
-        regularizer: float = 1e-3,
-        stacks: Sequence[Stack] | None = None,
-        example_inputs: Any = None,
-    ) -> ConcreteDropout:
-        """A rate for each layer of a model, on its device.
-
-        Args:
-            model: any model that can be attached to.
-            p: the rates before any training.
-            per: ``"layer"`` or ``"head"``.
-            temperature: of the relaxation.
-            regularizer: weight of the entropy.
-            stacks: as in :func:`attnreg.attach`.
-            example_inputs: as in :func:`attnreg.attach`.
-
-        Raises:
-            InputError: if the model has no attention in these stacks, or heads differ in number where rates are theirs.
-            NoAttentionError: if no attention is seen in the model.
-
-        Example:
-            >>> from transformers import BertConfig, BertModel
-            >>> config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=3, num_attention_heads=2)
-            >>> ConcreteDropout.for_model(BertModel(config), p=0.5, per="head").rates.shape
-            torch.Size([3, 2])
-        """
-        found = found_in(model, stacks, example_inputs)
-        heads = heads_of(found) if per == "head" else None
-        provider = cls(depth_of(found), p, per, heads, temperature=temperature, regularizer=regularizer)
-        return provider.to(device_of(model))
+    @override
+    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"num_layers": depth_of(sites), "num_heads": heads_of(sites) if options.get("per") == "head" else None}
 
     @property
     def rates(self) -> Tensor:
-        """The drop rates as they are now, without a gradient."""
+        """The current drop rates, without gradients."""
         return self.logits.detach().sigmoid()
 
     @override

@@ -1,4 +1,4 @@
-"""Contextual dropout of attention weights: rates that small networks predict from each query."""
+"""Contextual dropout of attention weights, at rates that small networks predict from each query."""
 
 from __future__ import annotations
 
@@ -12,47 +12,45 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, positive, whole_number
-from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
-from attnreg.provider.base import MaskProvider
-from attnreg.providers._layers import Depth, LayerIndex, check_queries, depth_of, device_of, found_in, head_size_of
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.providers._layers import Depth, LayerIndex, LayerwiseProvider, check_queries, depth_of, head_size_of
 from attnreg.providers._rates import LARGEST_LOGIT
 from attnreg.providers._seen import mean_over, queries_of
 
 
-class ContextualDropout(MaskProvider):
-    r"""Dropout of attention weights at a rate of each query's own, predicted by a small network of each layer.
+class ContextualDropout(LayerwiseProvider):
+    r"""Drop attention weights at rates that a small network per layer predicts from each query.
 
     .. math::
         \phi_{bhi} = W_2\, \mathrm{LeakyReLU}(W_1 q_{bhi} + b_1) + b_2, \qquad p = \sigma(\phi), \qquad
         A_{ij} = \mathrm{softmax}(S)_{ij}\, \frac{1 - z_{ij}}{1 - p_i}
 
-    with z relaxed decisions to drop, as in :class:`attnreg.ConcreteDropout`, drawn for each key with the rate of the
-    query's row. :math:`W_2` starts at 0 and :math:`b_2` at the logit of p, so that all rates start at p. The networks
-    learn by the model's own loss and by :meth:`penalty`, the divergence from a prior:
+    z are relaxed drop decisions, as in :class:`attnreg.ConcreteDropout`, drawn for each key at the rate of the query's
+    row. :math:`W_2` starts at 0 and :math:`b_2` at the logit of p, so all rates start at p. The networks learn through
+    the model's loss and :meth:`penalty`, the mean divergence of the rates of real query rows from a prior:
 
     .. math:: \lambda \cdot \mathrm{mean}_{lbhi}\, \mathrm{KL}\big(\mathrm{Bernoulli}(p_{lbhi}) \,\big\|\,
               \mathrm{Bernoulli}(p_0)\big)
 
-    over the real query rows. Queries count as numbers: the model does not learn to have other rates predicted.
-    Put the networks into the optimizer:
+    No gradient flows from the networks into the queries. Add the networks to the optimizer:
     ``optimizer.add_param_group({"params": provider.parameters(), "lr": 1e-3})``.
 
     Args:
-        num_layers: number of layers of the one stack it acts on, or ``{"encoder": 6, "decoder": 6}``;
-            :meth:`for_model` finds out.
+        num_layers: number of layers of the only stack, or of each stack, as in ``{"encoder": 6, "decoder": 6}``;
+            :meth:`for_model` sets it.
         head_size: D, the size of the model's query vectors.
-        p: the rate before any training, in ``(0, 1)``.
-        prior: :math:`p_0`, in ``(0, 1)``; p by default.
-        hidden_size: of the networks.
-        temperature: of the relaxation.
-        regularizer: :math:`\lambda`, in units of the loss.
+        p: initial drop probability, in ``(0, 1)``.
+        prior: :math:`p_0`, in ``(0, 1)`` (default: p).
+        hidden_size: number of hidden units of each network.
+        temperature: temperature of the relaxation.
+        regularizer: :math:`\lambda`, the weight of the divergence, in units of the loss.
 
     Shape:
         masks are ``(B, H, Q, K)``, float; rates ``(B, H, Q, 1)``.
 
     Raises:
-        ValueError: if an argument is out of range; when attached, if the layers are not those it was made for; in a
-            training pass, if the model writes its attention out, so that no queries can be seen.
+        ValueError: if an argument is out of range; when attached, if the provider was made for other layers; in a
+            forward pass, if the model exposes only scores, not queries.
 
     Reference:
         Contextual Dropout (ICLR 2021, arXiv 2103.04181).
@@ -65,8 +63,9 @@ class ContextualDropout(MaskProvider):
         (torch.Size([1, 2, 3, 3]), torch.Size([]))
     """
 
-    draws_in_prepare = False  # it only forgets the latest pass there
+    draws_in_prepare = False  # `prepare` only forgets the latest pass
 
+    measured = ("num_layers", "head_size")
     schedulable = ("temperature",)
 
     def __init__(
@@ -93,41 +92,12 @@ class ContextualDropout(MaskProvider):
             nn.Sequential(nn.Linear(head_size, hidden_size), nn.LeakyReLU(), _constant(hidden_size, p))
             for _ in range(len(self._index))
         )
-        self._seen: dict[int, tuple[Tensor, Tensor | None]] = {}  # queries, and which rows count, of the latest pass
+        self._seen: dict[int, tuple[Tensor, Tensor | None]] = {}  # queries and valid rows of the latest pass
 
     @classmethod
-    def for_model(
-        cls,
-        model: nn.Module,
-        p: float = 0.1,
-        prior: float | None = None,
-        hidden_size: int = 8,
-        *,
-        temperature: float = 0.1,
-        regularizer: float = 0.1,
-        stacks: Sequence[Stack] | None = None,
-        example_inputs: Any = None,
-    ) -> ContextualDropout:
-        """A network for each layer of a model, on its device.
-
-        Args:
-            model: a model that computes attention in torch's fused kernel, where queries can be seen.
-            p: the rate before any training.
-            prior: the rate to stay near; p by default.
-            hidden_size: of the networks.
-            temperature: of the relaxation.
-            regularizer: weight of the divergence from the prior.
-            stacks: as in :func:`attnreg.attach`.
-            example_inputs: as in :func:`attnreg.attach`.
-
-        Raises:
-            InputError: if the model has no attention in these stacks, writes it out, or has queries of several sizes.
-            NoAttentionError: if no attention is seen in the model.
-        """
-        found = found_in(model, stacks, example_inputs)
-        size = head_size_of(found, "ContextualDropout")
-        provider = cls(depth_of(found), size, p, prior, hidden_size, temperature=temperature, regularizer=regularizer)
-        return provider.to(device_of(model))
+    @override
+    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"num_layers": depth_of(sites), "head_size": head_size_of(sites, "ContextualDropout")}
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
@@ -156,7 +126,7 @@ class ContextualDropout(MaskProvider):
     def penalty(self) -> Tensor | None:
         if not self._seen:
             return None
-        # Predicted once more: what gradient checkpointing has thrown away and will compute again has no gradient here.
+        # Predict the rates again: those of the forward pass have no gradient under gradient checkpointing.
         prior = self.p if self.prior is None else self.prior
         terms = [
             mean_over(functional.bernoulli_kl(self.logits(layer, query), prior), rows)
@@ -165,7 +135,7 @@ class ContextualDropout(MaskProvider):
         return self.regularizer * torch.stack(terms).mean()
 
     def logits(self, layer: int, query: Tensor) -> Tensor:
-        """Logits of dropping.
+        """Predict the logits of dropping.
 
         Args:
             layer: number of the layer, counted through all stacks.
@@ -174,12 +144,12 @@ class ContextualDropout(MaskProvider):
         Returns:
             ``(B, H, Q, 1)``.
         """
-        dtype = next(self.networks.parameters()).dtype  # under autocast, what comes out is of lower precision
+        dtype = next(self.networks.parameters()).dtype  # autocast would return a lower precision
         return self.networks[layer](query.to(dtype)).to(dtype)
 
 
 def _constant(size: int, p: float) -> nn.Linear:
-    """A last layer that gives the logit of p, whatever comes in."""
+    """Make a last layer that returns the logit of p for any input."""
     linear = nn.Linear(size, 1)
     nn.init.zeros_(linear.weight)
     nn.init.constant_(linear.bias, math.log(p / (1 - p)))

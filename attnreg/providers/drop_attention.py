@@ -1,4 +1,4 @@
-"""DropAttention: attention weights dropped in windows or columns, rows that sum to 1 again."""
+"""DropAttention: drop attention weights in windows or columns, and renormalize rows."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from attnreg.provider.base import MaskProvider
 
 Mode = Literal["element", "column"]
 
-LARGEST_WINDOW = 4096  # each row draws that many seeds, besides one per key
+LARGEST_WINDOW = 4096  # each row draws window - 1 seeds more than keys
 
 
 class DropAttention(MaskProvider):
-    r"""Drop attention weights, single ones or whole key columns, in windows of neighbouring keys; rescale the rest.
+    r"""Drop attention weights or whole keys in windows, and divide each row by what is left.
 
     .. math::
         A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}, \qquad M_{ij} = 0 \text{ if any of }
         s_{i, j-w+1}, \dots, s_{ij} \text{ is } 1, \qquad s_{ij} \sim \mathrm{Bernoulli}(p / w)
 
-    A seed s drops the w keys that begin with it, so that a key is dropped with probability
-    :math:`1 - (1 - p/w)^w`: p for single keys, a little less for windows, which may overlap. Windows may begin before
-    the first key, so that the first keys are dropped as often as all others. ``mode="column"`` draws one row of seeds
-    for all queries of a head. A row of which everything is dropped becomes uniform over its valid keys.
+    A seed s drops its own key and the next w - 1. A key is dropped with probability :math:`1 - (1 - p/w)^w`, which is p
+    for w = 1 and a little less for wider windows, because they may overlap. Windows may begin before the first key, so
+    all keys have the same rate. A row whose valid keys are all dropped becomes uniform over them.
+    :class:`attnreg.AttentionDropout`, in contrast, is the usual dropout of single weights or scores.
 
     Args:
         p: drop probability.
-        mode: ``"element"``, each row by itself, or ``"column"``, the same keys in all rows of a head.
-        window: w, number of neighbouring keys that are dropped together.
-        gradient_through_sum: let the gradient pass through the sum that rows are divided by, which is then the same as
-            dropping scores before the softmax. By default the sum counts as a constant, which is how we read the paper.
+        mode: ``"element"`` (each row draws its own keys) or ``"column"`` (all rows of a head drop the same keys).
+        window: w, the number of neighbouring keys that a seed drops.
+        gradient_through_sum: pass the gradient through the sum that divides a row, which equals dropping scores before
+            the softmax. By default, the sum is a constant, which is our reading of the paper.
 
     Shape:
         masks are ``(B, H, Q, K)``, or ``(B, H, 1, K)`` for columns; bool, ``True`` = kept.
@@ -67,5 +67,5 @@ class DropAttention(MaskProvider):
         batch, heads, queries, keys = site.shape
         rows = queries if self.mode == "element" else 1
         keep = functional.sample_windows((batch, heads, rows, keys), self.p, self.window, device=site.device)
-        # Dropped scores have the same values and gradients as rescaled weights, in the fused kernel.
+        # Dropping scores gives the same values and gradients, and runs in the fused kernel.
         return Mask(scores=keep) if self.gradient_through_sum else Mask(normalized=keep, detach_sum=True)

@@ -1,4 +1,4 @@
-"""G-Net, AttendOut's Generator of attention-dropout masks."""
+"""G-Net, the Generator of AttendOut, which draws masks of attention scores."""
 
 from __future__ import annotations
 
@@ -20,52 +20,51 @@ from attnreg.providers._generator import GeneratorNetwork, embedding_tables
 
 
 class GNetProvider(MaskProvider):
-    r"""A small attention network whose scores are the logits of keeping the main model's attention scores.
+    r"""Draw masks from a small attention network that reads the tokens (AttendOut's G-Net).
 
-    Own token and position embeddings, then L times the *same* attention with G heads, residual and LayerNorm; no output
-    head, and no feed-forward by default:
+    The network has its own token and position embeddings, then applies the *same* attention layer L times, with G
+    heads, a residual connection and LayerNorm. Its scores are the logits of keeping the main model's scores:
 
     .. math::
         s_{lg} = \frac{Q_{lg} K_{lg}^\top}{\sqrt{d / G}}, \quad
         x_{l+1} = \mathrm{LN}(x_l + W_O\, [\mathrm{softmax}(s_{lg}) V_{lg}]_{g=1}^G), \quad
         P(\text{keep}) = \sigma(s_{lg} + b_l)
 
-    Drawn once at the start of each forward pass, for each layer and sample: one mask that the heads of the main model
-    share (the paper's G-Net, with G = 1); with as many ``masks_per_layer`` as the model has heads, a draw for each head
-    from the same probabilities; with as many ``num_heads``, a draw for each head from probabilities of its own.
-    With ``feed_forward``, each :math:`x_{l+1}` goes through :math:`\mathrm{LN}(x + W_2\, \mathrm{GELU}(W_1 x))`, of the
-    same weights in all layers and an inner size of 4 d.
-    With ``shared_tables``, it reads the embeddings of the model to which it was attached last, as they are at the time:
-    no gradient reaches them through it, and they are neither its parameters nor in its ``state_dict``.
+    Masks are drawn once at the start of each forward pass, for each layer and sample. By default all heads of the main
+    model share one mask (the paper's G-Net, with G = 1). If ``masks_per_layer`` is the model's number of heads, each
+    head has its own draw from the same probabilities; if ``num_heads`` is, each head also has its own probabilities.
+    With ``feed_forward``, each :math:`x_{l+1}` passes through :math:`\mathrm{LN}(x + W_2\, \mathrm{GELU}(W_1 x))`, with
+    the same weights in all layers and an inner size of 4 d.
+    With ``shared_tables``, it reads the current embeddings of the model that it was last attached to. No gradient
+    reaches them through the G-Net, and they are not in its parameters or ``state_dict``.
     :math:`b_l` starts at the logit of ``initial_keep`` and is learned; ``initial_keep=0.5`` is the paper's G-Net.
 
     Args:
         vocab_size: number of tokens.
         hidden_size: d.
         num_layers: L, the number of layers of the main model.
-        max_length: longest input.
-        initial_keep: probability of keeping before any training, in ``(0, 1)``.
-        masks_per_layer: independent draws from the same probabilities: 1, as in the paper, or the number of heads of
-            the main model. With several ``num_heads`` it is 1.
-        num_heads: G: 1, as in the paper, or the number of heads of the main model, of which head h is masked by what
-            head h of the G-Net says.
-        feed_forward: whether each attention is followed by a feed-forward block; the paper's G-Net has none.
+        max_length: largest number of tokens of an input.
+        initial_keep: keep probability before training, in ``(0, 1)``.
+        masks_per_layer: number of independent draws from the same probabilities: 1, as in the paper, or the main
+            model's number of heads. It must be 1 if ``num_heads`` is larger.
+        num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net then masks head h of
+            the model.
+        feed_forward: add a feed-forward block after each attention; the paper's G-Net has none.
         causal: mask a causal (decoder) stack instead of an encoder.
         position_offset: index of the first position's embedding.
-        pad_token_id: tells padding where the model is not given an ``attention_mask``.
-        shared_tables: of ``"tokens"`` and ``"positions"``, the embeddings that are read from the model; by default both
-            are its own.
+        pad_token_id: token id of padding, for models that get no ``attention_mask``.
+        shared_tables: embeddings, out of ``"tokens"`` and ``"positions"``, to read from the model (default: none).
 
     Shape:
-        masks are ``(B, M, N, N)`` for inputs ``(B, N)``, where M is 1 or the number of heads; ``(B, C, N)`` for
-        multiple choice counts as ``(B * C, N)``.
+        masks are ``(B, M, N, N)`` for inputs ``(B, N)``, where M is 1 or the number of heads; multiple-choice inputs
+        ``(B, C, N)`` count as ``(B * C, N)``.
 
     Raises:
         ValueError: if a size is not positive, ``initial_keep`` is outside ``(0, 1)``, ``num_heads`` does not divide
             ``hidden_size``, or both ``masks_per_layer`` and ``num_heads`` are above 1; when attached, if the model has
-            another number of layers or heads, or shared embeddings of another size; in a forward pass without token
-            ids, or with inputs that are too long.
-        RuntimeError: if it is asked before it was attached and has ``shared_tables``.
+            another number of layers or heads, or embeddings to share of another size; in a forward pass, if the inputs
+            have no token ids or are too long.
+        RuntimeError: if it has ``shared_tables`` and is used before it is attached.
 
     Reference:
         AttendOut (arXiv 2104.04692), Section 4.1.
@@ -109,8 +108,8 @@ class GNetProvider(MaskProvider):
         inner_probability("initial_keep", initial_keep)
         if masks_per_layer > 1 < num_heads:
             raise InputError(
-                f"Expected `masks_per_layer` of 1 where `num_heads` is {num_heads}, for each head has one draw from "
-                f"probabilities of its own, got {masks_per_layer}."
+                f"Expected `masks_per_layer` to be 1 with `num_heads` {num_heads}, because each head has its own draw "
+                f"already, got {masks_per_layer}."
             )
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
@@ -136,7 +135,7 @@ class GNetProvider(MaskProvider):
         )
         self.shared_tables = list(shared_tables)
         self.keep: Tensor | None = None
-        self._sampled = False  # the masks of the next forward pass are there already
+        self._sampled = False  # whether the masks of the next forward pass are drawn already
 
     @classmethod
     def for_model(
@@ -150,21 +149,21 @@ class GNetProvider(MaskProvider):
         share_embeddings: bool = False,
         example_inputs: Any = None,
     ) -> GNetProvider:
-        """A G-Net of the model's depth, with copies of its token and position embeddings, on its device.
+        """Make a G-Net with the model's depth, on its device, with copies of its token and position embeddings.
 
         Args:
-            model: a model that takes token ids. Where it has no table of absolute positions (or where that cannot be
-                told from the name), positions are learned from scratch.
-            initial_keep: probability of keeping before any training.
-            masks_per_layer: 1, or the number of the model's heads.
-            num_heads: 1, or the number of the model's heads.
-            feed_forward: whether it has a feed-forward block.
-            share_embeddings: instead of copying the model's embeddings, read them (``shared_tables``).
+            model: a model that takes token ids. If it has no table of absolute positions, or none that can be told by
+                its name, positions are learned from scratch.
+            initial_keep: keep probability before training.
+            masks_per_layer: 1, or the model's number of heads.
+            num_heads: 1, or the model's number of heads.
+            feed_forward: add a feed-forward block after each attention of the G-Net.
+            share_embeddings: read the model's embeddings instead of copying them.
             example_inputs: as in :func:`attnreg.attach`.
 
         Raises:
-            ValueError: if the model has no token embeddings.
-            NoAttentionError: if no attention is seen in the model.
+            ValueError: if the model has no single table of token embeddings.
+            NoAttentionError: if no attention is found in the model.
 
         Example:
             >>> from transformers import BertConfig, BertModel
@@ -203,13 +202,13 @@ class GNetProvider(MaskProvider):
         if site.stack != self._stack:
             return None
         if self.keep is None:
-            raise RuntimeError("Expected `prepare` before `forward`: call the attached model itself, not a part of it.")
+            raise RuntimeError("No masks were drawn for this forward pass: call the attached model, not a part of it.")
         batch, _, queries, keys = site.shape
         self._check_heads(site)
         if (batch, queries, keys) != (self.keep.shape[0], *self.keep.shape[3:]):
             raise InputError(
-                f"Expected attention over {self.keep.shape[0]} inputs of {self.keep.shape[3]} tokens, got (B, H, Q, K) "
-                f"= {tuple(site.shape)} at {site.name}: a G-Net masks plain self-attention over the model's tokens."
+                f"G-Net masks self-attention over the model's {self.keep.shape[0]} inputs of {self.keep.shape[3]} "
+                f"tokens, but {site.name} has (B, H, Q, K) = {tuple(site.shape)}: attach it to other `modules`."
             )
         return Mask(scores=self.keep[:, site.layer])
 
@@ -218,10 +217,9 @@ class GNetProvider(MaskProvider):
         depths = {site.num_layers for site in sites if site.stack == self._stack}
         if depths != {self.num_layers}:
             raise InputError(
-                f"Expected {self.num_layers} {self._stack} layers, for which this G-Net was made, got "
+                f"This G-Net was made for {self.num_layers} {self._stack} layers, but the model has "
                 f"{depths.pop() if depths else 'none'}: use `GNetProvider.for_model(model)`."
             )
-
         for site in sites:
             if site.stack == self._stack:
                 self._check_heads(site)
@@ -231,7 +229,7 @@ class GNetProvider(MaskProvider):
         for name, number in (("masks_per_layer", self.masks_per_layer), ("num_heads", self.num_heads)):
             if site.heads is not None and number not in (1, site.heads):
                 raise InputError(
-                    f"Expected `{name}` of 1 or {site.heads}, the number of heads at {site.name}, got {number}."
+                    f"Expected `{name}` to be 1 or {site.heads}, the number of heads at {site.name}, got {number}."
                 )
 
     def _read_tables(self, model: nn.Module) -> None:
@@ -245,32 +243,32 @@ class GNetProvider(MaskProvider):
             table, wanted = found[name], (rows[name], self.hidden_size)
             if table is None or table.weight.shape != wanted:
                 raise InputError(
-                    f"Expected {wanted} embeddings of {name}, for which this G-Net was made, got "
-                    f"{None if table is None else tuple(table.weight.shape)} in {type(model).__name__}: use "
+                    f"This G-Net was made for embeddings of {name} of shape {wanted}, but {type(model).__name__} has "
+                    f"{'none' if table is None else tuple(table.weight.shape)}: use "
                     "`GNetProvider.for_model(model, share_embeddings=True)`."
                 )
             tables[name] = table
         self.network.tables = tables
 
     def learned_parameters(self) -> list[nn.Parameter]:
-        """None: its masks have no gradient, and AttendOut's game has an optimizer for it."""
+        """Return none: masks have no gradient, and AttendOut has a separate optimizer for the G-Net."""
         return []
 
     @torch.no_grad()
     def prepare(self, inputs: Mapping[str, Any]) -> None:
-        """Draw the masks of all layers for one forward pass of the main model; they stay in :attr:`keep`."""
+        """Draw the masks of all layers for one forward pass of the main model, and store them in :attr:`keep`."""
         if not self._sampled:
             self.keep = self._draw(self.logits(inputs))
         self._sampled = False
 
     def sample(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Draw the masks of the main model's next forward pass, which must be on these inputs.
+        """Draw the masks of the main model's next forward pass, which must be on the same inputs.
 
         Args:
             inputs: the main model's inputs.
 
         Returns:
-            ``(B,)``: the masks' log-probability as in :meth:`log_prob`, differentiable, from one pass of G-Net.
+            ``(B,)``, the mean log-probability of the masks, as in :meth:`log_prob`; differentiable.
         """
         logits = self.logits(inputs)
         self.keep = self._draw(logits.detach())
@@ -278,11 +276,11 @@ class GNetProvider(MaskProvider):
         return self._log_prob(logits, self.keep, inputs)
 
     def logits(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Logits of keeping each unit.
+        """Compute the logits of keeping each unit.
 
         Args:
-            inputs: the main model's inputs; ``input_ids`` ``(B, N)`` (or the only integer tensor) and, if there,
-                ``attention_mask`` ``(B, N)``.
+            inputs: the main model's inputs: ``input_ids`` ``(B, N)`` (or else the first integer tensor of at least two
+                dimensions) and, optionally, ``attention_mask`` ``(B, N)``.
 
         Returns:
             ``(B, L, G, N, N)``.
@@ -296,16 +294,16 @@ class GNetProvider(MaskProvider):
         return self.network(ids, self._allowed(inputs))
 
     def units(self, inputs: Mapping[str, Any]) -> Tensor:
-        """The units that rates and log-probabilities count, ``(B, N, N)``, bool: real keys of real query rows."""
+        """Find the valid units, ``(B, N, N)``, bool: real keys of real query rows."""
         allowed = self._allowed(inputs)
         return functional.units(allowed, allowed.shape)
 
     def log_prob(self, inputs: Mapping[str, Any], keep: Tensor) -> Tensor:
-        r"""Mean log-probability of masks that were drawn, differentiable with respect to G-Net.
+        r"""Compute the mean log-probability of masks, differentiable with respect to the G-Net.
 
         Args:
-            inputs: the main model's inputs at the time.
-            keep: bool, ``(B, L, M, N, N)``, as :attr:`keep` was.
+            inputs: the main model's inputs for which the masks were drawn.
+            keep: the masks, bool, ``(B, L, M, N, N)``, a former :attr:`keep`.
 
         Returns:
             ``(B,)``: :math:`(1/n) \sum \log P(d_{lmij})` over layers, masks and units.
@@ -313,10 +311,10 @@ class GNetProvider(MaskProvider):
         return self._log_prob(self.logits(inputs), keep, inputs)
 
     def _draw(self, logits: Tensor) -> Tensor:
-        """``(B, L, G, N, N)`` to ``(B, L, M, N, N)``."""
+        """Draw masks ``(B, L, M, N, N)`` from logits ``(B, L, G, N, N)``."""
         batch, layers, heads, *units = logits.shape
         keep = logits.new_empty((batch, layers, heads * self.masks_per_layer, *units), dtype=torch.bool)
-        for layer in range(layers):  # the noise is in float, so of one layer at a time
+        for layer in range(layers):  # one layer at a time, because the float noise takes memory
             keep[:, layer] = functional.sample_keep(logits[:, layer], keep[:, layer].shape)
         return keep
 
@@ -335,7 +333,7 @@ class GNetProvider(MaskProvider):
             mask = torch.ones_like(ids) if self.pad_token_id is None else ids != self.pad_token_id
         length = ids.shape[-1]
         if mask.numel() != ids.numel():
-            raise InputError(f"Expected `attention_mask` in the shape of the token ids, got {tuple(mask.shape)}.")
+            raise InputError(f"Expected `attention_mask` to have the shape of the token ids, got {tuple(mask.shape)}.")
         allowed = mask.reshape(-1, 1, length).bool().expand(-1, length, length)
         return allowed.tril() if self.causal else allowed
 
@@ -346,5 +344,5 @@ def _token_ids(inputs: Mapping[str, Any]) -> Tensor:
         integer = (v for v in inputs.values() if isinstance(v, Tensor) and v.dtype == torch.long and v.dim() > 1)
         ids = next(integer, None)
     if ids is None:
-        raise InputError(f"Expected token ids (`input_ids`) among the model's inputs, got {sorted(inputs)}.")
+        raise InputError(f"The model's inputs {sorted(inputs)} hold no token ids, which G-Net reads: pass `input_ids`.")
     return ids.reshape(-1, ids.shape[-1])

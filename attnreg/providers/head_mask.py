@@ -1,4 +1,4 @@
-"""HeadMask: a fixed number of heads is masked at each step."""
+"""HeadMask: mask a fixed number of heads in each step."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ By = Literal["random", "importance"]
 
 
 class HeadMask(MaskProvider):
-    r"""Mask a fixed number of heads of each layer at each step: random ones, or the most important ones.
+    r"""Mask a fixed number of heads per layer in each step, random or most important ones.
 
     .. math:: A_{bh} \leftarrow \xi_h A_{bh}, \quad \xi_h = 0 \text{ for } n \text{ of the } H \text{ heads, else } 1
 
-    The same heads for all samples of the batch; kept heads are not scaled up. ``"random"`` (Mask-Rand) draws each set
-    of n heads with the same probability. ``"importance"`` (Mask-Imp) takes the n heads of largest
+    All samples of a batch lose the same heads, and kept heads are not scaled up. ``"random"`` (Mask-Rand) draws all
+    sets of n heads with equal probability. ``"importance"`` (Mask-Imp) masks the n heads with the largest
 
     .. math:: I_h = \Big| \frac{\partial \mathcal L}{\partial \xi_h} \Big|
               = \Big| \sum_{b,q,k} A_{bhqk} \frac{\partial \mathcal L}{\partial A_{bhqk}} \Big|
 
-    on the batch that is about to be trained on. That takes a first pass, :meth:`attribute`, which updates nothing; its
-    masks hold for the next forward pass and its backward pass.
+    on the batch of the training step. This needs a first pass, :meth:`attribute`, which updates nothing; the masks last
+    for the next forward pass and its backward pass.
 
-    The paper counts its n over the heads of the whole model; here n is of each layer, so that no layer loses them all.
+    The paper's n counts heads of the whole model; here n counts heads of each layer, so no layer loses all its heads.
 
     Args:
-        heads: n, the number of heads masked in each layer.
-        by: ``"random"`` or ``"importance"``.
-        target: what heads are important for: ``"loss"``, which the model returns when it is given ``labels``, or what
-            :class:`attnreg.attribution.Target` takes.
+        heads: n, the number of heads to mask in each layer.
+        by: ``"random"`` (random heads) or ``"importance"`` (those that the target depends on most).
+        target: the score that decides importance: ``"loss"``, which the model returns if the batch has ``labels``, or
+            any target of :class:`attnreg.attribution.Target`.
 
     Shape:
         weights are ``(1, H, 1, 1)``, bool.
@@ -85,7 +85,7 @@ class HeadMask(MaskProvider):
         self.heads = heads
         self.by = one_of("by", by, get_args(By))
         self.target = target
-        #: ``(H,)`` by ``"<stack>.<layer>"``, of the latest batch.
+        #: Importances ``(H,)`` on the latest batch, by ``"<stack>.<layer>"``.
         self.importances: dict[str, Tensor] = {}
         self._labels: list[str] = []
         self._passes = TwoPasses()
@@ -113,17 +113,17 @@ class HeadMask(MaskProvider):
         return self.by == "importance"
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
-        """The first pass of ``by="importance"``; the model's next forward pass in training mode is masked.
+        """Run the first pass of ``by="importance"``; the model's next forward pass in training mode is masked.
 
-        The model's modes, ``requires_grad``, ``grad``, hooks and the random state are left as they were.
+        The model's modes, ``requires_grad``, ``grad``, hooks and the random state stay as they are.
 
         Args:
-            model: the model to which the provider is attached, or what wraps it.
-            batch: its keyword arguments, ``labels`` among them for ``target="loss"``.
+            model: the model that the provider is attached to, or a wrapper of it.
+            batch: the model's keyword arguments, with ``labels`` for ``target="loss"``.
 
         Raises:
             RuntimeError: if the provider is not attached to the model.
-            InputError: if the model's output has no loss, or none that ``target`` can explain.
+            InputError: if the model's output has no loss, or ``target`` cannot explain it.
         """
         if self.by != "importance":
             return
@@ -165,7 +165,7 @@ def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if not isinstance(loss, Tensor):
         raise InputError(
-            f"Expected a `loss` in the model's output, got {type(output).__name__} without one: pass `labels` in the "
-            "batch, or choose another `target`."
+            f"The model's output, {type(output).__name__}, has no `loss`: pass `labels` in the batch, or choose "
+            "another `target`."
         )
     return loss

@@ -1,4 +1,4 @@
-"""LayerDrop."""
+"""LayerDrop: skip whole Transformer blocks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from attnreg.provider.base import MaskProvider
 
 
 class LayerDrop(MaskProvider):
-    r"""Skip whole Transformer blocks, each with probability p at each forward pass.
+    r"""Skip whole Transformer blocks, each with probability p in each forward pass.
 
     .. math:: x_{l+1} = x_l \text{ with probability } p, \qquad x_{l+1} = \mathrm{block}_l(x_l) \text{ otherwise}
 
-    One decision for the whole batch, nothing is rescaled, and in eval mode all blocks run. A skipped block is not
-    computed, unless more than hidden states comes out of it (T5's position bias) or torch compiles. Its parameters get
-    zero gradients, which distributed data parallel needs; its attention counts as dropped.
+    One decision holds for the whole batch, nothing is rescaled, and all blocks run in eval mode. A skipped block is not
+    computed, unless it returns more than hidden states (such as T5's position bias) or torch compiles. Its parameters
+    get zero gradients, as distributed data parallel needs, and its attention counts as dropped.
+    :class:`attnreg.AttentionLayerDrop`, in contrast, drops only the attention scores of a layer.
 
     Args:
         p: probability of skipping a block.
 
     Raises:
-        ValueError: if ``p`` is outside ``[0, 1]``; or, when attached, if there is no self-attention among the sites or
-            no block around one.
+        ValueError: if ``p`` is outside ``[0, 1]``; when attached, if no site is self-attention, or a self-attention has
+            no block around it.
 
     Reference:
         LayerDrop (Fan, Grave, Joulin, ICLR 2020, arXiv 1909.11556); a baseline of AttendOut (arXiv 2104.04692).
@@ -50,15 +51,18 @@ class LayerDrop(MaskProvider):
         self.p = probability("p", p)
 
     def forward(self, site: AttentionSite) -> Mask | None:
-        """Nothing: what is not skipped runs as it is."""
+        """Return ``None``: a block that is not skipped runs unchanged."""
         return None
 
     def skips_block(self, site: SiteInfo) -> Tensor | None:
         """See :class:`attnreg.provider.protocols.SkipsBlocks`."""
-        # Drawn on the CPU, where the injection layer can look at it without waiting for the device.
+        # Draw on the CPU, where the injection layer can read the decision without waiting for the device.
         return torch.rand(()) < self.p
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         if all(site.stack == "cross" for site in sites):
-            raise InputError("Expected self-attention, whose block can be skipped, got cross-attention alone.")
+            raise InputError(
+                "LayerDrop skips blocks by their self-attention, but all sites are cross-attention: choose other "
+                "`stacks`."
+            )

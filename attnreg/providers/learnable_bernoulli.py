@@ -1,4 +1,4 @@
-"""Learnable Bernoulli dropout: hard masks whose rates are learned from two opposite draws."""
+"""Learnable Bernoulli dropout: hard masks at rates that are learned from two opposite draws."""
 
 from __future__ import annotations
 
@@ -16,54 +16,53 @@ from attnreg.arguments import not_negative, one_of
 from attnreg.errors import InputError
 from attnreg.injection import handle_of
 from attnreg.injection.undisturbed import undisturbed
-from attnreg.masks import AttentionSite, Mask, SiteInfo, Stack
-from attnreg.provider.base import MaskProvider
-from attnreg.providers._layers import Depth, LayerIndex, depth_of, device_of, found_in, heads_of
+from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.providers._layers import Depth, LayerIndex, LayerwiseProvider, depth_of, heads_of
 from attnreg.providers._rates import Per, initial_logits, logits_at
 
 Placement = Literal["weights", "scores"]
 Loss = Callable[[Any, Mapping[str, Any]], Tensor]
 
 
-class LearnableBernoulli(MaskProvider):
-    r"""Dropout of attention whose rate, of each layer or head, is learned; masks are hard, gradients without bias.
+class LearnableBernoulli(LayerwiseProvider):
+    r"""Drop attention units with hard masks, at rates learned per layer or head.
 
     .. math::
         \text{weights: } A = \mathrm{softmax}(S) \odot \frac{1 - d}{1 - p_l}, \qquad
         \text{scores: } S_{ij} = -\infty \text{ if } d_{ij} = 1, \qquad
         d_{ij} \sim \mathrm{Bernoulli}(p_l), \quad p_l = \sigma(\phi_l)
 
-    A hard decision has no gradient. Before each training step, :meth:`attribute` runs the model twice, without
-    gradients, under opposite draws from the same noise u, and estimates it (augment-REINFORCE-merge):
+    A hard decision has no gradient. Therefore, before each training step, :meth:`attribute` runs the model twice under
+    opposite draws from the same noise u, and estimates the gradient without bias (augment-REINFORCE-merge):
 
     .. math::
         \hat g_l = \big(f([u > \sigma(-\phi)]) - f([u < \sigma(\phi)])\big) \sum_{ij} (u_{ij} - \tfrac{1}{2})
 
-    with f the loss of the batch and the sum over the units of layer l: valid positions of real query rows. Both runs
-    have the same dropout of the model's own. The training step draws anew; :meth:`penalty` then adds a term of value 0
-    and of gradient :math:`\hat g`, and a reward :math:`-\lambda \sum_l H(p_l)` for the entropy of the rates. What the
-    division by :math:`1 - p` contributes to the gradient comes from the training step itself.
+    f is the loss of the batch; the sum runs over the units of layer l, the valid positions of real query rows. The
+    model's own dropout is the same in both runs. The training step draws new masks; :meth:`penalty` then adds a term
+    with value 0 and gradient :math:`\hat g`, and a reward :math:`-\lambda \sum_l H(p_l)` for the entropy of the rates.
+    The division by :math:`1 - p` gets its part of the gradient in the training step itself.
 
-    Train with :class:`attnreg.training.TwoPass`, and put the rates into the optimizer:
+    Train with :class:`attnreg.training.FineTuning`, and add the rates to the optimizer:
     ``optimizer.add_param_group({"params": provider.parameters(), "lr": 0.01})``.
 
     Args:
-        num_layers: number of layers of the one stack it acts on, or ``{"encoder": 6, "decoder": 6}``;
-            :meth:`for_model` finds out.
-        p: the rates before any training, in ``(0, 1)``.
-        per: ``"layer"``, or ``"head"`` for each head of each layer.
-        num_heads: number of heads, for ``per="head"``.
-        placement: ``"weights"`` (after the softmax) or ``"scores"`` (before it).
-        regularizer: :math:`\lambda`, in units of the loss.
-        loss: f as a function of the model's output and the batch; by default the output's ``loss``. With a function,
-            the provider cannot be saved.
+        num_layers: number of layers of the only stack, or of each stack, as in ``{"encoder": 6, "decoder": 6}``;
+            :meth:`for_model` sets it.
+        p: initial drop probability, in ``(0, 1)``.
+        per: learn one rate per ``"layer"``, or one per ``"head"`` of each layer.
+        num_heads: number of heads; required for ``per="head"``.
+        placement: what to drop: ``"weights"`` (after the softmax) or ``"scores"`` (before it).
+        regularizer: :math:`\lambda`, the weight of the entropy, in units of the loss.
+        loss: f as a function of the model's output and the batch (default: the output's ``loss``). A provider with a
+            function cannot be saved.
 
     Shape:
         masks are ``(B, H, Q, K)``; :attr:`rates` is ``(layers, 1)`` or ``(layers, H)``.
 
     Raises:
-        ValueError: if an argument is out of range; when attached, if the layers are not those it was made for,
-            or another provider looks at batches, too.
+        ValueError: if an argument is out of range; when attached, if the provider was made for other layers, or another
+            provider looks at batches, too.
         RuntimeError: in a training pass, if :meth:`attribute` was never called.
 
     Reference:
@@ -83,8 +82,10 @@ class LearnableBernoulli(MaskProvider):
         torch.Size([2, 1])
     """
 
-    #: Its own forward passes would use up the masks that other providers keep for the next pass.
+    #: Its forward passes would use up the masks that other providers keep for the training step.
     looks_alone = True
+
+    measured = ("num_layers", "num_heads")
 
     def __init__(
         self,
@@ -114,42 +115,13 @@ class LearnableBernoulli(MaskProvider):
         self._estimate: Tensor | None = None
 
     @classmethod
-    def for_model(
-        cls,
-        model: nn.Module,
-        p: float = 0.1,
-        per: Per = "layer",
-        *,
-        placement: Placement = "weights",
-        regularizer: float = 1e-3,
-        loss: Loss | None = None,
-        stacks: Sequence[Stack] | None = None,
-        example_inputs: Any = None,
-    ) -> LearnableBernoulli:
-        """A rate for each layer of a model, on its device.
-
-        Args:
-            model: any model that can be attached to.
-            p: the rates before any training.
-            per: ``"layer"`` or ``"head"``.
-            placement: ``"weights"`` or ``"scores"``.
-            regularizer: weight of the entropy.
-            loss: of the model's output and the batch; by default the output's ``loss``.
-            stacks: as in :func:`attnreg.attach`.
-            example_inputs: as in :func:`attnreg.attach`.
-
-        Raises:
-            InputError: if the model has no attention in these stacks, or heads differ in number where rates are theirs.
-            NoAttentionError: if no attention is seen in the model.
-        """
-        found = found_in(model, stacks, example_inputs)
-        heads = heads_of(found) if per == "head" else None
-        provider = cls(depth_of(found), p, per, heads, placement=placement, regularizer=regularizer, loss=loss)
-        return provider.to(device_of(model))
+    @override
+    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"num_layers": depth_of(sites), "num_heads": heads_of(sites) if options.get("per") == "head" else None}
 
     @property
     def rates(self) -> Tensor:
-        """The drop rates as they are now, without a gradient."""
+        """The current drop rates, without gradients."""
         return self.logits.detach().sigmoid()
 
     @override
@@ -157,13 +129,13 @@ class LearnableBernoulli(MaskProvider):
         self._index.check(sites)
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
-        """Run the model twice and estimate the gradient; the next call of :meth:`penalty` hands it on.
+        """Run the model twice and estimate the gradient, which :meth:`penalty` then passes on.
 
-        The model's modes, parameters, ``grad`` and the random state are left as they were.
+        The model's modes, parameters, ``grad`` and the random state stay as they are.
 
         Args:
-            model: the model to which the provider is attached, or what wraps it.
-            batch: its keyword arguments.
+            model: the model that the provider is attached to, or a wrapper of it.
+            batch: the model's keyword arguments.
 
         Raises:
             RuntimeError: if the provider is not attached to the model.
@@ -177,9 +149,9 @@ class LearnableBernoulli(MaskProvider):
         with ExitStack() as stack:
             stack.enter_context(undisturbed(model, training=True))
             stack.enter_context(torch.no_grad())
-            stack.enter_context(handle.probing())  # masked, though these passes have no gradients
+            stack.enter_context(handle.probing())  # mask these passes, too, although they have no gradients
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-            seed = int(torch.randint(2**31, ()))  # other noise than the training step's
+            seed = int(torch.randint(2**31, ()))  # not the noise of the training step
             before = self._draw
             try:
                 for self._draw in draws:
@@ -203,8 +175,8 @@ class LearnableBernoulli(MaskProvider):
     def forward(self, site: AttentionSite) -> Mask | None:
         if self._draw == "never":
             raise RuntimeError(
-                "Expected `provider.attribute(model, batch)` before a training step under LearnableBernoulli, found "
-                "it was never called: call it, or train with `attnreg.training.TwoPass`, which does."
+                "LearnableBernoulli needs `provider.attribute(model, batch)` before each training step: call it, or "
+                "train with `attnreg.training.FineTuning`, which does."
             )
         logits = logits_at(self.logits, self._index, site)
         uniform = torch.rand(site.shape, dtype=logits.dtype, device=site.device)
@@ -235,7 +207,7 @@ class LearnableBernoulli(MaskProvider):
         loss = getattr(output, "loss", None)
         if not isinstance(loss, Tensor):
             raise InputError(
-                "Expected a model whose output has a `loss` (as transformers' models have when they are given "
-                f"`labels`), got {type(output).__name__} without: pass labels, or `loss=` to LearnableBernoulli."
+                f"The model's output, {type(output).__name__}, has no `loss`: pass `labels` in the batch, or `loss=` "
+                "to LearnableBernoulli."
             )
         return loss

@@ -1,4 +1,4 @@
-"""Attention along a structure: a window, a parse, a program's graph."""
+"""Attention restricted to a structure: a window, a parse or a program's graph."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ class StructuralMask(MaskProvider):
 
     .. math:: \tilde S_{bhqk} = -\infty \text{ if } G_{bqk} = 0 \text{ and } h \in \text{heads}
 
-    It draws nothing. Like every provider it acts in training mode only: evaluation is that of the plain model, unless
-    the model is given the graph as its own attention mask.
+    The mask is not random. Like every provider, it acts in training mode only; to keep the structure at evaluation,
+    pass the graph to the model as its own attention mask.
 
     Args:
-        graph: a distance d, for :math:`G_{qk} = [\,|q - k| \le d\,]`, or a function that is called at the start of each
-            forward pass with the model's inputs by name and gives G, bool, ``(B, N, N)`` or ``(N, N)``,
-            ``True`` = kept. A function cannot be written down by :meth:`save_pretrained`.
-        heads: the heads that are restricted, by index from 0; all of them by default.
-        keep_first: keep the first position of a sequence for all queries and all keys for the first query; for
-            ``[CLS]``.
+        graph: a distance d, for :math:`G_{qk} = [\,|q - k| \le d\,]`, or a function that takes the model's inputs by
+            name, at the start of each forward pass, and returns G, bool, ``(B, N, N)`` or ``(N, N)``, ``True`` = kept.
+            :meth:`save_pretrained` cannot save a function.
+        heads: indices of the heads to restrict, from 0 (default: all heads).
+        keep_first: connect the first position of each sequence, such as ``[CLS]``, with all others.
 
     Shape:
         scores are broadcastable to ``(B, H, N, N)``.
 
     Raises:
-        ValueError: if an argument is out of range; when attached, if queries and keys are of different sequences or a
-            head is not there; in a forward pass, if the graph has another shape.
+        ValueError: if an argument is out of range; when attached, if queries and keys come from different sequences or
+            the model has no such head; in a forward pass, if the graph has another shape.
 
     Reference:
         SG-Net: Syntax-Guided Machine Reading Comprehension (AAAI 2020, arXiv 1908.05147); Code Summarization with
@@ -71,14 +70,15 @@ class StructuralMask(MaskProvider):
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         if cross := [site.name for site in sites if site.stack == "cross"]:
             raise InputError(
-                f"Expected self-attention, got cross-attention at {', '.join(cross)}: attach it to other `stacks`."
+                f"StructuralMask needs self-attention, got cross-attention at {', '.join(cross)}: choose other "
+                "`stacks`."
             )
         for site in sites:
             self._check_heads(site)
             if not site.shares_keys:
                 raise InputError(
-                    f"StructuralMask compares positions of one sequence, and at {site.name} each query has keys of its "
-                    "own: choose other attention with `modules=...`."
+                    f"StructuralMask compares positions of one sequence, but at {site.name} each query has its own "
+                    "keys: choose other attention with `modules=...`."
                 )
 
     def _check_heads(self, site: SiteInfo) -> None:
@@ -99,7 +99,7 @@ class StructuralMask(MaskProvider):
         self._graph = self.graph(inputs)
         if self._graph.dtype != torch.bool or self._graph.dim() not in (2, 3):
             raise InputError(
-                "Expected `graph` to give a bool tensor (True = kept) of shape (B, N, N) or (N, N), got "
+                "Expected `graph` to return a bool tensor (True = kept) of shape (B, N, N) or (N, N), got "
                 f"{self._graph.dtype} of shape {tuple(self._graph.shape)}."
             )
 
@@ -117,22 +117,22 @@ class StructuralMask(MaskProvider):
         return Mask(scores=keep)
 
     def _of_site(self, site: AttentionSite) -> Tensor:
-        """``(B, 1, N, N)`` or ``(1, 1, N, N)``."""
+        """Return the graph at a site, ``(B, 1, N, N)`` or ``(1, 1, N, N)``."""
         batch, _, queries, keys = site.shape
         if queries != keys:
             raise InputError(
-                f"StructuralMask compares positions of one sequence, and {site.name} has {queries} queries and {keys} "
+                f"StructuralMask compares positions of one sequence, but {site.name} has {queries} queries and {keys} "
                 "keys: choose other attention with `modules=...`."
             )
         if isinstance(self.graph, int):
             return functional.window_mask(keys, self.graph, device=site.device)[None, None]
         if self._graph is None:
-            raise RuntimeError("Expected `prepare` before `forward`: call the attached model itself, not a part of it.")
+            raise RuntimeError("No graph was made for this forward pass: call the attached model, not a part of it.")
         graph = self._graph if self._graph.dim() == 3 else self._graph[None]
         if graph.shape[1:] != (queries, keys) or graph.shape[0] not in (1, batch):
             raise InputError(
-                f"Expected a graph of shape {(batch, queries, keys)}, (B, N, N), got {tuple(graph.shape)} at "
-                f"{site.name}: if the model's stacks are of different lengths, attach it to one of them (`stacks`)."
+                f"Expected a graph of shape (B, N, N) = {(batch, queries, keys)}, got {tuple(graph.shape)} at "
+                f"{site.name}: if the model's stacks have different lengths, attach to one of them (`stacks`)."
             )
         return graph.to(site.device).unsqueeze(1)
 

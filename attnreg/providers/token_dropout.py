@@ -1,4 +1,4 @@
-"""Token dropout: what no position may look at, in any layer."""
+"""Token dropout: hide tokens from all attention."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from attnreg.provider.base import MaskProvider
 
 
 class TokenDropout(MaskProvider):
-    r"""Drop tokens of a sequence for all layers and heads at once, or leave the whole sequence as it is.
+    r"""Drop random tokens of random sequences, for all layers and heads at once.
 
     .. math:: \tilde S_{bhqk} = -\infty \text{ if } w_b = 0 \text{ and } m_{bk} = 0, \quad
         w_b \sim \mathrm{Bernoulli}(p_k), \; m_{bk} \sim \mathrm{Bernoulli}(1 - p)
 
-    A dropped token is no key, for any query, head or layer; which tokens these are is drawn once per forward pass. The
-    first token of a sequence is never dropped, wherever that is in a padded or packed row; of packed sequences each is
-    kept whole by itself. This is not the same as deleting it: the others keep their positions, and the dropped
-    one still has a row of its own, which looks at the others and which a mean over positions, or a loss at each
-    position, sees. In an encoder-decoder, cross-attention goes by the source's tokens, the decoder by its own.
+    No query attends to a dropped token, in any head or layer; tokens are drawn once per forward pass. The first token
+    of a sequence is never dropped, even in padded or packed rows; packed sequences have separate decisions. Dropping is
+    not deleting: the other tokens keep their positions, and the dropped token keeps its row, which attends to the
+    others and is still part of a mean over positions or of a loss at each position. In an encoder-decoder,
+    cross-attention drops the tokens that the encoder drops; the decoder drops its own.
 
     Args:
-        p: probability of dropping a token of a sequence that is not kept whole.
-        keep_whole: :math:`p_k`, the probability of keeping a sequence whole.
+        p: probability of dropping a token, in a sequence that is not kept whole.
+        keep_whole: :math:`p_k`, the probability of keeping all tokens of a sequence.
 
     Raises:
-        ValueError: if ``p`` or ``keep_whole`` is outside ``[0, 1]``; when attached, if each query has keys of its own.
+        ValueError: if ``p`` or ``keep_whole`` is outside ``[0, 1]``; when attached, if each query has its own keys.
 
     Reference:
         The data dropout of UniDrop (NAACL 2021, arXiv 2104.04946), which deletes the tokens.
@@ -59,7 +59,7 @@ class TokenDropout(MaskProvider):
         for site in sites:
             if not site.shares_keys:
                 raise InputError(
-                    f"TokenDropout drops tokens for all queries, and at {site.name} each query has keys of its own: "
+                    f"TokenDropout drops tokens for all queries, but at {site.name} each query has its own keys: "
                     "choose other attention with `modules=...`."
                 )
 
@@ -69,7 +69,7 @@ class TokenDropout(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        # Numbers that follow from the seed: all layers, and gradient checkpointing, find the same ones again.
+        # Numbers that follow from the seed, so that all layers and gradient checkpointing get the same ones.
         seed = self.seed.to(site.device) + int(site.stack == "decoder")
         rows = torch.arange(site.shape[0], device=site.device)[:, None]
         columns = torch.arange(site.shape[-1], device=site.device)
@@ -82,7 +82,7 @@ class TokenDropout(MaskProvider):
 
 
 def _uniform(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Numbers in [0, 1) that depend on the arguments alone: a hash of them (the finalizer of splitmix64)."""
+    """Return numbers in [0, 1) that depend only on the arguments: their hash (the finalizer of splitmix64)."""
     mixed = _hash(seed)
     for number in (rows, columns):
         mixed = _hash(mixed + number)
@@ -96,5 +96,5 @@ def _hash(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """To the right, zeros coming in, though the integers are signed."""
+    """Shift signed integers to the right as if they were unsigned."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""UniDrop."""
+"""UniDrop: dropout of attention weights, blocks and tokens."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from attnreg.providers.token_dropout import TokenDropout
 
 
 class UniDrop(MaskProvider):
-    r"""Dropout of attention weights, of whole blocks and of tokens, together.
+    r"""Drop attention weights, whole blocks and tokens together.
 
     .. math:: \text{UniDrop} = \underbrace{\text{AttentionDropout}}_{\text{feature}} \;\&\;
         \underbrace{\text{LayerDrop}}_{\text{structure}} \;\&\; \underbrace{\text{TokenDropout}}_{\text{data}}
 
-    Of the paper's four places of feature dropout this is the first, on attention weights (FD-1). The others, on
-    activations (FD-2), on query, key and value (FD-3) and on the output (FD-4), lie outside of attention and are
-    not done here: set the model's own dropout for them, where it has one. Tokens are dropped by masking, not deleted;
-    see :class:`TokenDropout`.
+    Of the paper's four feature dropouts, it does the first, on attention weights (FD-1). The others, on activations
+    (FD-2), on query, key and value (FD-3) and on the output (FD-4), are outside of attention: use the model's own
+    dropout for them, if it has one. Tokens are masked, not deleted; see :class:`TokenDropout`.
 
     Args:
-        attention: probability of dropping an attention weight; those that are kept are divided by 1 - p.
+        attention: probability p of dropping an attention weight; kept weights are divided by 1 - p.
         block: probability of skipping a block.
-        token: probability of dropping a token of a sequence that is not kept whole.
-        keep_whole: probability of keeping a sequence whole.
+        token: probability of dropping a token, in a sequence that is not kept whole.
+        keep_whole: probability of keeping all tokens of a sequence.
 
     Raises:
-        ValueError: if one of them is outside ``[0, 1]``, or, when attached, if there is no block around an attention.
+        ValueError: if a probability is outside ``[0, 1]``; when attached, if a self-attention has no block around it.
 
     Reference:
         UniDrop (NAACL 2021, arXiv 2104.04946), Section 2.

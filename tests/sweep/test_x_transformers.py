@@ -69,6 +69,6 @@ def test_it_is_right(model, inputs, stacks):
 
 def test_what_is_no_softmax_is_refused():
     with pytest.raises(
-        NoAttentionError, match="its weights come out of nothing that can be masked, such as log_softmax"
+        NoAttentionError, match="its weights come from a function that cannot be masked, such as log_softmax"
     ):
         discover(wrapped(xt.Decoder(**SIZE, attn_sigmoid=True)), {"x": IDS})

@@ -1,4 +1,4 @@
-"""``python -m attnreg.experiments.cli.child``: as ``python -m attnreg``, but ends with the process that started it."""
+"""``python -m attnreg.experiments.cli.child``: like ``python -m attnreg``, but it ends when its parent process ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attnreg.experiments.cli.main import main
 
 
 def _end_with_parent() -> None:
-    os.read(sys.stdin.fileno(), 1)  # the pipe closes when the parent ends, however it ends
+    os.read(sys.stdin.fileno(), 1)  # the pipe closes when the parent ends, even if it is killed
     os._exit(1)
 
 

@@ -24,18 +24,18 @@ _OPTIONS = (
     option("--seeds", group=COMPARISON, type=click.IntRange(min=1), default=5, help="Number of seeds, from 0."),
     option("--baseline", group=COMPARISON, help="Method to compare with (default: finetune, or the first)."),
     option("--equal-time/--no-equal-time", group=COMPARISON, default=True,
-           help="Also train the baseline as long as each method that takes 10 % longer."),
+           help="Also train the baseline as long as each method that takes at least 10 % longer."),
     option("--search-seeds", group=COMPARISON, type=click.IntRange(min=1), default=1,
-           help="Runs per combination of values in braces."),
+           help="Search runs for each combination of values in braces."),
     option("--search-rows", group=COMPARISON, type=click.IntRange(min=1), default=500,
-           help="Rows held out from train to choose among the values in braces."),
+           help="Rows held out from train to select values in braces."),
     option("--jobs", group=RUNNING, type=click.IntRange(min=1),
            help="Runs at a time (default: one per core, at most four; one on a GPU)."),
     option("--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
            help="CPU threads per run; the last bits of the results depend on it."),
     option("--launcher", group=RUNNING, type=click.Choice(["local", "ray", "commands"]), default="local",
-           help="Run here, on a Ray cluster, or print the commands for your scheduler."),
-    option("--keep-models", group=OUTPUT, is_flag=True, help="Keep the model of each run."),
+           help="Run on this machine, on a Ray cluster, or print commands for your scheduler."),
+    option("--keep-models", group=OUTPUT, is_flag=True, help="Keep the model of each reported run."),
     option("--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
            help="Folder for the results (default: runs/compare-TASK)."),
 )  # fmt: skip
@@ -54,10 +54,12 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD...")
 @_options
 def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
-    """Compare METHODS, each a recipe with its options in quotes: same data, order, initial classifier and evaluation.
+    """Compare training methods over several seeds.
 
-    Values in braces are tried on rows held out from train, and the best is then run with all seeds. The same command
-    again goes on where it was stopped; with more seeds or methods it runs what is not there yet.
+    METHOD is a recipe, with its options in quotes. All methods share data, order of rows, initial classifier and
+    evaluation. Values in braces are tried on rows held out from train, and the best is run with all seeds.
+
+    Repeat the command to continue after a stop, or to add seeds and methods: finished runs are kept.
     """
     from rich.console import Console
 
@@ -66,7 +68,7 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
 
     own = {name: options.pop(name) for name in _OWN}
     if own["jobs"] is not None and own["launcher"] != "local":
-        raise UsageError(f"Expected --jobs with --launcher local alone, got it with {own['launcher']}.")
+        raise UsageError(f"--jobs is only for --launcher local: remove it for --launcher {own['launcher']}.")
     chosen = [Method(text) for text in methods]
     default = next((method for method in chosen if method.words[0] == "finetune"), chosen[0])
     baseline = default if own["baseline"] is None else Method(own["baseline"])
@@ -88,17 +90,17 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
         else:
             _make(study, own, options["device"] == "cpu", Console())
         for run in study.runs():
-            run.tidy()  # those that were made elsewhere, or whose maker was killed
+            run.tidy()  # runs from elsewhere, or from a comparison that was killed, are not tidy yet
         _show(study, Console())
 
 
 def _print(study: Study, threads: int) -> bool:
-    """Print what is still to be run; whether that is anything."""
+    """Print commands for the unfinished runs; return whether there are any."""
     from attnreg.experiments.compare.launch import commands
 
     if pending := [run for run in study.runs() if not run.finished]:
         count = commands(pending, threads, click.echo)
-        text = f"{count} runs to make, {len(pending) - count} running; then the same command again goes on."
+        text = f"{count} runs to start, {len(pending) - count} running. Repeat this command when they have finished."
         click.echo(text, err=True)
     return bool(pending)
 
@@ -114,14 +116,14 @@ def _make(study: Study, own: dict[str, Any], on_cpu: bool, console: Console) -> 
             try:
                 launch(pending, board)
             except KeyboardInterrupt:
-                raise click.ClickException("Stopped; the same command goes on where it was.") from None
+                raise click.ClickException("Stopped. Repeat the command to continue.") from None
         study.decide()
         if board.failed:
             log = board.failed[0].log
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
             raise InputError(
-                f"Expected all runs to finish, got {len(board.failed)} that did not; the first one, "
-                f"{log}, ends with: {lines[-1] if lines else 'nothing'}"
+                f"{len(board.failed)} of the runs failed. The log of the first, {log}, ends with: "
+                f"{lines[-1] if lines else 'nothing'}"
             )
 
 
@@ -129,7 +131,7 @@ def _usual_jobs(threads: int, on_cpu: bool) -> int:
     import torch
 
     if torch.cuda.is_available() and not on_cpu:
-        return 1  # several would share its memory
+        return 1  # parallel runs would share the GPU's memory
     return max(1, min(4, (os.cpu_count() or 1) // threads))
 
 
@@ -146,5 +148,5 @@ def _show(study: Study, console: Console) -> None:
             shown.add_row(*row)
         console.print(shown)
     console.print(
-        f"The report is {study.folder}/report.md, {study.folder}/report.html", highlight=False, soft_wrap=True
+        f"Report saved to {study.folder}/report.md and {study.folder}/report.html.", highlight=False, soft_wrap=True
     )

@@ -15,13 +15,16 @@ from attnreg.experiments.runs.catalogue import find_recipe
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path))
 def copy(name: str, file: Path) -> None:
-    """Copy the recipe NAME to FILE, to edit it; `attnreg recipe FILE` runs it."""
+    """Copy a recipe to a file that you can edit.
+
+    Run the copy of recipe NAME with `attnreg recipe FILE`.
+    """
     source = find_recipe(name)
     if file.suffix != ".py":
         raise UsageError(f"Expected FILE to end in .py, got {file}.")
     if file.exists():
-        raise InputError(f"Expected FILE to be new, got {file}, which exists: choose another name.")
+        raise InputError(f"{file} already exists: choose another name.")
     if not file.parent.is_dir():
-        raise InputError(f"Expected FILE in an existing folder, got {file}: no folder {file.parent}.")
+        raise InputError(f"There is no folder {file.parent}: create it, or choose another name.")
     shutil.copyfile(source, file)
-    click.echo(f"Copied {name} to {file}; run it with `attnreg recipe {file}`.")
+    click.echo(f"Copied {name} to {file}. Run it with `attnreg recipe {file}`.")

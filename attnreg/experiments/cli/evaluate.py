@@ -31,20 +31,20 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 @option("--task", group=DATA, help=f"One of {', '.join(TASKS)} (default: the run's).")
 @_options
 @option("--data-dir", group=DATA, help="Folder with validation or test files; train is not needed.")
-@option("--split", group=DATA, type=click.Choice(["validation", "test"]), default="validation", help="Rows to score.")
-@option("--batch-size", group=RUNNING, type=click.IntRange(1, 100_000), default=64, help="Rows at a time.")
+@option("--split", group=DATA, type=click.Choice(["validation", "test"]), default="validation", help="Split to score.")
+@option("--batch-size", group=RUNNING, type=click.IntRange(1, 100_000), default=64, help="Rows per forward pass.")
 @option(
     "--device", group=RUNNING, type=click.Choice(["cpu", "cuda", "mps"]), help="Device (default: the best available)."
 )
 def evaluate(run: Path, data_dir: str | None, split: str, batch_size: int, device: str | None, **options: Any) -> None:
-    """Score the model of RUN, a run folder, on other data or another task, into RUN/evaluations.
+    """Score a trained model on other data or on another task.
 
-    Classes of another task are read by their names: of a model of mnli on hans, neutral and contradiction are
-    non-entailment.
+    RUN is a run folder; the scores are saved in RUN/evaluations. The classes of another task are matched by name. For
+    an mnli model on hans, neutral and contradiction count as non-entailment.
     """
     from attnreg.experiments.runs.saved import score_saved
 
     path, result = score_saved(run, options, data_dir=data_dir, split=split, batch_size=batch_size, device=device)
     scores = "  ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
     click.echo(f"{result['task']}, {split}, {result['rows']} rows: {scores}")
-    click.echo(f"Written to {path}")
+    click.echo(f"Scores saved to {path}")

@@ -13,13 +13,13 @@ from attnreg._lazy import listed_names
 from attnreg.experiments.runs.catalogue import recipe_files, summary
 from attnreg.experiments.tasks.task import TASKS
 
-_NOT_BY_NAME = {"MaskProvider", "Compose"}  # the base class, and what `&` makes
+_NOT_BY_NAME = {"MaskProvider", "Compose"}  # the base class, and the class behind `&`
 
 
 @click.command("list", epilog="Example: attnreg list tasks")
 @click.argument("what", type=click.Choice(["recipes", "tasks", "providers"]))
 def list_(what: str) -> None:
-    """List what there is: recipes, tasks or providers."""
+    """List the recipes, tasks or providers."""
     rows = {"recipes": _recipes, "tasks": _tasks, "providers": _providers}[what]()
     width = max(len(name) for name in rows)
     for name, text in rows.items():
@@ -35,7 +35,7 @@ def _tasks() -> dict[str, str]:
 
 
 def _providers() -> dict[str, str]:
-    """Read from the source, so that the list does not wait for torch."""
+    """Read names and summaries from the source files, because importing the providers would import torch."""
     rows = {}
     for name, module in listed_names(attnreg.__file__).items():
         if module.startswith("attnreg.provider") and name[0].isupper() and name not in _NOT_BY_NAME:

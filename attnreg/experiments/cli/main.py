@@ -1,4 +1,4 @@
-"""``attnreg``, the group of all commands."""
+"""The command group ``attnreg``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attnreg.experiments.cli.recipe import recipe
 
 
 class _Commands(click.Group):
-    """Prints errors that a person can mend as one sentence: exit code 2 for usage, 1 otherwise."""
+    """A group that prints a user's errors as one sentence, with exit code 2 for wrong usage and 1 otherwise."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.obj = list(args)  # as typed
@@ -41,19 +41,17 @@ class _Commands(click.Group):
         except InputError as error:
             raise click.ClickException(str(error)) from error
         except StoppedError as error:
-            if os.environ.get("RANK", "0") == "0":  # the others stop for the same reason
+            if os.environ.get("RANK", "0") == "0":  # the other processes stop for the same reason
                 click.echo(f"Error: {error}", err=True)
                 if error.can_go_on:
                     again = ctx.obj if "--resume" in ctx.obj else [*ctx.obj, "--resume"]
                     launcher = "with the same launcher, " if "RANK" in os.environ else ""
-                    click.echo(f"To go on: {launcher}{shlex.join([str(ctx.info_name), *again])}", err=True)
+                    click.echo(f"To continue: {launcher}{shlex.join([str(ctx.info_name), *again])}", err=True)
             ctx.exit(error.exit_code)
-        except ConnectionError:  # of a pipe that nobody reads any more, which click sees to
+        except ConnectionError:  # a closed pipe, which click handles
             raise
         except OSError as error:
-            raise click.ClickException(
-                f"Expected files and folders that can be read and written, got: {error}"
-            ) from error
+            raise click.ClickException(f"Cannot read or write a file: {error}") from error
 
 
 def _show_warning(others: Any, message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:

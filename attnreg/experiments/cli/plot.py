@@ -11,9 +11,12 @@ from attnreg.errors import InputError
 
 @click.command("plot", epilog="Example: attnreg plot runs/attendout-agreement-seed0")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--layer", type=click.IntRange(min=0), default=0, show_default=True, help="Of the attention map.")
+@click.option("--layer", type=click.IntRange(min=0), default=0, show_default=True, help="Layer of the attention plot.")
 def plot(run: Path, layer: int) -> None:
-    """Draw the pictures of RUN, a run folder: drop rates, convergence, attention, the game. They go to RUN/plots."""
+    """Plot drop rates, convergence and attention of a run.
+
+    RUN is a run folder; the plots are saved in RUN/plots. A run of attendout also has a plot of its game.
+    """
     if not run.is_dir():
         raise InputError(f"Expected a run folder, got {run}: no such folder.")
     from attnreg.experiments.plots.of_run import has_attention, plot_run
@@ -21,4 +24,4 @@ def plot(run: Path, layer: int) -> None:
     for path in plot_run(run, layer):
         click.echo(path)
     if not has_attention(run):
-        click.echo("No attention.png: the run has no provider, or its model was not kept (--keep-models).", err=True)
+        click.echo("No attention.png: it needs the run's provider and model (see `compare --keep-models`).", err=True)

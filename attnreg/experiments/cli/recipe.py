@@ -8,7 +8,7 @@ from attnreg.experiments.runs.catalogue import load_command, recipe_files, summa
 
 
 class _Recipes(click.Group):
-    """A group whose commands are the recipe files; one is imported when it is asked for, never for a listing."""
+    """A group whose commands are the recipe files. A recipe is imported only when it runs, not to list it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(recipe_files())
@@ -28,4 +28,4 @@ class _Recipes(click.Group):
     epilog="Examples: attnreg recipe attendout --help; attnreg recipe attendout --task cola; attnreg recipe mine.py",
 )
 def recipe() -> None:
-    """Run a recipe, one of the list or a file of your own."""
+    """Run a built-in recipe or your own recipe file."""

@@ -1,1 +1,1 @@
-"""Comparing methods over seeds: the same work for each, honest statistics, one report."""
+"""Compare methods over seeds: equal conditions for each method, paired statistics, one report."""

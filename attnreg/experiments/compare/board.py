@@ -1,4 +1,4 @@
-"""What a person sees while a comparison goes on."""
+"""The progress display of a comparison."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from attnreg.experiments.compare.planned import PlannedRun
 
 
 class Board:
-    """A line for each run that ends; on a terminal also a live table: done, running, left, scores so far, time left.
+    """Print a line for each run that ends and, on a terminal, a live table of progress, scores and time left.
 
     Args:
-        runs: all runs, finished ones too.
-        jobs: how many run at a time, for the time left.
+        runs: all runs, including finished ones.
+        jobs: number of runs at a time, to estimate the time left.
         console: where to print.
     """
 
@@ -38,12 +38,12 @@ class Board:
         return list(self._failed)
 
     def started(self, run: PlannedRun) -> None:
-        """A run begins."""
+        """Note that a run has started."""
         with self._lock:
             self._running.add(run)
 
     def ended(self, run: PlannedRun) -> None:
-        """A run has ended, finished or not."""
+        """Note that a run has ended, with a result or without."""
         with self._lock:
             self._running.discard(run)
             if run.finished:

@@ -1,4 +1,4 @@
-"""A report as blocks, written as Markdown and as one HTML file that needs no other."""
+"""Blocks of a report, and their rendering as Markdown and as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ img { max-width: 100%; } pre { background: #f3f3f3; overflow-x: auto; padding: .
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading; the first one is the title."""
+    """A heading; the first heading is the title."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph."""
+    """A paragraph of text."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to type."""
+    """A code block: lines to type in a shell."""
 
     lines: Sequence[str]
 
@@ -44,9 +44,9 @@ class Table:
     """A table.
 
     Args:
-        header: names of the columns.
+        header: column names.
         rows: the cells.
-        texts: columns of text, to the left; the others are numbers, to the right.
+        texts: indices of the text columns, aligned left; other columns are numbers, aligned right.
     """
 
     header: Sequence[str]
@@ -54,13 +54,13 @@ class Table:
     texts: Collection[int] = (0,)
 
     def align(self, column: int, left: str, right: str) -> str:
-        """One of two, by the kind of column."""
+        """Return ``left`` for a text column and ``right`` for a column of numbers."""
         return left if column in self.texts else right
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file."""
+    """A PNG file with a caption."""
 
     path: Path
     caption: str
@@ -70,7 +70,7 @@ Block = Heading | Paragraph | Code | Table | Picture
 
 
 def markdown(blocks: Sequence[Block], folder: Path) -> str:
-    r"""The blocks as Markdown; pictures are named relative to a folder.
+    r"""Render blocks as Markdown; picture links are relative to ``folder``.
 
     Example:
         >>> print(markdown([Heading("A"), Table(["m", "x"], [["a|b", "1"]])], Path(".")))
@@ -99,7 +99,7 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
 
 
 def self_contained_html(blocks: Sequence[Block]) -> str:
-    """The blocks as one page, pictures within it."""
+    """Render blocks as one HTML page with embedded pictures."""
     body = []
     title = html.escape(next(block.text for block in blocks if isinstance(block, Heading)))
     for number, block in enumerate(blocks):

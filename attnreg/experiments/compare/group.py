@@ -1,4 +1,4 @@
-"""The runs of one method, as numbers."""
+"""The results of one method's runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from attnreg.experiments.tasks.metrics import CONFUSION
 
 @dataclass(frozen=True)
 class Group:
-    """Finished runs that differ in their seed.
+    """Finished runs of one method that differ only in their seed.
 
     Args:
-        name: what the report calls them.
+        name: the method's name in the report.
         runs: the runs, in the order of their seeds.
     """
 
@@ -30,39 +30,39 @@ class Group:
 
     @cached_property
     def results(self) -> list[dict[str, Any]]:
-        """``result.json`` of each run, with its options."""
+        """``result.json`` of each run, with the run's options under ``config``."""
         return [run.result for run in self.runs]
 
     @property
     def metric(self) -> str:
-        """The task's metric."""
+        """The name of the metric that methods are compared by."""
         return str(self.results[0]["metric"])
 
     @property
     def scores(self) -> list[float]:
-        """The last epoch's score on dev, per seed."""
+        """The dev score after the last epoch, per seed."""
         return self.values("dev", self.metric)
 
     @property
     def deviation(self) -> float | None:
-        """Standard deviation of the scores; ``None`` of a single one."""
+        """Standard deviation of the scores; ``None`` for a single seed."""
         return stdev(self.scores) if len(self.scores) > 1 else None
 
     def values(self, *path: str) -> list[float]:
-        """A number of the results, per seed."""
+        """Return the number under these keys of ``result.json``, per seed."""
         return [float(_at(result, path)) for result in self.results]
 
     def has(self, *path: str) -> bool:
-        """Whether the results have a number there."""
+        """Whether every result has a number under these keys."""
         return all(_at(result, path) is not None for result in self.results)
 
     def mean(self, *path: str) -> float:
-        """Its mean over seeds."""
+        """Return the mean over seeds of the number under these keys."""
         return fmean(self.values(*path))
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """The dev rows' labels."""
+        """Labels of the dev rows."""
         return np.array([row["label"] for row in self.records[0]])
 
     @property
@@ -77,28 +77,28 @@ class Group:
 
     @cached_property
     def predictions(self) -> list[NDArray[np.int64]]:
-        """The predicted classes of the dev rows, per seed."""
+        """Predicted classes of the dev rows, per seed."""
         return [np.array([row["prediction"] for row in records]) for records in self.records]
 
     @property
     def counts_rows(self) -> bool:
-        """Whether counts of rows, by class and predicted class, are enough for the metric."""
+        """Whether a confusion matrix of the dev rows determines the metric."""
         return self.metric in CONFUSION and not isinstance(self.records[0][0]["label"], list)
 
 
 def check_rows(groups: Sequence[Group]) -> None:
-    """Raise if the dev rows' labels are not the same in all runs.
+    """Check that all runs have the same dev labels.
 
     Raises:
-        InputError: if the data has changed between two of them.
+        InputError: if the data has changed between two runs.
     """
     first = groups[0]
     for group in groups:
         for run, records in zip(group.runs, group.records, strict=True):
             if [row["label"] for row in records] != [row["label"] for row in first.records[0]]:
                 raise InputError(
-                    f"Expected the dev labels of {first.runs[0].folder} in {run.folder}, got others: the data has "
-                    "changed between the two. Remove the older one, and the same command runs it again."
+                    f"{run.folder} has other dev labels than {first.runs[0].folder}: the data changed between the "
+                    "runs. Remove the older folder and repeat the command."
                 )
 
 

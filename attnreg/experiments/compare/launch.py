@@ -1,4 +1,4 @@
-"""Making runs: in processes on this machine, on a Ray cluster, or as commands for a scheduler."""
+"""Start the runs: as processes on this machine, on a Ray cluster, or as commands for a scheduler."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from attnreg.experiments.compare.planned import PlannedRun
 
 
 class Watcher(Protocol):
-    """Somebody who wants to know."""
+    """An object that is told when runs start and end."""
 
     def started(self, run: PlannedRun) -> None:
-        """A run begins."""
+        """A run has started."""
 
     def ended(self, run: PlannedRun) -> None:
-        """A run has ended, finished or not."""
+        """A run has ended, with a result or without."""
 
 
 Launcher = Callable[[Sequence[PlannedRun], Watcher], None]
@@ -35,7 +35,7 @@ def _make(
     begun: Callable[[subprocess.Popen[bytes]], None] | None = None,
     folder: str | None = None,
 ) -> None:
-    """One run in a process that ends with this one."""
+    """Run one command in a child process, which ends when this process ends."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
     with Path(log).open("wb") as file:
         child = subprocess.Popen(
@@ -54,11 +54,11 @@ def _make(
 
 
 def local(jobs: int, threads: int) -> Launcher:
-    """Several processes at a time.
+    """Return a launcher that runs several processes at a time on this machine.
 
     Args:
         jobs: number of processes.
-        threads: of each; the same for any number of jobs, since sums depend on it in their last bits.
+        threads: CPU threads of each. It does not depend on ``jobs``, because results depend on it in their last bits.
     """
 
     def launch(runs: Sequence[PlannedRun], watcher: Watcher) -> None:
@@ -71,7 +71,7 @@ def local(jobs: int, threads: int) -> Launcher:
             run.tidy()
             watcher.ended(run)
             if not any(other.finished for other in runs):
-                pool.shutdown(wait=False, cancel_futures=True)  # what ails the first one ails them all
+                pool.shutdown(wait=False, cancel_futures=True)  # if the first run fails, the others probably would
 
         with ThreadPoolExecutor(jobs) as pool:
             try:
@@ -89,25 +89,25 @@ def local(jobs: int, threads: int) -> Launcher:
 
 
 def ray(threads: int, on_cpu: bool) -> Launcher:
-    """Tasks on the Ray cluster that ``RAY_ADDRESS`` names, or on this machine; all nodes must share the folder.
+    """Return a launcher for the Ray cluster at ``RAY_ADDRESS``, or on this machine. All nodes must share the folder.
 
     Args:
-        threads: CPUs of each run.
-        on_cpu: do without a GPU where the cluster has some; otherwise each run gets one.
+        threads: CPUs per run.
+        on_cpu: use no GPU. Otherwise each run gets one GPU, if the cluster has any.
 
     Raises:
-        InputError: if Ray is not installed, or no machine of the cluster has so many CPUs.
+        InputError: if Ray is not installed, or no machine of the cluster has ``threads`` CPUs.
     """
     try:
         import ray as engine
     except ImportError as error:
-        raise InputError("Expected Ray for --launcher ray, found none: pip install 'attnreg[ray]'.") from error
+        raise InputError("--launcher ray needs Ray: pip install 'attnreg[ray]'.") from error
 
     def launch(runs: Sequence[PlannedRun], watcher: Watcher) -> None:
         engine.init(ignore_reinit_error=True, log_to_driver=False)
         most = max(node["Resources"].get("CPU", 0) for node in engine.nodes())
         if threads > most:
-            raise InputError(f"Expected --threads of at most {most:g}, as a machine of the cluster has, got {threads}.")
+            raise InputError(f"Expected --threads of at most {most:g}, the most CPUs of one machine, got {threads}.")
         gpus = 1 if engine.cluster_resources().get("GPU") and not on_cpu else 0
         make: Any = engine.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(_make)
         here = str(Path.cwd())
@@ -130,17 +130,17 @@ def ray(threads: int, on_cpu: bool) -> Launcher:
 
 
 def commands(runs: Sequence[PlannedRun], threads: int, echo: Callable[[str], None]) -> int:
-    """Print one command a line, for a scheduler of one's own, for each run that no process is at.
+    """Print one shell command per run, for your own scheduler. Runs that are in progress are skipped.
 
     Args:
-        runs: what is to be made.
-        threads: CPU threads of each.
-        echo: prints a line.
+        runs: the unfinished runs.
+        threads: CPU threads per run.
+        echo: function that prints a line.
 
     Returns:
-        how many were printed.
+        the number of printed commands.
     """
-    waiting = [run for run in runs if not run.running]
+    waiting = [run for run in runs if not run.reader.running]
     for run in waiting:
         run.prepare()
         words = shlex.join(["attnreg", *run.command_line()])

@@ -1,4 +1,4 @@
-"""A method of a comparison: a recipe with options, some of them perhaps to be searched."""
+"""A method of a comparison: a recipe with its options, some of which may be searched."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True)
 class Method:
-    """A recipe and its options, as they would be typed after ``attnreg recipe``.
+    """A recipe and its options, as typed after ``attnreg recipe``.
 
-    Values in braces are tried one after the other, on rows held out from train: ``ad-drop --q {0.1,0.3}``.
+    Values in braces, as in ``ad-drop --q {0.1,0.3}``, are searched with rows held out from train.
 
     Args:
-        text: what was typed.
+        text: the recipe and its options.
 
     Example:
         >>> [variant.text for variant in Method("ad-drop --p 0.3 --q {0.1,0.3}").variants]
@@ -36,15 +36,15 @@ class Method:
 
     @property
     def words(self) -> list[str]:
-        """The recipe's name and its options.
+        """The recipe's name and its options, split as by a shell.
 
         Raises:
-            UsageError: if quotes do not match, or there is nothing.
+            UsageError: if the text is empty or its quotes do not match.
         """
         try:
             words = shlex.split(self.text)
         except ValueError as error:
-            raise UsageError(f"Expected a recipe with its options, got {self.text!r}: {error}.") from error
+            raise UsageError(f"Cannot parse method {self.text!r}: {error}.") from error
         if not words:
             raise UsageError("Expected a recipe with its options, got an empty text.")
         return words
@@ -60,31 +60,31 @@ class Method:
 
     @property
     def options(self) -> list[str]:
-        """Its options, for a run of a comparison: a baseline is a run of its own there."""
+        """The recipe's options for a run of the comparison, in which the baseline is a separate run."""
         has_baseline = any(parameter.name == "baseline" for parameter in self.command.params)
         return [*self.words[1:], *(["--no-baseline"] if has_baseline else [])]
 
     @property
     def variants(self) -> list[Method]:
-        """Every combination of the values in braces; the method itself where there are none."""
-        pieces = _BRACES.split(self.text)  # texts and values alternate
+        """One method for each combination of the values in braces; the method itself if there are no braces."""
+        pieces = _BRACES.split(self.text)  # text and values alternate
         choices = [piece.split(",") if number % 2 else [piece] for number, piece in enumerate(pieces)]
         return [Method("".join(chosen)) for chosen in itertools.product(*choices)]
 
     @property
     def slug(self) -> str:
-        """Name of its folder: its words, and a short hash where they would not make a good name."""
+        """Folder name: the words, with a short hash if they had to be changed."""
         name = "".join(self.words)
         good = re.sub(r"[^\w.=,-]", "_", name)[:80]
         return good if good == name else f"{good}-{hashlib.sha256(' '.join(self.words).encode()).hexdigest()[:8]}"
 
     def with_option(self, name: str, value: object) -> Method:
-        """The same with one more option."""
+        """Return this method with one more option."""
         return Method(f"{self.text} {name} {value}")
 
 
 def common_options(options: Mapping[str, object]) -> list[str]:
-    """Options as they are typed, from their values by name; those left ``None`` are left out.
+    """Return options as they are typed, from their values by name; options that are ``None`` are left out.
 
     Example:
         >>> common_options({"train_size": 500, "model": None})

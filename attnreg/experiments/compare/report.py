@@ -24,13 +24,13 @@ from attnreg.experiments.plots.seeds import plot_seeds
 
 
 def write_report(study: Study) -> list[Table]:
-    """Write the report of a finished comparison.
+    """Write the report of a comparison.
 
     Args:
-        study: all of its runs are finished.
+        study: the comparison; all its runs must be finished.
 
     Returns:
-        the tables of scores and of differences, for the screen.
+        the tables of scores and of differences, to print on the screen.
     """
     groups = [
         Group(method.text, study.final_runs(chosen))
@@ -58,33 +58,33 @@ def write_report(study: Study) -> list[Table]:
     ]
     if others:
         text = (
-            "Seed by seed, the method minus the baseline. Over seeds: Student's paired t, which answers for other "
-            f"seeds on the same dev rows. {_over_rows(baseline)} The intervals are not corrected for the number of "
-            "methods; p (Holm) is, within this table."
+            "A difference is the method's score minus the baseline's, paired by seed. The interval over seeds and p "
+            "come from Student's paired t-test: they show what other seeds would change on the same dev rows. "
+            f"{_over_rows(baseline)} p (Holm) is corrected for the number of methods in this table; intervals are not."
         )
         blocks += [Heading(f"Differences to {baseline.name}"), shown[1], Paragraph(text)]
     text = (
-        f"Train is the score on {baseline.results[0]['train_rows_scored']} of the rows that were trained on. "
-        + ("The calibration error is the expected one over 15 bins of confidence, on dev."
+        f"Train is the score on {baseline.results[0]['train_rows_scored']} of the training rows. "
+        + ("The calibration error is the expected calibration error on dev, with 15 bins."
            if baseline.has("dev", "calibration_error")
-           else "There is no calibration error: the answers are no classes of whole rows.")
+           else "There is no calibration error, because predictions are not one class per row.")
     )  # fmt: skip
     blocks += [Heading("Fit"), tables.fit(groups), Paragraph(text)]
     text = (
-        "Means over seeds; ratios are to the baseline. Time is that of training, without evaluations, checkpoints and "
-        "searches. Passes are rows of the fine-tuned networks; what a Generator computes is in the time alone. Memory "
-        "is the peak of the process on a CPU, of tensors on a GPU. The drop rate is over active steps and the "
-        "layers in which anything was dropped; how many these are stands before it."
+        "Values are means over seeds; ratios are relative to the baseline. Time is training time, without evaluation, "
+        "checkpoints and searches. Forward and backward passes are counted in rows of the fine-tuned networks; a "
+        "Generator's passes appear only in the time. Memory is the peak of the process on a CPU, and of tensors on a "
+        "GPU. The drop rate is the mean over active steps and over the layers in the column before it."
     )
     blocks += [Heading("Cost"), tables.cost(groups, baseline), Paragraph(text)]
     if plain:
         text = (
-            "The same model, data and seeds, with more epochs: as many as take as long to train, by the times of the "
-            "runs that were first there. The time ratio is its time over the method's: 1 if they came out the same. "
-            "p (Holm) is corrected within this table."
+            "The baseline is trained for more epochs, with the same model, data and seeds, so that its training takes "
+            "as long as the method's. The measured times of the first runs set the number of epochs. The time ratio "
+            "is the baseline's time over the method's. p (Holm) is corrected within this table."
         )
         equal = tables.equal_time([group for group in others if group.name in plain], plain)
-        blocks += [Heading(f"{baseline.name}, given the same time"), equal, Paragraph(text)]
+        blocks += [Heading(f"Differences to {baseline.name} with the same training time"), equal, Paragraph(text)]
     blocks += [Heading("Options"), tables.options(study, groups), *_tries(study, groups)]
     for name, content in (("report.md", markdown(blocks, study.folder)), ("report.html", self_contained_html(blocks))):
         with replaced_file(study.folder / name) as file:
@@ -108,18 +108,18 @@ def _command(study: Study) -> str:
 def _over_rows(baseline: Group) -> str:
     if baseline.counts_rows:
         return (
-            "Over dev rows: a percentile bootstrap with 2000 resamples, which answers for other dev rows with the same "
-            "networks. p is of the first."
+            "The interval over dev rows is a percentile bootstrap with 2000 resamples: it shows what other dev rows "
+            "would change for the same networks."
         )
     return (
-        f"There is no interval over dev rows: {baseline.metric} of this task is not made of counts of rows. What other "
-        "dev rows would change is not in the interval over seeds."
+        f"There is no interval over dev rows: a confusion matrix does not determine {baseline.metric} on this task. "
+        "The interval over seeds does not show what other dev rows would change."
     )
 
 
 def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     shown = {
-        "epochs": f"{_config(baseline, 'epochs')} epochs",
+        "epochs": _count(_config(baseline, "epochs"), "epoch"),
         **{
             name: f"{name.replace('_', ' ')} {_config(baseline, name) or 'of the task'}"
             for name in ("model", "batch_size", "learning_rate", "max_length")
@@ -129,54 +129,59 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     different = tables.not_common(groups)
     common = "; ".join(str(text) for name, text in shown.items() if name not in different)
     yield (
-        f"{len(baseline.runs)} seeds; {baseline.results[0]['rows']} training rows, {baseline.size} dev rows; {common}. "
-        "The score is that of the last epoch, for the network that the method returns."
+        f"{_count(len(baseline.runs), 'seed')}; {baseline.results[0]['rows']} training rows, {baseline.size} dev rows; "
+        f"{common}. Each method is scored on dev after the last epoch, with the network that it returns."
     )
     if different:
-        yield f"Not the same for all: {', '.join(name.replace('_', ' ') for name in different)}; see the options below."
+        names = ", ".join(name.replace("_", " ") for name in different)
+        yield f"The methods differ in {names}: see the options below."
     for group in groups:
         if group.results[0]["config"]["own"].get("reward_data") == "dev":
-            yield f"Warning: {group.name} took its rewards from the dev rows, so its scores are not held out."
+            yield f"Warning: {group.name} took its rewards from the dev rows, so its dev scores are biased."
         if held := group.results[0]["held_out"]:
+            first = "first epoch" if held["epochs"] == 1 else f"first {held['epochs']} epochs"
             yield (
-                f"{group.name} held out {held['rows']} of the training rows for its reward in the first "
-                f"{held['epochs']} epochs, so it saw fewer, in another order."
+                f"In its {first}, {group.name} held out {_count(held['rows'], 'training row')} for its reward, so it "
+                "trained on fewer rows, in another order."
             )
 
 
 def _made(study: Study) -> str:
     environments = {tuple(run.result["environment"].items()) for run in study.runs()}
     described = ("; ".join(" ".join(map(str, pair)) for pair in environment) for environment in sorted(environments))
-    return f"{'Made with' if len(environments) == 1 else 'Warning, made differently:'} {' | '.join(described)}."
+    start = "Environment" if len(environments) == 1 else "Warning: the environments of the runs differ"
+    return f"{start}: {' | '.join(described)}."
 
 
 def _pictures(study: Study, groups: Sequence[Group], baseline: Group) -> Iterator[Picture]:
     path = study.folder / "plots" / "seeds.png"
     plot_seeds({group.name: group.scores for group in groups}, baseline.metric, path)
-    yield Picture(
-        path, "Points: seeds, at the same height in each line. Bar: mean and its 95 % interval by Student's t."
-    )
+    yield Picture(path, "Points: seeds, in the same order for each method. Bars: mean and 95 % interval (Student's t).")
 
 
 def _tries(study: Study, groups: Sequence[Group]) -> list[Block]:
     counts = {method.text: len(method.variants) for method in study.methods}
     if max(counts.values()) == 1:
-        return [Paragraph("Nothing was searched: each method was given one set of options.")]
+        return [Paragraph("No options were searched: each method has one set of options.")]
     blocks: list[Block] = []
     if len(set(counts.values())) > 1:
         tried = ", ".join(f"{name} {count}" for name, count in counts.items())
-        blocks.append(Paragraph(f"The methods were not given the same number of tries: {tried}."))
+        blocks.append(Paragraph(f"The methods did not have the same number of tries: {tried}."))
     if (searched := tables.tries(study)) is not None:
         text = (
-            f"Values in braces were chosen by the mean score on {study.search_rows} rows held out from train, with "
-            f"{study.search_seeds} seed{'s' * (study.search_seeds > 1)} of their own; dev took no part."
+            f"Values in braces were selected by the mean score on {study.search_rows} rows held out from train, over "
+            f"{_count(study.search_seeds, 'separate seed')}. Dev was not used."
         )
         blocks += [Paragraph(text), searched]
     return blocks
 
 
+def _count(number: object, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def _write_csv(study: Study) -> None:
-    """One line per run, searched ones too."""
+    """Write one line per run, including search runs."""
     rows = []
     for run in study.runs():
         result = run.result
@@ -198,7 +203,7 @@ def _write_csv(study: Study) -> None:
             }
         )
     with replaced_file(study.folder / "results.csv") as file:
-        names = dict.fromkeys(name for row in rows for name in row)  # a search scores on less than the rest
+        names = dict.fromkeys(name for row in rows for name in row)  # search runs have fewer metrics
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -1,4 +1,4 @@
-"""The statistics of a comparison; scipy does the work."""
+"""Statistics of a comparison: paired t-test, bootstrap over rows, Holm's correction."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Difference:
     """A mean paired difference.
 
     Args:
-        mean: of the differences.
+        mean: mean of the differences.
         low: lower end of the confidence interval.
-        high: its upper end.
-        p: two-sided p-value of the mean being 0.
+        high: upper end of the confidence interval.
+        p: two-sided p-value of the hypothesis that the mean is 0.
     """
 
     mean: float
@@ -31,20 +31,20 @@ class Difference:
 
 
 def paired_difference(scores: ArrayLike, others: ArrayLike, confidence: float = 0.95) -> Difference:
-    """Student's paired t-test and interval, over seeds.
+    """Student's paired t-test and confidence interval, over seeds.
 
-    It answers for other seeds, that is for other orders of the data and other heads, on the same dev rows.
+    It tells what other seeds (other data orders and head initializations) would change on the same dev rows.
 
     Args:
         scores: ``(n,)``, one per seed.
-        others: ``(n,)``, of the same seeds.
-        confidence: of the interval.
+        others: ``(n,)``, the other method's scores for the same seeds.
+        confidence: confidence level of the interval (default: 0.95).
 
     Returns:
-        the difference; interval and p are NaN where fewer than two seeds, or no spread, leave them undefined.
+        the difference; interval and p are NaN for a single seed, or if all differences are equal.
 
     Raises:
-        InputError: if the two are not of one length.
+        InputError: if the two do not have the same length.
 
     Example:
         >>> difference = paired_difference([3.0, 4.0, 6.0], [1.0, 3.0, 4.0])
@@ -53,9 +53,9 @@ def paired_difference(scores: ArrayLike, others: ArrayLike, confidence: float = 
     """
     a, b = np.asarray(scores, float), np.asarray(others, float)
     if a.shape != b.shape or a.ndim != 1 or not len(a):
-        raise InputError(f"Expected as many scores on both sides, got {a.shape} and {b.shape}.")
+        raise InputError(f"Expected one score per seed from both methods, got shapes {a.shape} and {b.shape}.")
     gaps = a - b
-    if len(gaps) < 2 or np.ptp(gaps) <= 1e-12 * max(np.abs(a).max(), np.abs(b).max()):  # rounding is no spread
+    if len(gaps) < 2 or np.ptp(gaps) <= 1e-12 * max(np.abs(a).max(), np.abs(b).max()):  # only rounding
         return Difference(float(gaps.mean()), math.nan, math.nan, math.nan)
     test = stats.ttest_rel(a, b)
     interval = test.confidence_interval(confidence)
@@ -72,21 +72,22 @@ def bootstrap_over_rows(
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap of the mean (over seeds) difference of a metric, over the dev rows.
+    """Percentile bootstrap over dev rows, for the difference of a metric between two methods, averaged over seeds.
 
-    It answers for other dev rows, with the same trained networks. Both methods are scored on the same resampled rows.
+    It tells what other dev rows would change for the same networks. Both methods are scored on the same resampled rows.
 
     Args:
-        metric: of counts ``(..., C, C)``, a value in :data:`attnreg.experiments.tasks.metrics.CONFUSION`.
+        metric: function of confusion matrices ``(..., C, C)``, a value of
+            :data:`attnreg.experiments.tasks.metrics.CONFUSION`.
         labels: ``(n,)``.
-        predictions: ``(n,)`` for each seed.
-        others: ``(n,)`` for each seed, of the other method.
-        confidence: of the interval.
+        predictions: predicted classes ``(n,)`` for each seed.
+        others: predicted classes ``(n,)`` of the other method for each seed.
+        confidence: confidence level of the interval (default: 0.95).
         resamples: number of bootstrap samples.
-        seed: of the resampling.
+        seed: seed of the resampling.
 
     Returns:
-        both ends of the interval.
+        lower and upper end of the interval.
     """
     gold, ours, theirs = np.asarray(labels), np.asarray(predictions), np.asarray(others)
     classes = 1 + int(max(gold.max(), ours.max(), theirs.max()))
@@ -116,10 +117,10 @@ def bootstrap_over_rows(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment: rejecting what is below 0.05 rejects anything wrongly in at most 5 % of cases.
+    """Adjust p-values for multiple comparisons by Holm's step-down method, which controls the family-wise error rate.
 
     Args:
-        p_values: one per comparison; NaN ones stay NaN and do not count.
+        p_values: one per comparison; NaN stays NaN and does not count.
 
     Returns:
         adjusted p-values, in the same order.

@@ -1,4 +1,4 @@
-"""What a comparison consists of, and which of its runs can be made now."""
+"""A comparison: its methods, its options, and the runs that it needs next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnreg._files import exclusive, replaced_file
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun, Role, finished
-from attnreg.experiments.runs.folder import LOCK
+from attnreg.experiments.runs.reader import LOCK
 from attnreg.experiments.runs.settings import TASK_OPTIONS
 
 SEARCH_SEED = 1000
@@ -26,18 +26,18 @@ OF_ALL = {
 
 @dataclass(frozen=True)
 class Study:
-    """Methods, seeds and what all runs have in common.
+    """A comparison of methods over seeds.
 
     Args:
-        methods: what is compared.
-        baseline: the method that the others are compared with, one of them.
-        options: of every run, as typed.
+        methods: the methods.
+        baseline: the method, one of ``methods``, that the others are compared with.
+        options: options of every run, as typed.
         seeds: number of seeds, from 0.
-        folder: where everything goes.
-        equal_time: also train the baseline for as long as each method that takes a tenth longer.
-        search_seeds: runs for each combination of values in braces, with seeds from 1000.
-        search_rows: rows held out from train that a combination is scored on.
-        keep_models: keep the models of finished runs; their checkpoints are always removed.
+        folder: the output folder.
+        equal_time: also train the baseline as long as each method that takes at least 10 % longer.
+        search_seeds: runs per combination of values in braces, with seeds from 1000.
+        search_rows: rows held out from train to score combinations on.
+        keep_models: keep the models of finished runs; checkpoints are always removed.
     """
 
     methods: Sequence[Method]
@@ -51,11 +51,11 @@ class Study:
     keep_models: bool = False
 
     def check(self) -> None:
-        """Raise if anything that was asked for is wrong, before any run is made.
+        """Check the methods, their options and the folder, before any run starts.
 
         Raises:
-            UsageError: if a method, or an option of one, is.
-            InputError: if the folder holds runs with other options.
+            UsageError: if a method, or an option of a method, is wrong.
+            InputError: if the folder holds other files, or runs with other options.
         """
         slugs = [method.slug for method in self.methods]
         if twice := [method.text for method in self.methods if slugs.count(method.slug) > 1]:
@@ -64,18 +64,16 @@ class Study:
             for variant in method.variants:
                 if common := variant.command.given(variant.options) & OF_ALL:
                     option = min(common).replace("_", "-")
-                    raise UsageError(f"Expected --{option} for all methods alike, got it within {variant.text!r}.")
+                    raise UsageError(f"--{option} must be the same for all methods: remove it from {variant.text!r}.")
                 self._run(variant, "final", 0).settings  # noqa: B018 (refuses a wrong option)
         held = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         if set(held) - {LOCK} and "study.json" not in held:
-            raise InputError(
-                f"Expected --output-dir to be new, empty or a comparison's, got {self.folder}: choose another folder."
-            )
+            raise InputError(f"--output-dir {self.folder} holds files but no comparison: choose another folder.")
         for run in self.runs():
             run.check()
 
     def runs(self) -> list[PlannedRun]:
-        """Every run that is wanted so far: what a search chooses, or a time allows, comes when that is known."""
+        """Return every run known so far. Runs that depend on a search or on measured times are added later."""
         runs: list[PlannedRun] = []
         for method in self.methods:
             chosen = self.chosen(method)
@@ -85,7 +83,7 @@ class Study:
         return list({run.folder: run for run in reversed(runs)}.values())[::-1]  # two methods may come to the same run
 
     def search_runs(self, method: Method) -> list[PlannedRun]:
-        """The runs by which a method's values are chosen."""
+        """Return the runs that select a method's values."""
         if len(method.variants) == 1:
             return []
         return [
@@ -95,7 +93,7 @@ class Study:
         ]
 
     def chosen(self, method: Method) -> Method | None:
-        """The variant with the best mean score on held-out rows (the first of equals); ``None`` until all are run."""
+        """Return the variant with the best mean score on held-out rows, or ``None`` until its search has finished."""
         runs = self.search_runs(method)
         if not runs:
             return method.variants[0]
@@ -104,15 +102,15 @@ class Study:
         return max(method.variants, key=lambda variant: fmean(run.score for run in runs if run.method == variant))
 
     def final_runs(self, method: Method) -> list[PlannedRun]:
-        """The runs that are reported."""
+        """Return the runs of a method that are reported."""
         return [self._run(method, "final", seed) for seed in range(self.seeds)]
 
     def equal_time_runs(self, method: Method) -> list[PlannedRun]:
-        """Runs of the baseline with more epochs."""
+        """Return the runs of a baseline with more epochs."""
         return [self._run(method, "equal time", seed) for seed in range(self.seeds)]
 
     def equal_time_methods(self) -> dict[Method, Method]:
-        """For each method that takes longer than the baseline, the baseline with as many epochs as take as long."""
+        """Map each method that takes longer than the baseline to the baseline with the same training time."""
         decided, baseline = self._decided(), self.chosen(self.baseline)
         if baseline is None or not self.equal_time:
             return {}
@@ -124,9 +122,9 @@ class Study:
         return " over ".join("?" if chosen is None else chosen.text for chosen in pair)
 
     def decide(self) -> None:
-        """When all methods are run, decide how long the baseline is trained for as long as each.
+        """Once all methods have run, choose the epochs for which the baseline takes as long as each of them.
 
-        It is decided once for each method, and written down: times are never the same twice.
+        The choice is made once per method and saved, because measured times vary.
         """
         chosen = {method: self.chosen(method) for method in self.methods}
         finals = {method: self.final_runs(choice) for method, choice in chosen.items() if choice is not None}
@@ -146,10 +144,10 @@ class Study:
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """Within the block the folder is there, and this process alone works on it.
+        """Create and lock the folder for the duration of the block.
 
         Raises:
-            InputError: if it cannot be written to, or another process works on it.
+            InputError: if the folder cannot be written to, or another comparison has locked it.
         """
         with ExitStack() as stack:
             try:
@@ -159,23 +157,20 @@ class Study:
                     self._write(self._decided())
                     self.decide()
             except OSError as error:
-                raise InputError(
-                    f"Expected --output-dir to be a folder that can be written to, got: {error}."
-                ) from error
+                raise InputError(f"Cannot write to --output-dir: {error}.") from error
             if not alone:
                 raise InputError(
-                    f"Expected nobody else at work on {self.folder}, but another comparison is: wait for it, or choose "
-                    "another --output-dir."
+                    f"Another comparison is writing to {self.folder}: wait for it, or choose another --output-dir."
                 )
             yield
 
     def _decided(self) -> dict[str, int | None]:
-        """By method, for how many epochs the baseline takes as long; ``None`` where it takes no longer."""
+        """Return the equal-time epochs of the baseline per method; ``None`` for a method that takes no longer."""
         path = self.folder / "study.json"
         try:
             return dict(json.loads(path.read_text(encoding="utf-8"))["equal_time_epochs"]) if path.is_file() else {}
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"Expected a comparison's {path}, got: {error!r}.") from error
+            raise InputError(f"Cannot read the comparison from {path}: {error!r}.") from error
 
     def _write(self, decided: dict[str, int | None]) -> None:
         study = {

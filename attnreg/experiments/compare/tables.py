@@ -15,7 +15,7 @@ from attnreg.experiments.tasks.metrics import CONFUSION
 
 
 def scores(groups: Sequence[Group]) -> Table:
-    """Mean, standard deviation and every seed."""
+    """Mean, standard deviation, and the score of every seed."""
     rows = [
         [
             group.name,
@@ -29,7 +29,7 @@ def scores(groups: Sequence[Group]) -> Table:
 
 
 def differences(groups: Sequence[Group], baseline: Group) -> Table:
-    """Each method minus the baseline, seed by seed."""
+    """Each method's score minus the baseline's, paired by seed."""
     results = [paired_difference(group.scores, baseline.scores) for group in groups]
     adjusted = holm([result.p for result in results])
     header = ["method", "difference", "95 % over seeds", "p", "p (Holm)"]
@@ -46,7 +46,7 @@ def differences(groups: Sequence[Group], baseline: Group) -> Table:
 
 
 def fit(groups: Sequence[Group]) -> Table:
-    """Train against dev, and calibration."""
+    """Score and loss on train and dev, and the calibration error."""
     header = ["method", "train", "dev", "gap", "train loss", "dev loss", "calibration error"]
     rows = []
     for group in groups:
@@ -59,7 +59,7 @@ def fit(groups: Sequence[Group]) -> Table:
 
 
 def cost(groups: Sequence[Group], baseline: Group) -> Table:
-    """Time, memory and passes over the baseline's; what was dropped."""
+    """Time, memory and passes relative to the baseline, and the drop rate."""
     header = [
         "method",
         "training time (s)",
@@ -74,7 +74,7 @@ def cost(groups: Sequence[Group], baseline: Group) -> Table:
     names = ["training_seconds", "peak_memory_bytes", "forward_rows", "backward_rows"]
     rows = []
     for group in groups:
-        # What could not be measured is 0: memory on some systems, passes of a network without logits.
+        # 0 stands for "not measured": memory on some systems, passes of a network without logits.
         plain = [baseline.mean(name) for name in names]
         ratios = [f"{group.mean(name) / value:.2f}" if value else "" for name, value in zip(names, plain, strict=True)]
         active = f"{group.mean('active_steps') / group.mean('steps'):.0%}"
@@ -88,9 +88,9 @@ def cost(groups: Sequence[Group], baseline: Group) -> Table:
 
 
 def equal_time(groups: Sequence[Group], longer: Mapping[str, Group]) -> Table:
-    """Each method minus the baseline that was trained as long."""
+    """Each method's score minus that of the baseline with the same training time."""
     header = [
-        *("method", "the baseline", "its time (s)", "time ratio", "its mean"),
+        *("method", "longer baseline", "baseline time (s)", "time ratio", "baseline mean"),
         *("difference", "95 % over seeds", "p", "p (Holm)"),
     ]
     results = [paired_difference(group.scores, longer[group.name].scores) for group in groups]
@@ -105,7 +105,7 @@ def equal_time(groups: Sequence[Group], longer: Mapping[str, Group]) -> Table:
 
 
 def options(study: Study, groups: Sequence[Group]) -> Table:
-    """What each recipe was told, and how it was chosen."""
+    """The options of each method, and the number of combinations that were tried to select them."""
     rows = []
     for method, group in zip(study.methods, groups, strict=True):
         own: dict[str, Any] = dict(group.results[0]["config"]["own"])
@@ -117,14 +117,14 @@ def options(study: Study, groups: Sequence[Group]) -> Table:
 
 
 def not_common(groups: Sequence[Group]) -> list[str]:
-    """The options of all recipes in which these runs differ."""
+    """Names of the shared options (those of all recipes) in which these runs differ."""
     configs = [group.results[0]["config"] for group in groups]
     left_out = {"own", "recipe", "attnreg"}
     return [name for name in configs[0] if name not in left_out and any(c[name] != configs[0][name] for c in configs)]
 
 
 def tries(study: Study) -> Table | None:
-    """The score of each combination of searched values on held-out rows; ``None`` if nothing was searched."""
+    """The score of each searched combination on held-out rows; ``None`` if nothing was searched."""
     rows = []
     for method in study.methods:
         runs, chosen = study.search_runs(method), study.chosen(method)

@@ -1,1 +1,1 @@
-"""Pictures of runs and comparisons; colours are told apart by colour-blind people, lines and markers in grey."""
+"""Plots of runs and comparisons. Colours suit colour-blind readers; line styles and markers differ in greyscale."""

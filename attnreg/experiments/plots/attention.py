@@ -1,4 +1,4 @@
-"""One sample's attention: weights, attribution, candidate region, dropped positions (AD-DROP's Figure 1)."""
+"""Plot the attention of one sample: weights, attribution, candidate region, dropped positions (AD-DROP, Figure 1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnreg.provider.base import MaskProvider
 
 
 class _Watched(MaskProvider):
-    """Passes on what a provider answers at one site, and keeps it."""
+    """Wrap a provider and record its mask at one attention site."""
 
     def __init__(self, provider: MaskProvider) -> None:
         super().__init__()
@@ -44,20 +44,20 @@ def plot_attention(
     layer: int = 0,
     head: int | None = None,
 ) -> None:
-    """Draw what a provider does to one sample.
+    """Plot the attention of one sample and the positions that a provider drops.
 
     Args:
-        model: the model; nothing is attached to it.
-        batch: one row of its inputs, ``labels`` among them.
+        model: the model, with nothing attached.
+        batch: model inputs of one row, with ``labels``.
         tokens: the row's tokens.
-        provider: an :class:`attnreg.AttributionProvider` is drawn with its attributions and candidate region.
-        path: where to save.
-        layer: which layer.
-        head: which head; by default the one with the most attribution, or the first.
+        provider: the provider; an :class:`attnreg.AttributionProvider` also shows attributions and candidate region.
+        path: the PNG file to save.
+        layer: index of the layer (default: 0).
+        head: index of the head (default: the head with the most attribution, or the first).
     """
     watched = _Watched(provider.train())
     with attnreg.attach(model, watched) as handle, torch.random.fork_rng():
-        torch.manual_seed(0)  # the same picture each time
+        torch.manual_seed(0)  # so that the plot is reproducible
         label = next(site.label for site in handle.sites if site.layer == layer)
         watched.label = label
         attention = explain(model, batch, handle, [label], method="attention")[label][0]

@@ -1,19 +1,19 @@
-"""Training loss and dev score over training (AttendOut's Figure 4)."""
+"""Plot training loss, dev loss and dev score over training (AttendOut, Figure 4)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from attnreg.experiments.plots.run_folder import Records, moving_mean
-from attnreg.experiments.plots.style import picture, styles
+from attnreg.experiments.plots.style import moving_mean, picture, styles
+from attnreg.experiments.runs.reader import RunReader
 
 
-def plot_convergence(runs: dict[str, Records], path: Path) -> None:
-    """Draw how runs of one task went, one beside the other.
+def plot_convergence(runs: dict[str, RunReader], path: Path) -> None:
+    """Plot losses and scores of runs of one task in the same axes.
 
     Args:
-        runs: by what they are called.
-        path: where to save.
+        runs: the runs, by their names in the legend.
+        path: the PNG file to save.
     """
     first = next(iter(runs.values()))
     metric = next(
@@ -40,5 +40,5 @@ def plot_convergence(runs: dict[str, Records], path: Path) -> None:
             axes.grid(axis="y", color="#dddddd", lw=0.6)
 
 
-def _networks(run: Records) -> list[str]:
+def _networks(run: RunReader) -> list[str]:
     return list(dict.fromkeys(record["network"] for record in run.metrics))

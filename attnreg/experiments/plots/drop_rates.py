@@ -1,23 +1,23 @@
-"""Drop rate per layer over training (AttendOut's Figure 3)."""
+"""Plot the drop rate of each layer over training (AttendOut, Figure 3)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from attnreg.experiments.plots.run_folder import Records, moving_mean
-from attnreg.experiments.plots.style import picture, sequence, styles
+from attnreg.experiments.plots.style import moving_mean, picture, sequence, styles
+from attnreg.experiments.runs.reader import RunReader
 
 
-def plot_drop_rates(run: Records, path: Path) -> bool:
-    """Draw the drop rate of each attention site; lines end where the provider was not active.
+def plot_drop_rates(run: RunReader, path: Path) -> bool:
+    """Plot the drop rate of each attention site; lines have gaps where the provider was not active.
 
     Args:
         run: the run.
-        path: where to save.
+        path: the PNG file to save.
 
     Returns:
-        False, and nothing is drawn, if nothing was ever dropped or could be.
+        whether there was a drop rate to plot; otherwise no file is written.
     """
     sites = list(dict.fromkeys(site for line in run.telemetry for site in line["drop_rate"]))
     if not sites:
@@ -30,15 +30,15 @@ def plot_drop_rates(run: Records, path: Path) -> bool:
                 mean = moving_mean(rates, window)
                 axes.plot(steps, mean, linestyle=style.line, marker=style.marker, color=color, ms=4, lw=1.6,
                           markevery=max(1, len(steps) // 8), label=site)  # fmt: skip
-        axes.set(xlabel="step", ylabel="share of attention dropped", title=f"Drop rate per layer: {run.title}")
+        axes.set(xlabel="step", ylabel="drop rate", title=f"Drop rate per layer: {run.title}")
         axes.set_ylim(bottom=0)
         named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         axes.legend(named.values(), named.keys(), frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return True
 
 
-def _active_parts(run: Records, site: str) -> list[list[dict[str, Any]]]:
-    """Consecutive lines in which a site has a rate."""
+def _active_parts(run: RunReader, site: str) -> list[list[dict[str, Any]]]:
+    """Split the telemetry into consecutive parts in which a site has a drop rate."""
     parts: list[list[dict[str, Any]]] = [[]]
     for line in run.telemetry:
         if site in line["drop_rate"]:

@@ -1,22 +1,22 @@
-"""AttendOut's game over its rounds."""
+"""Plot AttendOut's game over its rounds."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from attnreg.experiments.plots.run_folder import Records, moving_mean
-from attnreg.experiments.plots.style import COLORS, picture
+from attnreg.experiments.plots.style import COLORS, moving_mean, picture
+from attnreg.experiments.runs.reader import RunReader
 
 
-def plot_game(run: Records, path: Path) -> bool:
-    """Draw the scores of both networks, who won each round, the reward and its baseline, and the Attacker's chance.
+def plot_game(run: RunReader, path: Path) -> bool:
+    """Plot scores and winner of each round, the reward and its baseline, and the Attacker's probability of winning.
 
     Args:
         run: the run.
-        path: where to save.
+        path: the PNG file to save.
 
     Returns:
-        False, and nothing is drawn, if no round was finished.
+        whether a round was finished; otherwise no file is written.
     """
     rounds = run.rounds
     if not rounds:
@@ -38,10 +38,10 @@ def plot_game(run: Records, path: Path) -> bool:
         rewards.set(ylabel="reward")
         window = max(1, len(rounds) // 8)
         wins.axhline(0.5, color="#999999", lw=0.8)
-        wins.plot(number, [line["attacker_chance"] for line in rounds], ".", color=COLORS[4], label="its chance to win")
+        wins.plot(number, [line["attacker_chance"] for line in rounds], ".", color=COLORS[4], label="win probability")
         wins.plot(number, moving_mean([float(w) for w in won], window), "-", color=COLORS[0], lw=1.6,
-                  label=f"rounds won, last {window}")  # fmt: skip
-        wins.set(ylabel="share, Attacker", xlabel="round", ylim=(-0.05, 1.05))
+                  label=f"fraction won, last {window}")  # fmt: skip
+        wins.set(ylabel="Attacker's wins", xlabel="round", ylim=(-0.05, 1.05))
         for axes in (scores, rewards, wins):
             axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return True

@@ -1,4 +1,4 @@
-"""All pictures of a run folder."""
+"""Draw all plots of a run folder."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from attnreg.experiments.plots.attention import plot_attention
 from attnreg.experiments.plots.convergence import plot_convergence
 from attnreg.experiments.plots.drop_rates import plot_drop_rates
 from attnreg.experiments.plots.game import plot_game
-from attnreg.experiments.plots.run_folder import Records
+from attnreg.experiments.runs.reader import RunReader
 from attnreg.provider.base import MaskProvider
 
 LONGEST_SAMPLE = 18
 
 
 def plot_run(folder: Path, layer: int = 0) -> list[Path]:
-    """Draw what can be drawn of a run, into its ``plots`` folder.
+    """Draw every plot that a run has data for, and save them in its ``plots`` folder.
 
     Args:
-        folder: a run folder.
-        layer: of the attention map.
+        folder: the run folder.
+        layer: layer of the attention plot (default: 0).
 
     Returns:
-        the pictures.
+        the files.
 
     Raises:
-        InputError: if it is no run folder.
+        InputError: if the folder holds no run that has trained, or the model has no such layer.
     """
-    run, plots = Records(folder), folder / "plots"
+    run, plots = RunReader(folder), folder / "plots"
+    if run.config and not run.telemetry:
+        raise InputError(f"The run in {folder} has not trained yet: there are no lines in telemetry.jsonl.")
     runs = {run.config["recipe"]: run}
     if (folder / "baseline" / "config.json").is_file():
-        runs["plain fine-tuning"] = Records(folder / "baseline")
+        runs["plain fine-tuning"] = RunReader(folder / "baseline")
     made = []
     if plot_drop_rates(run, plots / "drop_rates.png"):
         made.append(plots / "drop_rates.png")
@@ -48,12 +50,12 @@ def plot_run(folder: Path, layer: int = 0) -> list[Path]:
 
 
 def has_attention(folder: Path) -> bool:
-    """Whether the run kept what an attention map is drawn from: a model, and a provider that was saved beside it."""
+    """Whether the run has a saved model and provider, which the attention plot needs."""
     return (folder / "provider").is_dir() and (folder / "model").is_dir()
 
 
-def _attention(run: Records, path: Path, layer: int) -> None:
-    """The attention map of the first dev row that is short enough to read."""
+def _attention(run: RunReader, path: Path, layer: int) -> None:
+    """Plot the attention of the first dev row that is short enough to read."""
     from attnreg.experiments.runs.settings import TASK_OPTIONS
     from attnreg.experiments.tasks import choose_task, load_data, load_model
     from attnreg.experiments.tasks.kinds import kind_class
@@ -64,18 +66,18 @@ def _attention(run: Records, path: Path, layer: int) -> None:
     model, tokenizer = load_model(task, str(run.folder / "model"))
     layers = int(model.config.num_hidden_layers)
     if not 0 <= layer < layers:
-        raise InputError(f"Expected --layer from 0 to {layers - 1} for the model of {run.folder}, got {layer}.")
+        raise InputError(f"Expected --layer from 0 to {layers - 1}, the layers of {run.folder}/model, got {layer}.")
     kind = kind_class(task.kind)(task, tokenizer, run.config["max_length"])
     rows = kind.encode(splits["validation"]).remove_columns(REFERENCE)
     number = next((i for i, ids in enumerate(rows["input_ids"]) if 8 <= kind.length(ids) <= LONGEST_SAMPLE), 0)
     batch = kind.collate([rows[number]])
     ids = batch["input_ids"]
-    tokens = tokenizer.convert_ids_to_tokens(ids.reshape(-1, ids.shape[-1])[0])  # of several choices, the first
+    tokens = tokenizer.convert_ids_to_tokens(ids.reshape(-1, ids.shape[-1])[0])  # for multiple choice, the first choice
     plot_attention(model, batch, tokens, _innermost(run.folder / "provider"), path, layer=layer)
 
 
 def _innermost(folder: Path) -> MaskProvider:
-    """The saved provider, without the alternation of epochs around it."""
+    """Load the saved provider and unwrap it from ``CrossTuning``."""
     provider = MaskProvider.from_pretrained(folder)
     while isinstance(provider, attnreg.CrossTuning):
         provider = provider.provider

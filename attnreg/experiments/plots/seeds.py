@@ -1,4 +1,4 @@
-"""Seeds as points, means with intervals."""
+"""Plot the score of every seed, with means and intervals."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from attnreg.experiments.plots.style import picture, styles
 
 
 def plot_seeds(scores: Mapping[str, Sequence[float]], metric: str, path: Path) -> None:
-    """Draw the scores of methods.
+    """Plot the scores of methods: seeds as points, mean and 95 % interval (Student's t) as a bar.
 
     Args:
-        scores: by method, one for each seed, in the same order.
-        metric: its name.
-        path: where to save.
+        scores: one score per seed for each method; the seeds are in the same order.
+        metric: name of the metric.
+        path: the PNG file to save.
     """
     with picture(path, width=8.0, height=0.9 + 0.55 * len(scores)) as (axes,):
         for row, ((_, values), style) in enumerate(zip(scores.items(), styles(), strict=False)):

@@ -1,4 +1,4 @@
-"""What all pictures have in common."""
+"""The style that all plots share."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from matplotlib.figure import Figure
 
 
 class Style(NamedTuple):
-    """How one of several things is drawn."""
+    """Colour, line style and marker of one line in a plot."""
 
     color: str
     line: Any
     marker: str
 
 
-# Okabe and Ito's colours, from dark to light so that they differ in greyscale too.
+# Okabe and Ito's colours, in an order in which they also differ in greyscale.
 COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MARKERS = "osD^vPX"
 
 
 def styles() -> Iterator[Style]:
-    """Styles, as many as are needed; colour, line and marker all differ for the first seven."""
+    """Iterate over styles, without end; the first seven differ in colour, line and marker."""
     return (
         Style(color, line, marker)
         for color, line, marker in zip(
@@ -39,7 +39,7 @@ def styles() -> Iterator[Style]:
 
 
 def sequence(count: int) -> list[Any]:
-    """Colours from dark to light for things that have an order, such as layers."""
+    """Return ``count`` colours from dark to light, for ordered lines such as layers."""
     return [colormaps["viridis"](0.9 * number / max(1, count - 1)) for number in range(count)]
 
 
@@ -47,16 +47,16 @@ def sequence(count: int) -> list[Any]:
 def picture(
     path: Path, width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1
 ) -> Iterator[list[Axes]]:
-    """Yield the axes of a new figure, in reading order; it is saved when the block ends.
+    """Yield the axes of a new figure, row by row; save the figure when the block ends.
 
     Args:
-        path: a PNG file; its folder is made.
-        width: in inches.
-        height: in inches.
-        columns: number of axes side by side.
-        rows: number of rows of them.
+        path: the PNG file to save; its folder is created.
+        width: width in inches.
+        height: height in inches.
+        columns: number of axes per row.
+        rows: number of rows.
     """
-    figure = Figure(figsize=(width, height), layout="constrained")  # without pyplot: nothing global, no window
+    figure = Figure(figsize=(width, height), layout="constrained")  # pyplot would keep global state
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
     yield axes
@@ -64,3 +64,14 @@ def picture(
         one.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)
+
+
+def moving_mean(values: list[float], window: int) -> list[float]:
+    """Return the mean of the last ``window`` values at each position; the first positions average fewer values.
+
+    Example:
+        >>> moving_mean([1.0, 3.0, 5.0, 7.0], 2)
+        [1.0, 2.0, 4.0, 6.0]
+    """
+    parts = (values[max(0, end + 1 - window) : end + 1] for end in range(len(values)))
+    return [sum(part) / len(part) for part in parts]

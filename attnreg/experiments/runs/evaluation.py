@@ -11,9 +11,9 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
+from attnreg.experiments.runs.batches import Labelled
 from attnreg.experiments.tasks.kinds.base import Kind, Record
 from attnreg.experiments.tasks.kinds.tokens import IGNORED
-from attnreg.experiments.runs.batches import Labelled
 from attnreg.training.method import Batch
 
 

@@ -14,10 +14,9 @@ from attnreg import __version__
 from attnreg._checksums import SUMS, checksums_of
 from attnreg._files import exclusive, replaced_file, replaced_folder
 from attnreg.errors import InputError, StoppedError
-from attnreg.experiments.runs.state_files import recover_states, write_state
+from attnreg.experiments.runs.reader import LOCK
 from attnreg.experiments.runs.settings import Settings
-
-LOCK = ".lock"
+from attnreg.experiments.runs.state_files import recover_states, write_state
 
 
 class RunFolder:

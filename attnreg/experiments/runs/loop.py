@@ -6,25 +6,23 @@ import math
 import signal
 import time
 import warnings
-from collections.abc import Mapping
-from typing import Any
 
 from accelerate.utils import set_seed
 
-from attnreg.provider.asleep import asleep_for
 from attnreg.errors import AsleepWarning, InputError, StoppedError
-from attnreg.provider.saving import to_json
 from attnreg.experiments.runs.checkpoint import checkpoint, restore
 from attnreg.experiments.runs.divergence import DivergenceCheck
 from attnreg.experiments.runs.evaluation import evaluate_all
 from attnreg.experiments.runs.history import History
 from attnreg.experiments.runs.interruption import Interruption
-from attnreg.training.method import TrainingMethod, Updater
 from attnreg.experiments.runs.outcome import conclude, peak_memory
 from attnreg.experiments.runs.passes import PassCounter
 from attnreg.experiments.runs.progress import Progress
 from attnreg.experiments.runs.setup import Setup
 from attnreg.experiments.runs.telemetry import Telemetry
+from attnreg.provider.asleep import asleep_for
+from attnreg.provider.saving import to_json
+from attnreg.training.method import TrainingMethod, Updater
 
 
 def fit(method: TrainingMethod, run: Setup) -> History:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from attnreg.experiments.runs.evaluation import evaluate, evaluate_all, predict
-from attnreg.training.method import TrainingMethod
 from attnreg.experiments.runs.history import History
 from attnreg.experiments.runs.setup import Setup
+from attnreg.training.method import TrainingMethod
 
 
 def conclude(method: TrainingMethod, run: Setup, history: History) -> None:

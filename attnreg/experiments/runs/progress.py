@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
+
 from attnreg.experiments.runs.history import History
 from attnreg.experiments.runs.setup import Setup
 from attnreg.experiments.runs.telemetry import Telemetry

@@ -12,15 +12,15 @@ import torch
 
 from attnreg._files import replaced_file
 from attnreg.errors import InputError
+from attnreg.experiments.runs.batches import in_order
+from attnreg.experiments.runs.evaluation import evaluate_all
+from attnreg.experiments.runs.settings import TASK_OPTIONS
 from attnreg.experiments.tasks.data import load_data
 from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.base import reading_of
 from attnreg.experiments.tasks.model import load_model
 from attnreg.experiments.tasks.task import choose_task
-from attnreg.experiments.runs.batches import in_order
-from attnreg.experiments.runs.evaluation import evaluate_all
-from attnreg.experiments.runs.settings import TASK_OPTIONS
 
 
 def score_saved(

@@ -16,16 +16,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from attnreg.errors import InputError
-from attnreg.provider.base import MaskProvider
+from attnreg.experiments.runs.batches import Labelled, TrainBatches, in_order
+from attnreg.experiments.runs.folder import RunFolder
+from attnreg.experiments.runs.settings import Settings
+from attnreg.experiments.runs.trackers import check_trackers, flattened, tracked
 from attnreg.experiments.tasks.data import load_data
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.model import load_model
-from attnreg.experiments.runs.batches import Labelled, TrainBatches, in_order
-from attnreg.experiments.runs.folder import RunFolder
+from attnreg.provider.base import MaskProvider
 from attnreg.training.method import Batch
 from attnreg.training.optim import adamw
-from attnreg.experiments.runs.settings import Settings
-from attnreg.experiments.runs.trackers import check_trackers, flattened, tracked
 
 WARMUP_SHARE = 0.1
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")

@@ -1,4 +1,4 @@
-"""Data sets, their metrics, and the task and model that come with the package."""
+"""Tasks: their data sets, metrics and models, with one built-in task and model that need no network."""
 
 from attnreg._lazy import lazy_names
 

@@ -1,4 +1,4 @@
-"""Looking into columns: text, class labels, and columns within columns."""
+"""Read columns: text, class labels, numbers and nested fields such as ``translation.en``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def top_column(column: str, names: Iterable[str]) -> str:
-    """The name under which a column stands in a table: ``translation`` for ``translation.en``, unless it is flat."""
+    """Return the column that a dotted name belongs to: ``translation`` for ``translation.en``, unless flat."""
     return column if column in names else column.partition(".")[0]
 
 
 def column_of(rows: Dataset | Mapping[str, Any], column: str) -> list[Any]:
-    """The values of a column, or of a field of a column of records, ``None`` where it lacks.
+    """Return the values of a column or of a nested field, with ``None`` where the field is missing.
 
     Example:
         >>> column_of({"translation": [{"en": "yes"}, {}]}, "translation.en")
@@ -26,16 +26,16 @@ def column_of(rows: Dataset | Mapping[str, Any], column: str) -> list[Any]:
     """
     names = list(rows) if isinstance(rows, Mapping) else rows.column_names
     top = top_column(column, names)
-    values = list(rows[top][:])  # sliced: one row after the other would be slow
+    values = list(rows[top][:])  # a slice, because reading row by row is slow
     field = column[len(top) + 1 :]
     return [value.get(field) if isinstance(value, dict) else None for value in values] if field else values
 
 
 def texts_of(rows: Dataset, column: str, place: str) -> list[str]:
-    """The values of a column of text.
+    """Return the values of a text column.
 
     Raises:
-        InputError: if one is not text.
+        InputError: if a value is not text.
     """
     values = column_of(rows, column)
     for number, text in enumerate(values):
@@ -45,11 +45,11 @@ def texts_of(rows: Dataset, column: str, place: str) -> list[str]:
 
 
 class Classes:
-    """The classes of labels: by name, by number, or as the data's own names have them.
+    """Map labels to class numbers. A label is a class name, a class number, or an index into the data's own names.
 
     Args:
-        labels: the names, in order.
-        names: what the integers in the data stand for, where the data says so.
+        labels: the class names, in order.
+        names: the class names that the data declares for its integers, if it does (``ClassLabel`` of ``datasets``).
 
     Example:
         >>> classes = Classes(["no", "yes"])
@@ -59,7 +59,7 @@ class Classes:
         1
         >>> Classes(["1", "3"]).number(3)
         1
-        >>> Classes(["no", "yes"]).number("1")  # as a column of a .csv has it where one row is no number
+        >>> Classes(["no", "yes"]).number("1")  # a .csv column is all text if one row is not a number
         1
     """
 
@@ -76,7 +76,7 @@ class Classes:
         self._known = known
 
     def number(self, value: Any) -> int | None:
-        """The number of a value's class; ``None`` if it has none."""
+        """Return the class number of a label, or ``None`` if the label is unknown."""
         if not isinstance(value, (str, int, float)):
             return None
         label = plain_label(value)
@@ -86,22 +86,22 @@ class Classes:
 
     def __str__(self) -> str:
         shown = ", ".join(f"{i} ({name})" for i, name in enumerate(self.labels[:20]))
-        return shown if len(self.labels) <= 20 else f"{shown} and so on, {len(self.labels)} of them"
+        return shown if len(self.labels) <= 20 else f"{shown}, ... ({len(self.labels)} in all)"
 
 
 def plain_label(value: Any) -> Any:
-    """A label as a name or an integer: truth values by name, whole numbers without their point."""
+    """Normalize a label: ``True`` becomes ``"True"``, and ``2.0`` becomes ``2``."""
     if isinstance(value, bool):
         return str(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def names_of(values: Iterable[Any], names: Sequence[str] | None) -> list[str]:
-    """The names of all classes that occur, integers, be they text or not, in their order and before words.
+    """Return the class names: integers first, then words, each sorted. Text such as ``"2"`` counts as an integer.
 
     Args:
-        values: labels.
-        names: what integers stand for, where the data says so; then these are the names.
+        values: the labels of all rows.
+        names: the class names that the data declares; if given, they are returned as they are.
 
     Example:
         >>> names_of([10, 2, "2"], None), names_of(["b", "a"], None)
@@ -116,7 +116,7 @@ def names_of(values: Iterable[Any], names: Sequence[str] | None) -> list[str]:
 
 
 def number_of(value: Any) -> float | None:
-    """A finite number, which may be written as text; ``None`` if it is none.
+    """Return a value, or the number that it spells, as a float; ``None`` unless it is a finite number.
 
     Example:
         >>> number_of(2), number_of("1.5"), number_of("?"), number_of("nan"), number_of(True)
@@ -132,9 +132,9 @@ def number_of(value: Any) -> float | None:
 
 
 def class_names(rows: Dataset, column: str) -> list[str] | None:
-    """What the integers of a label column stand for, where the data says so."""
+    """Return the class names that the data declares for the integers of a label column, or ``None``."""
     feature = rows.features.get(column)
-    feature = getattr(feature, "feature", feature)  # of each element of a list
+    feature = getattr(feature, "feature", feature)  # for a list column, the feature of its elements
     names = getattr(feature, "names", None)
     return None if names is None else list(names)
 

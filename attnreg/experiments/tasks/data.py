@@ -1,4 +1,4 @@
-"""Reading a task's data: from a folder, from the hub, or embedded."""
+"""Load the data of a task from a folder or from the hub, or use the built-in rows."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ READERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".jsonl": ("json", {}),
     ".jsonl.gz": ("json", {}),
     ".csv": ("csv", {"keep_default_na": False}),  # "NA" and "null" are words
-    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t", "quoting": csv.QUOTE_NONE}),  # as GLUE's files are written
+    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t", "quoting": csv.QUOTE_NONE}),  # GLUE's format
     ".parquet": ("parquet", {}),
 }
 
 
 def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, datasets.Dataset]:
-    """The splits of a task, checked: its columns, its labels, no empty split.
+    """Load the splits of a task and check them: columns, labels, no empty split.
 
     Args:
         task: the task.
-        data_dir: a folder with ``train``, ``validation`` and perhaps ``test`` as ``.jsonl``, ``.jsonl.gz``, ``.csv``,
-            ``.tsv`` or ``.parquet``, in the hub's columns; by default the hub, or the rows that come with the package.
+        data_dir: a folder with ``train``, ``validation`` and optionally ``test`` as ``.jsonl``, ``.jsonl.gz``,
+            ``.csv``, ``.tsv`` or ``.parquet``, with the hub's column names. By default the data comes from the hub,
+            or is built in.
 
     Returns:
-        ``"train"`` (unless the task is for evaluation only), ``"validation"``, what else the task is scored on and,
-        where there is one with labels, ``"test"``.
+        the splits by name: ``"train"`` (unless the task is evaluation-only), ``"validation"``, the task's other
+        evaluation splits, and ``"test"`` if there is one with labels.
 
     Raises:
-        InputError: if the data cannot be found or does not fit.
+        InputError: if the data cannot be found or does not fit the task.
 
     Example:
         >>> from attnreg.experiments.tasks import get_task
@@ -53,14 +54,14 @@ def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, dat
 
 
 def load_data(task: Task, data_dir: str | Path | None = None) -> tuple[Task, dict[str, datasets.Dataset]]:
-    """A task with the names of its classes, which may have to be read off the data, and its splits.
+    """Load the splits of a task; also return the task with its class names, which may come from the data.
 
     Args:
         task: the task.
         data_dir: as in :func:`load_splits`.
 
     Raises:
-        InputError: if the data cannot be found or does not fit.
+        InputError: if the data cannot be found or does not fit the task.
     """
     datasets.disable_progress_bars()
     if data_dir is not None:
@@ -69,13 +70,13 @@ def load_data(task: Task, data_dir: str | Path | None = None) -> tuple[Task, dic
         of_split = getattr(agreement, task.embedded)
         splits = {name: datasets.Dataset.from_list(of_split(name)) for name in agreement.SIZES}
     elif task.hub is None:
-        raise InputError(f"Expected --data-dir with task {task.name!r}, which is not on the hub, got none.")
+        raise InputError(f"Task {task.name!r} is not on the hub: use --data-dir to give a folder with its files.")
     else:
         splits = _from_hub(task)
     kind, where = kind_class(task.kind), data_dir or task.hub or task.name
     places = {name: f"split {name} of {where}" for name in splits}
     if "test" in splits and kind.needs_labels and not _has_labels(task, splits["test"]):
-        del splits["test"]  # GLUE keeps its test labels to itself
+        del splits["test"]  # GLUE's test labels are not public
     for name, rows in splits.items():
         _check_columns(task, rows, places[name])
     if task.name == "custom" and kind.has_classes and not task.labels:
@@ -96,18 +97,16 @@ def _from_hub(task: Task) -> dict[str, datasets.Dataset]:
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         if not online:
             raise InputError(
-                f"Expected a network or --data-dir for task {task.name!r}, got neither: the hub cannot be reached and "
-                f"{named} is not in the local cache; --data-dir takes a folder with train and "
-                f"validation as .jsonl, .csv, .tsv or .parquet."
+                f"The hub cannot be reached, and {named} for task {task.name!r} is not in the local cache: use "
+                "--data-dir to give a folder with train and validation as .jsonl, .csv, .tsv or .parquet."
             ) from error
-        raise InputError(f"Expected {named} on the hub, got: {_one_line(error)}") from error
+        raise InputError(f"Cannot load {named} from the hub: {_one_line(error)}") from error
     primary, *further = task.validation
     wanted = {"validation": primary, **{name: name for name in further}}
     if not task.evaluation_only:
         wanted["train"] = "train"
     if missing := [name for name in wanted.values() if name not in found]:
-        raise InputError(f"Expected splits {', '.join(wanted.values())} in {named}, got {', '.join(found)}: "
-                         f"{missing[0]} is missing.")  # fmt: skip
+        raise InputError(f"Split {missing[0]} is missing from {named}, which has {', '.join(found)}.")
     if "test" in found and primary != "test":
         wanted["test"] = "test"
     return {name: found[theirs] for name, theirs in wanted.items()}
@@ -127,13 +126,13 @@ def _from_folder(task: Task, folder: Path) -> Iterator[tuple[str, datasets.Datas
         files = [folder / f"{name}{suffix}" for name in dict.fromkeys(names) for suffix in READERS]
         found = [file for file in files if file.is_file()]
         if not found and split in needed:
-            raise InputError(f"Expected one of {', '.join(file.name for file in files)} in {folder}, found none.")
-        if split == "validation" and found:  # its own name goes before the hub's
+            raise InputError(f"No {split} file in {folder}: add one of {', '.join(file.name for file in files)}.")
+        if split == "validation" and found:  # "validation" takes precedence over the hub's name of the split
             stem = found[0].name.partition(".")[0]
             found = [file for file in found if file.name.partition(".")[0] == stem]
         if len(found) > 1:
-            raise InputError(f"Expected one file for split {split} in {folder}, found {len(found)}: keep one of them.")
-        if found and found[0] not in read:  # a test split may be what is scored on
+            raise InputError(f"{folder} has {len(found)} files for split {split}: keep only one of them.")
+        if found and found[0] not in read:  # the test split may already be used as validation
             read.add(found[0])
             yield split, _read(found[0], texts, task.label)
 
@@ -141,18 +140,18 @@ def _from_folder(task: Task, folder: Path) -> Iterator[tuple[str, datasets.Datas
 def _read(file: Path, texts: Collection[str], label: str) -> datasets.Dataset:
     builder, options = READERS[next(suffix for suffix in READERS if file.name.endswith(suffix))]
     if builder == "csv":
-        options = {**options, "converters": dict.fromkeys(texts, str)}  # what looks like a number is text there too
+        options = {**options, "converters": dict.fromkeys(texts, str)}  # numbers in a text column stay text
     if not file.stat().st_size:
-        raise InputError(f"Expected rows in {file}, got an empty file.")
+        raise InputError(f"{file} is empty: it must have rows.")
     with tempfile.TemporaryDirectory() as cache:
         try:
-            # Kept in memory: a cache keyed by the file would be one more place that can go stale or fill up.
+            # In memory, because a cache on disk could become stale or fill the disk.
             return datasets.load_dataset(
                 builder, data_files=str(file), split="train", cache_dir=cache, keep_in_memory=True, **options
             )
         except (datasets.exceptions.DatasetGenerationError, OSError, ValueError, EOFError, IndexError) as error:
             if builder == "csv" and label not in texts and type(error.__cause__).__module__.startswith("pyarrow"):
-                try:  # a label far down may be no number where those before it are: then they all are text
+                try:  # a label far down is not a number, as the rows before it suggested: read labels as text
                     return _read(file, [*texts, label], label)
                 except InputError:
                     pass
@@ -166,36 +165,36 @@ def _complaint(file: Path, error: BaseException) -> str:
             with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
                 for number, line in enumerate(lines, 1):
                     if line.strip() and not isinstance(json.loads(line), dict):
-                        return f"Expected one JSON object a line, got {line.strip()[:60]!r} at {file}, line {number}."
+                        return f"Line {number} of {file} must be one JSON object, got {line.strip()[:60]!r}."
         except (ValueError, OSError, EOFError) as reason:
-            return f"Expected one JSON object a line, got a broken one at {file}, line {number}: {_one_line(reason)}."
+            return f"Line {number} of {file} must be one JSON object, but cannot be read: {_one_line(reason)}."
     if "corresponds to no data" in str(error):
-        return f"Expected rows in {file}, got none."
+        return f"{file} has no rows."
     cause = error.__cause__ or error
-    return f"Expected a readable {file.suffix} file, got {file}: {_one_line(cause)}"
+    return f"Cannot read {file} as {file.suffix}: {_one_line(cause)}"
 
 
 def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
     if not len(rows):
-        raise InputError(f"Expected rows in {place}, got none.")
+        raise InputError(f"There are no rows in {place}.")
     wanted = dict.fromkeys(top_column(name, rows.column_names) for name in (*task.columns, *task.choices, task.label))
     if missing := [column for column in wanted if column not in rows.column_names]:
         raise InputError(
-            f"Expected columns {', '.join(wanted)} for task {task.name!r}, got {', '.join(rows.column_names)}: "
-            f"{', '.join(missing)} missing in {place}."
+            f"Missing columns in {place}: {', '.join(missing)}. Task {task.name!r} needs {', '.join(wanted)}; the data "
+            f"has {', '.join(rows.column_names)}."
         )
 
 
 def _has_labels(task: Task, rows: datasets.Dataset) -> bool:
     if not len(rows):
-        return True  # which it is refused for
+        return True  # an empty split must reach the check that rejects it
     if top_column(task.label, rows.column_names) not in rows.column_names:
         return False
     return any(label not in (-1, None) for label in column_of(rows, task.label))
 
 
 def _check_classes(task: Task, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:
-    """Raise if a split has a class that is not trained on, where the data does not say what classes there are."""
+    """Raise if a split has a class that train lacks, unless the data declares its classes."""
     if "train" not in splits or any(
         class_names(rows, top_column(task.label, rows.column_names)) for rows in splits.values()
     ):
@@ -205,9 +204,8 @@ def _check_classes(task: Task, splits: Mapping[str, datasets.Dataset], places: M
     for name, classes in found.items():
         if strange := [label for label in classes if label not in found["train"]]:
             raise InputError(
-                f"Expected labels in column {task.label} that split train has as well, got {strange[0]!r} in "
-                f"{places[name]}: write classes in the same way in all splits and leave out rows of those that train "
-                "lacks."
+                f"Label {strange[0]!r} in column {task.label} of {places[name]} does not occur in split train: spell "
+                "classes alike in all splits, and remove the rows of classes that train lacks."
             )
 
 

@@ -1,4 +1,4 @@
-"""What a task is."""
+"""The definition of a task."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A data set, and what a model is to make of it.
+    """A data set with its columns, labels, metrics and default hyperparameters.
 
     Args:
-        name: what ``--task`` takes.
+        name: the value of ``--task``.
         summary: one line for ``attnreg list tasks``.
-        columns: the columns with what the model reads: text, or lists of words for kind ``"tokens"``. A column within a
-            column is written with a dot, as in ``translation.en``.
-        metrics: what is reported, names in :data:`attnreg.experiments.tasks.METRICS`; the first one chooses the
+        columns: input columns: text, or lists of words for kind ``"tokens"``. A nested field is written with a dot, as
+            in ``translation.en``.
+        metrics: names in :data:`attnreg.experiments.tasks.METRICS`; all are reported, and the first one selects the
             best epoch.
-        kind: a name in :data:`attnreg.experiments.tasks.kinds.KINDS`, which knows the head, the labels and the answers.
-        label: the column with what the model is to answer.
-        labels: class names, in the order of integer labels; empty where there are no classes, and where their names
-            are read off the data.
-        choices: the columns with what is chosen from, for kind ``"multiple-choice"``.
-        merges: how classes of other tasks' models are read as this one's, for ``attnreg evaluate``.
-        validation: the splits that are scored on, by the hub's names; all but the first are reported as well.
-        evaluation_only: it is there to score models of other tasks on, not to train on.
-        hub: repository and configuration on the Hugging Face hub; ``None`` where ``--data-dir`` is the only way.
-        embedded: the function of :mod:`attnreg.experiments.tasks.agreement` that gives its rows; ``None`` where they do
-            not come with the package.
-        model: default model, a hub name; ``None`` for the embedded tiny BERT.
+        kind: a name in :data:`attnreg.experiments.tasks.kinds.KINDS`; it sets the model head and the form of labels.
+        label: the label column.
+        labels: class names, in the order of integer labels. Empty if there are no classes, or if their names come
+            from the data.
+        choices: the columns of the choices, for kind ``"multiple-choice"``.
+        merges: maps the classes of models of other tasks to classes of this task, for ``attnreg evaluate``.
+        validation: evaluation splits, by their names on the hub; the first one selects the best epoch.
+        evaluation_only: whether the task only scores models of other tasks, with no training data of its own.
+        hub: repository and configuration on the Hugging Face hub; ``None`` if the task needs ``--data-dir``.
+        embedded: the function of :mod:`attnreg.experiments.tasks.agreement` that returns the built-in rows; ``None``
+            if the task has none.
+        model: default model, a hub name; ``None`` for the built-in tiny BERT.
         epochs: default number of epochs.
         batch_size: default batch size.
         learning_rate: default learning rate.
-        max_length: default longest input, in tokens; longer ones are cut.
-        ad_drop_layers: layers that AD-DROP attributes by default, as its paper chose them; ``None`` for all.
+        max_length: default maximum input length in tokens; longer inputs are truncated.
+        ad_drop_layers: layers whose attention AD-DROP attributes by default, as in its paper; ``None`` for all.
 
     Example:
         >>> from attnreg.experiments.tasks import get_task
@@ -63,5 +63,5 @@ class Task:
 
     @property
     def metric(self) -> str:
-        """The metric that is reported first and chooses the best epoch."""
+        """The metric that is reported first and selects the best epoch."""
         return self.metrics[0]

@@ -1,4 +1,4 @@
-"""The tasks outside GLUE: sentiment, words, choices, translation, and sets that models are only scored on."""
+"""Tasks outside GLUE: sentiment, tagging, multiple choice, translation, and sets for evaluation only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attnreg.experiments.tasks.definition import Task
 
 _SWAG = Task(
     name="swag",
-    summary="Situations With Adversarial Generations: which of four endings goes on from here?",
+    summary="SWAG: which of four endings continues the text?",
     kind="multiple-choice",
     columns=("sent1", "sent2"),
     choices=("ending0", "ending1", "ending2", "ending3"),
@@ -19,7 +19,7 @@ _SWAG = Task(
 )
 _PAWS = Task(
     name="paws",
-    summary="Paraphrase Adversaries from Word Scrambling: do two sentences of much the same words say the same?",
+    summary="PAWS: are two sentences with similar words paraphrases?",
     columns=("sentence1", "sentence2"),
     labels=("not_paraphrase", "paraphrase"),
     metrics=("accuracy", "f1"),
@@ -36,7 +36,7 @@ _PAWS = Task(
 def _translation(name: str, source: str, target: str, pair: str) -> Task:
     return Task(
         name=f"wmt16-{name}",
-        summary=f"WMT 2016 news translation, {source} to {target}: sequence to sequence, scored by sacreBLEU",
+        summary=f"WMT 2016 news translation, {source} to {target}, scored by sacreBLEU",
         kind="seq2seq",
         columns=(f"translation.{source}",),
         label=f"translation.{target}",
@@ -51,7 +51,7 @@ def _translation(name: str, source: str, target: str, pair: str) -> Task:
 TASKS = (
     Task(
         name="imdb",
-        summary="Large Movie Review Dataset: is the review positive? Scored on its test split, as there is no other",
+        summary="IMDb: is the movie review positive? Scored on the test split",
         columns=("text",),
         labels=("neg", "pos"),
         metrics=("accuracy",),
@@ -63,7 +63,7 @@ TASKS = (
     ),
     Task(
         name="conll2003",
-        summary="CoNLL 2003 English: named entities, word by word, scored by the F1 of whole entities",
+        summary="CoNLL 2003 English: named entities, scored by entity F1",
         kind="tokens",
         columns=("tokens",),
         label="ner_tags",
@@ -74,7 +74,7 @@ TASKS = (
     ),
     Task(
         name="ptb-pos",
-        summary="Penn Treebank: parts of speech, word by word; the tags are read off the data, which --data-dir gives",
+        summary="Penn Treebank: parts of speech; needs --data-dir",
         kind="tokens",
         columns=("tokens",),
         label="pos_tags",
@@ -85,7 +85,7 @@ TASKS = (
     replace(
         _SWAG,
         name="codah",
-        summary="CODAH, adversarial sentence completion, in SWAG's columns, from --data-dir",
+        summary="CODAH: choose the ending, as in SWAG; needs --data-dir",
         hub=None,
     ),
     _PAWS,
@@ -93,7 +93,7 @@ TASKS = (
     _translation("tr-en", "tr", "en", "tr-en"),
     Task(
         name="hans",
-        summary="Heuristic Analysis for NLI Systems: a model of mnli or rte is scored on it, by `attnreg evaluate`",
+        summary="HANS: scores mnli and rte models, with `attnreg evaluate`",
         columns=("premise", "hypothesis"),
         labels=("entailment", "non-entailment"),
         merges={
@@ -108,7 +108,7 @@ TASKS = (
     replace(
         _PAWS,
         name="paws-x",
-        summary="PAWS-X, English: a model of paws, qqp or mrpc is scored on it, by `attnreg evaluate`",
+        summary="PAWS-X: scores paws, qqp, mrpc models, with `attnreg evaluate`",
         evaluation_only=True,
         hub=("google-research-datasets/paws-x", "en"),
     ),

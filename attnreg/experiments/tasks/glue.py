@@ -1,4 +1,4 @@
-"""The tasks of GLUE."""
+"""The nine tasks of the GLUE benchmark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ GLUE = "nyu-mll/glue"
 TASKS = (
     Task(
         name="cola",
-        summary="Corpus of Linguistic Acceptability (GLUE): is the sentence acceptable English?",
+        summary="Linguistic Acceptability (GLUE): is the sentence acceptable?",
         columns=("sentence",),
         labels=("unacceptable", "acceptable"),
         metrics=("matthews_correlation", "accuracy"),
@@ -17,7 +17,7 @@ TASKS = (
     ),
     Task(
         name="sst2",
-        summary="Stanford Sentiment Treebank (GLUE): is the sentence of a film review positive?",
+        summary="Stanford Sentiment (GLUE): is the film review positive?",
         columns=("sentence",),
         labels=("negative", "positive"),
         metrics=("accuracy",),
@@ -26,7 +26,7 @@ TASKS = (
     ),
     Task(
         name="mrpc",
-        summary="Microsoft Research Paraphrase Corpus (GLUE): do the two sentences say the same?",
+        summary="Microsoft Paraphrases (GLUE): do two sentences say the same?",
         columns=("sentence1", "sentence2"),
         labels=("not_equivalent", "equivalent"),
         metrics=("accuracy", "f1"),
@@ -34,7 +34,7 @@ TASKS = (
     ),
     Task(
         name="qqp",
-        summary="Quora Question Pairs (GLUE): do the two questions ask the same?",
+        summary="Quora Question Pairs (GLUE): do two questions ask the same?",
         columns=("question1", "question2"),
         labels=("not_duplicate", "duplicate"),
         metrics=("accuracy", "f1"),
@@ -43,7 +43,7 @@ TASKS = (
     ),
     Task(
         name="stsb",
-        summary="Semantic Textual Similarity Benchmark (GLUE): how similar are the two sentences, from 0 to 5?",
+        summary="Textual Similarity (GLUE): how similar are two sentences, 0-5?",
         kind="regression",
         columns=("sentence1", "sentence2"),
         metrics=("pearson", "spearman"),
@@ -52,7 +52,7 @@ TASKS = (
     ),
     Task(
         name="mnli",
-        summary="Multi-Genre NLI (GLUE): does the hypothesis follow? Scored on matched and on mismatched genres",
+        summary="Multi-Genre NLI (GLUE): does the hypothesis follow?",
         columns=("premise", "hypothesis"),
         labels=("entailment", "neutral", "contradiction"),
         metrics=("accuracy",),
@@ -62,7 +62,7 @@ TASKS = (
     ),
     Task(
         name="qnli",
-        summary="Question-answering Natural Language Inference (GLUE): does the sentence answer the question?",
+        summary="Question NLI (GLUE): does the sentence answer the question?",
         columns=("question", "sentence"),
         labels=("entailment", "not_entailment"),
         metrics=("accuracy",),
@@ -71,7 +71,7 @@ TASKS = (
     ),
     Task(
         name="rte",
-        summary="Recognizing Textual Entailment (GLUE): does the second sentence follow from the first?",
+        summary="Textual Entailment (GLUE): does the second sentence follow?",
         columns=("sentence1", "sentence2"),
         labels=("entailment", "not_entailment"),
         metrics=("accuracy",),
@@ -79,7 +79,7 @@ TASKS = (
     ),
     Task(
         name="wnli",
-        summary="Winograd Natural Language Inference (GLUE): does the sentence with the pronoun replaced follow?",
+        summary="Winograd NLI (GLUE): is the pronoun replaced correctly?",
         columns=("sentence1", "sentence2"),
         labels=("not_entailment", "entailment"),
         metrics=("accuracy",),

@@ -1,4 +1,4 @@
-"""Knowing quickly whether the Hugging Face hub can be reached."""
+"""Check quickly whether the Hugging Face hub can be reached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIMEOUT_S = 3.0
 
 @functools.cache
 def reachable() -> bool:
-    """Whether the hub answers within three seconds; asked once a process."""
+    """Whether the hub answers within three seconds; checked once per process."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         return False
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -20,15 +20,15 @@ def reachable() -> bool:
         with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=TIMEOUT_S):
             return True
     except urllib.error.HTTPError:
-        return True  # it answered
+        return True  # an error status is an answer too
     except (OSError, ValueError):
         return False
 
 
 def offline_if_unreachable() -> bool:
-    """Where the hub does not answer, make the Hugging Face libraries read their local cache or fail at once.
+    """If the hub cannot be reached, switch the Hugging Face libraries to their local cache.
 
-    Without this, datasets tries for 23 seconds and transformers for 24 before they give up.
+    Without this, ``datasets`` retries for 23 seconds and ``transformers`` for 24 before they fail.
 
     Returns:
         whether the hub can be reached.

@@ -1,4 +1,4 @@
-"""Metrics as ``evaluate.Metric`` classes, so that they work without a network."""
+"""Metrics, as local ``evaluate.Metric`` classes that need no network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TEXTS = _both(datasets.Value("string"))
 
 
 class MatthewsCorrelation(evaluate.Metric):
-    """Matthews' correlation coefficient, the metric of CoLA.
+    """Matthews correlation coefficient, the metric of CoLA.
 
     Example:
         >>> MatthewsCorrelation(keep_in_memory=True).compute(predictions=[1, 0, 1, 1], references=[1, 0, 0, 1])
@@ -44,7 +44,7 @@ class MatthewsCorrelation(evaluate.Metric):
 
 
 class Accuracy(evaluate.Metric):
-    """Share of right predictions.
+    """Fraction of correct predictions.
 
     Example:
         >>> Accuracy(keep_in_memory=True).compute(predictions=[1, 0, 1, 1], references=[1, 0, 0, 1])
@@ -59,7 +59,7 @@ class Accuracy(evaluate.Metric):
 
 
 class F1(evaluate.Metric):
-    """F1 of class 1, of two.
+    """F1 of class 1, for two classes.
 
     Example:
         >>> F1(keep_in_memory=True).compute(predictions=[1, 0, 1, 1], references=[1, 0, 0, 1])
@@ -74,7 +74,7 @@ class F1(evaluate.Metric):
 
 
 class MacroF1(evaluate.Metric):
-    """Mean of the F1 of each class that occurs, in labels or predictions.
+    """Mean F1 over the classes that occur in the labels or the predictions.
 
     Example:
         >>> MacroF1(keep_in_memory=True).compute(predictions=[1, 0, 1, 1], references=[1, 0, 0, 1])
@@ -82,14 +82,14 @@ class MacroF1(evaluate.Metric):
     """
 
     def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(description="Mean of the classes' F1", citation="", features=_LABELS)
+        return evaluate.MetricInfo(description="Mean F1 over classes", citation="", features=_LABELS)
 
     def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
         return {"macro_f1": float(sk.f1_score(references, predictions, average="macro", zero_division=0.0))}
 
 
 class Pearson(evaluate.Metric):
-    """Pearson's correlation; 0 where all numbers of a side are equal.
+    """Pearson correlation; 0 if all predictions, or all references, are equal.
 
     Example:
         >>> result = Pearson(keep_in_memory=True).compute(predictions=[1.0, 2.0, 3.0], references=[2.0, 4.0, 5.0])
@@ -105,7 +105,7 @@ class Pearson(evaluate.Metric):
 
 
 class Spearman(evaluate.Metric):
-    """Spearman's correlation of ranks; 0 where all numbers of a side are equal.
+    """Spearman rank correlation; 0 if all predictions, or all references, are equal.
 
     Example:
         >>> Spearman(keep_in_memory=True).compute(predictions=[1.0, 2.0, 9.0], references=[2.0, 4.0, 6.0])
@@ -127,7 +127,7 @@ def _correlation(function: Callable[[Any, Any], Any], predictions: Any, referenc
 
 
 class EntityF1(evaluate.Metric):
-    """F1 of whole entities, right in type and in both ends, over all of them (seqeval, as CoNLL's own script).
+    """Micro F1 of entities; type and both boundaries must match (computed by seqeval, as CoNLL's script does).
 
     Example:
         >>> rows = {"predictions": [["B-PER", "O", "B-LOC"]], "references": [["B-PER", "I-PER", "B-LOC"]]}
@@ -145,7 +145,7 @@ class EntityF1(evaluate.Metric):
 
 
 class Bleu(evaluate.Metric):
-    """BLEU of the corpus by sacreBLEU with its defaults (13a tokens, mixed case), from 0 to 100.
+    """Corpus BLEU from 0 to 100, by sacreBLEU with its defaults (13a tokenizer, case-sensitive).
 
     Example:
         >>> Bleu(keep_in_memory=True).compute(predictions=["a b c d e"], references=["a b c d e"])
@@ -158,15 +158,15 @@ class Bleu(evaluate.Metric):
     def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
         from sacrebleu import corpus_bleu
 
-        # A single perfect line comes out a few units in the last place above 100.
+        # Rounding can put a perfect score slightly above 100.
         return {"bleu": min(100.0, float(corpus_bleu(list(predictions), [list(references)], force=True).score))}
 
 
 def accuracy_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Accuracy from counts; :class:`Accuracy` for a thousand resamples at once.
+    """Accuracy from confusion matrices: :class:`Accuracy`, vectorized over bootstrap samples.
 
     Args:
-        confusion: ``(..., C, C)``, how many rows of a class (first) were given a class (second).
+        confusion: ``(..., C, C)``, number of rows by class (first) and predicted class (second).
 
     Returns:
         ``(...)``.
@@ -179,13 +179,13 @@ def accuracy_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def matthews_correlation_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Matthews' correlation from counts; :class:`MatthewsCorrelation` for a thousand resamples at once.
+    """Matthews correlation from confusion matrices: :class:`MatthewsCorrelation`, vectorized over bootstrap samples.
 
     Args:
-        confusion: ``(..., C, C)``, how many rows of a class (first) were given a class (second).
+        confusion: ``(..., C, C)``, number of rows by class (first) and predicted class (second).
 
     Returns:
-        ``(...)``; 0 where all rows are of one class, or were given one.
+        ``(...)``; 0 if all rows have one class, or all predictions are one class.
 
     Reference:
         Gorodkin, Comparing Two K-Category Assignments by a K-Category Correlation Coefficient (2004).
@@ -202,13 +202,13 @@ def matthews_correlation_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]
 
 
 def f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """F1 of class 1 from counts; :class:`F1` for a thousand resamples at once.
+    """F1 of class 1 from confusion matrices: :class:`F1`, vectorized over bootstrap samples.
 
     Args:
-        confusion: ``(..., C, C)``, how many rows of a class (first) were given a class (second).
+        confusion: ``(..., C, C)``, number of rows by class (first) and predicted class (second).
 
     Returns:
-        ``(...)``; 0 where no row is of class 1 or was given it.
+        ``(...)``; 0 if class 1 occurs neither in the labels nor in the predictions.
 
     Example:
         >>> float(f1_of(np.array([[1, 1], [0, 2]])))
@@ -220,10 +220,10 @@ def f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def macro_f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Mean F1 of the classes that occur, from counts; :class:`MacroF1` for a thousand resamples at once.
+    """Mean F1 over classes from confusion matrices: :class:`MacroF1`, vectorized over bootstrap samples.
 
     Args:
-        confusion: ``(..., C, C)``, how many rows of a class (first) were given a class (second).
+        confusion: ``(..., C, C)``, number of rows by class (first) and predicted class (second).
 
     Returns:
         ``(...)``.
@@ -242,15 +242,15 @@ def _f1_by_class(confusion: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDA
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """Expected calibration error: how far confidence is from accuracy, weighted over bins of confidence.
+    """Expected calibration error: mean gap between confidence and accuracy over bins of confidence, weighted by size.
 
     Args:
         probabilities: ``(n, classes)``.
         labels: ``(n,)``.
-        bins: number of bins of equal width.
+        bins: number of bins of equal width; 15 by default.
 
     Returns:
-        within ``[0, 1]``, 0 being best.
+        a number in ``[0, 1]``; 0 is best.
 
     Reference:
         Guo et al., On Calibration of Modern Neural Networks (ICML 2017), Eq. 3.
@@ -262,7 +262,7 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> 
     """
     confidence, predicted = probabilities.double().max(-1)
     gap = (predicted == labels).double() - confidence
-    # Bins are open below and closed above, (0, 1/15], (1/15, 2/15] and so on.
+    # Bins exclude their lower and include their upper edge: (0, 1/15], (1/15, 2/15], ...
     number = (confidence * bins).ceil().long().clamp(1, bins) - 1
     sums = gap.new_zeros(bins).index_add(0, number, gap)
     return float(sums.abs().sum() / len(labels))
@@ -278,7 +278,7 @@ METRICS: dict[str, type[evaluate.Metric]] = {
     "entity_f1": EntityF1,
     "bleu": Bleu,
 }
-# Those that counts of labels and predictions are enough for.
+# The metrics that a confusion matrix determines.
 CONFUSION = {
     "matthews_correlation": matthews_correlation_of,
     "accuracy": accuracy_of,

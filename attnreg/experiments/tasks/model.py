@@ -1,4 +1,4 @@
-"""Models and tokenizers for tasks."""
+"""Load the model and the tokenizer of a task."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from attnreg.experiments.tasks.kinds import kind_class
 
 
 def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
-    """A model with a new head for a task, and its tokenizer. The head is drawn from torch's global generator.
+    """Load a model with a head for a task, and its tokenizer. A new head is initialized by torch's global generator.
 
     Args:
         task: the task.
-        name: a folder or a hub name; by default the task's own model.
+        name: a folder or a hub name (default: the task's model).
 
     Returns:
         the model and the tokenizer.
 
     Raises:
-        InputError: if the model is neither a folder nor on the hub, or has no head of the kind that the task needs.
+        InputError: if the model cannot be loaded, its architecture lacks the head that the task needs, or its
+            tokenizer does not fit.
 
     Example:
         >>> from attnreg.experiments.tasks import get_task
@@ -38,24 +39,21 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # a new head is what is asked for, not a cause for a warning
+    logging.set_verbosity_error()  # a new head is intended, so transformers need not warn about it
     logging.disable_progress_bar()
     name = name or task.model
     if name is None:
         return _tiny_bert(task)
     if not Path(name).is_dir():
         if Path(name).is_absolute() or name.startswith((".", "~")):
-            raise InputError(f"Expected --model to be a folder with a model or a hub name, got {name}: no such folder.")
+            raise InputError(f"Expected --model to be a folder or a hub name, got {name}: no such folder.")
         try:
             cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
         except HFValidationError as error:
-            raise InputError(
-                f"Expected --model to be a folder with a model or a hub name, got {name}: it can be neither."
-            ) from error
+            raise InputError(f"Expected --model to be a folder or a hub name, got {name}, which is neither.") from error
         if not cached and not offline_if_unreachable():
             raise InputError(
-                f"Expected a network or --model FOLDER, got neither: the hub cannot be reached and the model {name} is "
-                "not in the local cache."
+                f"The hub cannot be reached, and model {name} is not in the local cache: use --model to give a folder."
             )
     kind = kind_class(task.kind)
     try:
@@ -63,30 +61,29 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
         kind.fit_tokenizer(tokenizer, name)
         pads = tokenizer.pad_token is not None
         if not pads and tokenizer.eos_token is not None:
-            tokenizer.pad_token = tokenizer.eos_token  # GPT's kind has no other
+            tokenizer.pad_token = tokenizer.eos_token  # GPT-like models have no padding token
         head = _head(kind.head, name, AutoConfig.from_pretrained(name))
-        # A head of another task, with other classes, is no use here: it is made anew.
+        # A head with another number of classes is replaced by a new one.
         model = head.from_pretrained(name, ignore_mismatched_sizes=True, **kind.head_options(task))
     except InputError:
         raise
     except (OSError, ValueError, ConnectionError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"Expected --model to be a folder with a model and its tokenizer, or a name that the hub or its cache has, "
-            f"got {name!r}: {reason}"
+            f"Cannot load --model {name!r} (a folder with a model and its tokenizer, or a hub name): {reason}"
         ) from error
     if model.config.pad_token_id is None or not pads:
-        model.config.pad_token_id = tokenizer.pad_token_id  # a classifier of GPT's kind looks for the last token by it
+        model.config.pad_token_id = tokenizer.pad_token_id  # GPT-like classifiers find the last token by it
     if tokenizer.pad_token is None or len(tokenizer) > _embeddings(model):
         raise InputError(
-            f"Expected --model {name} to have a tokenizer with a padding token that fits its embeddings, got "
-            f"{len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
+            f"The tokenizer of --model {name} needs a padding token and at most {_embeddings(model)} tokens, as many "
+            f"as the model embeds; got {len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
         )
     return model, tokenizer
 
 
 def _embeddings(model: Any) -> float:
-    """How many tokens a model has embeddings for; infinity where it has no table of them, as with CANINE's hashes."""
+    """Number of tokens that a model embeds; infinity if it has no embedding table (CANINE hashes characters)."""
     try:
         return int(model.get_input_embeddings().num_embeddings)
     except (NotImplementedError, AttributeError):
@@ -94,14 +91,13 @@ def _embeddings(model: Any) -> float:
 
 
 def _head(kind: str, name: str, config: Any) -> Any:
-    """The class of transformers that puts a head on a model of this configuration."""
+    """Return the auto class of transformers with the head, after checking that it supports the configuration."""
     import transformers
 
     head = getattr(transformers, kind)
     if type(config) not in head._model_mapping:
         raise InputError(
-            f"Expected --model {name} to be of an architecture that {kind} knows, as the task needs, got "
-            f"{config.model_type}."
+            f"The task needs {kind}, which does not support the architecture of --model {name} ({config.model_type})."
         )
     return head
 
@@ -125,7 +121,7 @@ def _tiny_bert(task: Task) -> tuple[Any, Any]:
         num_hidden_layers=3,
         num_attention_heads=6,
         intermediate_size=192,
-        initializer_range=0.04,  # BERT's 0.02 is for 768 dimensions
+        initializer_range=0.04,  # twice BERT's 0.02, which is meant for 768 dimensions
         max_position_embeddings=64,
         type_vocab_size=2,
         **kind.head_options(task),

@@ -1,4 +1,4 @@
-"""The list of tasks, and choosing one."""
+"""The list of tasks, and the choice of one by name and options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnreg.experiments.tasks.kinds import KINDS, kind_class
 
 _AGREEMENT = Task(
     name="agreement",
-    summary="English acceptability by agreement, made by a grammar; embedded, needs no network",
+    summary="Is the sentence grammatical? Built-in data, needs no network",
     columns=("sentence",),
     labels=("unacceptable", "acceptable"),
     metrics=("matthews_correlation", "accuracy"),
@@ -26,7 +26,7 @@ _AGREEMENT = Task(
 _AGREEMENT_WORDS = replace(
     _AGREEMENT,
     name="agreement-words",
-    summary="Hidden words of the acceptable sentences of agreement, to be guessed: pre-training; embedded",
+    summary="Guess hidden words of agreement (pre-training); built-in data",
     kind="masked-lm",
     label="sentence",
     labels=(),
@@ -35,7 +35,7 @@ _AGREEMENT_WORDS = replace(
 )
 _CUSTOM = Task(
     name="custom",
-    summary="a set of your own: --data-dir, --kind, --text-columns, --label-column, --metric",
+    summary="Your own data: --data-dir, --kind, --text-columns, ...",
     columns=(),
     metrics=(),
 )
@@ -44,13 +44,13 @@ TASKS = {task.name: task for task in (_AGREEMENT, _AGREEMENT_WORDS, *glue.TASKS,
 
 
 def get_task(name: str) -> Task:
-    """The task of that name.
+    """Return the task of a name.
 
     Raises:
-        UsageError: if there is none.
+        UsageError: if there is no such task.
     """
     if name not in TASKS:
-        raise UsageError(f"Expected a task among {', '.join(TASKS)}, got {name!r}; see `attnreg list tasks`.")
+        raise UsageError(f"Expected a task among {', '.join(TASKS)}, got {name!r}. See `attnreg list tasks`.")
     return TASKS[name]
 
 
@@ -63,18 +63,18 @@ def choose_task(
     choice_columns: str | None = None,
     metric: str | None = None,
 ) -> Task:
-    """A task as the command line names it: by its name and, for ``custom``, by the columns of the data.
+    """Return the task that command-line options describe.
 
     Args:
-        name: of the task.
-        kind: of ``custom``, a name in :data:`attnreg.experiments.tasks.kinds.KINDS`; classification by default.
-        text_columns: of ``custom``, names with commas between them.
-        label_column: of ``custom``.
-        choice_columns: of ``custom`` of kind ``"multiple-choice"``, names with commas between them.
-        metric: the metric that chooses the best epoch, in place of the task's.
+        name: name of the task. The next four arguments are only for task ``custom``.
+        kind: a name in :data:`attnreg.experiments.tasks.kinds.KINDS` (default: classification).
+        text_columns: names of the text columns, separated by commas.
+        label_column: name of the label column (default: ``label``).
+        choice_columns: names of the columns with the choices, separated by commas; for kind ``"multiple-choice"``.
+        metric: metric that is reported first and selects the best epoch (default: the task's).
 
     Raises:
-        UsageError: if there is no such task, an option is for ``custom`` alone, one is missing, or one does not fit.
+        UsageError: if there is no such task, or an option is missing, wrong, or only for task ``custom``.
 
     Example:
         >>> choose_task("custom", text_columns="question,answer", metric="f1").metrics
@@ -92,32 +92,30 @@ def choose_task(
     if task is TASKS["custom"]:
         task = _custom(task, kind or "classification", text_columns, label_column, choice_columns)
     elif given := [option for option, value in columns.items() if value is not None]:
-        raise UsageError(f"Expected {given[0]} with --task custom alone, got it with --task {name}.")
+        raise UsageError(f"{given[0]} is only for --task custom: remove it for --task {name}.")
     if metric is None:
         return task
     known = kind_class(task.kind).metrics
     if metric not in known:
-        raise UsageError(f"Expected --metric of a {task.kind} task among {', '.join(known)}, got {metric!r}.")
+        raise UsageError(f"Expected --metric for a {task.kind} task to be one of {', '.join(known)}, got {metric!r}.")
     return replace(task, metrics=tuple(dict.fromkeys((metric, *task.metrics))))
 
 
 def _custom(template: Task, kind: str, texts: str | None, label: str | None, choices: str | None) -> Task:
     if kind not in KINDS:
-        raise UsageError(f"Expected --kind among {', '.join(KINDS)}, got {kind!r}.")
+        raise UsageError(f"Expected --kind to be one of {', '.join(KINDS)}, got {kind!r}.")
     expected = kind_class(kind)
     columns, chosen_from = _names("--text-columns", texts), _names("--choice-columns", choices)
     if not columns:
-        raise UsageError(
-            "Expected --text-columns with --task custom, as in --text-columns premise,hypothesis, got none."
-        )
+        raise UsageError("--task custom needs --text-columns, for example --text-columns premise,hypothesis.")
     if len(columns) > expected.most_columns:
         raise UsageError(
-            f"Expected at most {expected.most_columns} --text-columns for kind {kind}, got {len(columns)}: {texts}."
+            f"Expected at most {expected.most_columns} --text-columns for --kind {kind}, got {len(columns)}: {texts}."
         )
     if expected.needs_choices != (len(chosen_from) > 1):
         raise UsageError(
-            "Expected --choice-columns with two names or more for --kind multiple-choice, and none for others, got "
-            f"{choices or 'none'} with --kind {kind}."
+            "Expected two or more --choice-columns for --kind multiple-choice, and none for other kinds, got "
+            f"{choices or 'none'} for --kind {kind}."
         )
     return replace(
         template,
@@ -132,5 +130,5 @@ def _custom(template: Task, kind: str, texts: str | None, label: str | None, cho
 def _names(option: str, text: str | None) -> tuple[str, ...]:
     names: Sequence[str] = [] if text is None else [name.strip() for name in text.split(",")]
     if not all(names) or len(set(names)) < len(names):
-        raise UsageError(f"Expected {option} as names of columns with commas between them, each once, got {text!r}.")
+        raise UsageError(f"Expected {option} to be different column names, separated by commas, got {text!r}.")
     return tuple(names)

@@ -1,4 +1,4 @@
-"""One file per way in which models compute attention."""
+"""The attention functions that can be masked, one file each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a way of computing attention has to say of itself."""
+"""The base class of backends, and the interfaces that they use."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Call:
     """One call of a function that may compute attention, as discovery sees it.
 
     Args:
-        shape: of the scores.
+        shape: shape of the scores.
         dim: the dimension of the keys.
-        scores: the scores themselves, where they are an argument.
-        query: ``(..., Q, D)``, where it is an argument, and then so is ``key``, ``(..., K, D)``.
-        key: may have fewer heads than ``query``.
-        valid: bool, broadcastable to ``shape``: what the model allows; ``None`` where it allows everything.
+        scores: the scores, if they are an argument of the function.
+        query: ``(..., Q, D)``, if it is an argument of the function.
+        key: ``(..., K, D)``, given with ``query``; may have fewer heads.
+        valid: bool, broadcastable to ``shape``: the positions that the model allows; ``None`` allows all.
     """
 
     shape: tuple[int, ...]
@@ -40,20 +40,20 @@ class Call:
 
 @dataclass(frozen=True)
 class Asked:
-    """An attention that is about to be computed: its site, and the layout of its scores."""
+    """An attention about to be computed: its site, and the layout of its scores."""
 
     info: SiteInfo
     layout: Layout
-    again: bool = False  # for other values
+    again: bool = False  # the same queries and keys as before, with other values
 
 
 class Masking(AbstractContextManager[Any], Protocol):
-    """What a backend asks for while an attached module runs: :class:`attnreg.injection.mode.AttentionMode`."""
+    """What backends use of :class:`attnreg.injection.mode.AttentionMode`, while an attached module runs."""
 
     tap: Tap | None
 
     def expect(self, backend: str, call: Call) -> Asked | None:
-        """The site of a call; ``None`` to leave the call alone."""
+        """Return the site of a call; ``None`` to leave the call unchanged."""
 
     def ask(
         self,
@@ -69,29 +69,29 @@ class Masking(AbstractContextManager[Any], Protocol):
         scores: Tensor | None = None,
         score_mod: Callable[..., Tensor] | None = None,
     ) -> Mask | None:
-        """The provider's mask for a site; ``None`` where it keeps everything."""
+        """Return the provider's mask for a site; ``None`` keeps everything."""
 
     def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
-        """Attention weights after the softmax, under the factors of a mask and through the tap."""
+        """Apply the factors of a mask, and the tap, to attention weights after the softmax."""
 
     def of_heads(self, heads: int) -> AbstractContextManager[None]:
-        """Within the block, scores have this number of heads."""
+        """Read scores with this number of heads within the block."""
 
 
 class Noting(AbstractContextManager[Any], Protocol):
-    """What a backend asks for in the dry run: :class:`attnreg.injection.discovery.finder.Finder`."""
+    """What backends use of :class:`attnreg.injection.discovery.finder.Finder`, in the dry run."""
 
     def note(self, backend: str, call: Call, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Note a call and run it."""
 
     def of_heads(self, heads: int) -> AbstractContextManager[None]:
-        """Within the block, scores have this number of heads."""
+        """Read scores with this number of heads within the block."""
 
 
 class Backend(ABC):
-    """One way in which models compute attention: which functions, how a call is read, how masks are put into it.
+    """Functions that compute attention: how to read a call of them, and how to mask it.
 
-    A file of this folder with a subclass and an instance of it called ``BACKEND`` is all that a further way costs.
+    To add a backend, add a file to this folder with a subclass and an instance of it called ``BACKEND``.
     """
 
     name: str
@@ -103,14 +103,14 @@ class Backend(ABC):
 
     @abstractmethod
     def read(self, *args: Any, **kwargs: Any) -> Call | None:
-        """What a call with these arguments computes; ``None`` if it is certainly no attention."""
+        """Read a call with these arguments; ``None`` if it cannot be attention."""
 
     @abstractmethod
     def intercept(self, mode: Masking, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """The call, with the provider's mask in it."""
+        """Run the call with the provider's mask."""
 
     def discover(self, finder: Noting, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """The call in the dry run: note it and run it."""
+        """Note the call in the dry run, and run it."""
         call = self.read(*args, **kwargs)
         if call is None:
             return func(*args, **kwargs)
@@ -118,10 +118,10 @@ class Backend(ABC):
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """Within the block, calls of these functions reach a torch function mode; override where they do not."""
+        """Make calls of these functions reach a torch function mode within the block; override if they do not."""
         yield
 
     @property
     def needs_patches(self) -> bool:
-        """Whether :meth:`patched` does something."""
+        """Whether :meth:`patched` is overridden."""
         return type(self).patched is not Backend.patched

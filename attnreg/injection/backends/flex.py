@@ -1,4 +1,4 @@
-"""Attention in ``flex_attention``, torch's kernel for scores that are written as a function."""
+"""Attention through ``flex_attention``, torch's kernel for scores that a function modifies."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TRANSFORMERS = "transformers.integrations.flex_attention", "compile_friendly_fle
 
 
 class FlexAttention(Backend):
-    """``flex_attention``, called as it is or by transformers (``attn_implementation="flex_attention"``).
+    """``flex_attention``, called directly or by transformers (``attn_implementation="flex_attention"``).
 
-    It is no torch function: a torch function mode would be compiled into it instead of being asked. So its name is
-    bound to something that asks, wherever a module of Python holds it, while an attached attention module runs; the
-    name of ``torch.compile(flex_attention)`` too.
+    Torch does not dispatch it to torch function modes: a mode would be compiled into it. So while an attached attention
+    module runs, every Python module's name for it, or for ``torch.compile(flex_attention)``, is bound to a wrapper that
+    does dispatch.
     """
 
     name = "flex"
@@ -50,12 +50,12 @@ class FlexAttention(Backend):
         *args: Any,
         **kwargs: Any,
     ) -> Call:
-        """Always attention."""
+        """Read a call, which is always attention."""
         shape = (*query.shape[:-1], key.shape[-2])
         return Call(shape, query=query, key=key, valid=_valid(score_mod, block_mask, shape, query))
 
     def discover(self, finder: Noting, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note the call, and give zeros: compiling a kernel for the dry run would take seconds."""
+        """Note the call and return zeros, because compiling a kernel for the dry run would take seconds."""
         return finder.note(self.name, self.read(*args, **kwargs), _zeros, *args, **kwargs)
 
     def intercept(
@@ -73,7 +73,7 @@ class FlexAttention(Backend):
         kernel_options: Any = None,
         **options: Any,
     ) -> Any:
-        """The kernel with a score function that drops scores; attention written out where weights are to be seen."""
+        """Run the kernel with a score function that drops scores, or explicit attention if weights are needed."""
         shape = (*query.shape[:-1], key.shape[-2])
         site = mode.expect(self.name, Call(shape, query=query, key=key))
         options = {"return_lse": return_lse, "kernel_options": kernel_options, **options}
@@ -86,7 +86,7 @@ class FlexAttention(Backend):
             scores = _scores(query, key, scale, score_mod, block_mask)
             if mask is not None and mask.scores is not None:
                 scores = functional.masked_scores(scores, mask.scores, valid)
-            empty = (scores == -torch.inf).all(-1, keepdim=True)  # gives zeros, as the kernel does
+            empty = (scores == -torch.inf).all(-1, keepdim=True)  # their output is 0, as the kernel's is
             weights = mode.finish(site.layout, scores.masked_fill(empty, 0.0).softmax(-1), mask, valid)
             weights = weights.masked_fill(empty, 0.0).to(value.dtype)
             return _returned(weights @ _of_heads(value, query), scores, options)
@@ -96,14 +96,14 @@ class FlexAttention(Backend):
             return run(score_mod=score_mod, **options)
         except NotImplementedError as error:
             raise NoAttentionError(
-                f"flex_attention cannot train {site.info.name} here ({' '.join(str(error).split())}): use another "
+                f"flex_attention cannot train {site.info.name} here ({' '.join(str(error).split())}). Use another "
                 "device, or attn_implementation='sdpa'."
             ) from error
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """Within the block, whoever calls one of these functions asks the mode first."""
-        size = len(sys.modules), len(vars(sys.modules["__main__"]))  # a notebook's names come and go
+        """Make calls of ``flex_attention`` reach the active torch function mode within the block."""
+        size = len(sys.modules), len(vars(sys.modules["__main__"]))  # names in a notebook come and go
         if size != self._size:
             self._size = size
             self._bound = list(self._names())
@@ -117,7 +117,7 @@ class FlexAttention(Backend):
                 names[name] = function
 
     def _names(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """Where the functions stand, compiled or not: the namespace, and the name in it."""
+        """Yield each place that holds the function, compiled or not: namespace, name, function."""
         theirs = getattr(sys.modules.get(TRANSFORMERS[0]), TRANSFORMERS[1], None)
         for module in list(sys.modules.values()):
             for name, value in list(getattr(module, "__dict__", {}).items()):
@@ -127,7 +127,7 @@ class FlexAttention(Backend):
 
 
 def _plain(function: FunctionType) -> Any:
-    """What ``torch.compile`` made a function of, or the function itself."""
+    """Return the function that ``torch.compile`` compiled, or the function itself."""
     return vars(function).get("_torchdynamo_orig_callable", function)
 
 
@@ -147,9 +147,9 @@ def _valid(score_mod: ScoreMod | None, block_mask: Any, shape: tuple[int, ...], 
 
 
 def _dropping(score_mod: ScoreMod | None, keep: Tensor, valid: Tensor | None, shape: tuple[int, ...]) -> ScoreMod:
-    """A score function that drops scores; rows of which everything is dropped have equal scores at what is valid.
+    """Return a score function that drops scores; a fully dropped query row gets equal scores at its valid positions.
 
-    A row without valid keys stays the model's own.
+    A query row without valid positions keeps the model's own scores.
     """
     keep = keep.expand(shape)
     open_ = torch.ones((), dtype=torch.bool, device=keep.device).expand(shape) if valid is None else valid.expand(shape)
@@ -166,7 +166,7 @@ def _dropping(score_mod: ScoreMod | None, keep: Tensor, valid: Tensor | None, sh
 
 
 def _scores(query: Tensor, key: Tensor, scale: float | None, score_mod: ScoreMod | None, block_mask: Any) -> Tensor:
-    """The scores as the kernel has them, in its precision."""
+    """Compute the scores as the kernel does, in its precision."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     scores = query.to(dtype) @ _of_heads(key, query).to(dtype).transpose(-1, -2)
     scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
@@ -176,7 +176,7 @@ def _scores(query: Tensor, key: Tensor, scale: float | None, score_mod: ScoreMod
 
 
 def _of_heads(shared: Tensor, query: Tensor) -> Tensor:
-    """Keys or values for each head of the queries."""
+    """Repeat shared keys or values for each head of the queries."""
     return shared.repeat_interleave(query.shape[1] // shared.shape[1], 1)
 
 
@@ -197,7 +197,7 @@ def _zeros(
 
 
 def _returned(out: Tensor, scores: Tensor, options: dict[str, Any]) -> Any:
-    """The output as flex_attention gives it: with the log-sum-exp of scores, and their highest, where asked for."""
+    """Return the output as ``flex_attention`` does: with the logsumexp and maximum of scores, if asked for."""
     asked = options.get("return_aux")
     if asked is not None:
         lse = scores.logsumexp(-1) if asked.lse else None
@@ -206,7 +206,7 @@ def _returned(out: Tensor, scores: Tensor, options: dict[str, Any]) -> Any:
 
 
 def _asking(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function, past the torch function mode that is active."""
+    """Call a function, or let the active torch function mode handle it."""
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
     if has_torch_function(tensors):
         return handle_torch_function(function, tensors, *args, **kwargs)

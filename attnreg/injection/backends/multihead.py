@@ -1,4 +1,4 @@
-"""Attention inside torch's ``nn.MultiheadAttention``."""
+"""Attention through torch's ``nn.MultiheadAttention``."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from attnreg.injection.backends.base import Backend, Call, Masking, Noting
 
 
 class MultiheadAttention(Backend):
-    """``F.multi_head_attention_forward``, which is made of the softmax or the fused attention of other backends."""
+    """``F.multi_head_attention_forward``, which calls the softmax or fused attention of other backends."""
 
     name = "multihead"
     functions = (F.multi_head_attention_forward,)
 
     def read(self, *args: Any, **kwargs: Any) -> Call | None:
-        """Nothing by itself."""
+        """Return nothing; the functions that it calls are read instead."""
         return None
 
     def intercept(self, mode: Masking, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run torch's own implementation under the mode, which then meets its softmax or fused attention."""
+        """Run torch's own implementation under the mode, which then sees its softmax or fused attention."""
         with mode.of_heads(_heads(args, kwargs)), mode:
             return _undispatched(*args, **kwargs)
 
     def discover(self, finder: Noting, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """The same in the dry run."""
+        """Run it under the finder, in the dry run."""
         with finder.of_heads(_heads(args, kwargs)), finder:
             return _undispatched(*args, **kwargs)
 
@@ -36,10 +36,10 @@ def _heads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def _without_dispatch(function: Any) -> Any:
-    """The same function, reading a ``has_torch_function`` that answers no.
+    """Copy a function so that it does not dispatch itself to the active torch function mode.
 
-    ``F.multi_head_attention_forward`` hands itself to the active mode before it does anything, so under a mode its
-    inner softmax or fused attention can never be seen. This is torch's own code, run past that first question.
+    ``F.multi_head_attention_forward`` first dispatches itself, so a mode would never see its inner softmax or fused
+    attention. The copy runs torch's own code with a ``has_torch_function`` that returns False.
     """
     twin = FunctionType(
         function.__code__,

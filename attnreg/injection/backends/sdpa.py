@@ -1,4 +1,4 @@
-"""Attention in one call of torch's fused kernel, ``F.scaled_dot_product_attention``."""
+"""Attention through torch's fused kernel, ``F.scaled_dot_product_attention``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FusedAttention(Backend):
     functions = (F.scaled_dot_product_attention,)
 
     def read(self, *args: Any, **kwargs: Any) -> Call:
-        """Always attention, of the shape of its arguments."""
+        """Read a call, which is always attention."""
         return self._call(*args, **kwargs)
 
     def _call(
@@ -51,7 +51,7 @@ class FusedAttention(Backend):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Fused attention with the provider's mask."""
+        """Run fused attention with the provider's mask."""
         shape = shape_of_scores(query, key)
         site = mode.expect(self.name, Call(shape, query=query, key=key))
         if site is None:
@@ -76,7 +76,7 @@ class FusedAttention(Backend):
         if mask is None and mode.tap is None:
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if mask is not None and mask.drops_layer:
-            # Empty sums: Q, K and a learned bias stay in the graph, with zero gradients, and cannot spoil the value.
+            # Empty sums keep Q, K and a learned bias in the graph with zero gradients, and cannot add a NaN.
             unused = (x[:0].sum() for x in (queries, keys, bias) if x is not None)
             out = functional.uniform_attention(layout.of_keys(values, dim=-2), own_valid, own) + sum(unused)
         else:
@@ -87,7 +87,7 @@ class FusedAttention(Backend):
 
 
 def shape_of_scores(query: Tensor, key: Tensor) -> tuple[int, ...]:
-    """``(..., Q, K)``, where queries and keys broadcast, but for keys that several heads of queries share."""
+    """Return ``(..., Q, K)``: queries and keys broadcast, unless several query heads share a key head."""
     lead = tuple(query.shape[:-2])
     pairs = zip(lead, key.shape, strict=False)
     if len(lead) != key.dim() - 2 or any(a != b and 1 in (a, b) for a, b in pairs):
@@ -96,14 +96,14 @@ def shape_of_scores(query: Tensor, key: Tensor) -> tuple[int, ...]:
 
 
 def _of_lead(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Queries, keys or values for all samples and heads of the scores, where they are broadcast."""
+    """Expand queries, keys or values that broadcast to all samples and heads of the scores."""
     lead = tuple(rows.shape[:-2])
     fits = len(lead) == len(shape) - 2 and not any(a == 1 < b for a, b in zip(lead[:-1], shape, strict=False))
     return rows if fits else rows.expand(*shape[:-2], *rows.shape[-2:])
 
 
 def materialized(attn_mask: Tensor | None) -> Tensor | None:
-    """A mask as a plain tensor, also if it is one of ``torch.nn.attention.bias``."""
+    """Return a mask as a plain tensor, also if it is a ``torch.nn.attention.bias`` object."""
     make = getattr(attn_mask, "_materialize", None)
     return attn_mask if make is None else make(attn_mask.device)  # type: ignore[union-attr]
 
@@ -127,7 +127,7 @@ def _attend(
     if keep is not None:
         keep, valid = layout.around_keys(keep, own_valid, shape)
     if bias is not None and valid is not None:
-        # A row without a valid key stays as the model's finite biases make it.
+        # A query row without a valid key keeps the weights that the model's finite biases give it.
         orphan = ~valid.any(-1, keepdim=True)
         valid = valid | orphan
         keep = keep if keep is None else keep | orphan

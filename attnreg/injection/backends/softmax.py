@@ -1,4 +1,4 @@
-"""Attention written out: scores, softmax, product with the values."""
+"""Explicit attention: scores, softmax, product with the values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from attnreg.injection.validity import allowed
 
 
 class Softmax(Backend):
-    """``softmax`` over scores."""
+    """The softmax functions of torch, applied to scores."""
 
     name = "softmax"
     functions = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
 
     def read(self, *args: Any, **kwargs: Any) -> Call | None:
-        """A softmax over a named dimension of at least two may be attention."""
+        """Read a softmax; with a given dimension and at least two dimensions, it may be attention."""
         scores = args[0] if args else kwargs["input"]
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if not isinstance(dim, int) or scores.dim() < 2:
@@ -28,7 +28,7 @@ class Softmax(Backend):
         return Call(tuple(scores.shape), dim, scores=scores)
 
     def intercept(self, mode: Masking, func: Any, *args: Any, **kwargs: Any) -> Tensor:
-        r"""Softmax with dropped scores at :math:`-\infty`, and factors on what comes out."""
+        r"""Run softmax with dropped scores at :math:`-\infty`, and apply the factors of the mask to its output."""
         call = self.read(*args, **kwargs)
         site = None if call is None else mode.expect(self.name, call)
         if call is None or site is None:
@@ -47,7 +47,7 @@ class Softmax(Backend):
             given = layout.restored(functional.masked_scores(scores, keep, open_), shape)
         rest = {name: value for name, value in kwargs.items() if name != "input"}
         weights = layout.canonical(func(given, *args[1:], **rest))
-        # Models may count on how softmax gives its output: contiguous.
+        # Models may rely on a contiguous output, as softmax returns.
         return layout.restored(mode.finish(layout, weights, mask, valid), shape).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Finding where a model computes attention, by running it once and watching what happens."""
+"""Find where a model computes attention, by running it once on a tiny input."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class FoundSite:
     """An attention site of a model.
 
     Args:
-        info: what providers are told of it.
-        sighting: where it was seen.
-        layout: of its scores.
-        block: the Transformer block that holds it, if it is a self-attention in one.
-        parts: what its parts differ in, where it is computed in several.
+        info: the site as providers see it.
+        sighting: where the dry run saw it.
+        layout: layout of its scores.
+        block: the Transformer block that contains it, if it is self-attention in a block.
+        parts: how it is split, if it is computed in several parts.
         others: the sightings of its other parts.
     """
 
@@ -45,19 +45,19 @@ class FoundSite:
 
     @property
     def module(self) -> nn.Module:
-        """The module whose own forward computes it."""
+        """The module whose own forward computes the attention."""
         return self.sighting.place.module
 
 
 @dataclass(frozen=True, eq=False)
 class Discovery:
-    """What a dry run of a model has shown.
+    """The result of a dry run of a model.
 
     Args:
-        sites: all attention that can be masked, in the order in which it runs.
-        left_out: what else is attention, is named so, or looks like it.
-        sightings: all that looked like attention, in the order in which it ran.
-        names: of the model's modules.
+        sites: the attention that can be masked, in the order in which it runs.
+        left_out: other attention, and what is named or looks like attention.
+        sightings: every computation that looked like attention, in order.
+        names: the names of the model's modules.
     """
 
     sites: tuple[FoundSite, ...]
@@ -66,7 +66,7 @@ class Discovery:
     names: Mapping[nn.Module, str]
 
     def left_out_besides(self, chosen: Set[str]) -> tuple[LeftOut, ...]:
-        """What is left out if the sites of these names are chosen."""
+        """Return what is left out if only the sites with these names are chosen."""
         rest = [site.info for site in self.sites if site.info.name not in chosen]
         return (*self.left_out, *(LeftOut(info.name, info.label, NOT_CHOSEN) for info in rest))
 
@@ -74,20 +74,20 @@ class Discovery:
 def discover(model: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any] | None = None) -> Discovery:
     """Find the attention sites of a model.
 
-    The model runs once, in eval mode, without gradients and hooks, on a tiny input. Attention is what multiplies values
-    with weights that came out of a softmax (or a fused kernel) of products of queries and keys; whether it is
-    self-attention is decided by where its queries and keys come from. The model is afterwards as it was.
+    The model runs once on a tiny input, in eval mode, without gradients and hooks, and is left unchanged. A computation
+    is attention if it takes the softmax of products of queries and keys (or calls a fused kernel) and multiplies values
+    by the resulting weights. It is self-attention if its queries and keys come from the same sequence.
 
     Args:
         model: any model.
-        example_inputs: keyword arguments (or a tuple of positional ones) for one forward pass, with at least two
-            samples; made up for most transformers models and for torch's own Transformer modules.
+        example_inputs: keyword arguments (or a tuple of positional ones) for one forward pass with at least two
+            samples. Default: made for most transformers models and for torch's own Transformer modules.
 
     Returns:
-        the sites, and what is left out; a module that several layers share (as in ALBERT) is a site per call.
+        the sites, and what is left out. A module that several layers share (as in ALBERT) has one site per call.
 
     Raises:
-        NoAttentionError: if the model cannot be run, or no attention is seen.
+        NoAttentionError: if the model does not run, or no attention is found.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(8, 2, 16)
@@ -147,10 +147,10 @@ def _sites(model: nn.Module, names: Mapping[nn.Module, str], sightings: Sequence
 
 
 def _settle(sightings: Sequence[Sighting], names: Mapping[nn.Module, str]) -> None:
-    """Give attention whose layout could not be told that of others, in modules of its class or as large as it.
+    """Give attention of unclear layout the layout of attention in modules of the same class, or of the same size.
 
     Raises:
-        NoAttentionError: if there are none, and samples cannot be told from heads.
+        NoAttentionError: if there is none, and samples cannot be distinguished from heads.
     """
     layouts = [(each, each.reading.layout) for each in reversed(sightings) if each.reading and each.reading.sure]
     known: dict[Any, Layout] = {(each.shape[0], each.backend, each.rank): layout for each, layout in layouts}
@@ -165,13 +165,13 @@ def _settle(sightings: Sequence[Sighting], names: Mapping[nn.Module, str]) -> No
             sighting.reading = replace(reading, layout=layout)
         elif sighting.rank == 3:
             raise NoAttentionError(
-                f"Samples and heads share a dimension at {names.get(sighting.place.module)}, and one sample does not "
-                "show their order: pass `example_inputs` with two samples."
+                f"Samples and heads share a dimension at {names.get(sighting.place.module)}, and their order is not "
+                "clear from one sample. Pass `example_inputs` with two samples."
             )
 
 
 def _refuse_shuffled(sightings: Sequence[Sighting]) -> None:
-    """What a class of modules does to its queries once it may always do."""
+    """Treat queries as reordered in all modules of a class that reordered them once."""
     classes = {type(each.place.module) for each in sightings if each.reading and not each.reading.in_order}
     for sighting in sightings:
         if sighting.reading is not None and type(sighting.place.module) in classes:
@@ -189,13 +189,13 @@ def _stack(sighting: Sighting) -> Stack:
 def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None) -> Finder:
     attempts: list[tuple[nn.Module, Any]] = [(model, inputs)]
     if inputs is None:
-        # A head may want more than its backbone: an end-of-sentence token, several choices.
+        # A head may need more than its backbone, such as an end-of-sentence token or several choices.
         base = getattr(model, "base_model", model)
         attempts = [(each, made) for each in dict.fromkeys((model, base)) for made in make_example_inputs(each)]
         if not attempts:
             raise NoAttentionError(
-                f"What {type(model).__name__} takes is not known: pass the arguments of one forward pass with two "
-                "samples, `attach(..., example_inputs={...})`."
+                f"The inputs of {type(model).__name__} are unknown. Pass the arguments of one forward pass with two "
+                "samples: `attach(..., example_inputs={...})`."
             )
     problems: list[Exception] = []
     for runnable, given in attempts:
@@ -212,5 +212,5 @@ def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None)
     problem = problems[0]
     raise NoAttentionError(
         f"{type(model).__name__} does not run on example inputs ({type(problem).__name__}: "
-        f"{' '.join(str(problem).split())}): pass inputs that fit, `attach(..., example_inputs={{...}})`."
+        f"{' '.join(str(problem).split())}). Pass inputs that it accepts: `attach(..., example_inputs={{...}})`."
     ) from problem

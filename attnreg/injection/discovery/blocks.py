@@ -1,4 +1,4 @@
-"""Finding the Transformer block around a self-attention, in the dry run of discovery."""
+"""Find the Transformer block around a self-attention."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LISTS = (nn.ModuleList, nn.Sequential)
 
 @dataclass(frozen=True)
 class Block:
-    """A Transformer block, and at which of its calls.
+    """One call of a Transformer block.
 
     Args:
-        module: its hidden states are the first argument of its forward, and the first or only thing that comes out.
-        call: counted from 0.
-        first: the name of that argument.
-        alone: whether hidden states are all that comes out. Otherwise it is a tuple or list, or the block leaves
-            something in a dict or list among its arguments, for later blocks.
+        module: the block. Its first argument is the hidden states; so is its output, or the first entry of its output.
+        call: index of the call, from 0.
+        first: name of the first argument.
+        alone: whether the block returns only hidden states. If not, it returns a tuple or list, or stores something for
+            later blocks in a dict or list among its arguments.
     """
 
     module: nn.Module
@@ -37,11 +37,11 @@ class ModuleCall:
     Args:
         module: the module.
         args: its positional arguments.
-        kwargs: its arguments by name.
-        index: how often it was called before.
-        attentions: number of self-attentions computed in it.
+        kwargs: its keyword arguments.
+        index: number of earlier calls of the module.
+        attentions: number of self-attention computations in it.
         is_repeated: whether the module is called more than once in the pass.
-        block: the module as a block, once it has returned hidden states in the shape in which it got them.
+        block: the call as that of a block, once it has returned hidden states in their input shape.
     """
 
     module: nn.Module
@@ -56,7 +56,7 @@ class ModuleCall:
         self._given = list(_leaves((self.args, self.kwargs)))
 
     def returns(self, output: Any) -> None:
-        """The call ends."""
+        """End the call."""
         if not self.attentions:
             return
         first = next(iter(list(inspect.signature(type(self.module).forward).parameters)[1:]), "")
@@ -72,7 +72,7 @@ class ModuleCall:
 
 
 def _leaves(argument: Any) -> Iterator[Any]:
-    """What is in tuples, lists and mappings; a cache is one thing: each block keeps its own part of it."""
+    """Yield the leaves of tuples, lists and mappings. A cache is one leaf: each block has its own part of it."""
     if isinstance(argument, (tuple, list, Mapping)):
         for each in argument.values() if isinstance(argument, Mapping) else argument:
             yield from _leaves(each)
@@ -81,15 +81,15 @@ def _leaves(argument: Any) -> Iterator[Any]:
 
 
 def block_of(model: nn.Module, name: str, calls: Sequence[ModuleCall]) -> Block | None:
-    """The block that holds an attention: the outermost entry of a list of modules with one self-attention in it.
+    """Return the block around an attention: the outermost entry of a module list with one self-attention in it.
 
-    A model that is itself a block will do. Nothing else is taken for one, because a module that is only a part of a
-    residual branch (a list of attentions, a list of pairs) must not be left out by itself.
+    A model may itself be a block. No other module counts as one, because a module that is only part of a residual
+    branch (an entry of a list of attentions or of pairs) must not be skipped alone.
 
     Args:
         model: the model.
         name: qualified name of the attention module.
-        calls: of the modules that were running, the attention module's the last.
+        calls: the calls that were running, outermost first; the last is the attention module's.
     """
     around = {call.module: call for call in calls[:-1]}
     entries = list(_entries(model, name))
@@ -103,7 +103,7 @@ def block_of(model: nn.Module, name: str, calls: Sequence[ModuleCall]) -> Block 
 
 
 def _entries(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """The entries of lists on the way to a module, from the outside."""
+    """Yield the list entries that contain a module, outermost first."""
     parent = model
     for part in name.split("."):
         child = parent._modules.get(part)

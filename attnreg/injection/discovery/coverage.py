@@ -1,4 +1,4 @@
-"""What of a model's attention is left out, and why."""
+"""Find the attention of a model that is left out, and why."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from attnreg.injection.discovery.numbering import lists_of_blocks
 _NAMED = re.compile(r"att(entio)?n", re.IGNORECASE)
 _PART = re.compile(r"dropout|norm|mask|bias|embed|rotary|output|intermediate|pos(ition)?_|project", re.IGNORECASE)
 
-NO_PRODUCTS = "its scores are no products of queries and keys"
-NO_VALUES = "its weights are not multiplied with values"
-SHUFFLED = "its queries are in another order than its keys"
-ASIDE = "what is computed of all scores beside the softmax still counts what a mask drops"
-NOT_SOFTMAX = "its weights come out of nothing that can be masked, such as log_softmax, sigmoid or a compiled function"
-UNSEEN = "no softmax and no fused attention was seen in it"
-NOT_CHOSEN = "it is not among the `stacks`, `layers` and `modules` that were asked for"
+NO_PRODUCTS = "its scores are not products of queries and keys"
+NO_VALUES = "its weights are not multiplied by values"
+SHUFFLED = "its queries are ordered differently from its keys"
+ASIDE = "it is taken over all scores, so it still counts dropped positions"
+NOT_SOFTMAX = "its weights come from a function that cannot be masked, such as log_softmax, sigmoid or a compiled one"
+UNSEEN = "no softmax or fused attention was seen in it"
+NOT_CHOSEN = "it is not selected by `stacks`, `layers` or `modules`"
 NOT_RUN = "it did not run on the example inputs"
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What :func:`attnreg.attach` leaves as it is.
+    """Something in a model that :func:`attnreg.attach` does not mask.
 
     Args:
-        name: of the module.
+        name: name of the module.
         seen: what was seen there.
         reason: why it is left out.
-        is_attention: whether it is attention, or named so.
+        is_attention: whether it is attention, or is named so.
     """
 
     name: str
@@ -45,17 +45,17 @@ class LeftOut:
 
 
 def left_out(finder: Finder, model: nn.Module) -> tuple[LeftOut, ...]:
-    """What a dry run has seen besides the attention that can be masked."""
+    """List what a dry run has seen besides the attention that can be masked."""
     return tuple(dict.fromkeys((*_seen(finder), *_named(finder, model))))
 
 
 def stacks_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str]) -> dict[str, LeftOut]:
-    """Lists of blocks in which there is attention, by name, and none that was found.
+    """Return an example from each list of blocks whose attention is all left out, by name of the list.
 
     Args:
         left: what is left out.
         model: the model.
-        covered: names of the modules that hold attention that was found.
+        covered: names of the sites that were found.
     """
     attention = [each for each in left if each.is_attention]
     whole = {}
@@ -86,7 +86,7 @@ def _seen(finder: Finder) -> Iterator[LeftOut]:
 
 
 def _named(finder: Finder, model: nn.Module) -> Iterator[LeftOut]:
-    """Modules that are called attention, in and around which none was found."""
+    """Yield modules that are named attention, but in and around which no attention was found."""
     seen = [sighting.running for sighting in finder.sightings]
     seen += finder.hidden
     places = {running[-1].module for running in seen}
@@ -112,5 +112,5 @@ def _is_called_attention(*names: str) -> bool:
 
 
 def _projects(module: nn.Module) -> bool:
-    """Whether it holds at least the projections that attention takes."""
+    """Whether a module has at least two weight matrices, as the projections of attention."""
     return sum(parameter.dim() >= 2 for parameter in module.parameters()) >= 2

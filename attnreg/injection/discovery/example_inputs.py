@@ -1,4 +1,4 @@
-"""Tiny inputs with which a model can be run once to look for its attention."""
+"""Make tiny inputs, to run a model once and find its attention."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Not the number of labels, heads or layers of any usual tiny model, so that shapes tell tokens from the rest.
+# Differs from the usual numbers of labels, heads and layers of tiny models, so that shapes identify tokens.
 LENGTH = 7
-SAMPLES = 2  # so that the order of samples and heads in one dimension can be told
-SIZE = 64  # of an image, where the configuration names none
-FRAMES = 40  # of a spectrogram, likewise
-SOUND = 4000  # numbers of a sound wave
-CLIP = 2  # images of a video
+SAMPLES = 2  # shows the order of samples and heads in a shared dimension
+SIZE = 64  # pixels per side of an image, if the configuration gives none
+FRAMES = 40  # frames of a spectrogram
+SOUND = 4000  # samples of a waveform
+CLIP = 2  # frames of a video
 
 Inputs = dict[str, Any]
 
 
 def example_inputs(model: nn.Module) -> list[Inputs]:
-    """Keyword arguments for one forward pass of ``model`` on two samples, the likeliest first; empty if none are known.
+    """Make keyword arguments for one forward pass of a model on two samples: candidates, the most likely first.
 
-    Known are torch's own Transformer modules and what transformers models take under usual names: token ids, images,
-    videos, sounds, spectrograms, pairs of text and one of these, the past of a series.
+    Covers torch's own Transformer modules, and transformers models whose inputs have usual names: token ids, images,
+    videos, waveforms, spectrograms, text with one of these, time series. The list is empty for other models.
 
     Example:
         >>> example_inputs(nn.TransformerEncoderLayer(8, 2))[0]["src"].shape
         torch.Size([2, 7, 8])
     """
-    # Made in place, not moved: self-attention is told from cross-attention by its query being its key.
+    # Made on the device, not moved to it: a moved tensor that is query, key and value would become three.
     like = next(model.parameters(), torch.empty(0))
     is_theirs = hasattr(model, "config") and hasattr(model, "main_input_name")
     with torch.device(like.device):
@@ -48,14 +48,14 @@ def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
     config: Any = model.config
     main = str(model.main_input_name)
     taken = inspect.signature(type(model).forward).parameters
-    if main not in taken:  # a part of a model that says of itself what the whole takes
+    if main not in taken:  # a part of a model that names the input of the whole
         main = next((name for name in taken if name in FORMS), main)
     target = _decoder_ids() if "decoder_input_ids" in taken or getattr(config, "is_encoder_decoder", False) else {}
     if main == "input_ids":
         yield {**_ids(), **target}
     for name in dict.fromkeys((main, *taken)):
         for form in FORMS.get(name, ()):
-            with suppress(AttributeError, TypeError, ValueError, RuntimeError):  # an unusual configuration
+            with suppress(AttributeError, TypeError, ValueError, RuntimeError):  # the configuration is unusual
                 made = form(config)
                 if name == main:
                     yield {**made, **target}
@@ -64,9 +64,9 @@ def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
 
 
 def _value(config: Any, *names: str, default: Any = None) -> Any:
-    """The first of these fields that a configuration, or one inside it, has."""
+    """Return the first of these fields that a configuration, or one nested in it, has."""
     waiting = [config]
-    for each in waiting:  # grows while it is read
+    for each in waiting:  # grows during the loop
         for name in names:
             if (value := getattr(each, name, None)) is not None:
                 return value
@@ -75,7 +75,7 @@ def _value(config: Any, *names: str, default: Any = None) -> Any:
 
 
 def _ids() -> Inputs:
-    # Token 0 is padding in many vocabularies, and position ids may be counted from tokens that are not padding.
+    # Token 0 is padding in many vocabularies, and position ids may count only tokens that are not padding.
     ids = torch.arange(1, LENGTH + 1).repeat(SAMPLES, 1)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
@@ -116,7 +116,7 @@ def _series(config: Any) -> Inputs:
     }
 
 
-# What stands under a name, in the shapes in which models want it.
+# The inputs to make for a name, in the shapes that models accept.
 FORMS: dict[str, tuple[Callable[[Any], Inputs], ...]] = {
     "pixel_values": (
         lambda config: {"pixel_values": _image(config)},
@@ -131,7 +131,7 @@ FORMS: dict[str, tuple[Callable[[Any], Inputs], ...]] = {
         lambda config: {"input_features": torch.zeros(SAMPLES, _bands(config), FRAMES)},
         lambda config: {"input_features": torch.zeros(SAMPLES, FRAMES, _bands(config))},
         lambda config: {"input_features": torch.zeros(SAMPLES, 1, FRAMES, _bands(config))},
-        # Whisper and its kin take one length alone.
+        # Whisper and similar models accept only one length.
         lambda config: {"input_features": torch.zeros(SAMPLES, _bands(config), 2 * config.max_source_positions)},
     ),
     "input_values": (

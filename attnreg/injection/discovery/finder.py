@@ -1,4 +1,4 @@
-"""Watching a forward pass for attention."""
+"""Watch a forward pass for attention."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from attnreg.injection.validity import allowed
 
 @dataclass(eq=False)
 class Sighting:
-    """A softmax or a fused kernel in the dry run.
+    """A softmax or fused kernel call in the dry run.
 
     Args:
-        backend: which one saw it.
-        shape: of its scores.
-        running: the module calls around it, the innermost last.
-        reading: what it is; ``None`` if its scores are no products of queries and keys.
-        causal: whether no query may look at a later key.
-        head_size: D, where queries are shown.
-        weighted: whether its weights were multiplied with values.
-        asked: its queries and keys, where they are seen.
+        backend: name of the backend that saw it.
+        shape: shape of its scores.
+        running: the module calls around it, innermost last.
+        reading: the kind of attention; ``None`` if its scores are not products of queries and keys.
+        causal: whether no query may attend to a later key.
+        head_size: D, if the backend sees queries.
+        weighted: whether its weights were multiplied by values.
+        asked: its queries and keys, if the backend sees them.
     """
 
     backend: str
@@ -54,17 +54,17 @@ class Sighting:
 
     @property
     def heads(self) -> int | None:
-        """H."""
+        """The number of heads H; ``None`` if the reading is ``None``."""
         return None if self.reading is None else self.reading.layout.sizes(self.shape)[1]
 
     @property
     def is_attention(self) -> bool:
-        """Whether it is what it looks like."""
+        """Whether it is attention that can be masked."""
         return self.reading is not None and self.weighted and self.reading.in_order
 
     @property
     def place(self) -> ModuleCall:
-        """The call of the module whose own forward computes it."""
+        """The call of the module whose own forward computes the attention."""
         depth = len(self.running) - 1
         while depth and isinstance(self.running[depth].module, nn.Softmax):
             depth -= 1
@@ -72,12 +72,12 @@ class Sighting:
 
 
 class Finder(TorchFunctionMode):
-    """Watches a forward pass: knows which module's forward is running, and notes the attention computed in it.
+    """Watches a forward pass, and notes each attention and the modules that compute it.
 
     Args:
         model: the model.
-        tensors: that it holds besides its parameters and buffers.
-        inputs: that it will run on.
+        tensors: tensors that the model holds, other than parameters and buffers.
+        inputs: the inputs of the forward pass.
     """
 
     def __init__(self, model: nn.Module, tensors: Sequence[Tensor], inputs: Any) -> None:
@@ -87,8 +87,8 @@ class Finder(TorchFunctionMode):
         self._tracer = Tracer([*model.parameters(), *model.buffers(), *tensors], given, self._confirm)
         self.names = {module: name or type(module).__name__ for name, module in model.named_modules()}
         self.sightings: list[Sighting] = []
-        self.hidden: list[tuple[ModuleCall, ...]] = []  # where values met weights that came out of something else
-        self.aside: list[tuple[ModuleCall, ...]] = []  # where scores are summed up beside their softmax
+        self.hidden: list[tuple[ModuleCall, ...]] = []  # where values are multiplied by other weights
+        self.aside: list[tuple[ModuleCall, ...]] = []  # where a logsumexp of scores is taken
         self._heads: int | None = None
         self._before: tuple[Any, Tensor, Reading | None] | None = None
         self._running: list[ModuleCall] = []
@@ -96,7 +96,7 @@ class Finder(TorchFunctionMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within the block, forward passes of the model are watched."""
+        """Watch forward passes of the model within the block."""
         with ExitStack() as stack:
             for module in self.names:
                 if not isinstance(module, torch.jit.ScriptModule):
@@ -110,7 +110,7 @@ class Finder(TorchFunctionMode):
 
     @contextmanager
     def _followed(self, module: nn.Module) -> Iterator[None]:
-        """Its forward is run through :meth:`_forward`, however it is called."""
+        """Run the module's forward through :meth:`_forward` within the block, however it is called."""
         before = module.__dict__.get("forward")
         plain = module.forward
         module.forward = functools.wraps(plain)(functools.partial(self._forward, module, plain))
@@ -124,12 +124,12 @@ class Finder(TorchFunctionMode):
 
     @property
     def called(self) -> Set[nn.Module]:
-        """The modules that were called."""
+        """The modules that ran."""
         return self._latest.keys()
 
     @contextmanager
     def _making_biases(self) -> Iterator[None]:
-        """Torch's own biases are tensors of a class that cannot be made while a dispatch mode is on."""
+        """Let the model make ``CausalBias`` tensors within the block, which torch cannot under a dispatch mode."""
         make = CausalBias.__new__  # inherited
 
         def outside(cls: type[CausalBias], *args: Any) -> CausalBias:
@@ -169,7 +169,7 @@ class Finder(TorchFunctionMode):
 
     @contextmanager
     def of_heads(self, heads: int) -> Iterator[None]:
-        """Within the block, scores are ``(B, H, Q, K)`` or ``(B * H, Q, K)`` with this H."""
+        """Read scores as ``(B, H, Q, K)`` or ``(B * H, Q, K)`` with this H within the block."""
         before, self._heads = self._heads, heads
         try:
             yield
@@ -177,7 +177,7 @@ class Finder(TorchFunctionMode):
             self._heads = before
 
     def note(self, backend: str, call: Call, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note what a call computes, and run it."""
+        """Note the attention that a call may compute, and run the call."""
         tracer = self._tracer
         with tracer.paused():
             origin = self._origin_of_scores(call)
@@ -202,7 +202,7 @@ class Finder(TorchFunctionMode):
         return out
 
     def _read(self, origin: Tensor | None, call: Call) -> Reading | None:
-        """What the scores of a call are: most are what those before were, layer after layer."""
+        """Read the scores of a call. The last reading is reused, because most layers repeat the one before."""
         how = call.shape, call.dim, call.query is None, self._heads
         small = None if origin is None else compact(origin)
         if small is not None and self._before is not None and self._before[0] == how and small.equal(self._before[1]):
@@ -236,7 +236,7 @@ class Finder(TorchFunctionMode):
         sighting.causal = is_square and not bool(valid.triu(1).any()) and bool(valid.tril(-1).any())
 
     def _confirm(self, number: int | None) -> None:
-        """Weights are multiplied with values."""
+        """Note that the weights of a sighting (``None``: other weights) are multiplied by values."""
         if number is None:
             if self._running:
                 self.hidden.append(tuple(self._running))

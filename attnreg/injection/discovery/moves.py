@@ -1,4 +1,4 @@
-"""Operations that only put elements elsewhere."""
+"""Origins after operations that only move elements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_ONE: tuple[Any, ...] = (
 )
 OF_ONE += (aten.roll, aten.take, aten.unfold_copy, aten.pixel_shuffle, aten.pixel_unshuffle, *IN_FLOAT)
 
-#: The arguments that hold the elements. Views need no rule: they share memory.
+#: The arguments whose elements each operation moves. Views need no rule, because they share memory.
 MOVES: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys(OF_ONE, ("self",)),
     **dict.fromkeys((aten.cat, aten.stack), ("tensors",)),
@@ -34,7 +34,7 @@ MOVES: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys((aten.scatter, aten.scatter_, aten.scatter_add, aten.scatter_add_), ("self", "src")),
     **dict.fromkeys((aten.slice_scatter, aten.select_scatter), ("self", "src")),
 }
-#: What is done with element numbers instead: nothing in place, and what is added to is replaced.
+#: The operation to apply to element numbers instead: never in place, and adding becomes replacing.
 INSTEAD = {
     aten.index_add: aten.index_copy,
     aten.index_add_: aten.index_copy,
@@ -49,18 +49,18 @@ INSTEAD = {
 
 
 def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], origins: Origins) -> Tensor:
-    """Origins after an operation of :data:`MOVES`: it is applied to the numbers of elements, to see which goes where.
+    """Return the origins after an operation of :data:`MOVES`, by applying it to element numbers.
 
     Args:
         op: the operation.
-        func: which of its overloads.
-        args: its arguments.
-        kwargs: those by name.
-        origins: of the tensors among them.
+        func: the overload that ran.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        origins: the origins so far.
     """
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     learned = op is aten.cat and _adds_positions(origins, *args, **kwargs)
-    parts = [blank((1,))]  # number 0: what comes from nowhere
+    parts = [blank((1,))]  # number 0: an element without origin
     count = 1
 
     def numbered(value: Any) -> Any:
@@ -70,7 +70,7 @@ def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ori
         origin = origins.read(value)
         if origin is None:
             origin = blank(value.shape)
-            if learned and bool(value.any()):  # else it is padding
+            if learned and bool(value.any()):  # all zeros are padding
                 dim = given.get("dim", 0) % value.dim()
                 places = origins.fresh(value.shape[dim : dim + 1], learned=True)
                 origin[FIRST] = places.reshape(2, *(-1 if i == dim else 1 for i in range(value.dim())))
@@ -92,7 +92,7 @@ def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ori
 
 
 def _adds_positions(origins: Origins, tensors: list[Tensor], dim: int = 0) -> bool:
-    """Whether what is put side by side are positions of a sequence, not features or scores."""
+    """Whether ``cat`` joins positions of a sequence, not features or scores."""
     known = [origins.read(tensor) for tensor in tensors if tensor.numel()]
     scores = any(origin is not None and (rules.has(origin, PRODUCT) or rules.is_pair(origin)) for origin in known)
     return dim % tensors[0].dim() != tensors[0].dim() - 1 and tensors[0].is_floating_point() and not scores

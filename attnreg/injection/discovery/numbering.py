@@ -1,4 +1,4 @@
-"""Layer numbers, from the model's own lists of blocks."""
+"""Number layers by the model's own lists of blocks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import nn
 
 
 def number_layers(model: nn.Module, names: Sequence[str]) -> tuple[list[int], int]:
-    """Number the attentions of one stack.
+    """Number the attention modules of one stack.
 
-    A list of blocks is a ``ModuleList``, or a ``Sequential`` of modules of one class, no entry of which holds more than
-    one of them; the outermost counts. The number is the place in it, so blocks without attention count too. Lists
-    follow each other in the order in which they run; an attention that is in no such list counts as one of its own.
+    A list of blocks is a ``ModuleList``, or a ``Sequential`` of modules of one class, each of whose entries contains at
+    most one of these modules; the outermost such list counts. The layer number is the index in it, so blocks without
+    attention count too. Numbers continue from list to list, in running order. A module in no such list is one layer.
 
     Args:
         model: the model.
-        names: of the attention modules, in the order in which they run.
+        names: names of the attention modules, in the order in which they run.
 
     Returns:
-        the layers, and how many there are.
+        the layer numbers, and the number of layers.
 
     Example:
         >>> model = nn.ModuleList([nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)])
@@ -43,14 +43,14 @@ def number_layers(model: nn.Module, names: Sequence[str]) -> tuple[list[int], in
 
 
 def lists_of_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All lists that may hold a model's blocks, by name."""
+    """Yield all lists that may hold a model's blocks, with their names."""
     for name, module in model.named_modules():
         if _is_list(module):
             yield name, module
 
 
 def _entries(model: nn.Module, name: str) -> Iterator[tuple[str, int, int]]:
-    """The lists on the way to a module, from the outside: name, place in it, length."""
+    """Yield the lists that contain a module, outermost first: name, index in it, length."""
     parent, path = model, ""
     for part in name.split(".") if name else ():
         child = parent._modules.get(part)

@@ -1,4 +1,4 @@
-"""Where each element of each tensor of a forward pass comes from."""
+"""Record which input positions each tensor element of a forward pass comes from."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# What is known of an element. It has up to two origins, like an attention score, which has a query and a key. An origin
-# is an interval of positions: its lowest, negated, and its highest, so that the union of two is their maximum.
+# The fields of an element. It has up to two origins: an attention score comes from a query and a key. An origin is an
+# interval of positions, stored as its negated lowest and its highest, so that the maximum of two is their union.
 FIRST, SECOND = slice(0, 2), slice(2, 4)
-SOFTMAX = 4  # the number of the softmax that it came out of
-PRODUCT = 5  # 1 if it came out of a product of two tensors, none of which is a parameter
-VALUED = 6  # 1 if it is a softmax weight multiplied with something
+SOFTMAX = 4  # the number of the softmax that computed it
+PRODUCT = 5  # 1 if it is an element of a product of two tensors, neither of which is a parameter
+VALUED = 6  # 1 if it is a softmax weight multiplied by something
 FIELDS = 7
 NOTHING = torch.iinfo(torch.int32).min
 
 
 @dataclass
 class _Memory:
-    """Of one storage: an entry for each block of elements that share their origins."""
+    """The origins in one storage: an entry for each block of elements that share their origins."""
 
     storage: weakref.ref[torch.UntypedStorage]
     shadow: Tensor  # (FIELDS, blocks)
@@ -30,11 +30,11 @@ class _Memory:
 
 
 class Origins:
-    """Shadow memory: for each tensor's storage, the origins of its elements.
+    """Shadow memory that holds the origins of the elements of each tensor's storage.
 
-    A *position* is one element of an input, or one row that came out of an embedding. Elements that depend on no input
-    (parameters, constants) have no origin. Views share memory and so share origins; what is not a view is written by
-    :class:`~attnreg.injection.discovery.tracing.Tracer`. Entries live as long as the storage they belong to.
+    A *position* is one element of an input, or one row of an embedding's output. A *stream* is a range of positions
+    made at once. Elements that depend on no input (parameters, constants) have no origin. Views share memory and so
+    share origins; for other tensors, :class:`~attnreg.injection.discovery.tracing.Tracer` writes them.
 
     Example:
         >>> origins = Origins()
@@ -48,11 +48,11 @@ class Origins:
     def __init__(self) -> None:
         self._memory: dict[int, _Memory] = {}
         self._streams = [0]
-        self._widths = [1]  # of the last dimension of each stream
-        self.learned: set[int] = set()  # streams that are there in every pass: parameters, and what asked with them
+        self._widths = [1]  # features per position, by stream
+        self.learned: set[int] = set()  # streams of parameters, and of attention output whose queries are parameters
 
     def read(self, tensor: Tensor) -> Tensor | None:
-        """``(FIELDS, *tensor.shape)``, int32, on the CPU; ``None`` where nothing is known. Not to be written to."""
+        """Return the origins ``(FIELDS, *tensor.shape)``, int32, on the CPU, read-only; ``None`` if none are known."""
         memory = self._memory.get(_key(tensor))
         return None if memory is None else _view(memory, tensor)
 
@@ -61,7 +61,7 @@ class Origins:
 
         Args:
             tensor: the tensor.
-            origin: broadcasts to ``(FIELDS, *tensor.shape)``; ``None`` for nothing.
+            origin: the origins, broadcastable to ``(FIELDS, *tensor.shape)``; ``None`` for no origin.
         """
         if tensor.layout != torch.strided or not tensor.numel():
             return
@@ -72,7 +72,7 @@ class Origins:
         origin = origin.expand(FIELDS, *tensor.shape)
         storage = tensor.untyped_storage()
         whole = tensor.is_contiguous() and storage.nbytes() == tensor.numel() * tensor.element_size()
-        if whole:  # constant trailing dimensions are blocks
+        if whole:  # trailing dimensions with the same origin form blocks
             dims = tensor.dim()
             while dims and origin.stride(dims) == 0:
                 dims -= 1
@@ -92,7 +92,7 @@ class Origins:
             _view(memory, tensor).copy_(origin)
 
     def seed(self, tensor: Tensor, dims: int | None = None) -> None:
-        """Make a tensor's elements new positions, told apart by their place in the first ``dims`` dimensions."""
+        """Make a tensor's elements new positions, one for each index into its first ``dims`` dimensions."""
         if tensor.layout != torch.strided or not tensor.numel():
             return
         shape = tensor.shape if dims is None else tensor.shape[:dims]
@@ -102,12 +102,12 @@ class Origins:
         self.write(tensor, origin)
 
     def fresh(self, shape: Sequence[int], *, width: int = 1, learned: bool = False) -> Tensor:
-        """Origins ``(2, *shape)`` of a stream of new positions.
+        """Create a stream of new positions; returns their origins ``(2, *shape)``.
 
         Args:
-            shape: of the positions.
-            width: how many that follow each other may be features of one.
-            learned: whether they are parameters that were put into a sequence, or what asked with such
+            shape: shape of the positions.
+            width: number of consecutive positions that may be features of one.
+            learned: whether they are parameters inserted into a sequence, or attention output with such queries.
         """
         if learned:
             self.learned.add(len(self._streams) - 1)
@@ -119,16 +119,16 @@ class Origins:
         return torch.stack([-places, places])
 
     def streams(self, origin: Tensor) -> set[int]:
-        """The streams at the ends of the intervals of origins ``(2, ...)``."""
+        """Return the streams at the ends of the intervals of origins ``(2, ...)``."""
         return set(self.ends(compact(origin)).unique().tolist()) - {-1}
 
     def ends(self, origin: Tensor) -> Tensor:
-        """The streams at the lower and upper ends of the intervals of origins, ``(2, ...)``; -1 where there is none."""
+        """Return the streams at the lower and upper ends of the intervals, ``(2, ...)``; -1 without origin."""
         signs = torch.tensor([-1, 1], dtype=torch.int32).reshape(2, *[1] * (origin.dim() - 1))
         return self._streams_of(signs * origin).masked_fill(origin == NOTHING, -1)
 
     def positions(self, origin: Tensor) -> Tensor:
-        """The same origins, with the features of a position taken together."""
+        """Return the origins with the features of a position merged into one."""
         starts = torch.tensor(self._streams, dtype=torch.int32)
         widths = torch.tensor(self._widths, dtype=torch.int32)
         shape, origin = origin.shape, compact(origin).clone()
@@ -145,7 +145,7 @@ class Origins:
 
 
 def blank(shape: Sequence[int], *, product: bool = False) -> Tensor:
-    """Elements that come from nowhere."""
+    """Return the fields of elements without origin."""
     origin = torch.full((FIELDS, *shape), NOTHING, dtype=torch.int32)
     if product:
         origin[PRODUCT] = 1
@@ -153,13 +153,13 @@ def blank(shape: Sequence[int], *, product: bool = False) -> Tensor:
 
 
 def compact(origin: Tensor) -> Tensor:
-    """Once instead of repeated, along the dimensions along which it is expanded."""
+    """Reduce expanded dimensions to one entry."""
     once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in origin.stride())
     return origin[once]
 
 
 def _view(memory: _Memory, tensor: Tensor) -> Tensor:
-    """The entries of a tensor's elements."""
+    """Return the entries of a tensor's elements, as a view."""
     scale = tensor.element_size() // memory.unit
     strides = [scale * stride for stride in tensor.stride()]
     offset = scale * tensor.storage_offset()
@@ -174,7 +174,7 @@ def _view(memory: _Memory, tensor: Tensor) -> Tensor:
 
 
 class _Forget:
-    """Removes an entry when its storage dies: the number it goes by will be another's."""
+    """Removes an entry when its storage is freed, because another storage may get the same key."""
 
     def __init__(self, memory: dict[int, _Memory], key: int) -> None:
         self.memory = memory

@@ -1,4 +1,4 @@
-"""One attention that is computed in several calls of one function."""
+"""Recognize one attention that is computed in several parts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Parts = Literal["rows", "blocks", "values"]
 
 
 def in_parts(sightings: Sequence[Sighting]) -> dict[Sighting, tuple[Parts, list[Sighting]]]:
-    """Those that are computed in parts, by the first of them.
+    """Group the sightings of attention that is computed in parts; returns kind and other parts, by the first part.
 
-    Parts are either ``"rows"``: queries and keys of their own, such as those of one image or one window, of which
-    another batch may have more; or ``"blocks"``: queries of their own, each block in its own way (block-sparse
-    attention); or ``"values"``: other values for the same queries and keys.
+    Kinds: ``"rows"`` have their own queries and keys, such as one image or window each, and another batch may have
+    more; ``"blocks"`` have their own queries, and layouts may differ (block-sparse attention); ``"values"`` have the
+    same queries and keys, but other values.
 
     Args:
-        sightings: all attention.
+        sightings: all attention of the dry run.
     """
     groups: dict[int, list[Sighting]] = defaultdict(list)
     for sighting in sightings:
@@ -38,7 +38,7 @@ def in_parts(sightings: Sequence[Sighting]) -> dict[Sighting, tuple[Parts, list[
 
 
 def _kind(a: Sighting, b: Sighting) -> Parts | None:
-    """What two attentions in one call of a module are to each other, if they are parts of one."""
+    """Return how two sightings in one module call are parts of one attention; ``None`` if they are not."""
     one, other = a.reading, b.reading
     assert one is not None
     assert other is not None
@@ -61,6 +61,6 @@ def _are_apart(mine: Tensor, theirs: Tensor) -> bool:
 
 
 def _places(part: Tensor) -> set[tuple[int, ...]]:
-    """The origins ``(2, ...)`` that there are, each once."""
+    """Return the distinct known origins of ``(2, ...)``."""
     ends = compact(part).flatten(1)
     return set(map(tuple, ends[:, ends[1] != NOTHING].unique(dim=1).T.tolist()))

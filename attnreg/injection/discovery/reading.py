@@ -1,4 +1,4 @@
-"""Reading off the origins of attention scores what kind of attention they are."""
+"""Derive the kind of an attention from the origins of its scores."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Relation = Literal["self", "cross", "learned queries"]
 
 @dataclass(frozen=True)
 class Reading:
-    """What attention scores are.
+    """The kind of an attention.
 
     Args:
-        layout: of their dimensions.
-        relation: whether queries are among the keys, come from elsewhere, or are the same for all inputs.
-        keys: which of the two origins is the keys' (0 or 1), ``None`` where neither is known.
+        layout: layout of its scores.
+        relation: whether queries are among the keys, come from elsewhere, or do not depend on the input.
+        keys: which of the two origins is the keys' (0 or 1); ``None`` if neither is known.
         sure: whether the layout follows from origins, not from convention.
-        streams: that queries come from.
+        streams: the streams that queries come from.
         rows: the origins of queries and of keys, each ``(2, ...)``.
-        in_order: whether queries are not known to be in another order than their keys.
+        in_order: whether queries and keys are in the same order, as far as known.
     """
 
     layout: Layout
@@ -40,13 +40,13 @@ class Reading:
 
 
 def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None = None) -> Reading | None:
-    """What an attention is; ``None`` if its scores are no products of queries and keys.
+    """Derive the kind of an attention; ``None`` if its scores are not products of queries and keys.
 
     Args:
-        origin: ``(FIELDS, *shape)``, of the scores.
-        call: what computes it.
-        origins: that they are of.
-        heads: H, where it is known (in ``nn.MultiheadAttention``).
+        origin: origins of the scores, ``(FIELDS, *shape)``.
+        call: the call that computes the attention.
+        origins: the record that ``origin`` was read from.
+        heads: H, if known (in ``nn.MultiheadAttention``).
     """
     if origin is None or not (has(origin, PRODUCT) or is_pair(origin)):
         return None
@@ -88,16 +88,16 @@ def _relation(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int, o
     ours = origins.streams(queries)
     columns = [column for column in _columns(keys, dim, origins) if column]
     if not ours:
-        # Nothing that depends on the inputs asks: parameters that attend to each other, or to the inputs.
+        # Queries do not depend on the input: parameters attend to each other, or to the input.
         square = any(size == shape[dim] for place, size in enumerate(shape) if place != dim)
         return "self" if not columns and square else "learned queries"
-    # What asks is what is asked, but for columns of learned vectors. A bias of all scores may come from elsewhere.
+    # Self-attention: keys come from the queries' streams, except for learned vectors and a bias on all scores.
     columns = [column for column in columns if column & ours or not column <= origins.learned]
     return "self" if columns and all(column & ours for column in columns) and ours <= set().union(*columns) else "cross"
 
 
 def _is_shuffled(queries: Tensor, keys: Tensor, layout: Layout) -> bool:
-    """Whether queries are the keys in another order, or some of them."""
+    """Whether queries are the keys, or some of them, in another order."""
     if not layout.has_queries or layout.has_sinks:
         return False
     rows, columns = (
@@ -114,7 +114,7 @@ def _is_shuffled(queries: Tensor, keys: Tensor, layout: Layout) -> bool:
 
 
 def _asks_from_elsewhere(queries: Tensor, keys: Tensor, layout: Layout, shape: tuple[int, ...]) -> bool:
-    """Whether keys differ by position and queries do not, or neither does and there is another number of each."""
+    """Whether keys differ by position and queries do not, or neither does and their numbers differ."""
     if layout.dims.count("q") != 1:
         return False
     place, dim = layout.dims.index("q"), layout.dims.index("k")
@@ -124,7 +124,7 @@ def _asks_from_elsewhere(queries: Tensor, keys: Tensor, layout: Layout, shape: t
 
 
 def _columns(keys: Tensor, dim: int, origins: Origins) -> list[set[int]]:
-    """The streams that the keys of each column come from."""
+    """Return the streams that the keys of each column come from."""
     part = compact(keys)
     others = [place + 1 for place in range(part.dim() - 1) if place != dim]
     return [{stream for stream in ends if stream >= 0} for ends in origins.ends(part.amax(others)).T.tolist()]
@@ -143,7 +143,7 @@ def _letters(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int) ->
             letters[place] = "q" if differs(queries, place) else "h"
     if len(shape) > 3 and "h" in letters:  # heads have a dimension of their own
         letters, heads = ["b" if letter in "fg" else letter for letter in letters], 1
-    if letters.count("q") > 1 and not set("bfg") & set(letters):  # keys that are the same for all samples
+    if letters.count("q") > 1 and not set("bfg") & set(letters):  # all samples share their keys
         place = letters.index("q")
         letters[place], heads = _flat(queries, place)
     is_local = "b" in letters and varies(keys, dim) and bool((queries[1] != NOTHING).any())
@@ -153,19 +153,19 @@ def _letters(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int) ->
             sure = letters[near] == "?"
             letters[near] = "q"
     if len(letters) > 3 and letters[0] == "h" and not set("bfg") & set(letters):
-        letters[0], sure = "b", False  # samples are no longer told apart
+        letters[0], sure = "b", False  # origins no longer distinguish samples
     if letters == ["b", "b", "q", "k"]:
-        letters[1] = "h"  # as torch has it; keys that differ by head were never mixed with those of others
+        letters[1] = "h"  # as in torch; here the keys of each head have their own origins
     open_places = [place for place, letter in enumerate(letters) if letter == "?"]
     for place in open_places:
         letters[place] = "b" if not set("bfg") & set(letters) else "h" if "h" not in letters else "1"
     if not set("bfg") & set(letters) and letters.count("h") == 1 and len(shape) == 3 and shape[letters.index("h")] > 1:
-        sure = False  # one sample, or none: samples and heads cannot be told apart
+        sure = False  # samples and heads cannot be distinguished
     return letters, heads, sure
 
 
 def _flat(parts: Tensor, place: int) -> tuple[str, int]:
-    """Whether a dimension of samples holds heads as well: ``b``, ``f`` or ``g``, and the number of heads."""
+    """Return whether a dimension of samples also holds heads (``b``, ``f`` or ``g``), and the number of heads."""
     rows = parts.movedim(place + 1, 0).flatten(1)
     size = len(rows)
     distinct = len(rows.unique(dim=0))
@@ -182,12 +182,12 @@ def _flat(parts: Tensor, place: int) -> tuple[str, int]:
 def _sinks(
     queries: Tensor, keys: Tensor, layout: Layout, shape: tuple[int, ...], dim: int, origins: Origins
 ) -> tuple[int, int]:
-    """The number of leading and trailing columns that are none of the positions that ask."""
+    """Return the numbers of leading and trailing columns that are not query positions."""
     _, _, rows, columns = layout.sizes(shape)
     if rows == columns:
         return 0, 0
     ours = origins.streams(queries)
-    is_padded = bool((queries.amax(dim + 1)[1] == NOTHING).any())  # and so are keys, which are no sinks for that
+    is_padded = bool((queries.amax(dim + 1)[1] == NOTHING).any())  # padded keys are not sinks
     foreign = [not column & ours and not (is_padded and not column) for column in _columns(keys, dim, origins)]
     if len(foreign) != columns or all(foreign) or not any(foreign):
         return 0, 0

@@ -1,4 +1,4 @@
-"""What operations do to the origins of elements: pure functions on tensors ``(FIELDS, *shape)``."""
+"""How operations change the origins of elements: pure functions on tensors ``(FIELDS, *shape)``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PARTS = (FIRST, SECOND)
 
 
 def is_known(origin: Tensor, part: slice) -> bool:
-    """Whether any element has such an origin."""
+    """Whether any element has a known origin in this part."""
     return bool((compact(origin)[part.stop - 1] != NOTHING).any())
 
 
 def is_pair(origin: Tensor) -> bool:
     """Whether elements have two origins, as attention scores have a query and a key."""
-    return is_known(origin, SECOND) and is_known(origin, FIRST)  # few have a second
+    return is_known(origin, SECOND) and is_known(origin, FIRST)  # few have a second, so it is tested first
 
 
 def has(origin: Tensor, field: int) -> bool:
@@ -30,14 +30,14 @@ def has(origin: Tensor, field: int) -> bool:
 
 
 def with_field(origin: Tensor, field: int, value: int) -> Tensor:
-    """With a value in a field of all elements."""
+    """Set a field of all elements to a value."""
     shape, origin = origin.shape, compact(origin).clone()
     origin[field] = value
     return origin.expand(shape)
 
 
 def varies(part: Tensor, dim: int) -> bool:
-    """Whether the origins ``(2, ...)`` that are known differ along a dimension (counted without the first)."""
+    """Whether known origins ``(2, *shape)`` differ along a dimension of ``shape``."""
     dim = dim + 1 if dim >= 0 else dim
     part = compact(part)
     if part.shape[dim] == 1:
@@ -48,17 +48,16 @@ def varies(part: Tensor, dim: int) -> bool:
 
 
 def differs(part: Tensor, dim: int) -> bool:
-    """Whether the origins ``(2, ...)`` differ along a dimension, those that are not known from others too."""
+    """Whether origins ``(2, *shape)`` differ along a dimension of ``shape``, unknown ones included."""
     part = compact(part)
     return bool((part != part.narrow(dim + 1, 0, 1)).any())
 
 
 def merged(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-    """Elementwise operations: an element comes from wherever its operands come from.
+    """Elementwise operations: an element takes the origins of all operands.
 
-    What only adds to attention scores (a mask, a bias) does not count beside them; what is broadcast along a dimension
-    (a gate, a summary) does not count beside what is not. Two that are broadcast along different dimensions make pairs,
-    as in additive attention.
+    If any operand holds attention scores, others (a mask, a bias) are ignored. If any has the full shape, those that
+    broadcast (a gate, a summary) are. Two that broadcast along different dimensions form pairs (additive attention).
     """
     scores = [operand for operand in operands if is_pair(operand)]
     scores = scores or [operand for operand in operands if has(operand, PRODUCT)]
@@ -78,7 +77,7 @@ def merged(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
 
 
 def reduced(origin: Tensor, dims: Sequence[int], *, keepdim: bool) -> Tensor:
-    """Reductions: what comes out comes from everything that went in."""
+    """Reductions: an element takes the origins of all elements reduced to it."""
     rank = origin.dim() - 1
     return origin.amax([dim % rank + 1 for dim in dims or range(rank)], keepdim=keepdim)
 
@@ -86,7 +85,7 @@ def reduced(origin: Tensor, dims: Sequence[int], *, keepdim: bool) -> Tensor:
 def resampled(origin: Tensor, shape: Sequence[int]) -> Tensor:
     """Convolution, pooling and interpolation, ``(B, C, *space)`` to ``(B, C', *space')``.
 
-    An element comes from all channels of the places under it; neighbours that overlap are left out.
+    An element takes the origins of all channels at its own places; overlap with neighbours is ignored.
     """
     over_channels = origin.amax(2)
     size = list(shape[2:])
@@ -97,15 +96,15 @@ def resampled(origin: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def across(origin: Tensor, shape: Sequence[int]) -> Tensor:
-    """Linear maps of the last dimension."""
+    """Linear maps of the last dimension: an element takes the origins of its whole row."""
     return origin.amax(-1, keepdim=True).expand(FIELDS, *shape)
 
 
 def settled(origin: Tensor) -> Tensor:
-    """What a linear map by parameters takes.
+    """Prepare origins for a linear map by parameters.
 
-    Scores stay scores: the same query is there with several keys, and the same key with several queries. Any other
-    product is features of its first factor's rows from here on.
+    Scores stay scores, if a query occurs with several keys and a key with several queries. Any other product becomes
+    features of the rows of its first factor.
     """
     if is_pair(origin):
         pairs = compact(origin)[FIRST.start : SECOND.stop].flatten(1)
@@ -122,18 +121,18 @@ def _without(origin: Tensor, part: slice) -> Tensor:
 
 
 def everywhere(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-    """Nothing is known of the operation: each element comes from all that went in."""
+    """Unknown operations: each element takes the origins of all operands."""
     fields = torch.stack([operand.flatten(1).amax(1) for operand in operands]).amax(0)
     return fields.reshape(FIELDS, *[1] * len(shape)).expand(FIELDS, *shape)
 
 
 def scores(queries: Tensor | None, keys: Tensor | None, shape: Sequence[int]) -> Tensor:
-    """Products of rows ``(..., m, d)`` with columns ``(..., d, n)``: each element has a row and a column.
+    """Products of rows ``(..., m, d)`` and columns ``(..., d, n)``: an element has the origins of its row and column.
 
     Args:
-        queries: origins of the first factor; ``None`` where it has none.
-        keys: of the second.
-        shape: of the product.
+        queries: origins of the first factor; ``None`` if it has none.
+        keys: origins of the second factor; ``None`` if it has none.
+        shape: shape of the product.
     """
     out = blank(shape, product=True)
     if queries is not None:
@@ -144,21 +143,22 @@ def scores(queries: Tensor | None, keys: Tensor | None, shape: Sequence[int]) ->
 
 
 def pairs_along(origin: Tensor, dim: int) -> bool:
-    """Whether elements have two origins, and one of them differs along a dimension."""
+    """Whether elements have two origins, one of which differs along a dimension."""
     return is_pair(origin) and any(varies(origin[part], dim) for part in PARTS)
 
 
 def of_queries(weights: Tensor, dim: int, keys: int | None, size: int | None) -> Tensor | None:
-    """The queries of attention weights that are multiplied with values along a dimension; ``None`` if it is not keys.
+    """Return the query origins of attention weights that are summed with values over a dimension.
 
     Args:
         weights: origins of the weights.
-        dim: the dimension over which the sum goes.
-        keys: which of the two parts is the keys' (0 or 1), if it is known.
-        size: the number of keys, if it is known.
+        dim: the dimension of the sum.
+        keys: which of the two origins is the keys' (0 or 1), if known.
+        size: K, if known.
 
     Returns:
-        ``(2, ...)``, without that dimension, or nothing known in it where queries are the same in every input.
+        ``(2, ...)``, without that dimension; unknown origins if queries do not depend on the input. ``None`` if the sum
+        is not over keys.
     """
     moving = [varies(weights[part], dim) for part in PARTS]
     if keys is None:
@@ -170,7 +170,7 @@ def of_queries(weights: Tensor, dim: int, keys: int | None, size: int | None) ->
 
 def _union(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     fitted = [_fitted(operand, shape) for operand in operands]
-    # Where all are the same along a dimension, once is enough.
+    # Along dimensions where all operands are expanded, one entry is enough.
     same = [all(each.stride(dim) == 0 for each in fitted) for dim in range(1, len(shape) + 1)]
     once = (slice(None), *(slice(0, 1) if each else slice(None) for each in same))
     small = [each[once] for each in fitted]

@@ -1,4 +1,4 @@
-"""Running a model so that it is afterwards as it was before, whatever its forward pass does to itself."""
+"""Run a model and then undo everything that its forward pass changed in it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ FOREIGN: tuple[type, ...] = (type, types.ModuleType, types.FunctionType, types.B
 FOREIGN += (weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType)
 EMPTY: dict[Any, Any] = {}
 LIBRARIES = ("accelerate", "peft", "torch", "transformers")
-MOST = 20_000  # objects that are looked at; what else a model holds on to is not its own
+MOST = 20_000  # objects to inspect at most; a model that reaches more refers to something outside it
 
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Within the block the model is in eval mode, without gradients and without its hooks.
+    """Set a model to eval mode, without gradients and hooks, within the block.
 
-    Afterwards every attribute of every module is as before: names, plain values, containers and what they hold,
-    objects such as its config. The random states of Python, numpy and torch come back.
+    After the block, every attribute of every module is restored: names, plain values, containers and their contents,
+    objects such as the config. So are the random states of Python, numpy and torch.
 
     Yields:
-        the tensors that the model holds besides its parameters and buffers.
+        the tensors that the model holds, other than parameters and buffers.
     """
     tensors: list[Tensor] = []
     remembered = _remembered(model, tensors)
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with undisturbed(model), _without_hooks(model), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they will be heard in the first real forward pass
+            warnings.simplefilter("ignore")  # the first real forward pass repeats them
             yield tensors
     finally:
         for held, before in remembered:
@@ -53,7 +53,6 @@ def unchanged(model: nn.Module) -> Iterator[list[Tensor]]:
 @contextmanager
 def _without_hooks(model: nn.Module) -> Iterator[None]:
     everywhere = torch.nn.modules.module
-    # Most have none, and need nothing.
     kept = [(vars(module), name) for module in model.modules() for name in HOOKS if vars(module)[name]]
     kept += [(vars(everywhere), f"_global{name}") for name in HOOKS]
     before = [holder[name] for holder, name in kept]
@@ -67,17 +66,17 @@ def _without_hooks(model: nn.Module) -> Iterator[None]:
 
 
 def _is_machinery(hook: Any) -> bool:
-    """Whether a hook belongs to a library that the model is made with, and its forward pass needs it."""
-    hook = getattr(hook, "func", hook)  # of a partial
+    """Whether a hook belongs to a library that the forward pass depends on."""
+    hook = getattr(hook, "func", hook)  # if it is a partial
     return str(getattr(hook, "__module__", "")).partition(".")[0] in LIBRARIES
 
 
 def _remembered(model: nn.Module, tensors: list[Tensor]) -> list[tuple[Any, Any]]:
-    """Everything that the model holds and that can change, with a copy of what is in it."""
+    """Return everything mutable that the model holds, each with a copy of its contents."""
     seen: set[int] = set()
     copies: list[tuple[Any, Any]] = []
     waiting: list[Any] = [vars(module) for module in model.modules()]
-    for held in waiting:  # grows while it is read
+    for held in waiting:  # grows during the loop
         if type(held) in ATOMS or id(held) in seen or len(seen) > MOST:
             continue
         seen.add(id(held))

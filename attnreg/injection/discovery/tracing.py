@@ -1,4 +1,4 @@
-"""Following origins through every operation of a forward pass."""
+"""Track the origins of tensor elements through every operation of a forward pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from attnreg.injection.discovery.origins import (
 )
 
 aten = torch.ops.aten
-LARGE = 2**14  # weights with more elements are not multiplied with: only the way that data takes is of interest
+LARGE = 2**14  # products with larger weights are replaced by something cheap: only origins matter, not values
 PRODUCTS = {aten.mm: (0, 1), aten.bmm: (0, 1), aten.addmm: (1, 2), aten.baddbmm: (1, 2)}
 PRODUCTS |= {aten.mv: (0, 1), aten.dot: (0, 1), aten.addmv: (1, 2), aten.addbmm: (1, 2)}
 LINEAR = (aten.mm, aten.addmm)
@@ -36,16 +36,16 @@ FROM_NOWHERE = ("new_", "zeros", "ones", "full", "empty", "rand", "arange")
 
 
 class Tracer(TorchDispatchMode):
-    """Follows origins below torch's Python functions, where each of them is made of a few operations.
+    """Tracks origins through the ATen operations that torch's Python functions consist of.
 
-    Products with large parameters are replaced by something cheaper of the same shape. What is written into the model's
-    own tensors, and into its inputs, is taken back at the end of the block.
+    Products with large parameters are replaced by something cheaper of the same shape. In-place changes of the model's
+    own tensors and of its inputs are undone at the end of the block.
 
     Args:
-        held: the model's parameters, buffers and other tensors, which are told from what is computed.
-        inputs: tensors that it runs on.
-        weighted: called when attention weights are multiplied with values, with the number of the softmax that they
-            came out of, ``None`` where they came out of something else.
+        held: the model's parameters, buffers and other tensors, as opposed to computed ones.
+        inputs: the input tensors of the forward pass.
+        weighted: called when attention weights are multiplied by values, with the number of the softmax that computed
+            the weights; ``None`` if something else did.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Tracer(TorchDispatchMode):
         self._inputs = {tensor.untyped_storage()._cdata for tensor in inputs if tensor.layout == torch.strided}
         self._held = {tensor.untyped_storage()._cdata for tensor in held if tensor.layout == torch.strided}
         self._weighted = weighted
-        self._keys: dict[int, tuple[int | None, int]] = {}  # by softmax: which of the two origins is its keys', and K
-        self._together: dict[int, int] = {}  # softmaxes whose weights were put together, by the later one
+        self._keys: dict[int, tuple[int | None, int]] = {}  # by softmax: which origin is the keys' (0 or 1), and K
+        self._together: dict[int, int] = {}  # softmaxes whose weights were combined: later to earlier
         self._overwritten: dict[int, tuple[Tensor, Tensor]] = {}
         self._paused = False
 
@@ -71,7 +71,7 @@ class Tracer(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within the block nothing is followed."""
+        """Track nothing within the block."""
         if self._paused:
             yield
             return
@@ -84,13 +84,13 @@ class Tracer(TorchDispatchMode):
             self._paused = False
 
     def came_from_softmax(self, weights: Tensor, number: int, keys: int | None, size: int) -> None:
-        """Attention weights came out of a softmax.
+        """Mark the output of a softmax.
 
         Args:
-            weights: they.
-            number: of the softmax.
-            keys: which of the two origins of an element is its key's.
-            size: the number of keys.
+            weights: the output.
+            number: number of the softmax.
+            keys: which of the two origins of an element is its key's (0 or 1).
+            size: K.
         """
         with self.paused():
             self._keys[number] = keys, size
@@ -99,7 +99,7 @@ class Tracer(TorchDispatchMode):
             self.origins.write(weights, rules.with_field(origin, SOFTMAX, number))
 
     def came_from_queries(self, out: Tensor, scores: Tensor) -> None:
-        """A fused kernel gave ``(..., Q, D)`` for scores of these origins, ``(FIELDS, ..., Q, K)``."""
+        """Mark the output ``(..., Q, D)`` of a fused kernel; ``scores`` are their origins, ``(FIELDS, ..., Q, K)``."""
         with self.paused():
             queries = scores[FIRST].amax(-1, keepdim=True).expand(2, *out.shape)
             self.origins.write(out, self._at_queries(queries, out))
@@ -117,7 +117,7 @@ class Tracer(TorchDispatchMode):
         if not (getattr(func, "is_view", False) or op is aten._unsafe_view):
             try:
                 self._follow(op, func, args, kwargs, out)
-            except Exception:  # an operation in a form that no rule knows must not stop the model
+            except Exception:  # an operation that no rule covers must not stop the model
                 self._lose_track(args, kwargs, out)
         return out
 
@@ -164,14 +164,14 @@ class Tracer(TorchDispatchMode):
                 self.origins.write(each, self._computed(op, func, args, kwargs, tensors, origins, each))
 
     def _lose_track(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """What comes out may come from all that went in."""
+        """Let every output element come from all inputs of the operation."""
         origins = [self.origins.read(tensor) for tensor in _tensors(*args, *kwargs.values())]
         known = [origin for origin in origins if origin is not None]
         for tensor in _tensors(out):
             self.origins.write(tensor, rules.everywhere(known, tensor.shape) if known else None)
 
     def _embedded(self, ids: Tensor, out: Tensor) -> None:
-        """Rows of a table: new positions where the ids come from an input."""
+        """Make embedding rows new positions, if their ids come from an input."""
         if self.origins.read(ids) is None:
             self.origins.write(out, None)
         else:
@@ -197,7 +197,7 @@ class Tracer(TorchDispatchMode):
             if op in (aten.mul, aten.mul_) and _multiplies_values(tensors, origins):
                 return rules.with_field(result, VALUED, 1)
             return result
-        if "grid_sampler" in name:  # what is sampled for a place of the grid stays at that place, as attention does
+        if "grid_sampler" in name:  # a sample belongs to its place in the grid, as attention output to its query
             grid = origins[1] if origins[1] is not None else rules.everywhere(known, args[1].shape)
             return rules.across(grid, args[1].shape).movedim(-1, 2)[:, :, :1].expand(FIELDS, *out.shape)
         if "dim" in arguments or "dims" in arguments:
@@ -223,7 +223,7 @@ class Tracer(TorchDispatchMode):
             self._together[later] = earlier
 
     def _summed_over_keys(self, origin: Tensor, dims: list[int]) -> Tensor | None:
-        """The queries, where values were multiplied with weights element by element and are summed up over keys."""
+        """Return the queries if ``dims`` sums elementwise products of weights and values over keys."""
         if not rules.has(origin, VALUED) or len(dims) != 1:
             return None
         number = int(origin[SOFTMAX].max())
@@ -259,14 +259,14 @@ class Tracer(TorchDispatchMode):
         return rules.scores(left, right, out.shape)
 
     def _confirm(self, number: int | None) -> None:
-        """Weights are multiplied with values, and so are those that were put together with them."""
+        """Report that weights are multiplied by values, and so are weights that were combined with them."""
         self._weighted(number)
         while number in self._together:
             number = self._together.pop(number)
             self._weighted(number)
 
     def _at_queries(self, queries: Tensor, out: Tensor) -> Tensor:
-        """What comes out of attention is where its queries are; where those are nowhere, it is a new sequence."""
+        """Give attention output the origins of its queries, or new positions if the queries have none."""
         queries = compact(queries)
         if not (queries[1] != NOTHING).any():
             queries = self.origins.fresh(out.shape[:-1], learned=True).unsqueeze(-1)
@@ -276,7 +276,7 @@ class Tracer(TorchDispatchMode):
 
 
 def _tensors(*values: Any) -> list[Tensor]:
-    """The tensors among an operation's arguments, and in lists of them."""
+    """Return the tensors among an operation's arguments, including those in containers."""
     found = []
     for value in values:
         if isinstance(value, Tensor):
@@ -294,7 +294,7 @@ def _broadcast_shape(tensors: list[Tensor]) -> torch.Size | None:
 
 
 def _multiplies_values(tensors: list[Tensor], origins: list[Tensor | None]) -> bool:
-    """Whether one of two factors holds softmax weights, and the other is no mask or factor of them."""
+    """Whether one of two factors holds softmax weights, and the other values (not a mask on the weights)."""
     if len(tensors) != 2:
         return False
     weights = [origin is not None and rules.has(origin, SOFTMAX) for origin in origins]

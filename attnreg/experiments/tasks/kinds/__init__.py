@@ -1,4 +1,4 @@
-"""Kinds of tasks, one file each: the head, what rows and labels must be, how they are encoded, answered and scored."""
+"""Kinds of tasks, one file each: model head, checks of rows and labels, encoding, predictions and scoring."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = {
 
 
 def kind_class(name: str) -> type[Kind]:
-    """The class of a kind; importing it does not import torch.
+    """Return the class of a kind. Importing it does not import torch.
 
     Example:
         >>> kind_class("tokens").head

@@ -1,4 +1,4 @@
-"""The contract of a kind of task, and what kinds share."""
+"""The base class of kinds of tasks, and functions that they share."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Record = dict[str, Any]
-REFERENCE = "reference"  # a column of encoded rows that no model is given
+REFERENCE = "reference"  # a column of encoded rows with the right answers; it is not a model input
 
 
 class Kind(ABC):
-    """How tasks of one kind are read, encoded, answered and scored.
+    """A kind of task: checks, encodes and scores the rows of every task of this kind.
 
-    The class knows what rows must be; an instance also has a tokenizer.
+    Class methods check rows and labels; an instance also has a tokenizer and encodes them.
 
     Args:
-        task: the task, its labels known.
-        tokenizer: the model's.
-        max_length: longest input, in tokens; longer ones are cut.
-        reading: where the model was trained on other classes: for each of them, its number among the task's.
+        task: the task, with its class names filled in.
+        tokenizer: the tokenizer of the model.
+        max_length: maximum input length in tokens; longer inputs are truncated.
+        reading: for a model that was trained on other classes: the task's class number for each class of the model.
     """
 
+    #: auto class of transformers with the head
     head: ClassVar[str]
-    #: what applies to it; the first is the default of ``--task custom``
+    #: metrics that apply; the first one is the default of ``--task custom``
     metrics: ClassVar[tuple[str, ...]]
     most_columns: ClassVar[int] = 2
     needs_choices: ClassVar[bool] = False
-    #: whether the head has a class for each label
+    #: whether the head has one output per class
     has_classes: ClassVar[bool] = False
-    #: whether an answer is right or wrong
+    #: whether a prediction is either right or wrong
     can_be_right: ClassVar[bool] = True
-    #: whether there is a column with answers
+    #: whether the data has a label column
     needs_labels: ClassVar[bool] = True
-    #: whether they are text
+    #: whether labels are text
     has_text_labels: ClassVar[bool] = False
-    #: whether :meth:`collate` draws from torch's random generator
+    #: whether :meth:`collate` uses torch's random generator
     draws: ClassVar[bool] = False
-    #: how many of the training rows are scored at the end
+    #: number of training rows that are scored after training
     scored_train_rows: ClassVar[int] = 1000
 
     def __init__(self, task: Task, tokenizer: Any, max_length: int, reading: Sequence[int] | None = None) -> None:
@@ -56,20 +57,20 @@ class Kind(ABC):
 
     @classmethod
     def label_names(cls, task: Task, splits: Mapping[str, Dataset], where: Any) -> tuple[str, ...]:
-        """The names of the classes: the task's, or those that the data has; empty where there are no classes."""
+        """Return the class names, from the task or else from the data; empty if the kind has no classes."""
         return task.labels
 
     @classmethod
     def labels_in(cls, task: Task, rows: Dataset) -> list[Any]:
-        """The labels of all rows, as the data has them."""
+        """Return the labels of all rows, unconverted."""
         return column_of(rows, task.label)
 
     @classmethod
     def check(cls, task: Task, rows: Dataset, place: str) -> None:
-        """Raise if a row is not as it must be; its columns are there.
+        """Check every row; the columns are known to exist.
 
         Raises:
-            InputError: with the column, the row and the place.
+            InputError: naming the column, row and split of the first bad value.
         """
         for column in (*task.columns, *task.choices):
             texts_of(rows, column, place)
@@ -78,31 +79,31 @@ class Kind(ABC):
     @classmethod
     @abstractmethod
     def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
-        """The right answer to each row, in the form that :meth:`inputs` takes.
+        """Return the label of each row, in the form that :meth:`inputs` takes.
 
         Raises:
-            InputError: if one is not as it must be.
+            InputError: if a label is invalid.
         """
 
     @classmethod
     def head_options(cls, task: Task) -> dict[str, Any]:
-        """What the configuration of a model is told of the task."""
+        """Return the options of the model's configuration that depend on the task."""
         return {"id2label": dict(enumerate(task.labels)), "label2id": {name: i for i, name in enumerate(task.labels)}}
 
     @classmethod
     def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:
-        """Set a tokenizer as this kind needs it.
+        """Adapt a loaded tokenizer to this kind, in place.
 
         Args:
-            tokenizer: as it was loaded.
-            name: of the model.
+            tokenizer: the tokenizer.
+            name: the model's name, for messages.
 
         Raises:
-            InputError: if it cannot do what the kind needs.
+            InputError: if the tokenizer lacks a feature that the kind needs.
         """
 
     def encode(self, rows: Dataset) -> Dataset:
-        """Tokenize rows: what the model is given, ``labels`` among it, and ``reference``, what answers are for."""
+        """Tokenize rows: model inputs with ``labels``, and ``reference`` for scoring."""
         gold = self.gold(self.task, rows)
 
         def encoded(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, Any]:
@@ -111,35 +112,35 @@ class Kind(ABC):
         return rows.map(encoded, batched=True, with_indices=True, remove_columns=rows.column_names, keep_in_memory=True)
 
     def to_train_on(self, encoded: Dataset) -> Dataset:
-        """Of encoded rows, those that there is something to learn from: a loss of nothing would be no number.
+        """Drop encoded rows without labels; their loss would be NaN.
 
         Raises:
-            InputError: if there are none.
+            InputError: if no rows remain.
         """
         return encoded
 
     @abstractmethod
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
-        """Some rows as the model takes them, with ``labels`` and ``reference``."""
+        """Return model inputs for a batch of rows, with ``labels`` and ``reference``."""
 
     @abstractmethod
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Encoded rows, without ``reference``, as one padded batch."""
+        """Pad encoded rows, which come without ``reference``, to one batch."""
 
     def length(self, ids: list[Any]) -> int:
-        """The length of a row, of its ``input_ids``."""
+        """Return the number of tokens of a row, from its ``input_ids``."""
         return len(ids)
 
     @abstractmethod
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
-        """What a network answers to each row of a batch, from its output, as plain values."""
+        """Return the network's answer to each row of a batch (logits, tags or text), as plain Python values."""
 
     @abstractmethod
     def record(self, answer: Any, reference: Any) -> Record:
-        """A row of ``predictions.jsonl``: ``label`` and ``prediction``, and what else there is to know."""
+        """Return a row of ``predictions.jsonl``: ``label``, ``prediction`` and, for classes, ``logits``."""
 
     def score(self, records: Iterable[Record]) -> dict[str, float]:
-        """The task's metrics, by name."""
+        """Return the task's metrics, by name."""
         from attnreg.experiments.tasks.metrics import METRICS  # late: it imports torch
 
         kept, scores = list(records), {}
@@ -150,11 +151,11 @@ class Kind(ABC):
         return scores
 
     def compared(self, metric: str, records: Sequence[Record]) -> tuple[list[Any], list[Any]]:
-        """Predictions and references as a metric takes them."""
+        """Return predictions and references in the form that a metric takes."""
         return [record["prediction"] for record in records], [record["label"] for record in records]
 
     def calibration_error(self, records: Iterable[Record]) -> float | None:
-        """How far confidence is from accuracy; ``None`` where answers are no classes of whole rows."""
+        """Return the expected calibration error, or ``None`` unless each row is answered by one class."""
         return None
 
     def _read(self, number: int) -> int:
@@ -165,28 +166,28 @@ class Kind(ABC):
 
 
 def kept(encoded: Dataset, wanted: Sequence[bool], what: str) -> Dataset:
-    """Encoded rows without those that are not wanted.
+    """Filter encoded rows.
 
     Args:
         encoded: the rows.
-        wanted: for each of them, whether it is.
-        what: a row must have to be wanted.
+        wanted: whether to keep each row.
+        what: what a row must have to be kept, for the message.
 
     Raises:
-        InputError: if none is wanted.
+        InputError: if no row is kept.
     """
     if all(wanted):
         return encoded
     if not any(wanted):
-        raise InputError(f"Expected {what}, got {len(wanted)} rows without: see what the tokenizer makes of them.")
+        raise InputError(f"None of {len(wanted)} rows has {what}: check the text and how the tokenizer splits it.")
     return encoded.select([number for number, is_wanted in enumerate(wanted) if is_wanted])
 
 
 def reading_of(classes: Sequence[str], task: Task) -> list[int]:
-    """For each class of a model, its number among a task's, by name or by what the task merges.
+    """Return the task's class number for each class of a model, matched by name or by ``merges`` of the task.
 
     Raises:
-        InputError: if a class is none of the task's.
+        InputError: if a class of the model matches no class of the task.
 
     Example:
         >>> from attnreg.experiments.tasks import get_task
@@ -197,7 +198,7 @@ def reading_of(classes: Sequence[str], task: Task) -> list[int]:
     if strange := [name for name in names if name not in task.labels]:
         known = dict.fromkeys((*task.labels, *task.merges))
         raise InputError(
-            f"Expected a model whose classes are among {', '.join(known)} for task {task.name!r}, got {strange[0]!r} "
-            f"among {', '.join(classes)}."
+            f"The model's class {strange[0]!r} does not exist in task {task.name!r}: the model has "
+            f"{', '.join(classes)}, the task accepts {', '.join(known)}."
         )
     return [task.labels.index(name) for name in names]

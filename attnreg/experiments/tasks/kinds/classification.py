@@ -1,4 +1,4 @@
-"""Classification of a text, or of a pair of texts."""
+"""Classification of texts or pairs of texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Classification(Kind):
-    """One class for each row, given by its name or its number."""
+    """One class per row, labelled by name or number."""
 
     head: ClassVar[str] = "AutoModelForSequenceClassification"
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "macro_f1", "matthews_correlation")
@@ -34,10 +34,10 @@ class Classification(Kind):
             labels = tuple(names_of((v for rows in splits.values() for v in cls.labels_in(task, rows)), known))
             if len(labels) < 2:
                 found = ", ".join(labels) or "none"
-                raise InputError(f"Expected at least two classes in column {task.label} of {where}, got {found}.")
+                raise InputError(f"Column {task.label} of {where} needs at least two classes, got {found}.")
         if "f1" in task.metrics and len(labels) != 2:
             raise InputError(
-                f"Expected two classes for metric f1, got {len(labels)} in column {task.label} of {where}: use "
+                f"Metric f1 needs two classes, got {len(labels)} in column {task.label} of {where}: use "
                 "--metric macro_f1."
             )
         return labels
@@ -56,7 +56,7 @@ class Classification(Kind):
     @classmethod
     @override
     def head_options(cls, task: Task) -> dict[str, Any]:
-        # Said each time, as a model that was trained on something else brings its own with it.
+        # Always set, to override the problem type that a model from another task brings along.
         return {**super().head_options(task), "problem_type": "single_label_classification"}
 
     @override

@@ -1,4 +1,4 @@
-"""Masked language modelling: guessing tokens that are hidden, BERT's pre-training."""
+"""Masked language modelling, BERT's pre-training: predict hidden tokens."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TRIES = 100
 
 
 class MaskedLM(Kind):
-    """Text alone; of its tokens 15 % are to be guessed, of which most are hidden.
+    """Text without labels. 15 % of the tokens are predicted, most of them masked; accuracy is over these tokens.
 
-    Which ones is drawn anew for each training batch, and once for evaluation. Accuracy is that of the guesses. Rows
-    without a token to guess, such as empty lines, are left out.
+    The tokens are drawn anew for each training batch, and once for evaluation. Rows without a token to predict, such
+    as empty lines, are skipped.
 
     Reference:
         BERT (arXiv 1810.04805), Section 3.1.
@@ -51,15 +51,15 @@ class MaskedLM(Kind):
     def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:
         if tokenizer.mask_token is None:
             raise InputError(
-                f"Expected --model {name} with a tokenizer that has a mask token, got {type(tokenizer).__name__} "
-                "without: choose a model of BERT's kind."
+                f"The tokenizer of --model {name} ({type(tokenizer).__name__}) has no mask token: choose a masked "
+                "language model, such as BERT."
             )
 
     @override
     def encode(self, rows: Dataset) -> Dataset:
         encoded = super().encode(rows)
         words = [not all(special) for special in encoded["special_tokens_mask"]]
-        return kept(encoded, words, f"text with tokens to guess in column {self.task.label}")
+        return kept(encoded, words, f"a token to predict in column {self.task.label}")
 
     @override
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
@@ -73,9 +73,9 @@ class MaskedLM(Kind):
         collate = DataCollatorForLanguageModeling(self.tokenizer)
         for _ in range(TRIES):
             batch = dict(collate(rows))
-            if bool((batch["labels"] != IGNORED).any()):  # a loss of nothing would be no number
+            if bool((batch["labels"] != IGNORED).any()):  # otherwise the loss would be NaN
                 return batch
-        raise InputError("Expected text with tokens to guess, got a batch without any: leave out rows without words.")
+        raise InputError("A batch has no token to predict: remove rows without words.")
 
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Multiple choice: which of several endings belongs to a beginning."""
+"""Multiple choice: select the right ending of a text."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class MultipleChoice(Classification):
-    """The number of the right choice for each row, from 0.
+    """One choice per row, labelled by its number from 0.
 
-    The first text column is the first segment; the others, and then each choice in turn, are the second.
+    The first text column is the first segment. The second segment is the other text column, if any, and one choice.
     """
 
     head: ClassVar[str] = "AutoModelForMultipleChoice"
@@ -42,7 +42,7 @@ class MultipleChoice(Classification):
         for row, label in enumerate(column_of(rows, task.label)):
             if (number := classes.number(label)) is None:
                 raise InputError(
-                    f"Expected the number of a choice, 0 to {len(task.choices) - 1}, in column {task.label}, got "
+                    f"Expected a choice number from 0 to {len(task.choices) - 1} in column {task.label}, got "
                     f"{label!r} in row {row + 1} of {place}."
                 )
             numbers.append(number)

@@ -1,4 +1,4 @@
-"""Regression: a number for a text, or for a pair of texts."""
+"""Regression: predict a number for a text or a pair of texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Regression(Kind):
-    """One finite number for each row, learned by the squared error."""
+    """One finite number per row, trained with squared error."""
 
     head: ClassVar[str] = "AutoModelForSequenceClassification"
     metrics: ClassVar[tuple[str, ...]] = ("pearson", "spearman")

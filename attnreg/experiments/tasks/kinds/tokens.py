@@ -1,4 +1,4 @@
-"""Labels of words: named entities, parts of speech."""
+"""Token classification: named entities, parts of speech."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor, nn
 
-IGNORED = -100  # the label that transformers gives to positions without one
+IGNORED = -100  # transformers' label for positions without a loss
 OUTSIDE = "O"
 
 
 class Tokens(Kind):
-    """One class for each word. Its first sub-word carries it; the others, and special tokens, carry none.
+    """One class per word, on its first sub-word. Other sub-words and special tokens have no label.
 
-    A word that the model does not see, because its row is longer than ``max_length`` or the tokenizer makes nothing of
-    it, is answered ``O``: entities are lost with it, and recall suffers for them. Among labels without ``O`` that
-    answer is wrong. A row of such words alone is not trained on.
+    The model does not see words beyond ``max_length`` or words without sub-words. Their prediction is ``O``, so their
+    entities count as missed; if ``O`` is not a label, the prediction is wrong. Rows with no visible word are not
+    trained on.
     """
 
     head: ClassVar[str] = "AutoModelForTokenClassification"
@@ -43,15 +43,13 @@ class Tokens(Kind):
             labels = tuple(names_of((v for rows in splits.values() for v in cls.labels_in(task, rows)), known))
             if len(labels) < 2:
                 found = ", ".join(labels) or "none"
-                raise InputError(
-                    f"Expected lists with at least two classes in column {task.label} of {where}, got {found}."
-                )
+                raise InputError(f"Column {task.label} of {where} needs lists with at least two classes, got {found}.")
         if "entity_f1" in task.metrics and (
             strange := [name for name in labels if name != OUTSIDE and name[:2] not in ("B-", "I-", "E-", "S-")]
         ):
             raise InputError(
-                f"Expected labels such as O, B-PER, I-PER for metric entity_f1, got {strange[0]!r} in column "
-                f"{task.label} of {where}: use --metric accuracy."
+                f"Metric entity_f1 needs labels such as O, B-PER, I-PER, got {strange[0]!r} in column {task.label} of "
+                f"{where}: use --metric accuracy."
             )
         return labels
 
@@ -69,16 +67,16 @@ class Tokens(Kind):
             for row, value in enumerate(values):
                 if not isinstance(value, list):
                     raise InputError(
-                        f"Expected a list in column {name}, got {value!r} in row {row + 1} of {place}: .csv and .tsv "
-                        "hold no lists, .jsonl and .parquet do."
+                        f"Expected a list in column {name}, got {value!r} in row {row + 1} of {place}: use .jsonl or "
+                        ".parquet, because .csv and .tsv cannot store lists."
                     )
         for row, (some, theirs) in enumerate(zip(words, tags, strict=True)):
             if strange := [word for word in some if not isinstance(word, str)]:
                 raise InputError(f"Expected words in column {column}, got {strange[0]!r} in row {row + 1} of {place}.")
             if len(some) != len(theirs) or not some:
                 raise InputError(
-                    f"Expected one label in column {task.label} for each word in column {column}, and at least one, "
-                    f"got {len(some)} words and {len(theirs)} labels in row {row + 1} of {place}."
+                    f"Expected one label in column {task.label} for each word in column {column}, and at least one "
+                    f"word, got {len(some)} words and {len(theirs)} labels in row {row + 1} of {place}."
                 )
         cls.gold(task, rows, place)
 
@@ -100,11 +98,11 @@ class Tokens(Kind):
     def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:
         if not tokenizer.is_fast:
             raise InputError(
-                f"Expected --model {name} with a fast tokenizer, which knows the words that tokens come from, got "
-                f"{type(tokenizer).__name__}: choose a model with a tokenizer.json."
+                f"The tokenizer of --model {name} ({type(tokenizer).__name__}) cannot map tokens to words: choose a "
+                "model with a fast tokenizer (tokenizer.json)."
             )
         pieces = tokenizer.backend_tokenizer.pre_tokenizer
-        if type(pieces).__name__ == "ByteLevel":  # which knows a word by the space before it; single words have none
+        if type(pieces).__name__ == "ByteLevel":  # it marks words by a leading space, which split words lack
             pieces.add_prefix_space = True
             tokenizer.backend_tokenizer.pre_tokenizer = pieces
 
@@ -123,7 +121,7 @@ class Tokens(Kind):
     @override
     def to_train_on(self, encoded: Dataset) -> Dataset:
         labelled = [any(label != IGNORED for label in labels) for labels in encoded["labels"]]
-        return kept(encoded, labelled, f"training rows with words that the model sees in column {self.task.columns[0]}")
+        return kept(encoded, labelled, f"a word that the model sees in column {self.task.columns[0]}")
 
     @override
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -155,7 +153,7 @@ class Tokens(Kind):
 
 
 def first_sub_words(word_ids: Sequence[int | None]) -> list[int | None]:
-    """The word at each position that is the first of a word, ``None`` elsewhere.
+    """Return the word index at the first sub-word of each word, and ``None`` at all other positions.
 
     Example:
         >>> first_sub_words([None, 0, 0, 1, None])

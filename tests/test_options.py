@@ -1,0 +1,71 @@
+"""Options of recipes: each has a help text and a group, and agrees with the argument that it sets."""
+
+import importlib
+import inspect
+
+import click
+import pytest
+
+from attnreg.experiments.runs.catalogue import load_command, recipe_files, summary
+from attnreg.experiments.runs.options import argument
+from attnreg.experiments.runs.settings import Settings
+
+SOURCES = {
+    "attendout": ["attnreg.training:AttackerDefender", "attnreg:GNetProvider.for_model"],
+    "ad-drop": ["attnreg:AttributionProvider", "attnreg:CrossTuning"],
+    "attention-dropout": ["attnreg:AttentionDropout"],
+    "attention-layerdrop": ["attnreg:AttentionLayerDrop"],
+    "mixout": ["attnreg.training:Mixout"],
+    "r-drop": ["attnreg.training:RDrop"],
+}
+OTHER_ON_PURPOSE = {("attention-dropout", "placement"), ("ad-drop", "layers")}  # the latter: the task's
+
+
+def signature_of(source):
+    package, _, path = source.partition(":")
+    found = importlib.import_module(package)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return inspect.signature(found).parameters
+
+
+@pytest.mark.parametrize("recipe", recipe_files())
+def test_options_have_help_and_groups(recipe):
+    for parameter in load_command(recipe).params:
+        assert parameter.help, parameter
+        assert parameter.help[-1] == ".", parameter
+        assert parameter.group in ("Method", "Task and data", "Training", "Output")
+
+
+@pytest.mark.parametrize("recipe", SOURCES)
+def test_defaults_are_those_of_the_class(recipe):
+    arguments = {name: p for source in SOURCES[recipe] for name, p in signature_of(source).items()}
+    shared = {*Settings.__dataclass_fields__}
+    own = [parameter for parameter in load_command(recipe).params if parameter.name not in shared]
+    checked = 0
+    for parameter in own:
+        if parameter.name in arguments and (recipe, parameter.name) not in OTHER_ON_PURPOSE:
+            assert parameter.default == arguments[parameter.name].default, parameter.name
+            checked += 1
+    assert checked or recipe == "attention-dropout"
+
+
+def test_types_are_read_from_annotations():
+    @click.command()
+    @argument("attnreg:AttributionProvider", "region")
+    @argument("attnreg:AttributionProvider", "steps")
+    @argument("attnreg.training:AttackerDefender", "winner")
+    @argument("attnreg:GNetProvider.for_model", "feed_forward", "--with-feed-forward")
+    def command(**options):
+        click.echo(repr(sorted(options.items())))
+
+    types = {parameter.name: parameter.type for parameter in command.params}
+    assert list(types["region"].choices) == ["high", "low"]
+    assert (types["steps"].min, types["steps"].max) == (1, None)
+    assert list(types["winner"].choices) == ["evidence", "greedy", "proportional"]
+    assert command.params[-1].is_flag
+
+
+def test_summaries_fit_a_line_of_the_list():
+    for path in recipe_files().values():
+        assert len(summary(path)) <= 90, path
