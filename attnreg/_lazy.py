@@ -1,4 +1,4 @@
-"""Public names that import their module on first use, so that ``attnreg --help`` does not wait for torch."""
+"""Import public names on first use, so that ``attnreg --help`` does not need to import torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def listed_names(init: str) -> dict[str, str]:
-    """The public names of a package, as its stub lists them.
+    """Read the public names of a package from its stub, the file that type checkers read.
 
     Args:
-        init: the ``__file__`` of the package; beside it is ``__init__.pyi``, with one ``from module import Name as
-            Name`` for each name. Type checkers read the same file.
+        init: ``__file__`` of the package. The ``__init__.pyi`` beside it has a line ``from module import Name as Name``
+            for each name.
 
     Returns:
-        the module of each name.
+        The module of each name.
 
     Example:
         >>> import attnreg
@@ -29,11 +29,11 @@ def listed_names(init: str) -> dict[str, str]:
 
 
 def lazy_names(package: str, init: str) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """The ``__all__``, ``__getattr__`` and ``__dir__`` of a package whose names are imported on first use (PEP 562).
+    """Make ``__all__``, ``__getattr__`` and ``__dir__`` for a package that imports names on first use (PEP 562).
 
     Args:
-        package: the ``__name__`` of the package.
-        init: its ``__file__``.
+        package: ``__name__`` of the package.
+        init: ``__file__`` of the package.
     """
     names = listed_names(init)
 

@@ -1,10 +1,10 @@
-"""What AD-DROP costs over plain fine-tuning, in time and memory.
+"""Measure the time and memory of AD-DROP relative to plain fine-tuning.
 
 Usage: python benchmarks/ad_drop.py [--rounds N] [--no-integrated] [--small]
 
-All arms run in one process, in turn, so that whatever else the machine does meets them alike; the table shows medians
-of the step times and their ratio to plain fine-tuning's. Memory is measured once per arm, each in a fresh process: of
-pass 1, and of plain fine-tuning's forward and backward pass.
+All arms run in turn in one process, so that other load on the machine affects them equally. The table shows the median
+step times and their ratio to plain fine-tuning. Peak memory is measured in a fresh process per arm: of the first pass,
+or of plain fine-tuning's forward and backward pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Step = Callable[[], object]
 
 
 def model_and_batch(small: bool, attention: str = "sdpa") -> tuple[hf.BertForSequenceClassification, dict]:
-    """BERT-base's shape with random weights, and a batch without padding."""
+    """Make a model of BERT-base's shape with random weights, and a batch without padding."""
     torch.manual_seed(0)
     size = (
         {"num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512}
@@ -45,10 +45,10 @@ def model_and_batch(small: bool, attention: str = "sdpa") -> tuple[hf.BertForSeq
 
 
 class OneBackwardPassPerLayer(attnreg.AttributionProvider):
-    """The official way: dropout on, weights' gradients on, the loss graph alive, a backward pass for each layer."""
+    """AD-DROP as the official code computes it: with dropout and weight gradients, a backward pass for each layer."""
 
     def attribute(self, model: torch.nn.Module, batch: dict) -> None:
-        """Pass 1."""
+        """Run the first pass."""
         self.clear()
         with attnreg.injection.handle_of(model, self).disabled():
             output = model(**batch, output_attentions=True)
@@ -59,14 +59,14 @@ class OneBackwardPassPerLayer(attnreg.AttributionProvider):
 
 
 def plain(small: bool) -> tuple[Step, Step]:
-    """A training step, and its forward and backward pass."""
+    """Return a plain training step, and its forward and backward pass."""
     model, batch = model_and_batch(small)
     method = FineTuning(model, adamw(model, 5e-5))
     return lambda: method.step(batch), lambda: model.train()(**batch).loss.backward()
 
 
 def two_pass(small: bool, attention: str = "sdpa", official: bool = False, **options: object) -> tuple[Step, Step]:
-    """A training step under AD-DROP, and its pass 1."""
+    """Return a training step under AD-DROP, and its first pass."""
     model, batch = model_and_batch(small, attention)
     provider = (OneBackwardPassPerLayer if official else attnreg.AttributionProvider)(**options)
     method = TwoPass(model, adamw(model, 5e-5), provider)
@@ -77,9 +77,9 @@ ARMS: dict[str, Callable[[bool], tuple[Step, Step]]] = {
     "plain fine-tuning": plain,
     "gradient, layer 0": lambda small: two_pass(small, layers=[0]),
     "gradient, all layers": lambda small: two_pass(small),
-    "gradient, layer 0, pass 1 in bfloat16": lambda small: two_pass(small, layers=[0], first_pass_dtype="bfloat16"),
-    "gradient, all layers, pass 1 in bfloat16": lambda small: two_pass(small, first_pass_dtype="bfloat16"),
-    "a backward pass per layer (official way)": lambda small: two_pass(small, "eager", official=True),
+    "gradient, layer 0, first pass in bfloat16": lambda small: two_pass(small, layers=[0], first_pass_dtype="bfloat16"),
+    "gradient, all layers, first pass in bfloat16": lambda small: two_pass(small, first_pass_dtype="bfloat16"),
+    "a backward pass per layer (official code)": lambda small: two_pass(small, "eager", official=True),
 }
 INTEGRATED: dict[str, Callable[[bool], tuple[Step, Step]]] = {
     f"integrated gradients, layer 0, 20 steps, {n} at once": lambda small, n=n: two_pass(
@@ -90,20 +90,20 @@ INTEGRATED: dict[str, Callable[[bool], tuple[Step, Step]]] = {
 
 
 def timed(step: Step) -> float:
-    """Seconds."""
+    """Return the duration of a step in seconds."""
     begin = time.perf_counter()
     step()
     return time.perf_counter() - begin
 
 
 def peak_memory(name: str, small: bool, threads: int, queue: multiprocessing.Queue) -> None:
-    """MiB by which the process grows at most while it runs pass 1 (or plain fine-tuning's passes)."""
+    """Put the peak growth of the process during the first pass (or plain fine-tuning's passes) in the queue, in MiB."""
     torch.set_num_threads(threads)
     _, run = {**ARMS, **INTEGRATED}[name](small)
-    hf.BertForSequenceClassification(hf.BertConfig(num_hidden_layers=1))  # torch's own first allocations
+    hf.BertForSequenceClassification(hf.BertConfig(num_hidden_layers=1))  # make torch's initial allocations now
     import captum.attr  # noqa: F401
 
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # reset the peak
     before = _status("VmRSS")
     run()
     queue.put((_status("VmHWM") - before) / 1024)
@@ -115,12 +115,12 @@ def _status(field: str) -> int:
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Measure all arms and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--no-integrated", action="store_true", help="leave integrated gradients out")
-    parser.add_argument("--small", action="store_true", help="a tiny model, to see that it runs")
+    parser.add_argument("--no-integrated", action="store_true", help="omit integrated gradients")
+    parser.add_argument("--small", action="store_true", help="use a tiny model, to test the script")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 
@@ -147,7 +147,7 @@ def main() -> None:
     base = statistics.median(seconds["plain fine-tuning"])
     print(f"torch {torch.__version__}, {platform.machine()}, {options.threads} threads, {options.rounds} rounds")
     print(
-        "| step | median (s) | over plain | of (s) | peak memory of pass 1 (MiB) |\n| --- | ---: | ---: | ---: | ---: |"
+        "| step | median (s) | over plain | range (s) | peak memory (MiB) |\n| --- | ---: | ---: | ---: | ---: |"
     )
     for name, values in seconds.items():
         median = statistics.median(values)

@@ -1,4 +1,4 @@
-"""Models, batches, clocks and memory for the benchmarks."""
+"""Models, batches, and measurements of time and memory for the benchmarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import transformers as hf
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's size and a batch's."""
+    """The sizes of a model and of a batch."""
 
     name: str
     hidden: int
@@ -23,7 +23,7 @@ class Shape:
     length: int
 
     def model(self) -> hf.BertForSequenceClassification:
-        """A BERT of this size with random weights."""
+        """Make a BERT of this size with random weights."""
         torch.manual_seed(0)
         config = hf.BertConfig(
             hidden_size=self.hidden,
@@ -35,7 +35,7 @@ class Shape:
         return hf.BertForSequenceClassification(config)
 
     def batch(self, seed: int = 0) -> dict[str, torch.Tensor]:
-        """Random tokens, without padding."""
+        """Make a batch of random tokens without padding."""
         draw = torch.Generator().manual_seed(seed)
         return {
             "input_ids": torch.randint(1000, 30000, (self.batch_size, self.length), generator=draw),
@@ -55,16 +55,16 @@ SHAPES = {
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Seconds."""
+    """Return the duration of a call in seconds."""
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
 
 
 def grown(make: Callable[[], tuple[Callable[[], object], int]]) -> float:
-    """MiB by which this process, which must have done nothing like it before, grows at most in at least two steps."""
+    """Return the peak growth of this process over at least two steps, in MiB. Call it once per fresh process."""
     before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # reset the peak
     run, steps = make()
     for _ in range(1 if steps > 1 else 2):
         run()

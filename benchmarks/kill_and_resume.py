@@ -1,7 +1,7 @@
-"""SIGKILL a run at random moments, resume it, and compare its end with that of a run that was left alone.
+"""Kill a run at random moments, resume it, and compare its results with those of an uninterrupted run.
 
-A checkpoint is written after each step, so that many kills fall into the writing of one. Bit for bit the same must be:
-weights, optimizers, provider, random state, the game's state, and everything that the run has written down.
+A checkpoint is written after each step, so that some kills happen while one is being written. Weights, optimizers,
+provider, random state, the state of the game and all written results must be bitwise equal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-MEASURED = {"seconds", "training_seconds", "peak_memory", "peak_memory_bytes"}  # by the clock and the system
+MEASURED = {"seconds", "training_seconds", "peak_memory", "peak_memory_bytes"}  # these differ between runs
 RECIPES = {
     "attendout": ["--round-steps", "2", "--no-baseline", "--game", "1"],
     "ad-drop": [],
@@ -47,13 +47,13 @@ def start(recipe: str, folder: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def first_checkpoint(process: subprocess.Popen[str], folder: Path) -> None:
-    """Wait for it."""
+    """Wait for the first checkpoint, or the end of the process."""
     while process.poll() is None and not any((folder / "checkpoints").glob("step-*")):
         time.sleep(0.002)
 
 
 def end(folder: Path) -> dict[str, Any]:
-    """Everything that a finished run leaves, as plain data."""
+    """Return the results of a finished run as plain data."""
     (checkpoint,) = (folder / "checkpoints").iterdir()
     found: dict[str, Any] = {
         "checkpoint": checkpoint.name,
@@ -90,7 +90,7 @@ def _names_a_measure(item: list[Any]) -> bool:
 
 
 def main() -> None:
-    """Kill, resume, compare, and print how many times of how many it went well."""
+    """Kill, resume and compare runs, and print how many ended with the same results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--recipe", choices=RECIPES, default="attendout")
@@ -120,10 +120,8 @@ def main() -> None:
             output, _ = resumed.communicate()
             same = resumed.returncode == 0 and end(folder) == expected
             good += same
-            print(
-                f"{number + 1}: killed with {', '.join(at)}: {'the same end' if same else 'ANOTHER END ' + output}",
-                flush=True,
-            )
+            outcome = "same results" if same else f"DIFFERENT RESULTS {output}"
+            print(f"{number + 1}: killed with {', '.join(at)}: {outcome}", flush=True)
     print(f"{good} of {options.kills}")
     sys.exit(good != options.kills)
 

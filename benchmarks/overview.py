@@ -1,6 +1,6 @@
-"""Draw docs/results/overview.png: each method minus plain fine-tuning, in every setting of docs/results.
+"""Draw docs/results/overview.png: the difference of each method to plain fine-tuning, in every setting of docs/results.
 
-python benchmarks/overview.py
+Usage: python benchmarks/overview.py
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SETTINGS = {
 
 
 def differences(setting: str) -> dict[str, Difference]:
-    """By recipe, the difference over the seeds that it has run, in points."""
+    """Return the mean paired difference of each recipe to plain fine-tuning over its seeds, in points."""
     points: dict[str, dict[str, float]] = defaultdict(dict)
     with (FOLDER / f"{setting}.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -38,7 +38,7 @@ def differences(setting: str) -> dict[str, Difference]:
 
 
 def main() -> None:
-    """Read the tables, print the differences and draw them."""
+    """Read the tables, print and draw the differences."""
     by_setting = {setting: differences(setting) for setting in SETTINGS}
     recipes = sorted({recipe for found in by_setting.values() for recipe in found})
     look = dict(zip(recipes, styles(), strict=False))

@@ -1,10 +1,10 @@
-"""What each regularizer costs over a plain SDPA fine-tuning step of the same model, batch and optimizer.
+"""Measure a training step under each regularizer relative to a plain SDPA step of the same model, batch and optimizer.
 
 Usage: python benchmarks/steps.py [--shape base|minilm|tiny] [--rounds N] [--threads N] [--mixed-precision bf16]
 
-All arms run in one process, in turn, so that whatever else the machine does meets them alike. The table shows the
-median of each arm's times and of their ratios to the plain steps before and after, with the middle half of the
-ratios. Peak memory is measured once per arm, each in a fresh process: what it grows by, at most, in a few steps.
+Each arm alternates with plain steps in one process, so that other load on the machine affects both equally. The table
+shows the median time, and the median and middle half of the ratios to the mean of the plain steps before and after.
+Peak memory is the growth of a fresh process per arm during a few steps.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from attnreg.training import AttackerDefender, FineTuning, TrainingMethod, TwoPa
 
 T = 8
 LEARNING_RATE = 5e-5
-Arm = Callable[[Shape], tuple[Callable[[], object], int]]  # what to time, and how many steps it is
+Arm = Callable[[Shape], tuple[Callable[[], object], int]]  # the call to time, and how many steps it makes
 
 
 def plain(shape: Shape) -> tuple[Callable[[], object], int]:
-    """Plain fine-tuning."""
+    """Return a plain fine-tuning step."""
     model, batch = shape.model(), shape.batch()
     return _step(FineTuning(model, adamw(model, LEARNING_RATE), accelerator=Accelerator()), batch)
 
 
 def under(make: Callable[[hf.PreTrainedModel], attnreg.MaskProvider]) -> Arm:
-    """Fine-tuning under a provider."""
+    """Return an arm that fine-tunes under a provider."""
 
     def arm(shape: Shape) -> tuple[Callable[[], object], int]:
         model, batch = shape.model(), shape.batch()
@@ -45,7 +45,7 @@ def under(make: Callable[[hf.PreTrainedModel], attnreg.MaskProvider]) -> Arm:
 
 
 def ad_drop(**options: object) -> Arm:
-    """AD-DROP in every step."""
+    """Return an arm with AD-DROP in every step."""
 
     def arm(shape: Shape) -> tuple[Callable[[], object], int]:
         model, batch = shape.model(), shape.batch()
@@ -56,7 +56,7 @@ def ad_drop(**options: object) -> Arm:
 
 
 def attendout(steps: int = T) -> Arm:
-    """A round of AttendOut: both networks, G's masks and update, scores on as many rows as a step has, copying."""
+    """Return an arm with one round of AttendOut, scored on as many rows as one step has."""
 
     def arm(shape: Shape) -> tuple[Callable[[], object], int]:
         model, batch = shape.model(), shape.batch()
@@ -80,7 +80,7 @@ def attendout(steps: int = T) -> Arm:
 
 
 def evaluation(attached: bool) -> Arm:
-    """A forward pass in eval mode."""
+    """Return an arm with a forward pass in eval mode."""
 
     def arm(shape: Shape) -> tuple[Callable[[], object], int]:
         model, batch = shape.model().eval(), shape.batch()
@@ -102,7 +102,7 @@ def _step(method: TrainingMethod, batch: dict[str, torch.Tensor]) -> tuple[Calla
 
 
 def asleep(model: hf.PreTrainedModel) -> attnreg.MaskProvider:
-    """A provider that does not act in this epoch."""
+    """Make a provider that is not active in the first epoch."""
     return attnreg.CrossTuning(attnreg.AttentionDropout(0.1, "scores"))
 
 
@@ -115,7 +115,7 @@ ARMS: dict[str, tuple[Arm, Arm]] = {
     "AttentionLayerDrop, p = 1": (under(lambda m: attnreg.AttentionLayerDrop(1.0)), plain),
     "AttentionLayerDrop, p = 0.2": (under(lambda m: attnreg.AttentionLayerDrop(0.2)), plain),
     "AD-DROP, gradient, all layers": (ad_drop(), plain),
-    "AD-DROP, gradient, pass 1 in bfloat16": (ad_drop(first_pass_dtype="bfloat16"), plain),
+    "AD-DROP, gradient, first pass in bfloat16": (ad_drop(first_pass_dtype="bfloat16"), plain),
     "AttendOut, a step of a round": (attendout(), plain),
 }
 MEMORY: dict[str, Arm] = {
@@ -129,7 +129,7 @@ MEMORY: dict[str, Arm] = {
 def ratios_to(
     base: Callable[[], object], run: Callable[[], object], steps: int, rounds: int
 ) -> tuple[float, list[float]]:
-    """Median seconds of a step, and each step's ratio to the mean of the plain ones before and after it."""
+    """Return the median seconds of a step, and the ratios of each step to the mean of the plain steps around it."""
     base(), run()
     seconds, before, ratios = [], timed(base), []
     for _ in range(rounds):
@@ -141,18 +141,18 @@ def ratios_to(
 
 
 def main() -> None:
-    """Measure and print two tables."""
+    """Measure all arms and print the tables of time and memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="base")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--mixed-precision", choices=["no", "bf16"], default="no")
-    parser.add_argument("--only", help="arms with this in their name")
+    parser.add_argument("--only", help="run only arms whose name contains this text")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--memory-of", choices=MEMORY, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    Accelerator(cpu=True, mixed_precision=options.mixed_precision)  # all later ones are like the first
+    Accelerator(cpu=True, mixed_precision=options.mixed_precision)  # later Accelerator() calls share this state
     shape = SHAPES[options.shape]
     if options.memory_of:
         print(grown(lambda: MEMORY[options.memory_of](shape)))

@@ -1,1 +1,1 @@
-"""Recipes: each one file that reads from top to bottom; ``attnreg copy NAME FILE`` gives you one to edit."""
+"""Built-in recipes, one file each; ``attnreg copy NAME FILE`` copies one for you to edit."""

@@ -18,7 +18,7 @@ def _layers(context: click.Context, parameter: click.Parameter, text: str | None
 @recipe(
     "ad-drop",
     *(argument("attnreg:AttributionProvider", name) for name in ("p", "q", "method", "region")),
-    option("--layers", callback=_layers, help="Layers: 'all', or indices such as 0,1,-1 (default: the task's)."),
+    option("--layers", callback=_layers, help="Layers to mask: 'all' or indices such as 0,1,-1 (default: the task's)."),
     argument("attnreg:AttributionProvider", "target"),
     argument("attnreg:AttributionProvider", "steps"),
     argument("attnreg:AttributionProvider", "first_pass"),

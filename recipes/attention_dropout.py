@@ -1,4 +1,4 @@
-"""Attention dropout: independent units, at a constant rate."""
+"""Attention dropout: drop single attention weights or scores at a constant rate."""
 
 from typing import Literal
 
@@ -9,11 +9,11 @@ from attnreg.experiments import argument, recipe
 @recipe(
     "attention-dropout",
     argument("attnreg:AttentionDropout", "p", "--drop-rate"),
-    # Models drop attention weights already, so the recipe's own default is the other place.
+    # Most models already drop attention weights, so this recipe drops scores by default.
     argument("attnreg:AttentionDropout", "placement", default="scores"),
 )
 def attention_dropout(run: "attnreg.experiments.Run", p: float, placement: Literal["weights", "scores"]) -> None:
-    """Attention dropout: independent units, at a constant rate.
+    """Attention dropout: drop single attention weights or scores at a constant rate.
 
     Example: attnreg recipe attention-dropout --task cola --drop-rate 0.1
     """

@@ -1,4 +1,4 @@
-"""Attention LayerDrop: random layers attend uniformly."""
+"""Attention LayerDrop: random layers attend to all positions equally."""
 
 import attnreg
 from attnreg.experiments import argument, recipe
@@ -6,7 +6,7 @@ from attnreg.experiments import argument, recipe
 
 @recipe("attention-layerdrop", argument("attnreg:AttentionLayerDrop", "p", "--drop-rate"))
 def attention_layerdrop(run: "attnreg.experiments.Run", p: float) -> None:
-    """Attention LayerDrop: random layers attend uniformly.
+    """Attention LayerDrop: random layers attend to all positions equally.
 
     Example: attnreg recipe attention-layerdrop --task cola --drop-rate 0.1
     """

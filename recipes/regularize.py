@@ -1,4 +1,4 @@
-"""Fine-tuning under any provider, or several composed with &."""
+"""Fine-tuning under any provider, or several joined by &."""
 
 import click
 
@@ -12,7 +12,7 @@ from attnreg.experiments import option, provider_option, recipe
     option("--provider-lr", type=click.FloatRange(min=0), default=1e-2, help="Learning rate of the provider."),
 )
 def regularize(run: "attnreg.experiments.Run", provider: str, provider_lr: float) -> None:
-    """Fine-tuning under any provider, or several composed with &.
+    """Fine-tuning under any provider, or several joined by &.
 
     Example: attnreg recipe regularize --provider "OnLayers(AttentionLayerDrop(0.2), [0]) & AttentionDropout(0.1)"
     """

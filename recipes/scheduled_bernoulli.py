@@ -1,4 +1,4 @@
-"""Scheduled Bernoulli: scores dropout at a rate that changes over training."""
+"""Scheduled Bernoulli: drop attention scores at a rate that changes over training."""
 
 import click
 
@@ -12,7 +12,7 @@ from attnreg.experiments import option, recipe
     option("--end", type=click.FloatRange(0, 1), default=0.0, help="Drop probability at the end of training."),
 )
 def scheduled_bernoulli(run: "attnreg.experiments.Run", start: float, end: float) -> None:
-    """Scheduled Bernoulli: scores dropout at a rate that changes over training.
+    """Scheduled Bernoulli: drop attention scores at a rate that changes over training.
 
     Example: attnreg recipe scheduled-bernoulli --task cola --start 0.0 --end 0.2
     """

@@ -87,7 +87,7 @@ def test_a_damaged_provider(provider, damage):
 def test_a_damaged_checkpoint(checkpoints, damage):
     copy = damaged(checkpoints, *damage)
     if copy is not None:
-        with pytest.raises(InputError, match="Expected a whole checkpoint") as error:
+        with pytest.raises(InputError, match=r"The checkpoint .* is damaged: ") as error:
             read_state(copy)
         assert "\n" not in str(error.value)
 
@@ -134,9 +134,9 @@ def test_a_whole_checkpoint_of_something_else(cli, tmp_path):
 
 
 CONFIG = {
-    "[]": "Expected the options",
-    "{": "Expected the options",
-    '{"own": 3}': "Expected the options",
+    "[]": "Cannot read the run's options",
+    "{": "Cannot read the run's options",
+    '{"own": 3}': "Cannot read the run's options",
     "{}": "resume with",
 }
 

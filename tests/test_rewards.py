@@ -140,6 +140,6 @@ def test_rewards_and_winners():
     assert proportional(a, d) == pytest.approx(1.4 / 2.2)
     for winner in (by_evidence, greedy, proportional):
         assert winner(d, d) == 0.5
-    with pytest.raises(ValueError, match="Expected scores that are not negative for winner 'proportional'"):
+    with pytest.raises(ValueError, match="Winner 'proportional' needs scores of 0 or more"):
         proportional(-a, -d)
     assert standardized_gap(torch.tensor([2.0])) == 1

@@ -78,7 +78,7 @@ def test_validation_rows_are_rows_of_train_that_are_not_trained_on(tmp_path):
     [
         ({"validation_rows": 2000, "train_size": None}, "Expected --validation-rows below 2000, got 2000"),
         ({"validation_rows": 1900}, "Expected --train-size of at most 100, got 200"),
-        ({"report_to": ("nothing",)}, "Expected --report-to among the installed .*, got nothing"),
+        ({"report_to": ("nothing",)}, "Expected --report-to to be an installed tracker .*, got nothing"),
     ],
 )
 def test_bad_input(tmp_path, options, message):

@@ -80,7 +80,7 @@ def test_stopped_by_a_signal_it_goes_on_to_the_same_end(whole, cli, tmp_path, mo
         before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
         stopped = cli(*args)
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    says = rf"Stopped by {name} after step 3; everything up to it is in out\."
+    says = rf"Stopped by {name} after step 3\. The run is saved in out\."
     assert_stopped(stopped, 128 + getattr(signal, name), says)
     command = re.search(r"^To continue: (.*)$", stopped.stderr, re.M)[1]
     assert "--resume" in command
@@ -130,8 +130,8 @@ def test_ctrl_c_in_the_terminal(spawn, tmp_path):
 def test_a_diverging_run_says_at_which_step_and_keeps_its_last_good_checkpoint(cli, tmp_path, recipe):
     args = ["--learning-rate", 1e25, "--save-steps", 1]
     result = cli("recipe", recipe, *SMALL, *args, *RECIPES[recipe])
-    says = r"Expected finite .* at step (\d+): training has diverged, so start it anew with a lower --learning-rate\. "
-    says += r"(It has no checkpoint yet\.|Its last good checkpoint, of step (\d+), is in out/checkpoints\.)"
+    says = r"Training diverged: .* at step (\d+)\. Start again with a lower --learning-rate\. "
+    says += r"(The run has no checkpoint yet\.|The last good checkpoint \(step (\d+)\) is in out/checkpoints\.)"
     assert_stopped(result, 1, says)
     assert "To continue" not in result.output
     if "no checkpoint" not in result.stderr:
@@ -152,7 +152,9 @@ def test_a_loss_that_is_not_finite_is_told_with_its_step(cli, monkeypatch):
 
     monkeypatch.setattr(FineTuning, "step", bad)
     result = cli("recipe", "finetune", *SMALL)
-    says = r"Expected finite loss, got nan at step 6: .* Its last good checkpoint, of step 4, is in out/checkpoints\."
+    says = (
+        r"Training diverged: the loss is nan at step 6\. .* The last good checkpoint \(step 4\) is in out/checkpoints\."
+    )
     assert_stopped(result, 1, says)
 
 
@@ -166,9 +168,9 @@ def test_a_full_disk_ends_it_with_a_sentence_and_the_last_good_checkpoint(spawn,
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1, output
-    assert re.search(r"Error: Expected the files of a run to be written, got: .*File too large", output), output
+    assert re.search(r"Error: Cannot write the run's files: .*File too large", output), output
     assert "Traceback" not in output
-    step = re.search(r"Its last good checkpoint, of step (\d+), is in out/checkpoints\.", output)[1]
+    step = re.search(r"The last good checkpoint \(step (\d+)\) is in out/checkpoints\.", output)[1]
     assert [path.name for path in checkpoints.iterdir()] == [f"step-{int(step):07d}"]
     assert read_state(checkpoints)["history"]["step"] == int(step)
     assert "To continue: attnreg recipe finetune" in output
@@ -177,7 +179,7 @@ def test_a_full_disk_ends_it_with_a_sentence_and_the_last_good_checkpoint(spawn,
 def test_a_folder_that_cannot_be_written_to_is_told_before_training(cli, tmp_path):
     (tmp_path / "file").write_text("x")
     result = cli("recipe", "finetune", "--output-dir", "file/out")
-    assert_stopped(result, 1, "Expected --output-dir to be .*")
+    assert_stopped(result, 1, "Cannot write to --output-dir: .*")
     assert (tmp_path / "file").read_text() == "x"
 
 

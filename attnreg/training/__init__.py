@@ -1,4 +1,4 @@
-"""Training methods and what they share; any loop can drive them. Nothing here opens a file or parses an option."""
+"""Training methods, which work in any training loop. Nothing here opens a file or parses an option."""
 
 from attnreg._lazy import lazy_names
 

@@ -1,4 +1,4 @@
-"""AttendOut: the game of an Attacker that trains under a Generator's masks with a Defender that does not."""
+"""AttendOut: a game between an Attacker, trained under a Generator's masks, and a Defender, trained without masks."""
 
 from __future__ import annotations
 
@@ -35,46 +35,48 @@ Returned = Literal["attacker", "defender"]
 
 
 class Generator(Protocol):
-    """A provider that says how probable the masks are that it draws, such as :class:`attnreg.GNetProvider`."""
+    """A provider that knows the probability of the masks it draws, such as :class:`attnreg.GNetProvider`."""
 
     def sample(self, inputs: Batch) -> Tensor:
-        """Draw the masks of the next forward pass; their log-probability, ``(B,)``, differentiable."""
+        """Draw the masks of the next forward pass and return their log-probability, ``(B,)``, differentiable."""
 
 
 class AttackerDefender(TrainingMethod):
-    r"""Algorithm 1 of AttendOut, with its under-specified choices as options.
+    r"""Algorithm 1 of AttendOut, with the choices that the paper leaves open as options.
 
-    Defender and Attacker start equal. Each step both train on the same batch; the Attacker's attention also gets the
-    Generator's masks. Every ``steps_per_round`` (T) steps, both are scored on reward data; the Generator is updated by
-    REINFORCE; the winner is drawn, and its weights and optimizer state are copied to the other.
+    The Defender and the Attacker start with the same weights and train on the same batches. The Generator's masks apply
+    only to the Attacker. After each round of T steps, both networks are scored on reward data, and REINFORCE updates
+    the Generator. Then a winner is drawn, and its weights and optimizer state replace the loser's.
+
+    ``score``, ``reward`` and ``winner`` also take functions. ``score(model, batch)`` returns ``(B,)``; higher is
+    better. ``reward(gaps)`` and ``winner(attacker, defender)`` take tensors of n scores, and return the reward and the
+    probability that the Attacker wins, both 0-d.
 
     Args:
-        model: becomes the Defender; a copy of it becomes the Attacker.
-        generator: draws the masks; attached to the Attacker.
-        optimizer_factory: makes the optimizer of a network; called for each of the two.
-        reward_batches: labelled batches on which the networks are scored, away from the training data. ``None`` scores
-            them on the round's own training batches.
-        batches_per_round: how many of the reward batches each round uses, in turn; all by default.
-        steps_per_round: T.
-        warmup_steps: for so many steps at the start, only the Defender trains; then the Attacker is a copy of it.
-        game_steps: the game ends after so many steps, and the network that is returned goes on alone: the Attacker
-            under the masks of the Generator as it is then. ``None`` plays to the end.
-        score: what a network gets for a sample: ``"loss"`` (log-likelihood), ``"accuracy"``, or a function of model and
-            batch that gives ``(B,)``, higher being better.
-        reward: what a round is worth: ``"gap"`` (mean score of the Attacker minus the Defender's), ``"sign"`` of it, or
-            ``"standardized"`` (in units of its standard error), or a function of the gaps ``(n,)``.
-        winner: how the winner is drawn: ``"evidence"`` (with the probability, given the scores, that it is the better
-            one), ``"greedy"``, ``"proportional"`` to the scores, or a function of the Attacker's and the Defender's
-            scores that gives the Attacker's probability.
-        baseline_momentum: of the moving average of rewards, b, that starts at 0.
-        generator_optimizer_factory: makes the Generator's optimizer; by default Adam with learning rate 5e-5.
-        scheduler_factory: makes the learning-rate schedule of an optimizer; called for each of the two networks.
-        returns: which network :attr:`model` is.
-        max_grad_norm: gradients of each network are scaled down to this norm; ``None`` leaves them.
-        accelerator: takes care of devices and processes.
+        model: the Defender; a copy of it becomes the Attacker.
+        generator: provider that draws the masks; it is attached to the Attacker.
+        optimizer_factory: makes the optimizer of a network; called once for each.
+        reward_batches: labelled batches on which the networks are scored; ``None`` uses the training batches of the
+            round.
+        batches_per_round: number of reward batches that each round uses, in turn (default: all).
+        steps_per_round: steps per round (T in the paper).
+        warmup_steps: steps at the start in which only the Defender trains. Then the Attacker becomes a copy of it.
+        game_steps: steps after which the game ends and only the returned network trains; if that is the Attacker, under
+            the masks of the Generator, which no longer learns. ``None`` plays until training ends.
+        score: "loss" (log-likelihood of the labels) or "accuracy".
+        reward: "gap" (Attacker's mean score minus Defender's), "sign" (of the gap) or "standardized" (gap over its
+            standard error).
+        winner: "evidence" (drawn by the probability of being better), "greedy" (the better score) or "proportional"
+            (drawn in proportion to the scores).
+        baseline_momentum: momentum of the moving average of rewards (the baseline b), which starts at 0.
+        generator_optimizer_factory: makes the Generator's optimizer (default: Adam with learning rate 5e-5).
+        scheduler_factory: makes the learning-rate schedule of an optimizer; called once for each network.
+        returns: network to keep after training, "attacker" or "defender".
+        max_grad_norm: clip the gradients of each network to this norm; ``None`` does not clip.
+        accelerator: handles devices, precision and processes.
 
     Raises:
-        ValueError: if an option is unknown or out of range.
+        ValueError: if an argument is unknown or out of range.
 
     Reference:
         AttendOut (arXiv 2104.04692), Algorithm 1 and Eq. 5.
@@ -123,7 +125,7 @@ class AttackerDefender(TrainingMethod):
         if game_steps is not None and game_steps - warmup_steps < steps_per_round:
             raise InputError(
                 f"No round of {steps_per_round} steps fits between `warmup_steps` {warmup_steps} and `game_steps` "
-                f"{game_steps}, so the Generator would not learn: lower `steps_per_round`, or play longer."
+                f"{game_steps}, so the Generator would not learn. Lower `steps_per_round` or raise `game_steps`."
             )
         probability_below_one("baseline_momentum", baseline_momentum)
         one_of("returns", returns, get_args(Returned))
@@ -158,12 +160,12 @@ class AttackerDefender(TrainingMethod):
         self.defender = learner(model, None)
         self._policy: Any = generator
         self._updater = Updater(max_grad_norm, accelerator)
-        self._generator_updater = Updater(max_grad_norm)  # its gradients are never scaled, whatever the precision
+        self._generator_updater = Updater(max_grad_norm)  # no accelerator: these gradients are not scaled, even in fp16
         make = generator_optimizer_factory or (lambda network: torch.optim.Adam(network.parameters(), lr=5e-5))
         self.generator: nn.Module = generator
         self._updater.share(generator)
         self._generator_optimizer = make(generator)
-        self._batches: list[Batch] = []  # of the running round, if it is scored on them
+        self._batches: list[Batch] = []  # of the current round, if it is scored on its own batches
         self._moves = 0
         self.steps = 0
         self.rounds = 0
@@ -179,7 +181,7 @@ class AttackerDefender(TrainingMethod):
     def networks(self) -> dict[str, nn.Module]:
         if self._alone:
             return {self.returns: self._returned.model}
-        attacker = self.defender if self.steps < self.warmup_steps else self.attacker  # not there before the game
+        attacker = self.defender if self.steps < self.warmup_steps else self.attacker  # they are equal until then
         return {"defender": self.defender.model, "attacker": attacker.model}
 
     @property
@@ -217,7 +219,7 @@ class AttackerDefender(TrainingMethod):
     def step(self, batch: Batch) -> StepResult:
         self.steps += 1
         if self._alone:
-            self._forget_round()  # which the end of the game cut short
+            self._forget_round()  # the end of the game may have cut one short
             loss = self._returned.step(batch).loss
             return StepResult(loss, {f"{self.returns}_loss": loss})
         defender = self.defender.step(batch)
@@ -225,9 +227,9 @@ class AttackerDefender(TrainingMethod):
             if self.steps == self.warmup_steps:
                 _copy_learner(self.defender, self.attacker)
             return StepResult(defender.loss, {"defender_loss": defender.loss})
-        # The Generator stays as it is until the round ends, so REINFORCE's gradient is a sum over steps, times what the
-        # reward is then: it is summed up as the masks are drawn, and nothing need be remembered of a step. Embeddings
-        # that it reads from the Attacker do change within a round: the gradient is that of each draw at its time.
+        # The Generator does not change within a round, so REINFORCE's gradient is a sum over steps times the reward. It
+        # is accumulated while the masks are drawn and scaled when the reward is known, so memory does not grow with T.
+        # Embeddings shared with the Attacker do change within a round: each draw's gradient is that of its time.
         with self._updater.autocast():
             log_prob = self._policy.sample(batch)
         (reinforce_loss(log_prob, 1.0, 0.0) / self.steps_per_round).backward()
@@ -296,7 +298,7 @@ class AttackerDefender(TrainingMethod):
     def state_dict(self) -> dict[str, Any]:
         self._updater.average_gradients(
             self.generator.parameters()
-        )  # of a round that has not ended: the same for all processes
+        )  # of an unfinished round: processes must agree on them
         return {
             "defender": self.defender.state_dict(),
             "attacker": self.attacker.state_dict(),  # the Generator is its provider
@@ -332,7 +334,7 @@ def _resolve(name: str, value: Any, known: Mapping[str, Any]) -> Any:
 
 
 def _copy_learner(source: FineTuning, target: FineTuning) -> None:
-    """Weights, optimizer state and schedule; in place, so that nothing is shared and nothing is allocated twice."""
+    """Copy weights, optimizer state and schedule in place, so that the two share no tensor and no memory is added."""
     with torch.no_grad():
         for theirs, ours in zip(source.model.state_dict().values(), target.model.state_dict().values(), strict=True):
             ours.copy_(theirs)

@@ -1,4 +1,4 @@
-"""Fine-tuning, plain or under any provider."""
+"""Fine-tuning, plain or under a mask provider."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, 
 
 
 class FineTuning(TrainingMethod):
-    """One network, one optimizer, and a provider if there is one.
+    """Fine-tune a model with one optimizer, plain or under a mask provider.
 
     Args:
         model: a model whose output has a ``loss`` when it is given ``labels``.
-        optimizer: over the model's parameters, and the provider's if it learns by the same loss.
-        provider: attached to every self-attention of the model; to choose layers, attach it yourself and pass the
+        optimizer: holds the model's parameters, and the provider's if they are learned by the same loss.
+        provider: mask provider for every self-attention of the model. To choose layers, attach it yourself and pass the
             handle instead.
-        scheduler: advanced after each optimizer step.
-        max_grad_norm: the model's gradients are scaled down to this norm, the provider's are left; ``None`` leaves all.
-        accelerator: takes care of devices and processes.
+        scheduler: learning-rate schedule, advanced after each optimizer step.
+        max_grad_norm: clip the model's gradients to this norm, but not the provider's; ``None`` does not clip.
+        accelerator: handles devices, precision and processes.
 
     Raises:
-        InputError: if the provider learns by the loss, and the optimizer does not hold what it learns.
+        InputError: if the optimizer lacks parameters of the provider that the loss trains.
 
     Example:
         >>> import torch
@@ -57,7 +57,7 @@ class FineTuning(TrainingMethod):
         self.updater = Updater(max_grad_norm, accelerator)
         self._network, self.optimizer = self.updater.prepare(model, optimizer)
         self.scheduler = scheduler
-        self._learned: list[Tensor] = []  # the provider's parameters that learn by the same loss
+        self._learned: list[Tensor] = []  # the provider's parameters in the optimizer
         if self.handle is not None:
             check_learned(self.optimizer, self.handle.provider)
             if accelerator is not None:
@@ -86,7 +86,7 @@ class FineTuning(TrainingMethod):
     def step(self, batch: Batch) -> StepResult:
         self._network.train()
         if self.handle is not None and self.handle.active:
-            self.handle.provider.attribute(self.model, batch)  # pass 1, for providers that look at the batch
+            self.handle.provider.attribute(self.model, batch)  # first pass, for providers that need one
         loss = self._loss(batch)
         self.updater.backward(loss)
         self.updater.average_gradients(self._learned)
@@ -96,7 +96,7 @@ class FineTuning(TrainingMethod):
         return StepResult(self.updater.mean(loss.detach()))
 
     def _loss(self, batch: Batch) -> Tensor:
-        """The loss of a batch, with what the provider adds to it."""
+        """Return the loss of a batch plus the provider's penalty."""
         return self._with_penalty(self._network(**batch).loss)
 
     def _with_penalty(self, loss: Tensor) -> Tensor:
@@ -131,5 +131,5 @@ class FineTuning(TrainingMethod):
             self.handle.provider.load_state_dict(state["provider"])
 
 
-#: The name of fine-tuning in two passes, as AD-DROP does it.
+#: Another name of :class:`FineTuning`, for providers with a first pass, such as AD-DROP's.
 TwoPass = FineTuning

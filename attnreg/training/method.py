@@ -1,4 +1,4 @@
-"""The contract of training methods, and the update that they share."""
+"""The base class of training methods, and the update step that they share."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from attnreg.errors import InputError
 from attnreg.provider.base import MaskProvider
 
 Batch = Mapping[str, Tensor]
-IGNORED = -100  # a label that does not count, as in torch's losses
+IGNORED = -100  # label of positions without a loss, as in torch
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one training step did.
+    """The result of one training step.
 
     Args:
-        loss: 0-d, detached: the training loss of the network that the method returns.
-        logs: further numbers to show and write down, by name; 0-d tensors or floats.
-        events: further facts to show and write down, by name, such as who won a round.
+        loss: training loss of the returned network, 0-d, detached.
+        logs: further numbers to log, by name; 0-d tensors or floats.
+        events: further facts to log, by name, such as the winner of a round.
     """
 
     loss: Tensor
@@ -38,9 +38,9 @@ class StepResult:
 
 
 class TrainingMethod(ABC):
-    """A way of training a model: something that is given batches, and has a model to show for it.
+    """A way to train a model, batch by batch.
 
-    Methods run in the library's own loop and in any other::
+    Methods run in the loop of the recipes and in any other::
 
         for epoch in range(epochs):
             method.on_epoch(epoch)
@@ -55,7 +55,7 @@ class TrainingMethod(ABC):
 
     @property
     def networks(self) -> dict[str, nn.Module]:
-        """All networks in training that are worth evaluating, by name."""
+        """All networks to evaluate, by name."""
         return {"model": self.model}
 
     @property
@@ -65,57 +65,56 @@ class TrainingMethod(ABC):
 
     @property
     def learners(self) -> list[nn.Module]:
-        """All networks in training, to count what passes through them."""
+        """All networks in training, to count their forward and backward passes."""
         return list(self.networks.values())
 
     @abstractmethod
     def step(self, batch: Batch) -> StepResult:
-        """One optimizer step (of each network) on a batch: keyword arguments of the model, ``labels`` among them."""
+        """Train each network for one optimizer step on a batch, the keyword arguments of the model with ``labels``."""
 
     def on_epoch(self, epoch: int) -> None:
-        """An epoch begins; counted from 0."""
+        """Prepare for an epoch, counted from 0; called at its start."""
 
     @property
     def provider(self) -> MaskProvider | None:
-        """The provider in use, to be saved beside the model; ``None`` where there is none."""
+        """The mask provider, which is saved beside the model; ``None`` if there is none."""
         return None
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """What takes care of devices, precision and processes; ``None`` where the loop does so itself.
+        """The accelerator, which handles devices, precision and processes; ``None`` if the loop does.
 
-        :func:`attnreg.experiments.fit` does not: except on one process on a CPU in float32, it wants
-        its run's here.
+        The loop of the recipes needs its run's accelerator here, except in one process on a CPU in float32.
         """
         return None
 
     @abstractmethod
     def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:
-        """Drop rate per attention site in the latest step; empty where nothing is attached.
+        """Return the drop rate per attention site in the latest step; empty if nothing is attached.
 
         Args:
-            by_head: ``(H,)`` where the masks differ by head, instead of 0-d.
+            by_head: return ``(H,)`` instead of 0-d where masks differ by head.
         """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Everything that resuming needs, as nested dicts and lists of tensors and plain values.
+        """Return everything needed to resume, as nested dicts and lists of tensors and plain values.
 
-        Where several processes train one model, all of them must call this at the same time.
+        If several processes train the model, all of them must call this at the same time.
         """
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore a state returned by :meth:`state_dict`."""
 
 
 class Shared(TypedDict, total=False):
-    """The arguments that every method passes on to its :class:`Updater`, and how learning rates change.
+    """Keyword arguments that all subclasses of ``FineTuning`` share.
 
     Args:
-        scheduler: advanced after each optimizer step.
-        max_grad_norm: the model's gradients are scaled down to this norm, the provider's are left; ``None`` leaves all.
-        accelerator: takes care of devices and processes.
+        scheduler: learning-rate schedule, advanced after each optimizer step.
+        max_grad_norm: clip the model's gradients to this norm, but not the provider's; ``None`` does not clip.
+        accelerator: handles devices, precision and processes.
     """
 
     scheduler: LRScheduler | None
@@ -124,11 +123,11 @@ class Shared(TypedDict, total=False):
 
 
 class Updater:
-    """How a loss becomes an update: backward, clip, step, schedule.
+    """Turn a loss into an update: backward pass, clipping, optimizer step, schedule.
 
     Args:
-        max_grad_norm: gradients are scaled down to this norm; ``None`` leaves them.
-        accelerator: takes care of devices and processes; ``None`` in a loop that does so itself.
+        max_grad_norm: clip gradients to this norm; ``None`` does not clip.
+        accelerator: handles devices, precision and processes; ``None`` if the loop does.
     """
 
     def __init__(self, max_grad_norm: float | None = 1.0, accelerator: Accelerator | None = None) -> None:
@@ -136,49 +135,49 @@ class Updater:
         self.accelerator = accelerator
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Place a model and its optimizer as the accelerator wants them."""
+        """Prepare a model and its optimizer with the accelerator, if there is one."""
         if self.accelerator is None:
             return model, optimizer
         return self.accelerator.prepare(model, optimizer)
 
     @property
     def processes(self) -> int:
-        """How many processes train the same model."""
+        """Number of processes that train the model."""
         return 1 if self.accelerator is None else self.accelerator.num_processes
 
     @property
     def rank(self) -> int:
-        """Which of them this one is."""
+        """Index of this process."""
         return 0 if self.accelerator is None else self.accelerator.process_index
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Within the block, the precision is the accelerator's; but for float16, in which unscaled gradients vanish."""
+        """Compute in the accelerator's precision within the block; not in float16, where unscaled gradients vanish."""
         if self.accelerator is None or self.accelerator.mixed_precision == "fp16":
             return nullcontext()
         return self.accelerator.autocast()
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean over processes."""
+        """Return the mean over processes."""
         if self.accelerator is None or self.processes == 1:
             return value
         return self.accelerator.reduce(value.to(self.accelerator.device), "mean")
 
     def share(self, module: nn.Module) -> None:
-        """Give all processes the first one's weights of a module that has no wrapped forward pass to see to that."""
+        """Copy the first process's weights to all processes, for a module that the accelerator does not wrap."""
         if self.processes > 1:
             for tensor in module.state_dict().values():
                 broadcast(tensor)
 
     def gathered(self, values: list[Any]) -> list[Any]:
-        """The values of all processes, one process after the other."""
+        """Concatenate the values of all processes."""
         return values if self.processes == 1 else gather_object(values)
 
     def average_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Take the mean over processes of gradients that did not come through a wrapped forward pass."""
+        """Average gradients over processes, for parameters that the accelerator does not wrap."""
         held = list(parameters)
         if self.processes == 1 or not held:
             return
-        # A process may have skipped what others have not, and all must take part: none is zero where some have one.
+        # All processes must take part for each parameter: one without a gradient contributes zeros if another has one.
         share = self.mean(torch.tensor([float(parameter.grad is not None) for parameter in held]))
         for parameter, anywhere in zip(held, share.tolist(), strict=True):
             if anywhere:
@@ -186,18 +185,18 @@ class Updater:
                 parameter.grad = self.mean(gradient)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The model itself, without what the accelerator has put around it."""
+        """Return the model without the accelerator's wrapper."""
         return model if self.accelerator is None else self.accelerator.unwrap_model(model)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss."""
+        """Accumulate the gradients of a loss."""
         if self.accelerator is None:
             loss.backward()
         else:
             self.accelerator.backward(loss)
 
     def step(self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None = None) -> None:
-        """Use the gradients and clear them."""
+        """Clip the gradients, update the parameters and the schedule, and clear the gradients."""
         if self.max_grad_norm is not None:
             if self.accelerator is None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
@@ -210,21 +209,21 @@ class Updater:
 
 
 def not_in(optimizer: Optimizer, provider: MaskProvider) -> list[nn.Parameter]:
-    """What a provider learns by the model's loss and an optimizer does not hold."""
+    """Return the parameters that a provider learns by the model's loss but an optimizer does not hold."""
     learned = provider.learned_parameters()
     held = {id(p) for group in optimizer.param_groups for p in group["params"]} if learned else set()
     return [parameter for parameter in learned if id(parameter) not in held]
 
 
 def check_learned(optimizer: Optimizer, provider: MaskProvider) -> None:
-    """Raise if an optimizer does not hold what a provider learns by the model's loss.
+    """Check that an optimizer holds all parameters that a provider learns by the model's loss.
 
     Raises:
-        InputError: if so. It is not added here: a scheduler may have been made for the optimizer as it is.
+        InputError: if not. They are not added here, because the optimizer may already have a scheduler.
     """
     if missing := not_in(optimizer, provider):
         raise InputError(
-            f"The optimizer does not hold {len(missing)} parameters that {type(provider).__name__} learns: call "
+            f"The optimizer does not hold {len(missing)} parameters that {type(provider).__name__} learns. Call "
             '`optimizer.add_param_group({"params": provider.learned_parameters(), "weight_decay": 0.0})` before you '
             "make a scheduler."
         )

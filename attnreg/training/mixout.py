@@ -1,4 +1,4 @@
-"""Mixout: parts of the weights are the pretrained ones again, others in each forward pass."""
+"""Mixout: replace random weights by their pretrained values in each forward pass."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from attnreg.training.method import Shared
 
 
 def mix(weight: Tensor, pretrained: Tensor, replaced: Tensor, p: float) -> Tensor:
-    r"""Replace parts of a weight by their pretrained values, so that its mean stays what it is.
+    r"""Replace parts of a weight by their pretrained values and rescale, so that the expected weight is unchanged.
 
     .. math:: \big( M \odot u + (1 - M) \odot w - p\, u \big) / (1 - p), \qquad M \sim \mathrm{Bernoulli}(p)
 
     Args:
-        weight: w, the current values.
-        pretrained: u.
-        replaced: M, bool, broadcastable to them, ``True`` = pretrained.
-        p: its probability, below 1.
+        weight: current values w.
+        pretrained: pretrained values u, of the same shape.
+        replaced: mask M, bool, broadcastable to the weight, ``True`` = pretrained.
+        p: probability of ``True`` in the mask, below 1.
 
     Example:
         >>> mix(torch.tensor([3.0, 3.0]), torch.tensor([1.0, 1.0]), torch.tensor([True, False]), p=0.5)
@@ -39,32 +39,32 @@ def mix(weight: Tensor, pretrained: Tensor, replaced: Tensor, p: float) -> Tenso
 
 
 class Mixout(FineTuning):
-    r"""Fine-tuning in which a share p of the neurons that go into each linear layer has its pretrained weights.
+    r"""Fine-tune while random input neurons of each linear layer use their pretrained weights.
 
     .. math:: \tilde W_{oi} = \big( M_i U_{oi} + (1 - M_i) W_{oi} - p\, U_{oi} \big) / (1 - p), \qquad
         M_i \sim \mathrm{Bernoulli}(p)
 
-    with U what the weights are when the method is made; M is drawn for each layer and forward pass, in training mode
-    alone. It draws W towards U the more strongly, the larger p.
+    U are the weights at the time the method is made. M is drawn for each layer and each forward pass in training mode.
+    A larger p pulls W more strongly towards U.
 
-    Mixed are the weights (not the biases) of the ``nn.Linear`` within ``model.base_model``, so that a new head, which
-    has no pretrained values, is left alone; in a model without one, all of them. The model keeps its ``state_dict``
-    keys; U is held once beside it. The model's own dropout stays; the paper puts mixout in its place.
+    Mixout applies to the weights (not the biases) of all ``nn.Linear`` layers in ``model.base_model``, which excludes a
+    new head, or of the whole model if it has no ``base_model``. The ``state_dict`` keys do not change; one copy of U is
+    kept beside the model. The model's own dropout stays on, whereas the paper replaces it.
 
     Args:
         model: a pretrained model whose output has a ``loss`` when it is given ``labels``.
-        optimizer: over the model's parameters, and the provider's if it learns by the same loss.
-        provider: attached to every self-attention of the model; to choose layers, attach it yourself and pass the
+        optimizer: holds the model's parameters, and the provider's if they are learned by the same loss.
+        provider: mask provider for every self-attention of the model. To choose layers, attach it yourself and pass the
             handle instead.
-        p: probability of the pretrained value, below 1.
-        shared: ``scheduler``, ``max_grad_norm`` and ``accelerator``, as :class:`FineTuning` takes them.
+        p: probability that an input neuron of a linear layer uses its pretrained weights, below 1.
+        shared: ``scheduler``, ``max_grad_norm`` and ``accelerator``, see :class:`FineTuning`.
 
     Raises:
-        ValueError: if ``p`` is out of range, or the model has no linear layer that could be mixed.
+        ValueError: if ``p`` is out of range, or the model has no suitable linear layer.
 
     Reference:
-        Mixout (ICLR 2020, arXiv 1909.11299). Its code leaves the factor :math:`1 / (1 - p)` out of the gradient,
-        which here is that of the formula.
+        Mixout (ICLR 2020, arXiv 1909.11299). The authors' code omits the factor :math:`1 / (1 - p)` in the gradient;
+        here the gradient follows the formula.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -88,14 +88,14 @@ class Mixout(FineTuning):
         self.p = probability_below_one("p", p)
         layers = _layers(model)
         super().__init__(model, optimizer, provider, **shared)
-        # Copied where the accelerator has put the model by now.
+        # Copied after the accelerator has moved the model to its device.
         self.pretrained = {name: layer.weight.detach().clone() for name, layer in layers.items()}
         self._layers = layers
         for name, layer in layers.items():
             layer.forward = functools.partial(_forward, layer, self.pretrained[name], p)  # type: ignore[method-assign]
 
     def detach(self) -> None:
-        """Give the model back as it was. Twice is fine."""
+        """Restore the model's own forward passes. Calling it twice is fine."""
         for layer in self._layers.values():
             forward = vars(layer).get("forward")
             if isinstance(forward, functools.partial) and forward.func is _forward:
@@ -114,23 +114,23 @@ class Mixout(FineTuning):
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """The linear layers to be mixed, by their name in the model."""
+    """Return the linear layers to mix, by their names in the model."""
     base = getattr(model, "base_model", model)
     within = set(base.modules() if isinstance(base, nn.Module) else model.modules())
-    # Subclasses have a forward of their own, or are read by others as weights (nn.MultiheadAttention).
+    # Not subclasses: they override forward, or another module reads their weights (nn.MultiheadAttention).
     layers = {name: m for name, m in model.named_modules() if type(m) is nn.Linear and m in within}
     learning = {name: layer for name, layer in layers.items() if layer.weight.requires_grad}
     if not learning:
-        raise InputError(f"Expected nn.Linear layers that learn in {type(base).__name__}, got none: nothing to mix.")
+        raise InputError(f"{type(base).__name__} has no trainable nn.Linear layer, so Mixout has nothing to mix.")
     if taken := [name for name, layer in learning.items() if "forward" in vars(layer)]:
-        raise InputError(f"Expected linear layers with their own forward, got one that was replaced: {taken[0]}.")
+        raise InputError(f"Mixout cannot replace the forward of {taken[0]}, which something else has already replaced.")
     return learning
 
 
-# A partial of a module-level function in the place of the forward: the model can still be pickled and copied.
+# A partial of a module-level function can be pickled and copied with the model; a closure could not.
 def _forward(layer: nn.Linear, pretrained: Tensor, p: float, x: Tensor) -> Tensor:
     if not layer.training:
         return F.linear(x, layer.weight, layer.bias)
-    # Torch's global generator, which gradient checkpointing replays.
+    # Drawn from torch's global generator, because gradient checkpointing replays it.
     replaced = torch.rand(layer.in_features, device=x.device) < p
     return F.linear(x, mix(layer.weight, pretrained, replaced, p), layer.bias)

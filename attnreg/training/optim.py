@@ -1,4 +1,4 @@
-"""The optimizer and schedule of the recipes."""
+"""The optimizer of the recipes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.optim import AdamW
 
 
 def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01) -> AdamW:
-    """AdamW without weight decay on biases and normalisation weights (all vectors).
+    """Make AdamW without weight decay on vectors, that is, on biases and normalization weights.
 
     Example:
         >>> [group["weight_decay"] for group in adamw(nn.Linear(2, 2), 1e-3).param_groups]
@@ -18,4 +18,4 @@ def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01) ->
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    return AdamW(groups, lr=learning_rate, fused=True)  # one pass over memory instead of a dozen
+    return AdamW(groups, lr=learning_rate, fused=True)  # one pass over memory instead of about twelve

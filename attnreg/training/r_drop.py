@@ -1,4 +1,4 @@
-"""R-Drop: two passes under different dropout must agree."""
+"""R-Drop: make two forward passes under different dropout agree."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from attnreg.training.method import IGNORED, Batch, Shared
 
 
 def disagreement(logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:
-    r"""How far two predictions are from each other: symmetric KL of classes, mean squared distance of scores.
+    r"""Measure how far two predictions differ: symmetric KL for classes, mean squared error for scores.
 
     .. math:: \tfrac12 \big( \mathrm{KL}(P_1 \| P_2) + \mathrm{KL}(P_2 \| P_1) \big)
         = \tfrac12 \sum_c (P_{1c} - P_{2c}) (\log P_{1c} - \log P_{2c})
 
     Args:
-        logits: ``(..., C)``; C = 1 is a score (regression).
-        other: the same of the other pass.
+        logits: logits of the first pass, ``(..., C)``; C = 1 is a score (regression).
+        other: logits of the second pass, of the same shape.
         labels: ``(...)``; positions labelled -100 do not count.
 
     Returns:
-        0-d, the mean over rows (or labelled positions).
+        The mean over rows or labelled positions, 0-d.
 
     Raises:
-        InputError: if the labels are not one class per row or position.
+        InputError: if C > 1 and the labels are not one class per row or position.
 
     Example:
         >>> logits = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 1.0]])
@@ -47,8 +47,8 @@ def disagreement(logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:
         return (a - b).square().mean()
     if labels.shape != logits.shape[:-1] or labels.is_floating_point():
         raise InputError(
-            f"Expected labels of R-Drop to be classes of shape {tuple(logits.shape[:-1])}, or scores for one output, "
-            f"got {labels.dtype} of shape {tuple(labels.shape)}."
+            f"Expected labels of R-Drop to be classes of shape {tuple(logits.shape[:-1])}, got {labels.dtype} of shape "
+            f"{tuple(labels.shape)}. Regression needs a model with one output."
         )
     log_p, log_q = a.log_softmax(-1), b.log_softmax(-1)
     both_ways = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1) / 2
@@ -56,27 +56,27 @@ def disagreement(logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:
 
 
 class RDrop(FineTuning):
-    r"""Fine-tuning in which each batch goes forward twice, and the two predictions are drawn together.
+    r"""Fine-tune with two forward passes per batch and a loss on the difference between their predictions.
 
     .. math:: \mathcal L = \tfrac12 \Big( \mathcal L_1 + \mathcal L_2 + \alpha \cdot
         \tfrac12 \big( \mathrm{KL}(P_1 \| P_2) + \mathrm{KL}(P_2 \| P_1) \big) \Big)
 
-    which is half of the paper's loss, so that learning rate and gradient clipping mean what they mean without it. The
-    passes differ in all dropout: the model's own, and the provider's masks, drawn anew for the second. A penalty of the
-    provider counts with the mean of the two.
+    This is half of the paper's loss, so that learning rate and gradient clipping keep their meaning without R-Drop. The
+    two passes differ in the model's own dropout and in the provider's masks. A penalty of the provider is averaged over
+    the two passes.
 
     Args:
         model: a model whose output has ``loss`` and ``logits`` when it is given ``labels``.
-        optimizer: over the model's parameters, and the provider's if it learns by the same loss.
-        provider: attached to every self-attention of the model; to choose layers, attach it yourself and pass the
+        optimizer: holds the model's parameters, and the provider's if they are learned by the same loss.
+        provider: mask provider for every self-attention of the model. To choose layers, attach it yourself and pass the
             handle instead.
-        alpha: weight of the agreement.
-        shared: ``scheduler``, ``max_grad_norm`` and ``accelerator``, as :class:`FineTuning` takes them.
+        alpha: weight of the difference between the two predictions (alpha in the paper).
+        shared: ``scheduler``, ``max_grad_norm`` and ``accelerator``, see :class:`FineTuning`.
 
     Raises:
-        ValueError: if ``alpha`` is negative, or the provider looks at batches before they are trained on; in a step,
-            if there are no logits, their labels are not classes, or gradient checkpointing is on under a provider that
-            draws its masks once per forward pass.
+        ValueError: if ``alpha`` is negative or the provider needs a first pass over each batch. In a step: if there are
+            no logits, if the labels do not fit them, or if gradient checkpointing is on and the provider draws its
+            masks once per forward pass.
 
     Reference:
         R-Drop (NeurIPS 2021, arXiv 2106.14448), Eq. 1 to 4 and Algorithm 1.
@@ -112,7 +112,7 @@ class RDrop(FineTuning):
         return (first + second + self.alpha * disagreement(logits, other, batch["labels"])) / 2
 
     def _check_recomputation(self) -> None:
-        """Refuse what would go wrong silently: the first pass, computed again with what the second one drew."""
+        """Refuse gradient checkpointing if it would recompute the first pass with the masks of the second."""
         recomputed = any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
         if self.handle is None or not recomputed:
             return
@@ -120,23 +120,23 @@ class RDrop(FineTuning):
         for provider in providers:
             if draws_in_prepare(provider):
                 raise InputError(
-                    f"Expected no gradient checkpointing under R-Drop with {type(provider).__name__}, whose masks are "
-                    "drawn once per forward pass: those of the first would be lost when it is computed again."
+                    f"R-Drop with {type(provider).__name__} does not work under gradient checkpointing, which would "
+                    "recompute the first pass with the masks of the second. Turn gradient checkpointing off."
                 )
 
     def _pass(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Loss, with what the provider adds to it, and logits."""
+        """Return the loss, with the provider's penalty, and the logits of one pass."""
         output: Any = self._network(**batch)
         logits = getattr(output, "logits", None)
         if not isinstance(logits, Tensor):
-            raise InputError(f"Expected `logits` in the output of {type(self.model).__name__}, got none.")
+            raise InputError(f"R-Drop needs `logits` in the output of {type(self.model).__name__}, but found none.")
         return self._with_penalty(output.loss), logits
 
 
 def _check_one_pass(provider: MaskProvider) -> None:
-    """Refuse masks that hold for one forward pass after a first look: R-Drop takes no such look, and makes two."""
+    """Refuse providers that need a first pass over each batch: their masks hold for one forward pass, not two."""
     if looking := that_look_at_batches(provider):
         raise InputError(
-            f"Expected a provider under R-Drop that draws its masks as the batch goes forward, got "
-            f"{type(looking[0]).__name__}, which looks at the batch before: train with `attnreg.training.TwoPass`."
+            f"R-Drop does not work with {type(looking[0]).__name__}, which needs a first pass over each batch. Train "
+            "with `attnreg.training.TwoPass` instead."
         )

@@ -1,4 +1,4 @@
-"""AttendOut's open choices, each a small function: what a network scores, what a round is worth, who wins it."""
+"""Scores, rewards and winner rules of AttendOut, each a small function."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Winner = Callable[[Tensor, Tensor], Tensor]
 
 
 def negative_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Log-likelihood of the gold labels (minus the squared error, for regression), one per sample, ``(B,)``."""
+    """Return the log-likelihood of the labels per sample, ``(B,)``; for regression, minus the squared error."""
     logits, labels = model(**batch).logits, batch["labels"]
     if not labels.is_floating_point():
         per_label = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
@@ -31,17 +31,17 @@ def negative_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def correctness(model: nn.Module, batch: Batch) -> Tensor:
-    """1 where the prediction is right and 0 where it is wrong, ``(B,)``.
+    """Return the accuracy per sample, ``(B,)``.
 
-    Of words and tokens, the share of a sample's labels that are right; a text that is generated is scored token by
-    token, given the right ones before.
+    For words and tokens, it is the fraction of a sample's labels that are right. A generated text is scored token by
+    token, each given the right tokens before it.
 
     Raises:
-        InputError: for regression, where nothing is right or wrong.
+        InputError: for regression, where accuracy is not defined.
     """
     logits, labels = model(**batch).logits, batch["labels"]
     if labels.is_floating_point():
-        raise InputError("Expected classes to be right or wrong, got numbers: use score 'loss' for regression.")
+        raise InputError("Score 'accuracy' needs classes as labels, got numbers. Use score 'loss' for regression.")
     counted = (labels != IGNORED).view(len(labels), -1)
     right = (logits.argmax(-1) == labels).view(counted.shape) & counted
     return right.sum(1) / counted.sum(1).clamp(min=1)
@@ -51,17 +51,17 @@ SCORES: dict[str, Score] = {"loss": negative_loss, "accuracy": correctness}
 
 
 def mean_gap(gaps: Tensor) -> Tensor:
-    """The mean gap between Attacker and Defender, 0-d."""
+    """Return the mean gap between the Attacker's and the Defender's scores, 0-d."""
     return gaps.mean()
 
 
 def sign_of_gap(gaps: Tensor) -> Tensor:
-    """-1, 0 or 1, 0-d."""
+    """Return the sign of the mean gap, 0-d."""
     return gaps.mean().sign()
 
 
 def standardized_gap(gaps: Tensor) -> Tensor:
-    """The mean gap in units of its standard error, 0-d, within ±3: of one size for every task and stage of training.
+    """Return the mean gap over its standard error, clamped to ±3, 0-d; its scale is the same for all tasks.
 
     Example:
         >>> standardized_gap(torch.tensor([1.0, 2.0, 3.0, 2.0])), standardized_gap(torch.zeros(4))
@@ -77,25 +77,25 @@ REWARDS: dict[str, Reward] = {"gap": mean_gap, "sign": sign_of_gap, "standardize
 
 
 def by_evidence(attacker: Tensor, defender: Tensor) -> Tensor:
-    """The probability, given the paired scores, that the Attacker is the better one: Φ of the standardized gap.
+    """Return the probability, given the scores, that the Attacker is better: Φ of the standardized gap.
 
     Args:
-        attacker: ``(n,)``, its scores.
-        defender: ``(n,)``, the other's, on the same samples.
+        attacker: the Attacker's scores, ``(n,)``.
+        defender: the Defender's scores on the same samples, ``(n,)``.
 
     Returns:
-        0-d probability of the Attacker winning.
+        The probability that the Attacker wins, 0-d.
     """
     return torch.special.ndtr(standardized_gap(attacker - defender))
 
 
 def greedy(attacker: Tensor, defender: Tensor) -> Tensor:
-    """The better one wins; 0.5 in a tie."""
+    """Return 1 if the Attacker's mean score is higher, 0 if it is lower and 0.5 in a tie."""
     return 0.5 + 0.5 * (attacker - defender).mean().sign()
 
 
 def proportional(attacker: Tensor, defender: Tensor) -> Tensor:
-    """In proportion to the mean scores, which must not be negative: close to a fair coin between equals.
+    """Return the Attacker's share of the sum of both mean scores; close to 0.5 for similar networks.
 
     Raises:
         InputError: if a mean score is negative, as log-likelihoods are.
@@ -103,8 +103,8 @@ def proportional(attacker: Tensor, defender: Tensor) -> Tensor:
     a, d = attacker.mean(), defender.mean()
     if min(a, d) < 0:
         raise InputError(
-            "Expected scores that are not negative for winner 'proportional', got log-likelihoods: use score "
-            "'accuracy' with it, or winner 'evidence'."
+            "Winner 'proportional' needs scores of 0 or more, but a mean score is negative. Use score 'accuracy', or "
+            "winner 'evidence'."
         )
     return torch.where(a + d > 0, a / (a + d), torch.full_like(a, 0.5))
 
@@ -113,17 +113,17 @@ WINNERS: dict[str, Winner] = {"evidence": by_evidence, "greedy": greedy, "propor
 
 
 def reinforce_loss(log_prob: Tensor, reward: Tensor | float, baseline: Tensor | float) -> Tensor:
-    r"""The loss whose gradient is REINFORCE's estimate for the expected reward.
+    r"""Return the loss whose negative gradient is REINFORCE's estimate of the gradient of the expected reward.
 
     .. math:: -\frac{1}{B} \sum_b \log P(a_b)\, (r - b)
 
     Args:
-        log_prob: ``(B,)``, of the actions taken, mean over units.
-        reward: 0-d, or ``(B,)`` for one reward per sample.
-        baseline: b, the moving average of rewards.
+        log_prob: log-probability of the actions of each sample, mean over units, ``(B,)``.
+        reward: reward r, 0-d, or ``(B,)`` for one reward per sample.
+        baseline: baseline b, the moving average of rewards.
 
     Returns:
-        0-d.
+        The loss, 0-d.
 
     Reference:
         AttendOut (arXiv 2104.04692), Eq. 5; Williams, 1992.

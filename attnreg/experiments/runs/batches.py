@@ -1,4 +1,4 @@
-"""From encoded rows to batches of similar lengths, padded no further than each batch needs."""
+"""Batch encoded rows by similar length; each batch is padded only to its own longest row."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Labelled(NamedTuple):
     """Rows to score a network on.
 
     Args:
-        batches: what the network is given.
-        references: what its answers are held against, one for each row, in order.
+        batches: the network's inputs.
+        references: the expected answers, one per row, in the same order.
     """
 
     batches: list[Batch]
@@ -29,27 +29,27 @@ class Labelled(NamedTuple):
 
 
 class TrainBatches:
-    """Shuffled, length-bucketed training batches; the order depends on the seed and the epoch alone.
+    """Shuffled training batches of rows of similar length. The order depends only on the seed and the epoch.
 
-    Several processes share each batch evenly; where its rows cannot be shared so, the first ones are repeated.
+    Several processes split each batch evenly. If its rows do not divide evenly, the first ones are repeated.
 
     Args:
         rows: encoded rows.
-        batch_size: rows in a batch, of all processes together; the last one may be smaller.
-        kind: knows how to pad.
-        seed: of the order.
-        accelerator: where the batches go.
+        batch_size: rows per batch, over all processes; the last batch may be smaller.
+        kind: the task's kind, which pads the rows.
+        seed: seed of the order.
+        accelerator: gives the device and the processes.
     """
 
     def __init__(self, rows: Dataset, batch_size: int, kind: Kind, seed: int, accelerator: Accelerator) -> None:
-        # Imported late: transformers' trainer modules import peft too, for two seconds, before anything can be said.
+        # Imported late: transformers' trainer modules also import peft, which takes two seconds.
         from transformers.trainer_pt_utils import LengthGroupedSampler
 
         self._generator = torch.Generator()
         self._seed = seed
         lengths = [kind.length(ids) for ids in rows["input_ids"]]
         sampler = LengthGroupedSampler(batch_size, lengths=lengths, generator=self._generator)
-        # With a generator of its own, a loader that starts again in the middle of an epoch draws nothing from torch's.
+        # With its own generator, a loader that restarts within an epoch draws nothing from torch's global one.
         self._loader = DataLoader(
             rows.remove_columns(REFERENCE),
             batch_size,
@@ -63,7 +63,7 @@ class TrainBatches:
         return len(self._loader)
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, without the first ``skip``."""
+        """Yield the batches of an epoch, except the first ``skip``."""
         self._generator.manual_seed(self._seed * 1_000_003 + epoch)
         rank, processes = self._accelerator.process_index, self._accelerator.num_processes
         for number, batch in enumerate(self._loader):
@@ -77,9 +77,9 @@ class TrainBatches:
 
 
 def in_order(rows: Dataset, batch_size: int, kind: Kind, device: torch.device) -> Labelled:
-    """The rows as they come, for evaluation, on a device: the same batches in every process."""
-    # With a generator of its own: a loader draws a number whenever it starts, and how often a run is evaluated must
-    # not change what it draws for training.
+    """Batch rows in their order on a device, for evaluation. Every process gets the same batches."""
+    # A loader draws a number each time it starts. With its own generator, evaluating more often does not change the
+    # random numbers of training.
     given, generator = rows.remove_columns(REFERENCE), torch.Generator()
     loader = DataLoader(given, batch_size, collate_fn=_collate(kind, generator), generator=generator)
     batches: list[Batch] = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in loader]
@@ -87,7 +87,7 @@ def in_order(rows: Dataset, batch_size: int, kind: Kind, device: torch.device) -
 
 
 def _collate(kind: Kind, generator: torch.Generator) -> Callable[[list[dict[str, Any]]], dict[str, Tensor]]:
-    """How rows become a batch; what is drawn for it depends on the generator alone."""
+    """Return the function that makes a batch of rows; its random draws depend only on the generator."""
     if not kind.draws:
         return kind.collate
 

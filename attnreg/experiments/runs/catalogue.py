@@ -1,4 +1,4 @@
-"""Finding recipes without importing them."""
+"""Find recipes without importing them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUFFIX = ".py"
 
 
 def recipe_files() -> dict[str, Path]:
-    """The files of the recipes that come with the package, by name."""
+    """Return the files of the built-in recipes, by name."""
     spec = importlib.util.find_spec("attnreg.recipes")
     assert spec is not None
     assert spec.submodule_search_locations
@@ -23,16 +23,16 @@ def recipe_files() -> dict[str, Path]:
 
 
 def summary(path: Path) -> str:
-    """The first line of a file's docstring, read without running the file."""
+    """Read the first line of a file's docstring without running the file."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return docstring.partition("\n")[0]
 
 
 def find_recipe(name: str) -> Path:
-    """The file of a recipe.
+    """Return the file of a built-in recipe.
 
     Raises:
-        UsageError: if there is no recipe of that name.
+        UsageError: if no built-in recipe has this name.
     """
     files = recipe_files()
     if name not in files:
@@ -41,11 +41,11 @@ def find_recipe(name: str) -> Path:
 
 
 def load_command(name: str) -> RecipeCommand:
-    """The command of a recipe, or of a recipe file of one's own.
+    """Load the command of a built-in recipe, or of your own recipe file.
 
     Raises:
-        UsageError: if there is no such recipe or file.
-        InputError: if the file cannot be imported or does not hold exactly one command.
+        UsageError: if the recipe or the file does not exist.
+        InputError: if the file cannot be imported or does not define exactly one recipe.
     """
     if not name.endswith(SUFFIX):
         find_recipe(name)
@@ -53,7 +53,7 @@ def load_command(name: str) -> RecipeCommand:
     else:
         path = Path(name)
         if not path.is_file():
-            raise UsageError(f"Expected a recipe file, got {name}: no such file.")
+            raise UsageError(f"Recipe file {name} not found.")
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None
         assert spec.loader is not None
@@ -61,10 +61,10 @@ def load_command(name: str) -> RecipeCommand:
         try:
             spec.loader.exec_module(module)
         except Exception as error:
-            raise InputError(f"Expected a recipe in {name}, got {type(error).__name__}: {error}") from error
+            raise InputError(f"Cannot import the recipe in {name}: {type(error).__name__}: {error}") from error
     commands = [value for value in vars(module).values() if isinstance(value, RecipeCommand)]
     if len(commands) != 1:
         raise InputError(
-            f"Expected one function under `@attnreg.experiments.recipe(...)` in {name}, got {len(commands)}."
+            f"{name} must define exactly one function under `@attnreg.experiments.recipe(...)`, found {len(commands)}."
         )
     return commands[0]

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: everything that the rest of a run depends on."""
+"""The content of a checkpoint: everything that the rest of a run depends on."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from attnreg.training.method import TrainingMethod
 def checkpoint(
     method: TrainingMethod, history: History, telemetry: Telemetry, accelerator: Accelerator
 ) -> Mapping[str, Any]:
-    """The state of a run between two steps. All processes must call this at the same time.
+    """Collect the state of a run between two steps. All processes must call this at the same time.
 
     Returns:
-        ``method``: networks, optimizers, schedules and providers; ``history``; per process ``rows`` (forward, backward),
-        ``telemetry`` and ``rng``; ``scaler``: the loss scale of fp16.
+        ``method`` (networks, optimizers, schedules, providers), ``history``, ``scaler`` (the loss scale of fp16) and,
+        for each process, ``rows`` (forward and backward), ``telemetry`` and ``rng``.
     """
     return {
         "method": method.state_dict(),
@@ -39,17 +39,17 @@ def checkpoint(
 
 
 def restore(folder: Path, method: TrainingMethod, telemetry: Telemetry, accelerator: Accelerator) -> History:
-    """Load the newest checkpoint of a folder into a method and a telemetry, in place.
+    """Load the newest checkpoint of a folder into the method and the telemetry, and return the history.
 
     Raises:
-        InputError: if there is none, it is damaged, or it is of another method or number of processes.
+        InputError: if there is no checkpoint, it is damaged, or it belongs to another method or number of processes.
     """
     state = read_state(folder)
     try:
         if len(state["rng"]) != accelerator.num_processes:
             raise InputError(
                 f"The checkpoint in {folder} was written by {len(state['rng'])} processes and cannot be resumed by "
-                f"{accelerator.num_processes}: start as many."
+                f"{accelerator.num_processes}. Start the same number of processes."
             )
         method.load_state_dict(state["method"])
         history = History(**state["history"])
@@ -65,7 +65,7 @@ def restore(folder: Path, method: TrainingMethod, telemetry: Telemetry, accelera
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of Python's, numpy's and torch's random number generators."""
+    """Return the states of the random number generators of Python, NumPy and torch."""
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state()
     return {
@@ -77,7 +77,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Restore what :func:`rng_state` gave."""
+    """Restore the states returned by :func:`rng_state`."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = state["numpy"]

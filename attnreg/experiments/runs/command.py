@@ -1,4 +1,4 @@
-"""From a recipe, a function of a run, to a command with the options that all recipes share."""
+"""Turn a recipe, which is a function of a run, into a command with the options that all recipes share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GroupedCommand(click.Command):
     """A command that lists its options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, group by group."""
+        """Write the options group by group."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -36,16 +36,16 @@ class RecipeCommand(GroupedCommand):
     """The command of a recipe."""
 
     def settings(self, args: Sequence[str]) -> Settings:
-        """What a run with these arguments would be, without running it.
+        """Return the settings of a run with these arguments, without running it.
 
         Raises:
-            click.UsageError: if an argument is wrong.
+            click.UsageError: if an argument is invalid.
         """
         with self.make_context(self.name, list(args)) as context:
             return _settings(str(self.name), dict(context.params))
 
     def given(self, args: Sequence[str]) -> set[str]:
-        """The names of the options that are typed in these arguments."""
+        """Return the names of the options that these arguments set."""
         with self.make_context(self.name, list(args)) as context:
             typed = click.core.ParameterSource.COMMANDLINE
             return {name for name in context.params if context.get_parameter_source(name) is typed}
@@ -54,17 +54,17 @@ class RecipeCommand(GroupedCommand):
 def recipe(
     name: str, *own: Callable[[Any], Any], task: str = "agreement"
 ) -> Callable[[Callable[..., None]], RecipeCommand]:
-    """Make a command of a recipe.
+    """Make a command of a recipe function.
 
     Args:
-        name: the recipe's name.
-        own: its own options, made by :func:`attnreg.experiments.argument` or :func:`attnreg.experiments.option`; the
-            function receives each by its name.
-        task: the default of ``--task``.
+        name: name of the recipe.
+        own: the recipe's own options, made by :func:`attnreg.experiments.argument` or
+            :func:`attnreg.experiments.option`; the function receives each by name.
+        task: default of ``--task``.
 
     Returns:
-        a decorator for a function that takes a :class:`attnreg.experiments.Run` and its own options; its docstring is
-        the command's help.
+        A decorator for a function that takes a :class:`attnreg.experiments.Run` and the recipe's own options. The
+        function's docstring becomes the help of the command.
 
     Example:
         >>> @recipe("nothing", click.option("--times", default=1))
@@ -90,10 +90,10 @@ def recipe(
 
 
 def provider_option(*, required: bool = True) -> Callable[[Any], Any]:
-    """``--provider``, an expression or a YAML file; the recipe is given the expression.
+    """Make the option ``--provider``, an expression or a YAML file. The recipe receives the expression.
 
     Args:
-        required: whether it must be given; otherwise it may be ``None``.
+        required: whether the option must be given; if not, the recipe may receive ``None``.
     """
 
     def read(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
@@ -106,14 +106,14 @@ def provider_option(*, required: bool = True) -> Callable[[Any], Any]:
         required=required,
         callback=read,
         metavar="EXPRESSION|FILE.yaml",
-        help="Providers with literal arguments, joined by &; see `attnreg list providers`.",
+        help="Provider, or several joined by &, or a YAML file; see `attnreg list providers`.",
     )
 
 
 def _settings(recipe: str, options: dict[str, Any]) -> Settings:
     for parameter in click.get_current_context().command.params:
         value = options.get(str(parameter.name))
-        if isinstance(value, float) and not math.isfinite(value):  # which click's ranges let through
+        if isinstance(value, float) and not math.isfinite(value):  # click's ranges accept nan and inf
             raise UsageError(f"Expected a finite number for {parameter.opts[0]}, got {value}.")
         if isinstance(value, int) and value > LARGEST:
             raise UsageError(f"Expected at most {LARGEST} for {parameter.opts[0]}, got {value}.")
@@ -122,11 +122,11 @@ def _settings(recipe: str, options: dict[str, Any]) -> Settings:
     task = choose_task(shared["task"], **{name: shared[name] for name in TASK_OPTIONS})
     if task.evaluation_only:
         raise UsageError(
-            f"Expected a task to train on, got {task.name!r}: train on another one, then `attnreg evaluate RUN --task "
+            f"Task {task.name!r} is for evaluation only. Train on another task, then run `attnreg evaluate RUN --task "
             f"{task.name}`."
         )
     if task.name == "custom" and shared["data_dir"] is None:
-        raise UsageError("Expected --data-dir with --task custom, got none.")
+        raise UsageError("--task custom needs --data-dir.")
     for name in ("epochs", "batch_size", "learning_rate", "max_length"):
         if shared[name] is None:
             shared[name] = getattr(task, name)

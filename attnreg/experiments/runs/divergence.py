@@ -1,4 +1,4 @@
-"""Noticing that training has diverged, before a checkpoint of it takes the place of a good one."""
+"""Detect diverged training before its checkpoint replaces a good one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ EVERY = 10
 
 
 class DivergenceCheck:
-    """Looks at what steps report ten at a time, so that a fast device is not asked for a number at every step.
+    """Check losses and weights for values that are not finite.
+
+    Losses are checked every ten steps, because reading them at each step would slow a GPU down.
 
     Args:
-        method: whose steps they are.
-        folder: of the run; its last good checkpoint is named in the message.
+        method: the training method to check.
+        folder: the run's folder; error messages name its last checkpoint.
     """
 
     def __init__(self, method: TrainingMethod, folder: RunFolder) -> None:
@@ -28,37 +30,37 @@ class DivergenceCheck:
         self._reports: list[tuple[int, Mapping[str, Tensor | float]]] = []
 
     def note(self, step: int, result: StepResult) -> None:
-        """Add a step.
+        """Record a step, and check the last ten when there are ten.
 
         Raises:
-            StoppedError: if one of the last ten has reported a loss, or another number, that is not finite.
+            StoppedError: if one of them reported a loss or another number that is not finite.
         """
         self._reports.append((step, {"loss": result.loss, **result.logs}))
         if len(self._reports) == EVERY:
             self._check_reports()
 
     def check(self, step: int) -> None:
-        """Look at the steps noted since the last time, and at the weights.
+        """Check the steps since the last check, and all weights.
 
         Raises:
-            StoppedError: if anything is not finite.
+            StoppedError: if a value is not finite.
         """
         self._check_reports()
         provider = self._method.provider
         for network in (*self._method.learners, *(() if provider is None else (provider,))):
             for name, weight in network.named_parameters():
                 if not bool(weight.detach().isfinite().all()):
-                    raise self._error(step, f"weights, got others in {name}")
+                    raise self._error(step, f"parameter {name} is not finite")
 
     def _check_reports(self) -> None:
         for step, values in self._reports:
             for name, value in values.items():
                 if not math.isfinite(value):
-                    raise self._error(step, f"{name.replace('_', ' ')}, got {float(value)}")
+                    raise self._error(step, f"the {name.replace('_', ' ')} is {float(value)}")
         self._reports.clear()
 
     def _error(self, step: int, what: str) -> StoppedError:
         return StoppedError(
-            f"Expected finite {what} at step {step}: training has diverged, so start it anew with a lower "
-            f"--learning-rate. {self._folder.last_good()}"
+            f"Training diverged: {what} at step {step}. Start again with a lower --learning-rate. "
+            f"{self._folder.last_good()}"
         )

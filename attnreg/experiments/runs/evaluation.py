@@ -1,4 +1,4 @@
-"""Evaluating a network on a task."""
+"""Evaluate a network on a task."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from attnreg.training.method import Batch
 
 
 class Predictions(NamedTuple):
-    """A network's answers to labelled rows.
+    """A network's loss and predictions on labelled rows.
 
     Args:
-        loss: mean over labels: rows, or the words and tokens that carry one; ``None`` where the network gives none.
-        records: one for each row, in order: ``label``, ``prediction`` and what else the kind of task knows.
+        loss: mean over labelled rows, words or tokens; ``None`` if the network returns no loss.
+        records: one per row, in order: ``label``, ``prediction`` and further values that depend on the kind of task.
     """
 
     loss: float | None
@@ -31,13 +31,13 @@ class Predictions(NamedTuple):
 
 @torch.no_grad()
 def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Accelerator | None = None) -> Predictions:
-    """The answers of a network, in eval mode; the network's mode is restored.
+    """Predict in eval mode, then restore the network's mode.
 
     Args:
-        network: gives ``logits`` and, if it is given labels, ``loss``.
+        network: returns ``logits``, and ``loss`` when it is given labels.
         labelled: the rows.
-        kind: of the task.
-        accelerator: if given, its processes, all of which must call this with the same rows, share the work.
+        kind: the kind of task.
+        accelerator: splits the rows over its processes. All of them must call this function with the same rows.
     """
     rank, processes = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
     training = network.training
@@ -45,7 +45,7 @@ def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Acc
     mine = []
     for number in range(rank, len(labelled.batches), processes):
         batch = labelled.batches[number]
-        # Labels of other classes than the network's own would be taken for them.
+        # With `reading`, labels number the task's classes, which differ from the network's.
         output = network(**(batch if kind.reading is None else _without_labels(batch)))
         weight = 0 if kind.reading is not None else _labels_in(batch)
         loss = float(output.loss) * weight if weight else 0.0
@@ -61,16 +61,10 @@ def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Acc
 def evaluate(
     network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Accelerator | None = None
 ) -> dict[str, float]:
-    """Loss (mean over labels) and the task's metrics, in eval mode; the network's mode is restored.
-
-    Args:
-        network: gives ``logits`` and, if it is given labels, ``loss``.
-        labelled: the rows.
-        kind: of the task.
-        accelerator: if given, its processes, all of which must call this with the same rows, share the work.
+    """Compute the loss and the task's metrics in eval mode. The arguments are those of :func:`predict`.
 
     Returns:
-        ``"loss"``, if there is one, and the metrics, by name.
+        The metrics by name, and ``"loss"`` (mean over labels) if the network returns one.
     """
     predictions = predict(network, labelled, kind, accelerator)
     loss = {} if predictions.loss is None else {"loss": predictions.loss}
@@ -80,7 +74,7 @@ def evaluate(
 def evaluate_all(
     network: nn.Module, sets: Mapping[str, Labelled], kind: Kind, accelerator: Accelerator | None = None
 ) -> dict[str, float]:
-    """:func:`evaluate` on several sets, each name before its numbers; ``""`` is the name of the first one."""
+    """Evaluate several sets with :func:`evaluate`; keys are ``<set>_<metric>``, or ``<metric>`` for the set ``""``."""
     return {
         f"{name}_{key}" if name else key: value
         for name, labelled in sets.items()

@@ -1,4 +1,4 @@
-"""A run's folder: its options, what it measured, its model, provider and checkpoints."""
+"""The folder of a run: its options, measurements, model, provider and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from attnreg.experiments.runs.state_files import recover_states, write_state
 
 
 class RunFolder:
-    """Where a run writes.
+    """The folder that a run writes to.
 
     Args:
         path: the folder.
-        writer: whether this process writes; where several train one model, one does, and the others write nothing.
+        writer: whether this process writes files; of several processes, only one does.
     """
 
     def __init__(self, path: Path, *, writer: bool = True) -> None:
@@ -33,46 +33,45 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
 
     def check(self, settings: Settings) -> None:
-        """Raise if the folder cannot take this run, before anything is written.
+        """Check, before anything is written, that the run can start or resume here.
 
         Raises:
-            InputError: if it holds a run that is not to be resumed, or resuming was asked for and it holds none, no
-                checkpoint, or a run with other options.
+            InputError: if the folder is not empty and ``--resume`` is not given; or if it is given, and the folder
+                holds no run or a run with other options.
         """
         config = self.path / "config.json"
         if not settings.resume:
             if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
                 raise InputError(
-                    f"Expected --output-dir to be new or empty, got {self.path}, which is not: choose another folder"
-                    + (", or pass --resume to go on with the run in it." if config.is_file() else ".")
+                    f"Expected --output-dir to be new or empty, got {self.path}: choose another folder"
+                    + (", or pass --resume to continue its run." if config.is_file() else ".")
                 )
             return
         if not config.is_file():
-            raise InputError(f"Expected a run to resume in {self.path}, found none: start it without --resume.")
+            raise InputError(f"No run to resume in {self.path}. Start it without --resume.")
         try:
             saved = json.loads(config.read_text(encoding="utf-8"))
             differences = settings.differences(saved)
         except (ValueError, TypeError, AttributeError) as error:
-            raise InputError(f"Expected the options of a run in {config}, got: {error}.") from error
+            raise InputError(f"Cannot read the run's options in {config}: {error}.") from error
         if differences:
             raise InputError(
-                f"Expected the options that the run in {self.path} was started with, got others: "
-                f"resume with {', '.join(differences)}."
+                f"The run in {self.path} was started with other options: resume with {', '.join(differences)}."
             )
 
     def create(self, settings: Settings) -> None:
-        """Make the folder and write the configuration down."""
+        """Make the folder and write ``config.json``."""
         if self.writer:
             self._make()
             self.write("config", {"attnreg": __version__, **settings.to_dict()})
-            self.keep_lines(metrics=0, telemetry=0)  # of a run that was killed before its first checkpoint
+            self.keep_lines(metrics=0, telemetry=0)  # left by a run that was killed before its first checkpoint
 
     def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / LOCK).touch()
         except OSError as error:
-            raise InputError(f"Expected --output-dir to be a folder that can be written to, got: {error}.") from error
+            raise InputError(f"Cannot write to --output-dir: {error}.") from error
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Add a line to ``name.jsonl``."""
@@ -82,10 +81,10 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Within the block nobody else writes here.
+        """Lock the folder against other processes within the block.
 
         Raises:
-            InputError: if somebody does.
+            InputError: if another process holds the lock.
         """
         if not self.writer:
             yield
@@ -93,62 +92,62 @@ class RunFolder:
         self._make()
         with exclusive(self.path / LOCK) as free:
             if not free:
-                raise InputError(f"Expected {self.path} to be written by this process alone, found another at it.")
+                raise InputError(f"Another process is writing to {self.path}.")
             recover_states(self.checkpoints)
             yield
 
     @contextmanager
     def written(self) -> Iterator[None]:
-        """Within the block, a file that cannot be written ends the run with a sentence.
+        """Turn a failure to write a file within the block into a one-sentence error.
 
         Raises:
-            StoppedError: instead of the error.
+            StoppedError: if a file cannot be written.
         """
         try:
             yield
-        except ConnectionError:  # a tracker's, or of a pipe that nobody reads any more
+        except ConnectionError:  # from a tracker, or a pipe whose reader has gone
             raise
         except (OSError, SafetensorError) as error:
             raise StoppedError(
-                f"Expected the files of a run to be written, got: {error}. {self.last_good()}",
+                f"Cannot write the run's files: {error}. {self.last_good()}",
                 can_go_on=any(self.checkpoints.glob("step-*")),
             ) from error
 
     def save_checkpoint(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint; the one before it is removed then."""
+        """Write a checkpoint, then remove the previous one."""
         if self.writer:
             write_state(self.checkpoints, step, state)
 
     def last_good(self) -> str:
-        """A sentence that says which checkpoint is there."""
+        """Return a sentence that names the last checkpoint."""
         steps = [int(path.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*")]
         if not steps:
-            return "It has no checkpoint yet."
-        return f"Its last good checkpoint, of step {max(steps)}, is in {self.checkpoints}."
+            return "The run has no checkpoint yet."
+        return f"The last good checkpoint (step {max(steps)}) is in {self.checkpoints}."
 
     @property
     def begun(self) -> bool:
-        """Whether the run in it got as far as a checkpoint or an evaluation, which is lost if it starts anew."""
+        """Whether the folder holds a checkpoint or an evaluation, which starting over would lose."""
         metrics = self.path / "metrics.jsonl"
         return any(self.checkpoints.glob("step-*")) or (metrics.is_file() and metrics.stat().st_size > 0)
 
     @property
     def has_provider(self) -> bool:
-        """Whether a provider was saved."""
+        """Whether the folder holds a saved provider."""
         return (self.path / "provider").is_dir()
 
     def write(self, name: str, record: Mapping[str, Any]) -> None:
-        """Write ``name.json``, whole or not at all."""
+        """Write ``name.json`` atomically."""
         self.write_text(f"{name}.json", json.dumps(record, indent=2) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file, whole or not at all."""
+        """Write a text file atomically."""
         if self.writer:
             with replaced_file(self.path / name) as file:
                 file.write(text)
 
     def write_outcome(self, result: Mapping[str, Any], predictions: Iterable[Mapping[str, Any]]) -> None:
-        """Write ``predictions.jsonl``, then ``result.json``, each whole or not at all; their checksums before."""
+        """Write the checksums, then ``predictions.jsonl``, then ``result.json``, each atomically."""
         texts = {
             "predictions.jsonl": "".join(json.dumps(record) + "\n" for record in predictions),
             "result.json": json.dumps(result, indent=2) + "\n",
@@ -157,7 +156,7 @@ class RunFolder:
             self.write_text(name, text)
 
     def keep_lines(self, **counts: int) -> None:
-        """Drop the lines of what is about to be run again: keep the first so many of each ``NAME.jsonl``."""
+        """Keep only the first ``count`` lines of each ``NAME.jsonl``; the run is about to repeat the rest."""
         for name, count in counts.items():
             file = self.path / f"{name}.jsonl"
             if file.is_file():
@@ -165,7 +164,7 @@ class RunFolder:
                 self.write_text(file.name, "".join(lines[:count]))
 
     def save_model(self, model: Any, tokenizer: Any, provider: Any) -> None:
-        """Write ``model/`` and ``provider/``, each whole or not at all."""
+        """Write ``model/`` and ``provider/``, each atomically."""
         if not self.writer:
             return
         with replaced_folder(self.path / "model") as new:

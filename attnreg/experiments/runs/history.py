@@ -1,4 +1,4 @@
-"""What a run has done so far."""
+"""The history of a run: its progress, times and evaluations."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 @dataclass
 class History:
-    """What a run has done so far.
+    """The progress, times and evaluations of a run so far.
 
     Args:
-        epoch: the epoch that is running, from 0; the number of epochs when all are done.
-        batch: how many of its batches are done.
-        step: optimizer steps done.
-        seconds: time spent in training steps and evaluations.
-        training_seconds: time spent on training alone, without evaluations and checkpoints.
-        peak_memory: bytes; see :func:`attnreg.experiments.runs.outcome.peak_memory`.
+        epoch: the current epoch, from 0; the number of epochs once training has finished.
+        batch: number of finished batches in the current epoch.
+        step: number of optimizer steps so far.
+        seconds: time of training and evaluation, including the time before a resume.
+        training_seconds: time of training steps only.
+        peak_memory: in bytes; see :func:`attnreg.experiments.runs.outcome.peak_memory`.
         forward_rows: rows that went forward through the networks in training steps.
-        backward_rows: rows whose gradients went back.
+        backward_rows: rows whose gradients went backward.
         evaluations: one record per network and epoch.
         drop_rates: drop rate per attention site, mean over the steps in which the provider was active.
         active_steps: number of those steps.
@@ -37,9 +37,9 @@ class History:
     active_steps: int = 0
 
     def of(self, network: str) -> list[dict[str, Any]]:
-        """The evaluations of one network, in order."""
+        """Return the evaluations of one network, in order."""
         return [record for record in self.evaluations if record["network"] == network]
 
     def best(self, metric: str, network: str) -> dict[str, Any]:
-        """The evaluation of a network with the best score, the first of equals."""
+        """Return the evaluation with the best score of a network; the earliest one in a tie."""
         return max(self.of(network), key=lambda record: record[metric])

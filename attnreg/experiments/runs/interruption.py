@@ -1,4 +1,4 @@
-"""Ctrl-C and its like: a run ends between two steps, not within one."""
+"""Record Ctrl-C and SIGTERM, so that a run can finish its training step before it ends."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """Within the block, the first SIGINT and the first SIGTERM are noted; after it, each does what it does otherwise.
+    """Record the first SIGINT and the first SIGTERM within the block; the second of each acts as usual.
 
-    A signal that is ignored stays ignored. Outside the main thread, where Python takes no signals, nothing is changed.
+    A signal that is ignored stays ignored. Outside the main thread, where Python handles no signals, nothing changes.
 
     Example:
         >>> with Interruption() as interruption:
@@ -33,7 +33,7 @@ class Interruption:
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                # None stands for a handler that was not installed from Python and could not be put back.
+                # None means that the handler was not installed from Python, so it could not be restored.
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._note)
         return self

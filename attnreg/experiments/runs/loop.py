@@ -1,4 +1,4 @@
-"""The library's loop around a training method."""
+"""The training loop of recipes."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ from attnreg.training.method import TrainingMethod, Updater
 
 
 def fit(method: TrainingMethod, run: Setup) -> History:
-    """Train, evaluate after each epoch, keep the best model, write checkpoints; go on from the last one if resuming.
+    """Train, evaluate, keep the best model and write checkpoints; with ``--resume``, continue from the last one.
 
     Args:
-        method: the method; its :attr:`model` is the one that is kept, best epoch first by the task's metric.
-        run: where data comes from and results go.
+        method: the training method. Its :attr:`model` is saved whenever it reaches a new best score.
+        run: gives the data and the folder for the results.
 
     Returns:
-        the history of the whole run, earlier parts included.
+        The history of the whole run, including the part before a resume.
 
     Raises:
-        InputError: if the method was made without the run's accelerator, and more than one process on a CPU in float32
-            is asked for.
-        StoppedError: if training diverges, a file cannot be written, or the process is asked to stop by SIGINT
-            (Ctrl-C) or SIGTERM, which ends the run with a checkpoint after the step that it is at.
+        InputError: if the method was made without the run's accelerator, unless the run uses one process on a CPU in
+            float32.
+        StoppedError: if training diverges, a file cannot be written, or the process receives SIGINT (Ctrl-C) or
+            SIGTERM; the signals end the run with a checkpoint after the current step.
 
     Warns:
-        AsleepWarning: if the provider does not act within the run's epochs.
+        AsleepWarning: if the provider is never active within the run's epochs.
     """
     theirs = run.accelerator
     plain = theirs.num_processes == 1 and theirs.mixed_precision == "no" and theirs.device.type == "cpu"
     if method.accelerator is not theirs and not plain:
         raise InputError(
-            f"Expected {type(method).__name__} to be made with accelerator=run.accelerator, and to say so by its "
-            f"property `accelerator`, got {method.accelerator}: device, precision and processes would not be the run's."
+            f"Expected {type(method).__name__} to be made with accelerator=run.accelerator and to return it as "
+            f"`accelerator`, got {method.accelerator}: it would ignore the run's device, precision and processes."
         )
     if method.provider is not None:
-        to_json(method.provider)  # what cannot be saved after the first epoch is told before it
+        to_json(method.provider)  # raises now if the provider could not be saved after the first epoch
         if why := asleep_for(method.provider, run.epochs):
             warnings.warn(why, AsleepWarning, stacklevel=2)
     set_seed(run.settings.seed, device_specific=True)
-    run.accelerator.wait_for_everyone()  # until all processes have found the folder as it should be
+    run.accelerator.wait_for_everyone()  # all processes must have checked the folder before one writes to it
     loop = _Loop(method, run)
     with run.folder.locked(), run.folder.written(), Interruption() as loop.interruption:
-        run.accelerator.wait_for_everyone()  # until the one that writes has made the folder, or put it right
+        run.accelerator.wait_for_everyone()  # until the writing process has made or recovered the folder
         if run.settings.resume and run.folder.begun:
             loop.restore()
         else:
@@ -69,12 +69,12 @@ def fit(method: TrainingMethod, run: Setup) -> History:
                 loop.epoch()
         conclude(method, run, loop.history)
         if loop.interruption.signal:
-            loop.stop()  # before whatever comes after training
+            loop.stop()  # the caller must not continue after a signal
     return loop.history
 
 
 class _Loop:
-    """What runs between the first step and the last."""
+    """The state of a training loop."""
 
     progress: Progress
     interruption: Interruption
@@ -87,7 +87,7 @@ class _Loop:
         self.divergence = DivergenceCheck(method, run.folder)
 
     def epoch(self) -> None:
-        """Train for an epoch, or what is left of it; then evaluate and save."""
+        """Train for the rest of an epoch, then evaluate and save."""
         run, history, method = self.run, self.history, self.method
         begin = time.perf_counter() - history.seconds
         passes = PassCounter(history.forward_rows, history.backward_rows)
@@ -148,16 +148,15 @@ class _Loop:
         return accelerator.check_trigger()  # all processes stop after the same step
 
     def stop(self) -> None:
-        """End the run here.
+        """End the run.
 
         Raises:
             StoppedError: always.
         """
-        self.run.accelerator.wait_for_everyone()  # the first process to end may take the others with it
-        number = self.interruption.signal or signal.SIGTERM  # of another process
+        self.run.accelerator.wait_for_everyone()  # a launcher may kill the other processes once one has ended
+        number = self.interruption.signal or signal.SIGTERM  # the signal may have reached another process only
         raise StoppedError(
-            f"Stopped by {number.name} after step {self.history.step}; everything up to it is in "
-            f"{self.run.folder.path}.",
+            f"Stopped by {number.name} after step {self.history.step}. The run is saved in {self.run.folder.path}.",
             exit_code=128 + number,
             can_go_on=True,
         )
@@ -170,7 +169,7 @@ class _Loop:
         run.folder.save_checkpoint(self.history.step, state)
 
     def restore(self) -> None:
-        """Go on from the last checkpoint."""
+        """Continue from the last checkpoint."""
         run = self.run
         self.history = restore(run.folder.checkpoints, self.method, self.telemetry, run.accelerator)
         run.folder.keep_lines(metrics=len(self.history.evaluations), telemetry=self.telemetry.written)

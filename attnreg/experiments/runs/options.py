@@ -1,6 +1,6 @@
-"""Options of the command line, in groups; their default and help are those of the argument that they set.
+"""Command-line options in groups, with type, default and help taken from the argument that they set.
 
-Signatures and docstrings are read from the source, so that ``--help`` does not wait for torch.
+Signatures and docstrings are read from the source, so that ``--help`` does not need to import torch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Option(click.Option):
 
 
 def option(*flags: str, group: str = METHOD, **kwargs: Any) -> Callable[[Any], Any]:
-    """:func:`click.option` with a group; shows its default."""
+    """Make a :func:`click.option` that belongs to a group and shows its default."""
     return click.option(*flags, cls=Option, group=group, **{"show_default": True, **kwargs})
 
 
@@ -54,13 +54,13 @@ class _Argument:
 
 
 def argument(target: str, name: str, flag: str | None = None, **kwargs: Any) -> Callable[[Any], Any]:
-    """An option that sets an argument of a class or method: same type, default and help.
+    """Make an option from an argument of a class or method, with the same type, default and help.
 
     Args:
         target: a public name, such as ``attnreg:AttributionProvider`` or ``attnreg:GNetProvider.for_model``.
-        name: of the argument; the recipe's function receives the value by this name.
-        flag: by default the name after dashes.
-        kwargs: for :func:`option`, instead of what the source says.
+        name: name of the argument; the recipe's function receives the value under this name.
+        flag: the option's flag (default: ``--`` and the name with dashes).
+        kwargs: arguments of :func:`option` that replace those from the source.
 
     Example:
         >>> @click.command()
@@ -81,7 +81,7 @@ def argument(target: str, name: str, flag: str | None = None, **kwargs: Any) -> 
 
 
 def _source(target: str) -> tuple[ast.AST, Mapping[str, ast.expr]]:
-    """The definition behind a public name, and what the names in its module stand for."""
+    """Return the definition of a public name, and the type aliases that its module defines or imports."""
     package, _, path = target.partition(":")
     name, _, method = path.partition(".")
     spec = importlib.util.find_spec(package)
@@ -137,7 +137,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _click_type(annotation: ast.expr, aliases: Mapping[str, ast.expr]) -> click.ParamType:
-    """The first alternative of a union that can be typed in."""
+    """Return the click type of an annotation; the first alternative of a union."""
     if isinstance(annotation, ast.BinOp):
         return _click_type(annotation.left, aliases)
     if isinstance(annotation, ast.Name) and annotation.id in aliases:
@@ -149,7 +149,7 @@ def _click_type(annotation: ast.expr, aliases: Mapping[str, ast.expr]) -> click.
 
 
 def _help(docstring: str, name: str) -> str:
-    """What the section ``Args`` says of an argument, as plain text."""
+    """Return the entry of an argument in the section ``Args``, as plain text."""
     section = re.search(r"^Args:\n((?:[ ]{4,}.*\n|\n)+)", inspect.cleandoc(docstring) + "\n", re.M)
     entry = section and re.search(rf"^    {name}: ((?:.*\n)(?:        .*\n)*)", section[1], re.M)
     if not entry:

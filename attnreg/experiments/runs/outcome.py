@@ -1,4 +1,4 @@
-"""What a finished run leaves for comparisons: ``result.json`` and ``predictions.jsonl``."""
+"""Write ``result.json`` and ``predictions.jsonl`` at the end of training."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from attnreg.training.method import TrainingMethod
 
 
 def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
-    """Write down how the network that the method returns came out after the last epoch.
+    """Evaluate the returned network after the last epoch and write the results.
 
-    ``predictions.jsonl`` has label and prediction (and, for classes, the logits) of each dev row, in order.
-    ``result.json`` has the scores on dev and on (at most the first thousand of) the training rows, the calibration
-    error, time, memory and passes. It is written when all else of the training is: a run that has it is trained.
+    ``predictions.jsonl`` has the label and the prediction (and the logits, for classes) of each dev row, in order.
+    ``result.json`` has the scores on dev and on some training rows (as many as the kind's ``scored_train_rows``), the
+    calibration error, time, memory and passes. It is written last: a run folder that has it has finished training.
 
     Args:
-        method: the method, after its last step.
+        method: the method after its last step.
         run: the run.
         history: its history.
     """
@@ -68,14 +68,14 @@ def _device_name(device: torch.device) -> str:
 
 
 def peak_memory() -> int | None:
-    """Bytes: the most that the device has held for tensors, on a GPU; that the process has held at all, on a CPU.
+    """Return the peak memory in bytes: of tensors on a GPU, or of the whole process on a CPU.
 
-    ``None`` where that is not known (Windows).
+    Returns ``None`` where it is not known (Windows).
     """
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()
     if Path("/proc").is_dir() or sys.platform == "darwin":
-        import resource  # not there on Windows
+        import resource  # missing on Windows
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return None

@@ -1,4 +1,4 @@
-"""Counting what a training method costs, whatever the clock says."""
+"""Count forward and backward passes, a cost that does not depend on the machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 
 class PassCounter:
-    """Rows that went forward and backward through networks.
+    """Count the rows that go forward and backward through networks.
 
-    A row counts each time that a network gives logits for it, and each time that a gradient flows back through them: a
-    plain training step counts its batch once in both. A backward pass without weight gradients counts as well.
+    A row counts once for each forward pass that returns logits, and once for each backward pass through them or the
+    loss, with or without weight gradients. A plain training step counts each row once forward and once backward.
 
     Example:
         >>> import torch
@@ -36,7 +36,7 @@ class PassCounter:
 
     @contextmanager
     def counting(self, networks: Iterable[nn.Module]) -> Iterator[None]:
-        """Count within the block."""
+        """Count the passes of these networks within the block."""
         hooks = [network.register_forward_hook(self._forward) for network in networks]
         try:
             yield
@@ -50,8 +50,8 @@ class PassCounter:
             return
         rows = len(logits)
         self.forward += rows
-        # A gradient comes through the loss, through the logits, or first through one and then the other: under mixed
-        # precision the logits that are given are a copy, and the loss is of the others.
+        # A gradient may arrive through the loss, the logits, or both in turn: under mixed precision the returned logits
+        # are a copy, and the loss is computed from the originals.
         seen = {"loss": 0, "logits": 0}
 
         def count(way: str, gradient: Tensor) -> None:

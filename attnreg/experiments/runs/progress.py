@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""Show the progress of a run in the terminal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from attnreg.experiments.runs.telemetry import Telemetry
 
 
 class Progress:
-    """On a terminal a bar and, below it, loss, metric, drop rate and who is winning; a lasting line per evaluation.
+    """Show a progress bar with loss, metric, drop rate and wins below it, and print a line for each evaluation.
 
     Args:
         run: the run.
-        history: how far it is.
+        history: its history so far.
     """
 
     def __init__(self, run: Setup, history: History) -> None:
@@ -40,7 +40,7 @@ class Progress:
         self._metrics: dict[str, float] = {}
 
     def step(self, history: History, telemetry: Telemetry) -> None:
-        """A training step is done."""
+        """Update the bar after a training step."""
         shown = []
         if "loss" in telemetry.latest:
             shown.append(f"loss {telemetry.latest['loss']:.3f}")
@@ -58,13 +58,13 @@ class Progress:
         self._state.plain = "  ".join(shown)
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
-        """A network was evaluated."""
+        """Print a line about an evaluation."""
         metric = self._run.task.metric
         self._metrics[record["network"]] = record[metric]
         dropped = ""
         if "drop_rate" in record:
             rates = list(record["drop_rate"].values())
-            dropped = f"  drop rate {sum(rates) / len(rates):.3f}" if rates else "  no dropping"
+            dropped = f"  drop rate {sum(rates) / len(rates):.3f}" if rates else "  nothing dropped"
         self._console.print(
             f"epoch {record['epoch']}/{self._run.epochs}  {record['network']:<9} {self._run.scored_on} loss "
             f"{record['loss']:.4f}  {metric} {record[metric]:.4f}{dropped}",

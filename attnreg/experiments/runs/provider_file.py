@@ -1,4 +1,4 @@
-"""Providers in YAML files."""
+"""Read providers from YAML files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def read_provider(text: str) -> str:
-    """The expression of a provider, checked: given itself, or as a YAML file.
+    """Read and check a provider expression, given directly or in a YAML file.
 
     Args:
-        text: an expression, or the path of a ``.yaml`` or ``.yml`` file that holds one or spells one out.
+        text: an expression, or the path of a ``.yaml`` or ``.yml`` file with an expression or a list of providers.
 
     Raises:
-        InputError: if there is no such file, or it does not hold a provider.
+        InputError: if the file does not exist or does not define a provider, or the expression is invalid.
     """
     with within_depth(text):
         return checked_expression(_of_yaml(Path(text)) if text.lower().endswith(SUFFIXES) else text)
@@ -30,7 +30,7 @@ def _of_yaml(file: Path) -> str:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"Expected a YAML file with a provider, got {file}: {' '.join(str(error).split())}") from error
+        raise InputError(f"Cannot read a provider from {file}: {' '.join(str(error).split())}") from error
     if isinstance(content, dict) and set(content) == {"provider"}:
         content = content["provider"]
     return _spelled(content, file)

@@ -1,4 +1,4 @@
-"""The end of a run: a table and the drop rates, on the screen and in ``report.md``."""
+"""The final report of a run: scores and drop rates, on the screen and in ``report.md``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from attnreg.experiments.runs.setup import Setup
 
 
 def report(run: Setup, history: History, plain: tuple[Setup, History] | None = None, notes: Sequence[str] = ()) -> None:
-    """Print how the networks of a run came out and what was dropped, and write it to ``report.md``.
+    """Print the scores and drop rates of a run and write them to ``report.md``.
 
     Args:
-        run: the run that the report is about.
+        run: the run.
         history: its history.
-        plain: plain fine-tuning to compare with.
-        notes: sentences below the tables.
+        plain: a plain fine-tuning run to compare with, and its history.
+        notes: sentences to add below the tables.
     """
     metric = run.task.metric
     header = ["network", "last epoch", "best epoch", "loss", "rows", "time (s)"]
@@ -46,15 +46,15 @@ def report(run: Setup, history: History, plain: tuple[Setup, History] | None = N
     console = Console(quiet=not run.folder.writer)
     _show(console, title, header, rows)
     if rates:
-        _show(console, "drop rate per layer, mean while active", ["layer", "drop rate"], rates)
+        _show(console, "drop rate while active", ["layer", "drop rate"], rates)
     notes = [*notes, _activity(history)] if rates or run.folder.has_provider else notes
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
-    console.print(f"Everything is in {run.folder.path}/", highlight=False, soft_wrap=True)
+    console.print(f"Results saved to {run.folder.path}/.", highlight=False, soft_wrap=True)
     text = [f"# {title}", "", *_markdown(header, rows), ""]
     if rates:
         text += [
-            "Drop rate per layer, mean over the steps in which something was dropped or could be:",
+            "Drop rate per layer, mean over the steps in which the provider was active:",
             "",
             *_markdown(["layer", "drop rate"], rates),
             "",
@@ -65,12 +65,12 @@ def report(run: Setup, history: History, plain: tuple[Setup, History] | None = N
 
 
 def _of_epoch(epoch: int, epochs: int) -> str:
-    """Tells which epoch it was where it was not the last one: a network may drop out before."""
+    """Name the epoch unless it is the last one; AttendOut's other network stops when the game ends."""
     return "" if epoch == epochs else f" (epoch {epoch})"
 
 
 def _activity(history: History) -> str:
-    """One line that says whether the regularizer did anything."""
+    """Summarize in one sentence how often the regularizer was active and how much it dropped."""
     dropping = [rate for rate in history.drop_rates.values() if rate > 0]
     if not dropping:
         return "The regularizer was never active: nothing was dropped in any step."

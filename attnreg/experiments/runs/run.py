@@ -1,4 +1,4 @@
-"""What a recipe is given: a run that can train and report."""
+"""The run that a recipe receives: it can train and report."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ from attnreg.training.method import TrainingMethod
 
 
 class Run(Setup):
-    """One training run. The same seed gives every recipe the same head, data and order.
-
-    Args:
-        settings: the options.
-
-    Raises:
-        InputError: if something that was asked for is missing or does not fit; nothing is written then.
-    """
+    """A run that can train and report. See :class:`attnreg.experiments.runs.setup.Setup` for arguments and errors."""
 
     def train(
         self,
@@ -34,14 +27,14 @@ class Run(Setup):
         provider_lr: float | None = None,
         **options: Any,
     ) -> History:
-        """Make a training method, with the run's optimizer and schedule, and train.
+        """Make a training method with the run's optimizer and schedule, and train.
 
         Args:
-            method: such as :class:`attnreg.training.FineTuning`: called with model, optimizer, provider and
-                ``scheduler``, ``accelerator``.
-            provider: the regularizer, if there is one.
-            provider_lr: learning rate of what it learns (default: the model's).
-            options: more arguments of the method.
+            method: a class such as :class:`attnreg.training.FineTuning`, called with model, optimizer, provider,
+                ``scheduler`` and ``accelerator``.
+            provider: the mask provider, if any.
+            provider_lr: learning rate of the provider's parameters (default: the model's).
+            options: further arguments of the method.
         """
         optimizer = self.optimizer(self.model, provider, provider_lr)
         schedule = self.schedule(optimizer)
@@ -50,10 +43,10 @@ class Run(Setup):
         )
 
     def fit(self, method: TrainingMethod) -> History:
-        """Train with a method of your own making, from the last checkpoint if the run is resumed.
+        """Train with a method that you have made; a resumed run continues from its last checkpoint.
 
         Args:
-            method: made with the run's :attr:`accelerator`.
+            method: a training method made with the run's :attr:`accelerator`.
         """
         return fit(method, self)
 
@@ -61,16 +54,16 @@ class Run(Setup):
         """Print the results and write them to ``report.md``.
 
         Args:
-            history: of this run.
-            plain: plain fine-tuning to compare with.
-            notes: sentences below the tables.
+            history: history of this run.
+            plain: a plain fine-tuning run to compare with, and its history.
+            notes: sentences to add below the tables.
         """
         report(self, history, plain, notes)
 
     def plain(self) -> Run:
-        """The same run as plain fine-tuning, in the folder ``baseline`` within this one's."""
+        """Return the same run as plain fine-tuning, with the folder ``baseline`` in this run's folder."""
         folder = self.folder.path / "baseline"
-        # This run's own folder is new or was found to be resumable, so what is there is of the same options.
+        # This run's folder is new or was checked before resuming, so a baseline in it has the same options.
         resume = any((folder / "checkpoints").glob("step-*"))
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)  # stopped before its first checkpoint: nothing to continue

@@ -1,4 +1,4 @@
-"""Scoring a finished run's model on other data, of its own task or of another."""
+"""Score the model of a finished run on other data, of the same task or another one."""
 
 from __future__ import annotations
 
@@ -32,41 +32,42 @@ def score_saved(
     batch_size: int = 64,
     device: str | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Score the model of a run folder, that of the best epoch, and write the result into its ``evaluations``.
+    """Score the saved model (from the best epoch) of a run and write the result to the run's ``evaluations`` folder.
 
     Args:
         run: the run folder.
-        options: ``task`` and the other options of :func:`attnreg.experiments.tasks.choose_task`; those left ``None`` are the run's.
-        data_dir: as in :func:`attnreg.experiments.tasks.load_splits`; by default, for the run's own task, the run's.
-        split: ``"validation"``, with what else the task is scored on, or ``"test"``.
-        batch_size: rows at a time.
-        device: by default the best there is.
+        options: ``task`` and the other options of :func:`attnreg.experiments.tasks.choose_task`; ``None`` means the
+            run's own.
+        data_dir: as in :func:`attnreg.experiments.tasks.load_splits` (default: the run's, if the task is the run's).
+        split: ``"validation"`` (all validation sets of the task) or ``"test"``.
+        batch_size: rows per batch.
+        device: device (default: the best available).
 
     Returns:
-        the file and what is in it.
+        The path of the written file, and its content.
 
     Raises:
-        InputError: if the folder holds no model of a run, or the data or the classes do not fit it.
+        InputError: if the folder holds no run with a model, or the data or the classes do not fit the model.
     """
     config = _config(run)
     task = _task(config, options)
     own = _task(config, {})
     if task.kind != own.kind:
-        raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r}, of kind {task.kind}.")
+        raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
     classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
     if data_dir is None and task.name == own.name:
         data_dir = config.get("data_dir")
-    # Nothing is trained, so train may be missing; what classes there are, the model says.
+    # Evaluation needs no training split; the classes come from the model.
     wanted = replace(task, evaluation_only=True, labels=task.labels or classes)
     task, splits = load_data(wanted, data_dir)
     rows_of = "validation" if split not in splits and _is_validation(split, task, data_dir) else split
     if rows_of not in splits:
-        raise InputError(f"Expected a split {split} with labels of {data_dir or task.hub or task.name}, found none.")
+        raise InputError(f"No labelled {split} split in {data_dir or task.hub or task.name}.")
     reading = None if classes == task.labels else reading_of(classes, task)
     model, tokenizer = load_model(replace(task, labels=classes), str(run / "model"))
     kind = kind_class(task.kind)(task, tokenizer, int(config["max_length"]), reading)
     if device not in (None, "cpu") and not getattr(torch, str(device)).is_available():
-        raise InputError(f"Expected --device to be a device of this machine, got {device}: none is there.")
+        raise InputError(f"No {device} device found. Use --device cpu, or leave --device out.")
     place = torch.device(device) if device else torch.accelerator.current_accelerator() or torch.device("cpu")
     names = {"": rows_of}
     if split == "validation":
@@ -91,17 +92,14 @@ def score_saved(
 
 def _config(run: Path) -> dict[str, Any]:
     if not run.is_dir():
-        raise InputError(f"Expected a run folder, got {run}: no such folder.")
+        raise InputError(f"Run folder {run} not found.")
     if not (run / "model" / "config.json").is_file():
-        raise InputError(
-            f"Expected a run folder with its model in {run / 'model'}, found none: a comparison keeps them with "
-            "--keep-models."
-        )
+        raise InputError(f"No model in {run / 'model'}. Comparisons keep models only with --keep-models.")
     try:
         config = dict(json.loads((run / "config.json").read_text(encoding="utf-8")))
         return {**config, "task": str(config["task"]), "max_length": int(config["max_length"])}
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"Expected the options of a run in {run / 'config.json'}, got: {error!r}.") from error
+        raise InputError(f"Cannot read the run's options in {run / 'config.json'}: {error!r}.") from error
 
 
 def _task(config: Mapping[str, Any], options: Mapping[str, str | None]) -> Task:
@@ -111,7 +109,7 @@ def _task(config: Mapping[str, Any], options: Mapping[str, str | None]) -> Task:
 
 
 def _is_validation(split: str, task: Task, data_dir: str | None) -> bool:
-    """Whether the rows of a split are what the task is scored on anyway, as IMDB's test rows are."""
+    """Whether the task uses this split for validation, as IMDB does with its test split."""
     return split == task.validation[0] and (data_dir is None or not any(Path(data_dir).glob("validation.*")))
 
 
@@ -120,7 +118,7 @@ def _classes(model: Path) -> tuple[str, ...]:
         names = json.loads((model / "config.json").read_text(encoding="utf-8"))["id2label"]
         return tuple(str(names[number]) for number in sorted(names, key=int))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"Expected the names of classes in {model / 'config.json'}, got: {error!r}.") from error
+        raise InputError(f"Cannot read the class names in {model / 'config.json'}: {error!r}.") from error
 
 
 def _stem(task: Task, data_dir: str | None, split: str) -> str:

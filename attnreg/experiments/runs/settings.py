@@ -1,4 +1,4 @@
-"""The options that all recipes share, resolved."""
+"""The options that all recipes share, and the settings of a run."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from attnreg.experiments.tasks.task import TASKS, choose_task
 LARGEST = 2**31 - 1
 DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
 _POSITIVE = click.IntRange(min=1)
-# What may differ between a run and its continuation.
+# A resumed run may differ from the original in these.
 _NOT_COMPARED = {"output_dir", "resume", "device", "save_steps", "report_to", "flags"}
 
 
 def _option(group: str, help: str, default: Any = MISSING, *, scope: str = "all", **kwargs: Any) -> Any:
-    """A field that is an option of every recipe.
+    """Declare a dataclass field that is also an option of every recipe.
 
     Args:
-        group: in ``--help``.
-        help: one sentence.
-        default: of the field; without one, ``None`` on the command line stands for the task's default.
-        scope: ``"task"`` (says what the task is; also an option of ``attnreg evaluate``), ``"all"`` (also an option of
-            ``attnreg compare``) or ``"run"`` (of a single run).
-        kwargs: for :func:`click.option`.
+        group: the option's group in ``--help``.
+        help: help text, one sentence.
+        default: default of the field. Without one, an option that is not given takes the task's default.
+        scope: ``"task"`` (defines the task; also an option of ``attnreg evaluate``), ``"all"`` (also an option of
+            ``attnreg compare``) or ``"run"`` (only for a single run).
+        kwargs: further arguments of :func:`click.option`.
     """
     shown = {} if default is MISSING else {"default": default}
     metadata = {"scope": scope, "option": {"group": group, "help": help, **shown, **kwargs}}
@@ -46,9 +46,10 @@ def _task_default(group: str, what: str, **kwargs: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One run's options; ``own`` are those of its recipe.
+    """The options of one run.
 
-    ``flags`` says what is typed to give an option, by its name; by default the name, after dashes.
+    ``own`` holds the recipe's own options. ``flags`` maps the names of options to their flags, by default the name with
+    dashes.
     """
 
     recipe: str
@@ -64,29 +65,25 @@ class Settings:
         DATA, "Choice columns of a custom multiple-choice task, separated by commas.", None, scope="task"
     )
     metric: str | None = _option(DATA, "Metric to report and to select by (default: the task's).", None, scope="task")
-    model: str | None = _option(DATA, "Folder or hub name of the model (default: the task's).", None)
+    model: str | None = _option(DATA, "Folder or Hub name of the model (default: the task's).", None)
     data_dir: str | None = _option(
-        DATA, "Folder with train and validation as .jsonl[.gz], .csv, .tsv or .parquet; needs no network.", None
+        DATA, "Folder with train and validation files (.jsonl[.gz], .csv, .tsv or .parquet); works offline.", None
     )
     train_size: int | None = _option(
         DATA, "Train on this many rows, drawn by the seed (default: all).", None, type=_POSITIVE
     )
     validation_rows: int | None = _option(
-        DATA, "Score on this many rows held out from train instead of dev.", None, scope="run", type=_POSITIVE
+        DATA, "Evaluate on this many rows of train instead of dev.", None, scope="run", type=_POSITIVE
     )
-    max_length: int = _task_default(DATA, "Tokens per input, longer ones are cut", type=click.IntRange(min=4))
+    max_length: int = _task_default(DATA, "Maximum tokens per input; longer inputs are cut", type=click.IntRange(min=4))
     epochs: int = _task_default(TRAINING, "Passes over the training data", type=click.IntRange(1, 100_000))
     batch_size: int = _task_default(TRAINING, "Rows per optimizer step, over all processes", type=_POSITIVE)
     learning_rate: float = _task_default(
         TRAINING, "Peak learning rate of the model", type=click.FloatRange(min=0, min_open=True)
     )
-    evaluate_every: int = _option(TRAINING, "Evaluate every N epochs and after the last.", 1, type=_POSITIVE)
+    evaluate_every: int = _option(TRAINING, "Evaluate every N epochs and after the last one.", 1, type=_POSITIVE)
     seed: int = _option(
-        TRAINING,
-        "Seed of the head, the order of rows and all dropout.",
-        0,
-        scope="run",
-        type=click.IntRange(0, LARGEST),
+        TRAINING, "Seed of the new head, the data order and dropout.", 0, scope="run", type=click.IntRange(0, LARGEST)
     )
     device: str | None = _option(
         TRAINING, "Device (default: the best available).", None, type=click.Choice(["cpu", "cuda", "mps"])
@@ -107,27 +104,27 @@ class Settings:
         OUTPUT, "Also save a checkpoint every N steps (default: every epoch).", None, scope="run", type=_POSITIVE
     )
     report_to: tuple[str, ...] = _option(
-        OUTPUT, "Tracker: tensorboard, wandb, ...; may be repeated.", (), scope="run", multiple=True
+        OUTPUT, "Also log to this tracker (tensorboard, wandb, ...); repeatable.", (), scope="run", multiple=True
     )
     own: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, str] = field(default_factory=dict)
 
     def chosen_task(self) -> Task:
-        """The task that the options name.
+        """Return the task that the options define.
 
         Raises:
-            UsageError: if they name none.
+            UsageError: if they define no valid task.
         """
         return choose_task(self.task, **{name: getattr(self, name) for name in TASK_OPTIONS})
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``config.json`` holds."""
+        """Return the content of ``config.json``."""
         values = dataclasses.asdict(self)
         kept = {name: values[name] for name in values if name not in _NOT_COMPARED}
-        return json.loads(json.dumps(kept))  # tuples become lists, as they come back from a file
+        return json.loads(json.dumps(kept))  # tuples become lists, as when read from a file
 
     def differences(self, config: dict[str, Any]) -> list[str]:
-        """The options, as typed on the command line, in which a saved configuration differs."""
+        """List the options in which a saved configuration differs, as typed on the command line."""
         mine = self.to_dict()
         flat = {**{k: v for k, v in mine.items() if k != "own"}, **mine["own"]}
         theirs = {**{k: v for k, v in config.items() if k != "own"}, **config.get("own", {})}
@@ -139,16 +136,16 @@ class Settings:
         ]
 
     def flag(self, name: str) -> str:
-        """What is typed to give an option, without its value."""
+        """Return the flag of an option, without a value."""
         return self.flags.get(name, f"--{name.replace('_', '-')}")
 
 
 def shared_options(*scopes: str, task: str | None = None) -> list[Callable[[Any], Any]]:
-    """The options that are fields of :class:`Settings`.
+    """Make the command-line options that are fields of :class:`Settings`.
 
     Args:
-        scopes: which: ``"task"``, ``"all"``, ``"run"``.
-        task: another default for ``--task``.
+        scopes: which options to make: ``"task"``, ``"all"``, ``"run"``.
+        task: default of ``--task``, if it is not the usual one.
     """
     made = []
     for each in dataclasses.fields(Settings):
@@ -162,11 +159,11 @@ TASK_OPTIONS = [each.name for each in dataclasses.fields(Settings) if each.metad
 
 
 def as_typed(flag: str, value: Any) -> str:
-    r"""An option as it is typed; nothing where it is left out.
+    r"""Format an option as it is typed on the command line; an empty string if it is not given.
 
     Args:
-        flag: the option's, such as ``--layers``; the name of an argument, which is typed without it.
-        value: what it was read as.
+        flag: flag of the option, such as ``--layers``, or the name of a positional argument.
+        value: the parsed value.
 
     Example:
         >>> as_typed("--layers", [0, 1]), as_typed("--provider", "A('x') & B()"), as_typed("words", ["a", "b c"])
@@ -182,5 +179,5 @@ def as_typed(flag: str, value: Any) -> str:
     if not flag.startswith("-"):
         return shlex.join(words)
     text = ",".join(words)
-    plain = not set(text) & set('"$`!\\')  # so that double quotes take it as it is
+    plain = not set(text) & set('"$`!\\')  # a shell leaves such a text unchanged within double quotes
     return f'{flag} "{text}"' if "'" in text and plain else f"{flag} {shlex.quote(text)}"

@@ -1,4 +1,4 @@
-"""What a run works with: its task, data, model, seed and folder."""
+"""Prepare a run: its task, data, model, seed and folder."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 
 class Setup:
-    """Task, data, model, seed and folder of a run. The same seed gives every recipe the same head, data and order.
+    """The task, data, model and folder of a run. The same seed gives every recipe the same new head and data order.
 
     Args:
-        settings: the options.
+        settings: the options of the run.
 
     Raises:
-        InputError: if something that was asked for is not there or does not fit; nothing is written then.
+        InputError: if the options, the data and the model do not fit together, or something is missing. Nothing is
+            written then.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -49,16 +50,16 @@ class Setup:
         self.folder.check(settings)
         self.task, splits = load_data(settings.chosen_task(), settings.data_dir)
         if settings.device not in (None, "cpu") and not getattr(torch, settings.device).is_available():
-            raise InputError(f"Expected --device to be a device of this machine, got {settings.device}: none is there.")
+            raise InputError(f"No {settings.device} device found. Use --device cpu, or leave --device out.")
         check_trackers(settings.report_to)
         if sharding := [name for name in SHARDED if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"]:
             raise InputError(
-                f"Expected data parallelism (`torchrun`, `accelerate launch --multi_gpu`), got {sharding[0]}: a "
-                "sharded network could be neither copied nor looked into."
+                f"Recipes do not support {sharding[0]}, because they copy and inspect whole models. Use data "
+                "parallelism (`torchrun`, `accelerate launch --multi_gpu`)."
             )
         try:
             self.accelerator = Accelerator(
-                # Where there is nothing else, it must be said, or several processes would each train alone.
+                # Without an accelerator device this must be explicit, or several processes would each train alone.
                 cpu=settings.device == "cpu" or not torch.accelerator.is_available(),
                 mixed_precision=settings.mixed_precision or "no",
                 log_with=list(settings.report_to) or None,
@@ -66,12 +67,12 @@ class Setup:
             )
         except ValueError as error:
             wanted = settings.mixed_precision or "float32"
-            raise InputError(f"Expected a precision that this process can do, got {wanted}: {error}") from error
+            raise InputError(f"Precision {wanted} is not available here: {error}") from error
         processes = self.accelerator.num_processes
         if settings.batch_size % processes:
             raise InputError(
-                f"Expected --batch-size, which is that of all processes together, to be a multiple of {processes}, got "
-                f"{settings.batch_size}."
+                f"Expected --batch-size, which counts the rows of all {processes} processes, to be a multiple of "
+                f"{processes}, got {settings.batch_size}."
             )
         self.folder.writer = self.accelerator.is_main_process
         set_seed(settings.seed)
@@ -96,7 +97,7 @@ class Setup:
         return self.settings.epochs
 
     def train_batches(self, epoch: int) -> TrainBatches:
-        """The training batches of an epoch; what is held out must be held out before."""
+        """Return the training batches of an epoch. Call :meth:`hold_out` before, if at all."""
         return self._all_batches if epoch >= self._held_until else self._batches_left
 
     @functools.cached_property
@@ -112,12 +113,12 @@ class Setup:
 
     @functools.cached_property
     def dev(self) -> Labelled:
-        """What the run is scored on, in order."""
+        """The rows that the run is scored on, in order."""
         return self.labelled(self.dev_rows)
 
     @functools.cached_property
     def further(self) -> dict[str, Labelled]:
-        """What else the task reports, by name."""
+        """Further validation sets of the task, by name."""
         return {name: self.labelled(rows) for name, rows in self._further_rows.items()}
 
     @property
@@ -131,18 +132,18 @@ class Setup:
         return self.steps_in(self.epochs)
 
     def steps_in(self, epochs: int) -> int:
-        """Number of optimizer steps in the first epochs."""
+        """Return the number of optimizer steps in the first ``epochs`` epochs."""
         return sum(len(self.train_batches(epoch)) for epoch in range(epochs))
 
     def hold_out(self, size: int, epochs: int | None = None) -> list[Batch]:
-        """Take rows away from the training data (the last of the seed's shuffle) and give them as batches.
+        """Hold rows out from the training data (the last ones of the shuffled rows) and return them as batches.
 
         Args:
             size: number of rows.
-            epochs: for so many epochs at the start; after them all rows are trained on. ``None`` for good.
+            epochs: hold them out in the first ``epochs`` epochs only; ``None`` holds them out of the whole run.
 
         Raises:
-            InputError: if that leaves no row to train on.
+            InputError: if no row is left to train on.
         """
         rows = self.train_rows
         held = self._take(size)
@@ -152,18 +153,19 @@ class Setup:
         return self.rows_in_order(held)
 
     def rows_in_order(self, rows: Any) -> list[Batch]:
-        """Batches of encoded rows, as they come."""
+        """Batch encoded rows in their order."""
         return self.labelled(rows).batches
 
     def labelled(self, rows: Any) -> Labelled:
-        """Batches of encoded rows, as they come, and what answers to them are held against."""
+        """Batch encoded rows in their order, together with their reference answers."""
         return in_order(rows, self.settings.batch_size * 2, self.kind, self.accelerator.device)
 
     def _take(self, size: int) -> Any:
         left = len(self.train_rows) - size
         if left < 1:
             raise InputError(
-                f"Expected more than {size} rows to train on, to hold {size} of them out, got {len(self.train_rows)}."
+                f"Holding out {size} row{'s' * (size > 1)} needs at least {size + 1} training rows, got "
+                f"{len(self.train_rows)}."
             )
         held = self.train_rows.select(range(left, left + size))
         self.train_rows = self.train_rows.select(range(left))
@@ -172,12 +174,12 @@ class Setup:
     def optimizer(
         self, model: nn.Module, provider: MaskProvider | None = None, provider_lr: float | None = None
     ) -> Optimizer:
-        """AdamW with the run's learning rate.
+        """Make AdamW with the run's learning rate.
 
         Args:
             model: the network.
-            provider: what it learns is learned with the network.
-            provider_lr: the learning rate of that; by default the network's.
+            provider: a provider whose parameters are learned together with the network's.
+            provider_lr: learning rate of the provider (default: the network's).
         """
         optimizer = adamw(model, self.settings.learning_rate)
         learned = [] if provider is None else provider.learned_parameters()
@@ -187,17 +189,17 @@ class Setup:
         return optimizer
 
     def schedule(self, optimizer: Optimizer) -> LRScheduler:
-        """Linear warm-up over a tenth of the steps, then linear decay to zero."""
+        """Make a schedule: linear warm-up over a tenth of the steps, then linear decay to zero."""
         from transformers import get_linear_schedule_with_warmup  # late: it is slow to import
 
         return get_linear_schedule_with_warmup(optimizer, int(WARMUP_SHARE * self.total_steps), self.total_steps)
 
     def tracked(self) -> AbstractContextManager[None]:
-        """Within the block, what is logged goes to the trackers too."""
+        """Also send logs to the trackers within the block."""
         return tracked(self.accelerator, self.settings.to_dict())
 
     def total(self, *counts: int) -> list[int]:
-        """Sums over processes."""
+        """Sum each count over all processes."""
         return [sum(all_of_one) for all_of_one in zip(*gather_object([counts]), strict=True)]
 
     def log_telemetry(self, line: Mapping[str, Any]) -> None:
@@ -213,7 +215,7 @@ class Setup:
 
 
 def _select(splits: Mapping[str, Any], settings: Settings) -> tuple[Any, Any]:
-    """The rows to train on, drawn by the seed, and those to score on: dev, or the last of that shuffle."""
+    """Shuffle train and take the rows to train on; score on dev, or on the last of the shuffled rows."""
     train, dev = splits["train"].shuffle(seed=settings.seed), splits["validation"]
     left = len(train) - (settings.validation_rows or 0)
     if left < 1:
@@ -226,7 +228,7 @@ def _select(splits: Mapping[str, Any], settings: Settings) -> tuple[Any, Any]:
 
 
 def _longest_input(model: nn.Module) -> int | None:
-    """In tokens, by the model's table of positions; ``None`` where it has none."""
+    """Return the longest input in tokens that the position embeddings allow; ``None`` if there is no limit."""
     limit = int(getattr(model.config, "max_position_embeddings", 0) or 0)
     tables = (m for name, m in model.named_modules() if name.endswith("position_embeddings"))
     table = next((m for m in tables if isinstance(m, nn.Embedding)), None)

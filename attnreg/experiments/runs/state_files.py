@@ -1,4 +1,4 @@
-"""Saving nested state: one JSON file and one safetensors file per checkpoint, nothing that can run code."""
+"""Save nested state as a JSON file and a safetensors file, which cannot run code when loaded."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ STATE, TENSORS = "state.json", "tensors.safetensors"
 
 
 def write_state(folder: Path, step: int, state: Mapping[str, Any]) -> None:
-    """Write ``folder/step-N`` whole or not at all, then remove older ones.
+    """Write ``folder/step-N`` atomically, then remove older checkpoints.
 
     Args:
-        folder: of all checkpoints of a run.
-        step: N, the number of optimizer steps done.
+        folder: the folder of a run's checkpoints.
+        step: N, the number of optimizer steps so far.
         state: nested dicts and lists of tensors, numbers, strings and ``None``.
     """
     tensors: dict[str, Tensor] = {}
@@ -34,40 +34,38 @@ def write_state(folder: Path, step: int, state: Mapping[str, Any]) -> None:
         save_file(tensors, new / TENSORS)
         (new / STATE).write_text(json.dumps(plain), encoding="utf-8")
         write_checksums(new)
-    for other in folder.iterdir():  # what a killed process had begun, too
+    for other in folder.iterdir():  # including what a killed process left unfinished
         if other != path:
             shutil.rmtree(other)
 
 
 def recover_states(folder: Path) -> None:
-    """Put back a checkpoint whose writer died while it was being replaced by one of the same step."""
+    """Restore a checkpoint whose writer died while replacing it with one of the same step."""
     for old in folder.glob(".step-*.old"):
         recover_folder(folder / old.name[1 : -len(".old")])
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The newest checkpoint's state, on the CPU.
+    """Read the newest checkpoint onto the CPU.
 
     Raises:
-        InputError: if there is none, or it is damaged.
+        InputError: if there is no checkpoint, or it is damaged.
     """
     paths = sorted(folder.glob("step-*"))
     if not paths:
         raise InputError(
-            f"Expected a checkpoint in {folder}, found none, though the run has evaluations: start it in a new folder."
+            f"No checkpoint in {folder}, although the run has evaluations. Start it again in a new folder."
         )
     try:
         check_checksums(paths[-1])
         tensors = load_file(paths[-1] / TENSORS)
         return _join(json.loads((paths[-1] / STATE).read_text(encoding="utf-8")), tensors)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-        raise InputError(
-            f"Expected a whole checkpoint in {paths[-1]}, got a damaged one: {' '.join(str(error).split())}"
-        ) from error
+        raise InputError(f"The checkpoint {paths[-1]} is damaged: {' '.join(str(error).split())}") from error
 
 
 def _split(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Plain data in which each tensor is replaced by its number, each dict by its items (keys may be integers)."""
+    """Replace each tensor by its number in ``tensors``, and each dict by its items, so that keys may be integers."""
     if isinstance(value, Tensor):
         tensors[str(len(tensors))] = value.detach().cpu().contiguous().clone()
         return {"tensor": str(len(tensors) - 1)}

@@ -1,4 +1,4 @@
-"""Drop rates and what else a method reports, over steps, in ``telemetry.jsonl`` and to trackers."""
+"""Log losses, drop rates and other numbers of training steps, to ``telemetry.jsonl`` and to trackers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ EVERY = 10
 
 
 class Telemetry:
-    """Means over ten steps at a time, so that a fast device is not asked for numbers at every step.
+    """Log means over ten steps, because reading numbers at each step would slow a GPU down.
 
-    A step with an event, such as the end of a round, ends a line before its time.
+    A step with an event, such as the end of a round, writes a line at once.
 
     Args:
-        write: takes each line.
-        over_processes: the mean over processes of a drop rate; losses come as such means.
+        write: receives each line.
+        over_processes: averages a drop rate over processes; losses are already averaged.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Telemetry:
             self.flush(step, result.events)
 
     def flush(self, step: int, events: Mapping[str, str] | None = None) -> None:
-        """Write the means of the steps since the last time."""
+        """Write the means over the steps since the last line."""
         if not self._sums:
             return
         logs: dict[str, float] = {}
@@ -65,7 +65,7 @@ class Telemetry:
                 logs[name] = float(mean)
                 continue
             site = name[5:]
-            rates[site] = float(self._over_processes(mean.mean()))  # by head, they are those of this process
+            rates[site] = float(self._over_processes(mean.mean()))  # rates by head stay those of this process
             if mean.dim():
                 by_head[site] = mean.tolist()
             for sums in (self._run, self._epoch):
@@ -81,22 +81,22 @@ class Telemetry:
         self._sums, self._counts = {}, {}
 
     def end_epoch(self) -> dict[str, float]:
-        """Drop rate per site over the epoch that ends; empty if its provider was not active."""
+        """End an epoch and return its drop rate per site; empty if the provider was not active."""
         sums, self._epoch = self._epoch, {}
         return {site: total / count for site, (total, count) in sums.items()}
 
     def mean_drop_rates(self) -> dict[str, float]:
-        """Drop rate per site over the run so far, while its provider was active, by ``"<stack>.<layer>"``."""
+        """Return the drop rate per site (``"<stack>.<layer>"``), the mean over all steps with an active provider."""
         return {site: total / count for site, (total, count) in self._run.items()}
 
     def active_steps(self) -> int:
-        """Number of steps so far in which the provider was active."""
+        """Return the number of steps in which the provider was active."""
         return max((int(count) for _, count in self._run.values()), default=0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that resuming needs."""
+        """Return everything needed to resume."""
         return {name: value for name, value in vars(self).items() if name not in ("_write", "_over_processes")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore a state returned by :meth:`state_dict`."""
         vars(self).update(state)

@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases and the like, through accelerate."""
+"""Log to TensorBoard, Weights & Biases and other trackers through accelerate."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from attnreg.errors import InputError
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise if a tracker is not there: accelerate would leave it out silently.
+    """Check that all trackers are installed; accelerate would skip missing ones silently.
 
     Raises:
-        InputError: if one is unknown or its package is not installed.
+        InputError: if a tracker is unknown or its package is not installed.
     """
     available = sorted(str(tracker.value) for tracker in get_available_trackers())
     if missing := [name for name in names if name not in available]:
         raise InputError(
-            f"Expected --report-to among the installed {', '.join(available) or '(none)'}, got {', '.join(missing)}: "
-            "install its package."
+            f"Expected --report-to to be an installed tracker ({', '.join(available) or 'none found'}), got "
+            f"{', '.join(missing)}. Install its package."
         )
 
 
 @contextmanager
 def tracked(accelerator: Accelerator, options: Mapping[str, Any]) -> Iterator[None]:
-    """Start the accelerator's trackers, with the options of a run, and end them."""
+    """Run the accelerator's trackers within the block, with the options of a run."""
     plain = {name: value for name, value in options.items() if isinstance(value, (int, float, str, bool))}
     if accelerator.log_with:
         accelerator.init_trackers("attnreg", config=plain)
@@ -36,11 +36,11 @@ def tracked(accelerator: Accelerator, options: Mapping[str, Any]) -> Iterator[No
         yield
     finally:
         for tracker in accelerator.trackers:
-            tracker.finish()  # not `end_training`, which would part the processes too
+            tracker.finish()  # not `end_training`, which would also destroy the process group
 
 
 def flattened(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a record, by their paths.
+    """Flatten the numbers of a nested record; keys become paths.
 
     Example:
         >>> flattened({"loss": 0.5, "winner": "attacker", "drop_rate": {"encoder.0": 0.25}})
