@@ -146,9 +146,7 @@ def main() -> None:
 
     base = statistics.median(seconds["plain fine-tuning"])
     print(f"torch {torch.__version__}, {platform.machine()}, {options.threads} threads, {options.rounds} rounds")
-    print(
-        "| step | median (s) | over plain | range (s) | peak memory (MiB) |\n| --- | ---: | ---: | ---: | ---: |"
-    )
+    print("| step | median (s) | over plain | range (s) | peak memory (MiB) |\n| --- | ---: | ---: | ---: | ---: |")
     for name, values in seconds.items():
         median = statistics.median(values)
         spread = f"{min(values):.2f} to {max(values):.2f}"
