@@ -46,7 +46,7 @@ def report(run: Setup, history: History, plain: tuple[Setup, History] | None = N
     console = Console(quiet=not run.folder.writer)
     _show(console, title, header, rows)
     if rates:
-        _show(console, "drop rate while active", ["layer", "drop rate"], rates)
+        _show(console, "drop rate per layer\n(mean while active)", ["layer", "drop rate"], rates)
     notes = [*notes, _activity(history)] if rates or run.folder.has_provider else notes
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
