@@ -134,10 +134,11 @@ def test_a_whole_checkpoint_of_something_else(cli, tmp_path):
 
 
 CONFIG = {
-    "[]": "Cannot read the run's options",
+    "[]": "Expected a run folder, got out: it has no config.json with a run's options",
     "{": "Cannot read the run's options",
-    '{"own": 3}': "Cannot read the run's options",
-    "{}": "resume with",
+    '{"recipe": "finetune", "own": 3}': "Cannot read the run's options",
+    "{}": "Expected a run folder, got out",
+    '{"recipe": "finetune"}': "resume with",
 }
 
 

@@ -201,7 +201,7 @@ def test_scores_of_the_game_are_per_sample(name, maker, model, request):
         assert right.shape == (5,)
         assert ((right >= 0) & (right <= 1)).all()
     else:
-        with pytest.raises(InputError, match="use score 'loss' for regression"):
+        with pytest.raises(InputError, match="Use score 'loss' for regression"):
             correctness(network, batch)
 
 

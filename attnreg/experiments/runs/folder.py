@@ -14,7 +14,7 @@ from attnreg import __version__
 from attnreg._checksums import SUMS, checksums_of
 from attnreg._files import exclusive, replaced_file, replaced_folder
 from attnreg.errors import InputError, StoppedError
-from attnreg.experiments.runs.reader import LOCK
+from attnreg.experiments.runs.reader import LOCK, RunReader
 from attnreg.experiments.runs.settings import Settings
 from attnreg.experiments.runs.state_files import recover_states, write_state
 
@@ -50,9 +50,8 @@ class RunFolder:
         if not config.is_file():
             raise InputError(f"No run to resume in {self.path}. Start it without --resume.")
         try:
-            saved = json.loads(config.read_text(encoding="utf-8"))
-            differences = settings.differences(saved)
-        except (ValueError, TypeError, AttributeError) as error:
+            differences = settings.differences(RunReader(self.path).config)
+        except (TypeError, AttributeError) as error:
             raise InputError(f"Cannot read the run's options in {config}: {error}.") from error
         if differences:
             raise InputError(

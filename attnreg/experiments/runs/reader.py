@@ -32,8 +32,8 @@ class RunReader:
             InputError: if the folder holds no run.
         """
         config = self._object("config.json") if (self.folder / "config.json").is_file() else {}
-        if not config:
-            raise InputError(f"Expected a run folder, got {self.folder}: it has no config.json with options.")
+        if "recipe" not in config:
+            raise InputError(f"Expected a run folder, got {self.folder}: it has no config.json with a run's options.")
         return config
 
     @functools.cached_property
@@ -112,7 +112,8 @@ class RunReader:
         try:
             return dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise InputError(f"Cannot read a JSON object from {path}: {error}.") from error
+            what = "the run's options in" if name == "config.json" else "a JSON object from"
+            raise InputError(f"Cannot read {what} {path}: {error}.") from error
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.folder / name

@@ -14,6 +14,7 @@ from attnreg._files import replaced_file
 from attnreg.errors import InputError
 from attnreg.experiments.runs.batches import in_order
 from attnreg.experiments.runs.evaluation import evaluate_all
+from attnreg.experiments.runs.reader import RunReader
 from attnreg.experiments.runs.settings import TASK_OPTIONS
 from attnreg.experiments.tasks.data import load_data
 from attnreg.experiments.tasks.definition import Task
@@ -95,10 +96,10 @@ def _config(run: Path) -> dict[str, Any]:
         raise InputError(f"Run folder {run} not found.")
     if not (run / "model" / "config.json").is_file():
         raise InputError(f"No model in {run / 'model'}. Comparisons keep models only with --keep-models.")
+    config = RunReader(run).config
     try:
-        config = dict(json.loads((run / "config.json").read_text(encoding="utf-8")))
         return {**config, "task": str(config["task"]), "max_length": int(config["max_length"])}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"Cannot read the run's options in {run / 'config.json'}: {error!r}.") from error
 
 
