@@ -215,15 +215,17 @@ COMMON = ("weights-dropout", "scores-dropout", "block-layerdrop", "g-net", "ad-d
 def pairs(
     wanted: Callable[[ProviderCase], bool] = lambda provider: True, *, refused: bool = False, on_few: bool = False
 ) -> list[Any]:
-    """Rows of the matrix. On other than a few models, only common providers are tried in every run, or none (``on_few``).
+    """Rows of the matrix. Every run tries all providers on the first model, and common ones on all (``on_few``: on few).
 
-    Variants of providers are slow tests on all models but the first.
+    The others are slow tests.
     """
 
     def is_slow(model: ModelCase, provider: ProviderCase) -> bool:
-        if provider.variant and model is not MODELS[0]:
-            return True
-        return model.name not in FEW and (on_few or provider.name not in COMMON)
+        if model is MODELS[0]:
+            return False
+        if provider.name in COMMON:
+            return on_few and model.name not in FEW
+        return True
 
     return [
         pytest.param(m, p, marks=[pytest.mark.slow] if is_slow(m, p) else [])

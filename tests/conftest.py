@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.warm import Warm
+from tests.warm import Warm, with_few_dev_rows
 
 # Nothing listens there: no test may reach a network, and finding that out must be quick.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 os.environ.pop("HF_HUB_OFFLINE", None)
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported; tests run in several processes
+
+
+def pytest_configure():
+    with_few_dev_rows()
 
 
 def pytest_collection_finish():

@@ -93,7 +93,7 @@ def test_fine_tuning_refuses_an_optimizer_without_what_is_learned():
     model = BERT.build()
     provider = attnreg.ConcreteDropout.for_model(model, 0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"The optimizer does not hold 1 parameters that ConcreteDropout learns: call"):
+    with pytest.raises(ValueError, match=r"The optimizer does not hold 1 parameters that ConcreteDropout learns. Call"):
         FineTuning(model, optimizer, provider)
     optimizer.add_param_group({"params": provider.learned_parameters()})
     attnreg.detach(model)

@@ -19,6 +19,7 @@ import pytest
 from sklearn.metrics import matthews_corrcoef
 
 from attnreg.experiments.compare import launch
+from tests.warm import DEV_ROWS
 
 SMALL = ["--epochs", 1, "--train-size", 64, "--batch-size", 32, "--device", "cpu"]
 METHODS = ["finetune", "ad-drop --q 0.5", "attention-layerdrop --drop-rate {0.1,0.9}"]
@@ -104,7 +105,7 @@ def test_scores_are_those_of_the_predictions(finished):
         predicted = [int(np.argmax(line["logits"])) for line in lines]
         score = matthews_corrcoef([line["label"] for line in lines], predicted)
         assert float(row["score"]) == pytest.approx(score)
-        assert len(lines) == (50 if row["role"] == "search" else 1000)
+        assert len(lines) == (50 if row["role"] == "search" else DEV_ROWS)
 
 
 def test_the_report_has_what_it_needs(finished):
@@ -121,7 +122,7 @@ def test_the_report_has_what_it_needs(finished):
     assert report.count("chosen |") == 1
     assert "data:image/png;base64," in page
     assert not re.search(r'(src|href)="(?!data:)', page)
-    assert "2 seeds; 64 training rows, 1000 dev rows; 1 epoch;" in report
+    assert f"2 seeds; 64 training rows, {DEV_ROWS} dev rows; 1 epoch;" in report
     command = shlex.split(report.split("```")[1].strip())
     assert command[:5] == ["attnreg", "compare", *METHODS]
 

@@ -135,6 +135,7 @@ def test_a_sharded_model_is_refused(cli, tmp_path, monkeypatch, name):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_shared(tmp_path):
     code, output = start(tmp_path, *recipe("attendout", "--epochs", 1, "--batch-size", 33, "--output-dir", "odd"))
     assert code == 1

@@ -136,7 +136,7 @@ def test_yaml_says_the_same(content, text, tmp_path):
         ("DropHead(" + "-" * 900 + "1)", "which is nested too deeply"),
         ("a" + ".a" * 450, "which is nested too deeply"),
         ("DropHead(" + "1+" * 480 + "1)", "which is nested too deeply"),
-        ("absent.yaml", "Expected a YAML file with a provider, got absent.yaml"),
+        ("absent.yaml", "Cannot read a provider from absent.yaml"),
     ],
 )  # fmt: skip
 def test_anything_else_is_one_sentence(cli, tmp_path, text, says):
@@ -149,7 +149,7 @@ def test_anything_else_is_one_sentence(cli, tmp_path, text, says):
                                      "provider: &a [*a]", "[" * 900 + "]" * 900, "HeadMask: {heads: {provider: [1]}}"])  # fmt: skip
 def test_other_yaml_is_one_sentence(cli, tmp_path, content):
     (tmp_path / "p.yaml").write_text(content)
-    assert_sentence(cli("recipe", "regularize", "--provider", "p.yaml", *SMALL), 1, "Expected")
+    assert_sentence(cli("recipe", "regularize", "--provider", "p.yaml", *SMALL), 1, "Expected|Cannot read a provider from p.yaml")
     assert [path.name for path in tmp_path.iterdir()] == ["p.yaml"]
 
 

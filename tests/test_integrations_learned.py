@@ -197,10 +197,10 @@ def test_an_optimizer_that_was_passed_in_must_hold_what_the_provider_learns(tmp_
         options = {"train_dataset": Rows(), "provider": provider, "optimizers": (optimizer, scheduler), **options}
         return ADDropTrainer(model, arguments(tmp_path), **options)
 
-    says = r"The optimizer does not hold 1 parameters that Compose learns: call `optimizer\."
+    says = r"The optimizer does not hold 1 parameters that Compose learns. Call `optimizer\."
     with pytest.raises(ValueError, match=says):
         trainer()
-    with pytest.raises(ValueError, match="The optimizer does not hold 1 parameters that Learned learns: "):
+    with pytest.raises(ValueError, match="The optimizer does not hold 1 parameters that Learned learns. "):
         ADDropTrainer(other := bert(), arguments(tmp_path), provider=Learned(), optimizers=(optimizer, None))
     assert not attnreg.is_attached(other)
     late = trainer(optimizers=(None, None))

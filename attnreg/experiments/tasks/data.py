@@ -47,8 +47,9 @@ def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, dat
 
     Example:
         >>> from attnreg.experiments.tasks import get_task
-        >>> {name: len(rows) for name, rows in load_splits(get_task("agreement")).items()}
-        {'train': 2000, 'validation': 1000, 'test': 1000}
+        >>> splits = load_splits(get_task("agreement"))
+        >>> list(splits), len(splits["train"])
+        (['train', 'validation', 'test'], 2000)
     """
     return load_data(task, data_dir)[1]
 
