@@ -200,7 +200,7 @@ def test_an_optimizer_that_was_passed_in_must_hold_what_the_provider_learns(tmp_
     says = r"The optimizer does not hold 1 parameters that Compose learns. Call `optimizer\."
     with pytest.raises(ValueError, match=says):
         trainer()
-    with pytest.raises(ValueError, match="The optimizer does not hold 1 parameters that Learned learns. "):
+    with pytest.raises(ValueError, match=r"The optimizer does not hold 1 parameters that Learned learns. "):
         ADDropTrainer(other := bert(), arguments(tmp_path), provider=Learned(), optimizers=(optimizer, None))
     assert not attnreg.is_attached(other)
     late = trainer(optimizers=(None, None))
