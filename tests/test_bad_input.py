@@ -97,7 +97,7 @@ BAD = [
     bad("compare", "finetune", "--jobs", 2, "--launcher", "ray", code=2, says="--jobs is only for --launcher local"),
     bad("compare", "finetune", "--learning-rate", "nan", code=2, says="Expected a finite number for --learning-rate"),
     bad("plot", code=2, says="Missing argument 'RUN'"),
-    bad("plot", "nowhere", says="Expected a run folder, got nowhere: no such folder"),
+    bad("plot", "nowhere", says="Run folder nowhere not found"),
 ]  # fmt: skip
 
 

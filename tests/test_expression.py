@@ -149,7 +149,9 @@ def test_anything_else_is_one_sentence(cli, tmp_path, text, says):
                                      "provider: &a [*a]", "[" * 900 + "]" * 900, "HeadMask: {heads: {provider: [1]}}"])  # fmt: skip
 def test_other_yaml_is_one_sentence(cli, tmp_path, content):
     (tmp_path / "p.yaml").write_text(content)
-    assert_sentence(cli("recipe", "regularize", "--provider", "p.yaml", *SMALL), 1, "Expected|Cannot read a provider from p.yaml")
+    assert_sentence(
+        cli("recipe", "regularize", "--provider", "p.yaml", *SMALL), 1, "Expected|Cannot read a provider from p.yaml"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["p.yaml"]
 
 

@@ -31,7 +31,8 @@ def attach(
 ) -> AttachHandle:
     """Mask the attention of a model with a provider in every training pass.
 
-    Everything is checked before the model is touched. While attached, the model keeps its class, parameters and
+    A dry run on a tiny batch finds the attention; it restores all state, and if a check fails, the model is unchanged.
+    While attached, the model keeps its class, parameters and
     ``state_dict`` keys. In eval mode and in passes without gradients, its outputs are bitwise those of the plain model.
 
     Args:
@@ -41,14 +42,16 @@ def attach(
         layers: layer indices within each stack, numbered as the model numbers its blocks; negative ones count from the
             end. Default: all layers.
         stacks: any of ``"encoder"``, ``"decoder"``, ``"cross"``. Default: all self-attention, no cross-attention.
-        modules: module names, or patterns such as ``"*.self_attn"``. Only attention in them is masked, of any stack.
-        example_inputs: arguments for one forward pass with two samples, for models that attnreg cannot make inputs for.
+        modules: module names, or patterns such as ``"*.self_attn"``. Mask attention only in these
+            modules, of any stack.
+        example_inputs: keyword arguments (a mapping) or positional ones (a sequence) of one forward pass with two
+            samples, for models that attnreg cannot make inputs for.
 
     Returns:
         a handle, which is also a context manager.
 
     Raises:
-        NoAttentionError: if no attention is found, or if all attention in a list of blocks would be left out.
+        NoAttentionError: if no attention is found, or none in a whole list of blocks can be masked.
         ValueError: if a layer, stack or module does not exist, if the provider does not support a site, or if the model
             is already compiled, wrapped or sharded.
         RuntimeError: if the model already has a provider, or the provider is already attached to a model.

@@ -13,7 +13,7 @@ SEEN = (
 
 
 class NoAttentionError(InputError):
-    """Attention was expected in a model, but none was found."""
+    """Attention in a model is missing, hidden, or not as expected."""
 
 
 class CoverageWarning(AttnRegWarning):

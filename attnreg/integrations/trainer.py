@@ -23,7 +23,7 @@ from attnreg.training.method import Updater, check_learned, not_in
 class ADDropTrainer(TrainsProviders, Trainer):
     """A :class:`transformers.Trainer` for AD-DROP and every other provider.
 
-    As in :class:`attnreg.training.TwoPass`, the provider may look at each batch before the training step on it. Its
+    As in :class:`attnreg.training.FineTuning`, the provider may look at each batch before the training step on it. Its
     ``penalty`` is added to the loss. Its learned parameters are in the optimizer and in its checkpoints, without weight
     decay or gradient clipping. A G-Net draws masks here but is not trained; AttendOut's game trains it.
 

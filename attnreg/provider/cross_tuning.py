@@ -15,7 +15,7 @@ from attnreg.provider.base import MaskProvider, a_provider, ask
 
 
 class CrossTuning(MaskProvider):
-    """Use a provider in only one of every few epochs.
+    """Use a provider in only one of every N epochs.
 
     It acts in the epochs with ``epoch % every == offset``; in all others, the attached model runs as the plain model.
 

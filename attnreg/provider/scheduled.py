@@ -68,7 +68,7 @@ class Scheduled(MaskProvider):
     .. math:: p(x) = \text{linear between the knots } (x_i, p_i), \qquad x = t / T
         \;\text{ or }\; x = l / (L - 1)
 
-    t counts the calls of :meth:`step`, one per optimizer step; l counts the layers of a stack, from 0. Scheduled
+    t counts the calls of :meth:`step`, one per optimizer step; l counts the L layers of a stack, from 0. Scheduled
     DropHead is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; DropKey with a drop
     probability that falls with depth is ``Scheduled(DropKey(), over="depth", p=[(0, 0.3), (1, 0)])``.
 
@@ -76,10 +76,11 @@ class Scheduled(MaskProvider):
         provider: the provider whose arguments change.
         total_steps: T, the number of optimizer steps from progress 0 to 1; required for ``over="training"``.
         over: ``"training"`` (progress t / T) or ``"depth"`` (progress from the first to the last layer).
-        schedules: the knots ``(progress, value)`` of each argument, with progress ascending in ``[0, 1]``.
+        schedules: one keyword per argument, such as ``p=[(0, 0.3), (1, 0)]``: knots ``(progress, value)``, ascending in
+            progress; the value is constant before the first and after the last knot.
 
     Raises:
-        ValueError: if the provider reads an argument only in its constructor, a value is out of range, or
+        ValueError: if no argument is given, the provider reads it only in its constructor, a value is out of range, or
             ``total_steps`` is missing.
 
     Reference:

@@ -11,7 +11,7 @@ from attnreg.provider.base import MaskProvider
 
 
 class AttentionLayerDrop(MaskProvider):
-    r"""Drop all attention scores of random layers, so that these attend uniformly.
+    r"""Make random layers attend uniformly, by dropping all their scores.
 
     .. math:: A_{ij} = 1 / n_{\text{valid}} \text{ in a dropped layer}
 

@@ -28,26 +28,27 @@ class AttributionProvider(MaskProvider):
     r"""Drop attention positions that the prediction relies on (AD-DROP), in two passes per step.
 
     The first pass, :meth:`attribute`, attributes the model's prediction to its attention weights A and updates nothing.
-    The next forward pass drops each position of the candidate region, which holds the p·n keys with the highest
-    attribution in each row of n valid keys, with probability q:
+    In each row (sample, head, query) of n valid keys, the p·n keys with the highest attribution are the candidate
+    region. The next forward pass drops each of them with probability q:
 
     .. math:: \tilde S_{ij} = -\infty \text{ if } M_{ij} = 0, \quad
               M_{ij} \sim \mathrm{Bernoulli}(1 - q) \text{ in the region, else } 1
 
-    The masks last until the backward pass is done, also under gradient checkpointing; the next forward pass has none.
+    The masks last until the backward pass is done, also under gradient checkpointing; later passes are not masked
+    until the next :meth:`attribute`.
     With ``method="random"`` there is no first pass, and every forward pass in training mode is masked. ``target`` may
-    also be a function; :class:`attnreg.attribution.Target` describes it and ``shift_labels``.
+    also be a function: see :class:`attnreg.attribution.Target`, also for ``shift_labels``.
 
     Args:
-        p: share of valid keys in the candidate region of each row.
-        q: probability of dropping each position of the candidate region.
+        p: share of each row's valid keys that are candidates.
+        q: probability of dropping each candidate.
         method: attribution method: ``"gradient"`` (GA), ``"integrated_gradients"`` (IGA), ``"attention"`` (AA, the
             weights) or ``"random"`` (RD, no first pass).
         region: candidate keys: ``"high"`` (highest attribution) or ``"low"`` (lowest attribution).
         layers: layer indices; negative ones count from the last layer (default: all attached layers).
         target: score to explain: ``"predicted"`` (of the predicted class) or ``"label"`` (of the gold class).
         shift_labels: whether logits predict the label of the next position (default: inferred from the model's loss).
-        steps: number of steps of integrated gradients.
+        steps: steps of integrated gradients; only for that method.
         steps_per_forward: number of these steps in one forward pass; more are faster on a GPU but need more memory.
         first_pass: mode of the first pass: ``"eval"`` (no dropout) or ``"train"`` (dropout, as in the official code).
         first_pass_dtype: autocast of the first pass: ``"bfloat16"`` or ``"float16"`` (default: as the training step).

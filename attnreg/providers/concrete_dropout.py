@@ -17,7 +17,7 @@ from attnreg.providers._rates import Per, initial_logits, logits_at
 
 
 class ConcreteDropout(LayerwiseProvider):
-    r"""Drop attention weights at rates, per layer or head, that the model's loss learns.
+    r"""Drop attention weights at rates that are learned from the model's loss, per layer or head.
 
     Decisions are relaxed, so that the loss has a gradient with respect to the rates p:
 

@@ -11,7 +11,7 @@ from attnreg.provider.base import MaskProvider
 
 
 class DropKey(MaskProvider):
-    r"""Drop keys before the softmax.
+    r"""Drop attention scores, or whole keys for all queries or heads, before the softmax.
 
     .. math:: \tilde S_{bhqk} = -\infty \text{ if } M_{bhqk} = 0, \quad M_{bhqk} \sim \mathrm{Bernoulli}(1 - p)
 

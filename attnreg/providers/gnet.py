@@ -30,9 +30,11 @@ class GNetProvider(MaskProvider):
         x_{l+1} = \mathrm{LN}(x_l + W_O\, [\mathrm{softmax}(s_{lg}) V_{lg}]_{g=1}^G), \quad
         P(\text{keep}) = \sigma(s_{lg} + b_l)
 
-    Masks are drawn once at the start of each forward pass, for each layer and sample. By default all heads of the main
-    model share one mask (the paper's G-Net, with G = 1). If ``masks_per_layer`` is the model's number of heads, each
-    head has its own draw from the same probabilities; if ``num_heads`` is, each head also has its own probabilities.
+    :meth:`for_model` makes one for your model. Masks are drawn once at the start of each forward pass, for each layer
+    and sample. By default all heads of the main model share one mask (the paper's G-Net, with G = 1). With
+    ``masks_per_layer`` equal to the model's number of heads, each head has its own draw from the same probabilities;
+    with ``num_heads`` equal to it, each head has its own probabilities.
+
     With ``feed_forward``, each :math:`x_{l+1}` passes through :math:`\mathrm{LN}(x + W_2\, \mathrm{GELU}(W_1 x))`, with
     the same weights in all layers and an inner size of 4 d.
     With ``shared_tables``, it reads the current embeddings of the model that it was last attached to. No gradient
@@ -46,14 +48,14 @@ class GNetProvider(MaskProvider):
         max_length: largest number of tokens of an input.
         initial_keep: keep probability before training, in ``(0, 1)``.
         masks_per_layer: number of independent draws from the same probabilities: 1, as in the paper, or the main
-            model's number of heads. It must be 1 if ``num_heads`` is larger.
+            model's number of heads. It must be 1 if ``num_heads`` is not.
         num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net then masks head h of
             the model.
         feed_forward: add a feed-forward block after each attention; the paper's G-Net has none.
         causal: mask a causal (decoder) stack instead of an encoder.
         position_offset: index of the first position's embedding.
         pad_token_id: token id of padding, for models that get no ``attention_mask``.
-        shared_tables: embeddings, out of ``"tokens"`` and ``"positions"``, to read from the model (default: none).
+        shared_tables: which embeddings to read from the model: any of ``"tokens"`` and ``"positions"`` (default: none).
 
     Shape:
         masks are ``(B, M, N, N)`` for inputs ``(B, N)``, where M is 1 or the number of heads; multiple-choice inputs

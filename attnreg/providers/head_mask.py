@@ -22,7 +22,7 @@ By = Literal["random", "importance"]
 
 
 class HeadMask(MaskProvider):
-    r"""Mask a fixed number of heads per layer in each step, random or most important ones.
+    r"""Mask n heads of each layer in each step: random ones or the most important.
 
     .. math:: A_{bh} \leftarrow \xi_h A_{bh}, \quad \xi_h = 0 \text{ for } n \text{ of the } H \text{ heads, else } 1
 

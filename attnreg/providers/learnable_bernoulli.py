@@ -25,7 +25,7 @@ Loss = Callable[[Any, Mapping[str, Any]], Tensor]
 
 
 class LearnableBernoulli(LayerwiseProvider):
-    r"""Drop attention units with hard masks, at rates learned per layer or head.
+    r"""Drop attention weights or scores with hard masks, at rates learned per layer or head.
 
     .. math::
         \text{weights: } A = \mathrm{softmax}(S) \odot \frac{1 - d}{1 - p_l}, \qquad

@@ -42,18 +42,19 @@ class Generator(Protocol):
 
 
 class AttackerDefender(TrainingMethod):
-    r"""Algorithm 1 of AttendOut, with the choices that the paper leaves open as options.
+    r"""AttendOut's game (Algorithm 1); what the paper leaves open is an option.
 
     The Defender and the Attacker start with the same weights and train on the same batches. The Generator's masks apply
     only to the Attacker. After each round of T steps, both networks are scored on reward data, and REINFORCE updates
-    the Generator. Then a winner is drawn, and its weights and optimizer state replace the loser's.
+    the Generator. Then a winner is chosen, and its weights and optimizer state replace the loser's.
 
     ``score``, ``reward`` and ``winner`` also take functions. ``score(model, batch)`` returns ``(B,)``; higher is
-    better. ``reward(gaps)`` and ``winner(attacker, defender)`` take tensors of n scores, and return the reward and the
-    probability that the Attacker wins, both 0-d.
+    better. ``reward(gaps)`` takes the differences ``(n,)`` of the scores, one per reward row, and returns the 0-d
+    reward. ``winner(attacker, defender)`` takes both scores ``(n,)`` and returns the 0-d probability that the Attacker
+    wins. Read the trained network from :attr:`model`: by default it is the Attacker, not the ``model`` you pass in.
 
     Args:
-        model: the Defender; a copy of it becomes the Attacker.
+        model: becomes the Defender; the Attacker is a copy.
         generator: provider that draws the masks; it is attached to the Attacker.
         optimizer_factory: makes the optimizer of a network; called once for each.
         reward_batches: labelled batches on which the networks are scored; ``None`` uses the training batches of the
@@ -61,14 +62,14 @@ class AttackerDefender(TrainingMethod):
         batches_per_round: number of reward batches that each round uses, in turn (default: all).
         steps_per_round: steps per round (T in the paper).
         warmup_steps: steps at the start in which only the Defender trains. Then the Attacker becomes a copy of it.
-        game_steps: steps after which the game ends and only the returned network trains; if that is the Attacker, under
-            the masks of the Generator, which no longer learns. ``None`` plays until training ends.
-        score: "loss" (log-likelihood of the labels) or "accuracy".
+        game_steps: steps, with the warm-up, after which only the returned network trains. An Attacker keeps training
+            under the Generator's masks; the Generator no longer learns. ``None`` plays until training ends.
+        score: "loss" (negative loss; higher is better) or "accuracy".
         reward: "gap" (Attacker's mean score minus Defender's), "sign" (of the gap) or "standardized" (gap over its
             standard error).
         winner: "evidence" (drawn by the probability of being better), "greedy" (the better score) or "proportional"
-            (drawn in proportion to the scores).
-        baseline_momentum: momentum of the moving average of rewards (the baseline b), which starts at 0.
+            (drawn in proportion to the scores; needs "accuracy").
+        baseline_momentum: momentum of the reward baseline, a moving average that starts at 0.
         generator_optimizer_factory: makes the Generator's optimizer (default: Adam with learning rate 5e-5).
         scheduler_factory: makes the learning-rate schedule of an optimizer; called once for each network.
         returns: network to keep after training, "attacker" or "defender".
@@ -76,7 +77,8 @@ class AttackerDefender(TrainingMethod):
         accelerator: handles devices, precision and processes.
 
     Raises:
-        ValueError: if an argument is unknown or out of range.
+        ValueError: if an argument is unknown or out of range, the winner is "proportional" with the score "loss", or no
+            round fits between ``warmup_steps`` and ``game_steps``.
 
     Reference:
         AttendOut (arXiv 2104.04692), Algorithm 1 and Eq. 5.

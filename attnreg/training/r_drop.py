@@ -138,5 +138,5 @@ def _check_one_pass(provider: MaskProvider) -> None:
     if looking := that_look_at_batches(provider):
         raise InputError(
             f"R-Drop does not work with {type(looking[0]).__name__}, which needs a first pass over each batch. Train "
-            "with `attnreg.training.TwoPass` instead."
+            "with `attnreg.training.FineTuning` instead."
         )

@@ -21,21 +21,23 @@ if TYPE_CHECKING:
 
 COMPARISON, RUNNING = "Comparison", "Running"
 _OPTIONS = (
-    option("--seeds", group=COMPARISON, type=click.IntRange(min=1), default=5, help="Number of seeds, from 0."),
-    option("--baseline", group=COMPARISON, help="Method to compare with (default: finetune, or the first)."),
+    option("--seeds", group=COMPARISON, type=click.IntRange(min=1), default=5,
+           help="Number of seeds N; the seeds are 0 to N - 1."),
+    option("--baseline", group=COMPARISON,
+           help="Method that the others are compared with (default: finetune if given, else the first)."),
     option("--equal-time/--no-equal-time", group=COMPARISON, default=True,
-           help="Also train the baseline as long as each method that takes at least 10 % longer."),
+           help="For each method that takes 10 % longer, also train the baseline for the same time."),
     option("--search-seeds", group=COMPARISON, type=click.IntRange(min=1), default=1,
-           help="Search runs for each combination of values in braces."),
+           help="Seeds on which each combination of values in braces is tried."),
     option("--search-rows", group=COMPARISON, type=click.IntRange(min=1), default=500,
            help="Rows held out from train to select values in braces."),
     option("--jobs", group=RUNNING, type=click.IntRange(min=1),
-           help="Runs at a time (default: one per core, at most four; one on a GPU)."),
+           help="Runs at a time on this machine (default: cores / threads, at most four; one on a GPU)."),
     option("--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
-           help="CPU threads per run; the last bits of the results depend on it."),
+           help="CPU threads per run; results may differ in the last digits."),
     option("--launcher", group=RUNNING, type=click.Choice(["local", "ray", "commands"]), default="local",
            help="Run on this machine, on a Ray cluster, or print commands for your scheduler."),
-    option("--keep-models", group=OUTPUT, is_flag=True, help="Keep the model of each reported run."),
+    option("--keep-models", group=OUTPUT, is_flag=True, help="Keep the model of every run but those of a search."),
     option("--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
            help="Folder for the results (default: runs/compare-TASK)."),
 )  # fmt: skip
@@ -56,10 +58,11 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     """Compare training methods over several seeds.
 
-    METHOD is a recipe, with its options in quotes. All methods share data, order of rows, initial classifier and
-    evaluation. Values in braces are tried on rows held out from train, and the best is run with all seeds.
+    METHOD is a recipe, or a recipe and its own options together in quotes: 'ad-drop --q 0.3'. All methods use the same
+    data, row order, initial classifier and evaluation. Values in braces are tried on rows held out from train, and the
+    best one runs with all seeds.
 
-    Repeat the command to continue after a stop, or to add seeds and methods: finished runs are kept.
+    Repeat the command to continue after a stop, or with more seeds or methods; finished runs are kept.
     """
     from rich.console import Console
 

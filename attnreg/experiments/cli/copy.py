@@ -17,7 +17,7 @@ from attnreg.experiments.runs.catalogue import find_recipe
 def copy(name: str, file: Path) -> None:
     """Copy a recipe to a file that you can edit.
 
-    Run the copy of recipe NAME with `attnreg recipe FILE`.
+    NAME is a recipe of `attnreg list recipes`, FILE a new .py file. Run it with `attnreg recipe FILE`.
     """
     source = find_recipe(name)
     if file.suffix != ".py":

@@ -61,7 +61,7 @@ def _show_warning(others: Any, message: Warning | str, category: type[Warning], 
         others(message, category, *args, **kwargs)
 
 
-@click.group(cls=_Commands, epilog="Examples: attnreg recipe attendout; attnreg list tasks")
+@click.group(cls=_Commands, epilog="Example: attnreg recipe attendout")
 @click.version_option(__version__, prog_name="attnreg")
 def main() -> None:
     """Attention regularizers for fine-tuning Transformers."""

@@ -11,14 +11,16 @@ from attnreg.errors import InputError
 
 @click.command("plot", epilog="Example: attnreg plot runs/attendout-agreement-seed0")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--layer", type=click.IntRange(min=0), default=0, show_default=True, help="Layer of the attention plot.")
+@click.option(
+    "--layer", type=click.IntRange(min=0), default=0, show_default=True, help="Layer of the attention plot, from 0."
+)
 def plot(run: Path, layer: int) -> None:
     """Plot drop rates, convergence and attention of a run.
 
     RUN is a run folder; the plots are saved in RUN/plots. A run of attendout also has a plot of its game.
     """
     if not run.is_dir():
-        raise InputError(f"Expected a run folder, got {run}: no such folder.")
+        raise InputError(f"Run folder {run} not found.")
     from attnreg.experiments.plots.of_run import has_attention, plot_run
 
     for path in plot_run(run, layer):

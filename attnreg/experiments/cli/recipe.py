@@ -24,8 +24,9 @@ class _Recipes(click.Group):
 @click.command(
     "recipe",
     cls=_Recipes,
-    subcommand_metavar="NAME|FILE.py [OPTIONS]...",
-    epilog="Examples: attnreg recipe attendout --help; attnreg recipe attendout --task cola; attnreg recipe mine.py",
+    options_metavar="",
+    subcommand_metavar="NAME|FILE.py [OPTIONS]",
+    epilog="Example: attnreg recipe attendout --task cola",
 )
 def recipe() -> None:
     """Run a built-in recipe or your own recipe file."""

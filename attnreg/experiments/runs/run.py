@@ -61,7 +61,7 @@ class Run(Setup):
         report(self, history, plain, notes)
 
     def plain(self) -> Run:
-        """Return the same run as plain fine-tuning, with the folder ``baseline`` in this run's folder."""
+        """Return a plain fine-tuning run with the same settings, with the folder ``baseline`` in this run's folder."""
         folder = self.folder.path / "baseline"
         # This run's folder is new or was checked before resuming, so a baseline in it has the same options.
         resume = any((folder / "checkpoints").glob("step-*"))

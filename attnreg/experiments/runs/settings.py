@@ -15,7 +15,7 @@ import click
 from attnreg.experiments.runs.options import option
 from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.kinds import KINDS
-from attnreg.experiments.tasks.task import TASKS, choose_task
+from attnreg.experiments.tasks.task import choose_task
 
 LARGEST = 2**31 - 1
 DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
@@ -53,7 +53,7 @@ class Settings:
     """
 
     recipe: str
-    task: str = _option(DATA, f"One of {', '.join(TASKS)}.", "agreement")
+    task: str = _option(DATA, "Task to train on; see `attnreg list tasks`.", "agreement")
     kind: str | None = _option(
         DATA, "Kind of a custom task (default: classification).", None, scope="task", type=click.Choice(list(KINDS))
     )
@@ -64,10 +64,12 @@ class Settings:
     choice_columns: str | None = _option(
         DATA, "Choice columns of a custom multiple-choice task, separated by commas.", None, scope="task"
     )
-    metric: str | None = _option(DATA, "Metric to report and to select by (default: the task's).", None, scope="task")
+    metric: str | None = _option(
+        DATA, "Metric to report first and to choose the best epoch by (default: the task's).", None, scope="task"
+    )
     model: str | None = _option(DATA, "Folder or Hub name of the model (default: the task's).", None)
     data_dir: str | None = _option(
-        DATA, "Folder with train and validation files (.jsonl[.gz], .csv, .tsv or .parquet); works offline.", None
+        DATA, "Folder with train and validation files: .jsonl[.gz], .csv, .tsv or .parquet (default: the Hub).", None
     )
     train_size: int | None = _option(
         DATA, "Train on this many rows, drawn by the seed (default: all).", None, type=_POSITIVE
@@ -83,7 +85,11 @@ class Settings:
     )
     evaluate_every: int = _option(TRAINING, "Evaluate every N epochs and after the last one.", 1, type=_POSITIVE)
     seed: int = _option(
-        TRAINING, "Seed of the new head, the data order and dropout.", 0, scope="run", type=click.IntRange(0, LARGEST)
+        TRAINING,
+        "Seed of the new head, the choice and order of rows, and dropout.",
+        0,
+        scope="run",
+        type=click.IntRange(0, LARGEST),
     )
     device: str | None = _option(
         TRAINING, "Device (default: the best available).", None, type=click.Choice(["cpu", "cuda", "mps"])
@@ -101,7 +107,7 @@ class Settings:
         OUTPUT, "Continue from the last checkpoint in --output-dir.", False, scope="run", is_flag=True
     )
     save_steps: int | None = _option(
-        OUTPUT, "Also save a checkpoint every N steps (default: every epoch).", None, scope="run", type=_POSITIVE
+        OUTPUT, "Save a checkpoint every N steps, besides the one after each epoch.", None, scope="run", type=_POSITIVE
     )
     report_to: tuple[str, ...] = _option(
         OUTPUT, "Also log to this tracker (tensorboard, wandb, ...); repeatable.", (), scope="run", multiple=True

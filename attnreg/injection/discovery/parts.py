@@ -16,7 +16,7 @@ Parts = Literal["rows", "blocks", "values"]
 
 
 def in_parts(sightings: Sequence[Sighting]) -> dict[Sighting, tuple[Parts, list[Sighting]]]:
-    """Group the sightings of attention that is computed in parts; returns kind and other parts, by the first part.
+    """Group the sightings of attention that is computed in parts: by the first part, the kind and the other parts.
 
     Kinds: ``"rows"`` have their own queries and keys, such as one image or window each, and another batch may have
     more; ``"blocks"`` have their own queries, and layouts may differ (block-sparse attention); ``"values"`` have the
