@@ -1,4 +1,4 @@
-"""Mixout: random weights return to their pretrained values in each step."""
+"""Mixout: each forward pass replaces random weights by their pretrained values."""
 
 import attnreg
 from attnreg.experiments import argument, recipe
@@ -6,7 +6,7 @@ from attnreg.experiments import argument, recipe
 
 @recipe("mixout", argument("attnreg.training:Mixout", "p"))
 def mixout(run: "attnreg.experiments.Run", p: float) -> None:
-    """Mixout: random weights return to their pretrained values in each step.
+    """Mixout: each forward pass replaces random weights by their pretrained values.
 
     Example: attnreg recipe mixout --task cola --p 0.8
     """

@@ -23,18 +23,18 @@ from attnreg.training.method import Updater, check_learned, not_in
 class ADDropTrainer(TrainsProviders, Trainer):
     """A :class:`transformers.Trainer` for AD-DROP and every other provider.
 
-    As in :class:`attnreg.training.FineTuning`, the provider may look at each batch before the training step on it. Its
-    ``penalty`` is added to the loss. Its learned parameters are in the optimizer and in its checkpoints, without weight
-    decay or gradient clipping. A G-Net draws masks here but is not trained; AttendOut's game trains it.
+    Before each training step, the provider may look at the batch (AD-DROP's first pass). The provider's ``penalty`` is
+    added to the loss. Its learned parameters are trained by the Trainer's optimizer, without weight decay or gradient
+    clipping, and are in the checkpoints. A G-Net draws masks here but is not trained; AttendOut's game trains it.
 
     To combine it with another Trainer, such as TRL's, write ``class Both(ADDropTrainer, SFTTrainer)``.
 
     Works with gradient accumulation, mixed precision, gradient checkpointing, label smoothing, resuming, and several
     processes (DistributedDataParallel), which all train the same provider. It adds an :class:`AttnRegCallback`.
 
-    With gradient accumulation, the loss is the mean of the micro-batches' means. If your model uses
-    ``num_items_in_batch``, set ``model.accepts_loss_kwargs = True``. Many models of transformers accept it but ignore
-    it, and the stock Trainer then multiplies loss and gradients by the number of micro-batches.
+    With gradient accumulation, the loss is the mean of the micro-batches' means, because many models of transformers
+    accept ``num_items_in_batch`` but ignore it (the stock Trainer then multiplies loss and gradients by the number of
+    micro-batches). If your model uses it, set ``model.accepts_loss_kwargs = True``.
 
     Args:
         args: arguments of :class:`transformers.Trainer`.

@@ -19,8 +19,8 @@ from attnreg.provider.saving import PretrainedMixin
 class MaskProvider(PretrainedMixin, nn.Module, ABC):
     """An attention regularizer: decides, at each attention site, which positions to drop.
 
-    Only :meth:`forward` must be written; every other method does nothing by default, or calls the providers that this
-    one holds as submodules. A provider acts while both it and the attention module are in training mode. Draw random
+    Write only :meth:`forward`. By default, the other hooks (:meth:`check`, :meth:`attribute`, :meth:`prepare`,
+    :meth:`step`, :meth:`on_epoch`) pass the call on to providers held as submodules. A provider acts while both it and the attention module are in training mode. Draw random
     numbers from torch's global generator, which gradient checkpointing replays. Store each constructor argument as an
     attribute of the same name (scikit-learn's convention), so that :meth:`save_pretrained` can write it.
 

@@ -21,8 +21,8 @@ class CrossTuning(MaskProvider):
 
     Args:
         provider: the provider to switch on and off.
-        every: length of the cycle in epochs; the provider acts in one of them.
-        offset: epoch within the cycle in which the provider acts, counted from 0.
+        every: act in one of every N epochs.
+        offset: which of these epochs, from 0.
 
     Raises:
         ValueError: if ``every`` or ``offset`` is out of range.

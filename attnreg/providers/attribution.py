@@ -40,7 +40,7 @@ class AttributionProvider(MaskProvider):
     also be a function: see :class:`attnreg.attribution.Target`, also for ``shift_labels``.
 
     Args:
-        p: share of each row's valid keys that are candidates.
+        p: share of the valid keys of each query that are candidates.
         q: probability of dropping each candidate.
         method: attribution method: ``"gradient"`` (GA), ``"integrated_gradients"`` (IGA), ``"attention"`` (AA, the
             weights) or ``"random"`` (RD, no first pass).

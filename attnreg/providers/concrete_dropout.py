@@ -17,7 +17,7 @@ from attnreg.providers._rates import Per, initial_logits, logits_at
 
 
 class ConcreteDropout(LayerwiseProvider):
-    r"""Drop attention weights at rates that are learned from the model's loss, per layer or head.
+    r"""Drop attention weights at rates learned per layer or head, with an entropy penalty.
 
     Decisions are relaxed, so that the loss has a gradient with respect to the rates p:
 

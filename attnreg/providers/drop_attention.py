@@ -17,7 +17,7 @@ LARGEST_WINDOW = 4096  # each row draws window - 1 seeds more than keys
 
 
 class DropAttention(MaskProvider):
-    r"""Drop attention weights or whole keys in windows, and divide each row by what is left.
+    r"""Drop windows of attention weights or of whole keys, and renormalize each row to sum to 1.
 
     .. math::
         A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}, \qquad M_{ij} = 0 \text{ if any of }

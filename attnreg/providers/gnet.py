@@ -46,7 +46,7 @@ class GNetProvider(MaskProvider):
         hidden_size: d.
         num_layers: L, the number of layers of the main model.
         max_length: largest number of tokens of an input.
-        initial_keep: keep probability before training, in ``(0, 1)``.
+        initial_keep: initial probability of keeping a position, in ``(0, 1)``.
         masks_per_layer: number of independent draws from the same probabilities: 1, as in the paper, or the main
             model's number of heads. It must be 1 if ``num_heads`` is not.
         num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net then masks head h of
@@ -156,7 +156,7 @@ class GNetProvider(MaskProvider):
         Args:
             model: a model that takes token ids. If it has no table of absolute positions, or none that can be told by
                 its name, positions are learned from scratch.
-            initial_keep: keep probability before training.
+            initial_keep: initial probability of keeping a position.
             masks_per_layer: 1, or the model's number of heads.
             num_heads: 1, or the model's number of heads.
             feed_forward: add a feed-forward block after each attention of the G-Net.

@@ -26,7 +26,7 @@ _OPTIONS = (
     option("--baseline", group=COMPARISON,
            help="Method that the others are compared with (default: finetune if given, else the first)."),
     option("--equal-time/--no-equal-time", group=COMPARISON, default=True,
-           help="For each method that takes 10 % longer, also train the baseline for the same time."),
+           help="Also train the baseline for as long as each method that takes at least 10 % longer."),
     option("--search-seeds", group=COMPARISON, type=click.IntRange(min=1), default=1,
            help="Seeds on which each combination of values in braces is tried."),
     option("--search-rows", group=COMPARISON, type=click.IntRange(min=1), default=500,
@@ -58,11 +58,10 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     """Compare training methods over several seeds.
 
-    METHOD is a recipe, or a recipe and its own options together in quotes: 'ad-drop --q 0.3'. All methods use the same
-    data, row order, initial classifier and evaluation. Values in braces are tried on rows held out from train, and the
+    METHOD is a recipe, or a recipe and its own options in quotes (see the example). All methods use the same data, row order, initial classifier and evaluation. Values in braces are tried on rows held out from train, and the
     best one runs with all seeds.
 
-    Repeat the command to continue after a stop, or with more seeds or methods; finished runs are kept.
+    To continue after a stop, or to add seeds or methods, run the command again; finished runs are reused.
     """
     from rich.console import Console
 

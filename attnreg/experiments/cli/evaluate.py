@@ -30,7 +30,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 @click.argument("run", type=click.Path(path_type=Path))
 @option("--task", group=DATA, help=f"One of {', '.join(TASKS)} (default: the run's).")
 @_options
-@option("--data-dir", group=DATA, help="Folder with validation or test files; train is not needed.")
+@option("--data-dir", group=DATA, help="Folder with validation or test files (default: the run's, for its own task).")
 @option("--split", group=DATA, type=click.Choice(["validation", "test"]), default="validation", help="Split to score.")
 @option("--batch-size", group=RUNNING, type=click.IntRange(1, 100_000), default=64, help="Rows per forward pass.")
 @option(

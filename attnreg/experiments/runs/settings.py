@@ -65,17 +65,22 @@ class Settings:
         DATA, "Choice columns of a custom multiple-choice task, separated by commas.", None, scope="task"
     )
     metric: str | None = _option(
-        DATA, "Metric to report first and to choose the best epoch by (default: the task's).", None, scope="task"
+        DATA,
+        "Metric to report first, and by which training chooses its best epoch (default: the task's).",
+        None,
+        scope="task",
     )
     model: str | None = _option(DATA, "Folder or Hub name of the model (default: the task's).", None)
     data_dir: str | None = _option(
-        DATA, "Folder with train and validation files: .jsonl[.gz], .csv, .tsv or .parquet (default: the Hub).", None
+        DATA,
+        "Folder with train and validation files: .jsonl[.gz], .csv, .tsv or .parquet (default: the task's own).",
+        None,
     )
     train_size: int | None = _option(
         DATA, "Train on this many rows, drawn by the seed (default: all).", None, type=_POSITIVE
     )
     validation_rows: int | None = _option(
-        DATA, "Evaluate on this many rows of train instead of dev.", None, scope="run", type=_POSITIVE
+        DATA, "Hold out this many rows of train and evaluate on them instead of dev.", None, scope="run", type=_POSITIVE
     )
     max_length: int = _task_default(DATA, "Maximum tokens per input; longer inputs are cut", type=click.IntRange(min=4))
     epochs: int = _task_default(TRAINING, "Passes over the training data", type=click.IntRange(1, 100_000))
