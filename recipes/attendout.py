@@ -21,7 +21,7 @@ GAME, GENERATOR = "attnreg.training:AttackerDefender", "attnreg:GNetProvider.for
     option("--warmup", type=click.FloatRange(0, 1), default=0.1,
            help="Fraction of training, from its start, in which only the Defender trains; less than --game."),
     option("--game", type=click.FloatRange(0, 1, min_open=True), default=0.3,
-           help="Fraction of training, in whole epochs, after which the game ends; then only the returned network trains."),
+           help="Fraction of epochs after which the game ends and only the returned network trains."),
     option("--generator-lr", type=click.FloatRange(min=0), default=5e-5, help="Learning rate of the Generator."),
     argument(GENERATOR, "initial_keep"),
     option("--masks", type=click.Choice(["shared", "per-head"]), default="per-head",

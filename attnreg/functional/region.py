@@ -16,8 +16,8 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region
     r"""Select in each row the p·n of its n valid keys (rounded up) with the highest attribution, with ties.
 
     With the attributions of a row's n valid keys sorted in ascending order, the region holds all keys at or above the
-    value at rank :math:`\lfloor (1 - p)\, n \rfloor`, counted from 0. ``region="low"`` does the same with the lowest. The
-    region is empty for p = 0, and for a row whose attributions are all equal, which has no ranking.
+    value at rank :math:`\lfloor (1 - p)\, n \rfloor`, counted from 0. ``region="low"`` does the same with the lowest.
+    The region is empty for p = 0, and for a row whose attributions are all equal, which has no ranking.
 
     Args:
         attribution: ``(B, H, Q, K)``.

@@ -20,9 +20,10 @@ class MaskProvider(PretrainedMixin, nn.Module, ABC):
     """An attention regularizer: decides, at each attention site, which positions to drop.
 
     Write only :meth:`forward`. By default, the other hooks (:meth:`check`, :meth:`attribute`, :meth:`prepare`,
-    :meth:`step`, :meth:`on_epoch`) pass the call on to providers held as submodules. A provider acts while both it and the attention module are in training mode. Draw random
-    numbers from torch's global generator, which gradient checkpointing replays. Store each constructor argument as an
-    attribute of the same name (scikit-learn's convention), so that :meth:`save_pretrained` can write it.
+    :meth:`step`, :meth:`on_epoch`) pass the call on to providers held as submodules. A provider acts while both it and
+    the attention module are in training mode. Draw random numbers from torch's global generator, which gradient
+    checkpointing replays. Store each constructor argument as an attribute of the same name (scikit-learn's convention),
+    so that :meth:`save_pretrained` can write it.
 
     Example:
         >>> import torch

@@ -67,8 +67,8 @@ class AttackerDefender(TrainingMethod):
         score: "loss" (negative loss; higher is better) or "accuracy".
         reward: "gap" (Attacker's mean score minus Defender's), "sign" (of the gap) or "standardized" (gap over its
             standard error).
-        winner: "evidence" (each network wins with the probability that it is better), "greedy" (the better score) or "proportional"
-            (drawn in proportion to the scores; needs "accuracy").
+        winner: "evidence" (each network wins with the probability that it is better), "greedy" (the better score) or
+            "proportional" (drawn in proportion to the scores; needs "accuracy").
         baseline_momentum: momentum of the reward baseline, a moving average that starts at 0.
         generator_optimizer_factory: makes the Generator's optimizer (default: Adam with learning rate 5e-5).
         scheduler_factory: makes the learning-rate schedule of an optimizer; called once for each network.

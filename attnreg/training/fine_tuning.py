@@ -19,6 +19,9 @@ from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, 
 class FineTuning(TrainingMethod):
     """Fine-tune a model with one optimizer, plain or under a mask provider.
 
+    Before each step, the provider may look at the batch (``attribute``, the first pass of AD-DROP); ``TwoPass`` is
+    another name for that. The provider's ``penalty`` is added to the loss.
+
     Args:
         model: a model whose output has a ``loss`` when it is given ``labels``.
         optimizer: holds the model's parameters, and the provider's if they are learned by the same loss.

@@ -58,8 +58,9 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     """Compare training methods over several seeds.
 
-    METHOD is a recipe, or a recipe and its own options in quotes (see the example). All methods use the same data, row order, initial classifier and evaluation. Values in braces are tried on rows held out from train, and the
-    best one runs with all seeds.
+    METHOD is a recipe, or a recipe and its own options in quotes (see the example). All methods use the same data, row
+    order, initial classifier and evaluation. Values in braces are tried on rows held out from train, and the best one
+    runs with all seeds.
 
     To continue after a stop, or to add seeds or methods, run the command again; finished runs are reused.
     """
