@@ -28,12 +28,7 @@ class Progress:
     def __init__(self, run: Setup, history: History) -> None:
         self._run = run
         self._console = Console(quiet=not run.folder.writer)
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
+        self._bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._state = Text(no_wrap=True, overflow="ellipsis")
         self._live = Live(Group(self._bar, self._state), console=self._console, transient=True)
         self._task = self._bar.add_task(run.settings.recipe, total=run.total_steps, completed=history.step)

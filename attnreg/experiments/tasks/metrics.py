@@ -34,9 +34,7 @@ class MatthewsCorrelation(evaluate.Metric):
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
-            description="Matthews correlation coefficient",
-            citation="Matthews, 1975",
-            features=_LABELS,
+            description="Matthews correlation coefficient", citation="Matthews, 1975", features=_LABELS
         )
 
     def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
