@@ -42,7 +42,9 @@ class _Metric(evaluate.Metric):
         return {self._key: float(self._score(predictions, references))}
 
 
-class MatthewsCorrelation(_Metric, key="matthews_correlation", about="Matthews correlation coefficient", citation="Matthews, 1975"):
+class MatthewsCorrelation(
+    _Metric, key="matthews_correlation", about="Matthews correlation coefficient", citation="Matthews, 1975"
+):
     """Matthews correlation coefficient, the metric of CoLA.
 
     Example:
