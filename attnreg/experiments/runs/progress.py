@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
@@ -18,12 +17,7 @@ from attnreg.experiments.runs.telemetry import Telemetry
 
 
 class Progress:
-    """Show a progress bar with loss, metric, drop rate and wins below it, and print a line for each evaluation.
-
-    Args:
-        run: the run.
-        history: its history so far.
-    """
+    """Show a progress bar with loss, metric, drop rate and wins below it, and print a line for each evaluation."""
 
     def __init__(self, run: Setup, history: History) -> None:
         self._run = run
@@ -71,7 +65,5 @@ class Progress:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()

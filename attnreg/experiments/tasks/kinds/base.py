@@ -188,12 +188,7 @@ class Kind(ABC):
 
 
 def kept(encoded: Dataset, wanted: Sequence[bool], what: str) -> Dataset:
-    """Filter encoded rows.
-
-    Args:
-        encoded: the rows.
-        wanted: whether to keep each row.
-        what: what a row must have to be kept, for the message.
+    """Keep the wanted rows; the message names ``what`` a kept row has.
 
     Raises:
         InputError: if no row is kept.
