@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from operator import getitem
+from functools import cached_property
 from statistics import fmean, stdev
 from typing import Any
 
@@ -51,11 +50,11 @@ class Group:
 
     def values(self, *path: str) -> list[float]:
         """Return the number under these keys of ``result.json``, per seed."""
-        return [float(reduce(getitem, path, result)) for result in self.results]
+        return [float(_at(result, path)) for result in self.results]
 
     def has(self, *path: str) -> bool:
         """Whether every result has a number under these keys."""
-        return all(reduce(getitem, path, result) is not None for result in self.results)
+        return all(_at(result, path) is not None for result in self.results)
 
     def mean(self, *path: str) -> float:
         """Return the mean over seeds of the number under these keys."""
@@ -101,3 +100,9 @@ def check_rows(groups: Sequence[Group]) -> None:
                     f"{run.folder} has other dev labels than {first.runs[0].folder}: the data changed between the "
                     "runs. Remove the older folder and repeat the command."
                 )
+
+
+def _at(result: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        result = result[name]
+    return result

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from attnreg.experiments.runs.history import History
-from attnreg.experiments.runs.setup import Setup
+if TYPE_CHECKING:  # `attnreg compare` needs only the tables
+    from attnreg.experiments.runs.history import History
+    from attnreg.experiments.runs.setup import Setup
 
 
 def report(run: Setup, history: History, plain: tuple[Setup, History] | None = None, notes: Sequence[str] = ()) -> None:
