@@ -182,7 +182,7 @@ def test_styles_differ_without_colour():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda run: shutil.rmtree(run), "Expected a run folder, got"),
+        (lambda run: shutil.rmtree(run), "Run folder run not found"),
         (lambda run: (run / "config.json").unlink(), "Expected a run folder, got run: it has no config.json"),
         (lambda run: (run / "telemetry.jsonl").write_text("{"), "Cannot read run/telemetry.jsonl as JSON"),
         (lambda run: (run / "telemetry.jsonl").unlink(), "The run in run has not trained yet"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import click
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.runs.command import GroupedCommand
-from attnreg.experiments.runs.options import option
+from attnreg.experiments.runs.options import option, together
 from attnreg.experiments.runs.settings import OUTPUT, shared_options
 
 if TYPE_CHECKING:
@@ -46,15 +45,9 @@ _OWN = ("baseline", "jobs", "threads", "launcher", "output_dir", *_OF_STUDY)
 EPILOG = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --task cola --seeds 5"
 
 
-def _options(function: Callable[..., None]) -> Callable[..., None]:
-    for each in reversed((*_OPTIONS, *shared_options("task", "all"))):
-        function = each(function)
-    return function
-
-
 @click.command("compare", cls=GroupedCommand, epilog=EPILOG)
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD...")
-@_options
+@together((*_OPTIONS, *shared_options("task", "all")))
 def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     """Compare training methods over several seeds.
 
@@ -139,17 +132,11 @@ def _usual_jobs(threads: int, on_cpu: bool) -> int:
 
 
 def _show(study: Study, console: Console) -> None:
-    from rich.table import Table
-
     from attnreg.experiments.compare.report import write_report
+    from attnreg.experiments.runs.reporting import print_table
 
     for table in write_report(study):
-        shown = Table()
-        for number, column in enumerate(table.header):
-            shown.add_column(column, justify="left" if number in table.texts else "right")
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown)
+        print_table(console, table.header, table.rows, table.texts)
     console.print(
         f"Report saved to {study.folder}/report.md and {study.folder}/report.html.", highlight=False, soft_wrap=True
     )

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from attnreg.experiments.runs.command import GroupedCommand
-from attnreg.experiments.runs.options import option
+from attnreg.experiments.runs.options import option, together
 from attnreg.experiments.runs.settings import DATA, shared_options
 from attnreg.experiments.tasks.task import TASKS
 
 RUNNING = "Running"
-
-
-def _options(function: Callable[..., None]) -> Callable[..., None]:
-    for each in reversed(shared_options("task")):
-        function = each(function)
-    return function
 
 
 @click.command(
@@ -29,7 +22,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 )
 @click.argument("run", type=click.Path(path_type=Path))
 @option("--task", group=DATA, help=f"One of {', '.join(TASKS)} (default: the run's).")
-@_options
+@together(shared_options("task"))
 @option("--data-dir", group=DATA, help="Folder with validation or test files (default: the run's, for its own task).")
 @option("--split", group=DATA, type=click.Choice(["validation", "test"]), default="validation", help="Split to score.")
 @option("--batch-size", group=RUNNING, type=click.IntRange(1, 100_000), default=64, help="Rows per forward pass.")

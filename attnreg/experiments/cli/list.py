@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-from importlib.util import find_spec
-from pathlib import Path
 
 import click
 
 import attnreg
 from attnreg._lazy import listed_names
 from attnreg.experiments.runs.catalogue import recipe_files, summary
+from attnreg.experiments.runs.options import parsed
 from attnreg.experiments.tasks.task import TASKS
 
 _NOT_BY_NAME = {"MaskProvider", "Compose"}  # the base class, and the class behind `&`
@@ -39,10 +38,6 @@ def _providers() -> dict[str, str]:
     rows = {}
     for name, module in listed_names(attnreg.__file__).items():
         if module.startswith("attnreg.provider") and name[0].isupper() and name not in _NOT_BY_NAME:
-            spec = find_spec(module)
-            assert spec is not None
-            assert spec.origin is not None
-            body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-            found = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
+            found = next(n for n in parsed(module).body if isinstance(n, ast.ClassDef) and n.name == name)
             rows[name] = (ast.get_docstring(found) or "").partition("\n")[0]
     return rows

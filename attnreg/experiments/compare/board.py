@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from statistics import fmean, stdev
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -28,14 +27,9 @@ class Board:
         self._jobs = jobs
         self._console = console
         self._running: set[PlannedRun] = set()
-        self._failed: list[PlannedRun] = []
+        self.failed: list[PlannedRun] = []  # runs that ended without a result
         self._lock = threading.Lock()
         self._live = Live(console=console, transient=True, get_renderable=self._table, refresh_per_second=1)
-
-    @property
-    def failed(self) -> list[PlannedRun]:
-        """The runs that ended without a result."""
-        return list(self._failed)
 
     def started(self, run: PlannedRun) -> None:
         """Note that a run has started."""
@@ -49,7 +43,7 @@ class Board:
             if run.finished:
                 outcome = f"{run.score:.4f} ({run.seconds:.0f} s)"
             else:
-                self._failed.append(run)
+                self.failed.append(run)
                 outcome = f"failed: see {run.log}"
         name = f"{run.method.text} ({run.role})" if run.role != "final" else run.method.text
         self._console.print(
@@ -61,7 +55,7 @@ class Board:
         return f"{done} of {len(self._runs)} runs done{self._time_left()}"
 
     def _time_left(self) -> str:
-        left = [run for run in self._runs if not run.finished and run not in self._failed]
+        left = [run for run in self._runs if not run.finished and run not in self.failed]
         known: dict[str, list[float]] = {}
         for run in self._runs:
             if run.finished:
@@ -93,7 +87,5 @@ class Board:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()

@@ -7,31 +7,15 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from attnreg._files import replaced_file
-from attnreg.experiments.compare import tables
-from attnreg.experiments.compare.document import (
-    Block,
-    Code,
-    Heading,
-    Paragraph,
-    Picture,
-    Table,
-    markdown,
-    self_contained_html,
-)
+from attnreg.experiments.compare import document, tables
+from attnreg.experiments.compare.document import Block, Code, Heading, Paragraph, Picture, Table
 from attnreg.experiments.compare.group import Group, check_rows
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.plots.seeds import plot_seeds
 
 
 def write_report(study: Study) -> list[Table]:
-    """Write the report of a comparison.
-
-    Args:
-        study: the comparison; all its runs must be finished.
-
-    Returns:
-        the tables of scores and of differences, to print on the screen.
-    """
+    """Write the report of a comparison whose runs are all finished; return the tables to print on the screen."""
     groups = [
         Group(method.text, study.final_runs(chosen))
         for method in study.methods
@@ -45,6 +29,8 @@ def write_report(study: Study) -> list[Table]:
         check_rows([baseline, *others, *plain.values()])
     _write_csv(study)
     shown = [tables.scores(groups)] + ([tables.differences(others, baseline)] if others else [])
+    path = study.folder / "plots" / "seeds.png"
+    plot_seeds({group.name: group.scores for group in (*groups, *plain.values())}, baseline.metric, path)
     blocks: list[Block] = [
         Heading(
             f"{', '.join(group.name for group in groups)} on {_config(baseline, 'task')}: {baseline.metric} on dev"
@@ -54,7 +40,7 @@ def write_report(study: Study) -> list[Table]:
         Paragraph(_made(study)),
         Heading("Scores"),
         shown[0],
-        *_pictures(study, [*groups, *plain.values()], baseline),
+        Picture(path, "Points: seeds, in the same order for each method. Bars: mean and 95 % interval (Student's t)."),
     ]
     if others:
         text = (
@@ -86,8 +72,9 @@ def write_report(study: Study) -> list[Table]:
         equal = tables.equal_time([group for group in others if group.name in plain], plain)
         blocks += [Heading(f"Differences to {baseline.name} with the same training time"), equal, Paragraph(text)]
     blocks += [Heading("Options"), tables.options(study, groups), *_tries(study, groups)]
-    for name, content in (("report.md", markdown(blocks, study.folder)), ("report.html", self_contained_html(blocks))):
-        with replaced_file(study.folder / name) as file:
+    contents = {"md": document.markdown(blocks, study.folder), "html": document.self_contained_html(blocks)}
+    for suffix, content in contents.items():
+        with replaced_file(study.folder / f"report.{suffix}") as file:
             file.write(content)
     return shown
 
@@ -151,12 +138,6 @@ def _made(study: Study) -> str:
     described = ("; ".join(" ".join(map(str, pair)) for pair in environment) for environment in sorted(environments))
     start = "Environment" if len(environments) == 1 else "Warning: the environments of the runs differ"
     return f"{start}: {' | '.join(described)}."
-
-
-def _pictures(study: Study, groups: Sequence[Group], baseline: Group) -> Iterator[Picture]:
-    path = study.folder / "plots" / "seeds.png"
-    plot_seeds({group.name: group.scores for group in groups}, baseline.metric, path)
-    yield Picture(path, "Points: seeds, in the same order for each method. Bars: mean and 95 % interval (Student's t).")
 
 
 def _tries(study: Study, groups: Sequence[Group]) -> list[Block]:

@@ -61,15 +61,8 @@ def fit(groups: Sequence[Group]) -> Table:
 def cost(groups: Sequence[Group], baseline: Group) -> Table:
     """Time, memory and passes relative to the baseline, and the drop rate."""
     header = [
-        "method",
-        "training time (s)",
-        "time ratio",
-        "memory ratio",
-        "forward ratio",
-        "backward ratio",
-        "active steps",
-        "layers",
-        "drop rate",
+        *("method", "training time (s)", "time ratio", "memory ratio", "forward ratio", "backward ratio"),
+        *("active steps", "layers", "drop rate"),
     ]
     names = ["training_seconds", "peak_memory_bytes", "forward_rows", "backward_rows"]
     rows = []

@@ -9,12 +9,7 @@ from attnreg.experiments.runs.reader import RunReader
 
 
 def plot_convergence(runs: dict[str, RunReader], path: Path) -> None:
-    """Plot losses and scores of runs of one task in the same axes.
-
-    Args:
-        runs: the runs, by their names in the legend.
-        path: the PNG file to save.
-    """
+    """Plot losses and scores of runs of one task in the same axes; ``runs`` are by their names in the legend."""
     first = next(iter(runs.values()))
     metric = next(
         iter(name for name in first.metrics[0] if name not in ("network", "epoch", "step", "loss")), "accuracy"

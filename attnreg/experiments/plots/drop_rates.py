@@ -12,10 +12,6 @@ from attnreg.experiments.runs.reader import RunReader
 def plot_drop_rates(run: RunReader, path: Path) -> bool:
     """Plot the drop rate of each attention site; lines have gaps where the provider was not active.
 
-    Args:
-        run: the run.
-        path: the PNG file to save.
-
     Returns:
         whether there was a drop rate to plot; otherwise no file is written.
     """

@@ -11,10 +11,6 @@ from attnreg.experiments.runs.reader import RunReader
 def plot_game(run: RunReader, path: Path) -> bool:
     """Plot scores and winner of each round, the reward and its baseline, and the Attacker's probability of winning.
 
-    Args:
-        run: the run.
-        path: the PNG file to save.
-
     Returns:
         whether a round was finished; otherwise no file is written.
     """

@@ -30,12 +30,7 @@ MARKERS = "osD^vPX"
 
 def styles() -> Iterator[Style]:
     """Iterate over styles, without end; the first seven differ in colour, line and marker."""
-    return (
-        Style(color, line, marker)
-        for color, line, marker in zip(
-            itertools.cycle(COLORS), itertools.cycle(LINES), itertools.cycle(MARKERS), strict=False
-        )
-    )
+    return itertools.cycle(map(Style, COLORS, LINES, MARKERS))
 
 
 def sequence(count: int) -> list[Any]:
@@ -47,15 +42,7 @@ def sequence(count: int) -> list[Any]:
 def picture(
     path: Path, width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1
 ) -> Iterator[list[Axes]]:
-    """Yield the axes of a new figure, row by row; save the figure when the block ends.
-
-    Args:
-        path: the PNG file to save; its folder is created.
-        width: width in inches.
-        height: height in inches.
-        columns: number of axes per row.
-        rows: number of rows.
-    """
+    """Yield the axes of a new figure, sized in inches, row by row; save the PNG file and its folder at the end."""
     figure = Figure(figsize=(width, height), layout="constrained")  # pyplot would keep global state
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()

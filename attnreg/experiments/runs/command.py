@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from attnreg.errors import UsageError
-from attnreg.experiments.runs.options import option
+from attnreg.experiments.runs.options import option, together
 from attnreg.experiments.runs.settings import LARGEST, TASK_OPTIONS, Settings, shared_options
 from attnreg.experiments.tasks.task import choose_task
 
@@ -82,9 +82,8 @@ def recipe(
 
             function(Run(settings), **settings.own)
 
-        for each in reversed((*own, *shared_options("task", "all", "run", task=task))):
-            callback = each(callback)
-        return click.command(name, cls=RecipeCommand)(callback)
+        options = together((*own, *shared_options("task", "all", "run", task=task)))
+        return click.command(name, cls=RecipeCommand)(options(callback))
 
     return decorate
 

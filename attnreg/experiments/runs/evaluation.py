@@ -45,9 +45,10 @@ def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Acc
     mine = []
     for number in range(rank, len(labelled.batches), processes):
         batch = labelled.batches[number]
-        # With `reading`, labels number the task's classes, which differ from the network's.
-        output = network(**(batch if kind.reading is None else _without_labels(batch)))
-        weight = 0 if kind.reading is not None else _labels_in(batch)
+        if kind.reading is None:
+            output, weight = network(**batch), _labels_in(batch)
+        else:  # labels number the task's classes, which differ from the network's
+            output, weight = network(**{name: tensor for name, tensor in batch.items() if name != "labels"}), 0
         loss = float(output.loss) * weight if weight else 0.0
         mine.append((number, loss, weight, kind.answers(network, batch, output)))
     network.train(training)
@@ -85,7 +86,3 @@ def evaluate_all(
 def _labels_in(batch: Batch) -> int:
     labels: Tensor = batch["labels"]
     return len(labels) if labels.is_floating_point() else int((labels != IGNORED).sum())
-
-
-def _without_labels(batch: Batch) -> Batch:
-    return {name: tensor for name, tensor in batch.items() if name != "labels"}

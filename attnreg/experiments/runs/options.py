@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,11 @@ class Option(click.Option):
 def option(*flags: str, group: str = METHOD, **kwargs: Any) -> Callable[[Any], Any]:
     """Make a :func:`click.option` that belongs to a group and shows its default."""
     return click.option(*flags, cls=Option, group=group, **{"show_default": True, **kwargs})
+
+
+def together(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    """Make one decorator of several options, listed in this order."""
+    return lambda function: functools.reduce(lambda done, each: each(done), reversed(options), function)
 
 
 @dataclass(frozen=True)
@@ -84,14 +89,11 @@ def _source(target: str) -> tuple[ast.AST, Mapping[str, ast.expr]]:
     """Return the definition of a public name, and the type aliases that its module defines or imports."""
     package, _, path = target.partition(":")
     name, _, method = path.partition(".")
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
-    assert spec.origin is not None
-    tree = _parsed(listed_names(spec.origin)[name])
+    tree = parsed(listed_names(_file(package))[name])
     aliases = _assigned(tree)
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("attnreg."):
-            theirs = _assigned(_parsed(str(node.module)))
+            theirs = _assigned(parsed(str(node.module)))
             aliases.update({each.name: theirs[each.name] for each in node.names if each.name in theirs})
     found: ast.AST = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     if method:
@@ -104,12 +106,17 @@ def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
     return {left.id: node.value for node in assigned for left in node.targets if isinstance(left, ast.Name)}
 
 
-@functools.cache
-def _parsed(module: str) -> ast.Module:
+def _file(module: str) -> str:
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
-    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    return spec.origin
+
+
+@functools.cache
+def parsed(module: str) -> ast.Module:
+    """Parse the source of a module without running it."""
+    return ast.parse(Path(_file(module)).read_text(encoding="utf-8"))
 
 
 def _arguments(source: ast.AST) -> dict[str, _Argument]:

@@ -21,11 +21,6 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
     ``predictions.jsonl`` has the label and the prediction (and the logits, for classes) of each dev row, in order.
     ``result.json`` has the scores on dev and on some training rows (as many as the kind's ``scored_train_rows``), the
     calibration error, time, memory and passes. It is written last: a run folder that has it has finished training.
-
-    Args:
-        method: the method after its last step.
-        run: the run.
-        history: its history.
     """
     kind = run.kind
     some = run.train_rows.select(range(min(kind.scored_train_rows, len(run.train_rows))))

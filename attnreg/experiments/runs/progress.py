@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
@@ -18,22 +17,12 @@ from attnreg.experiments.runs.telemetry import Telemetry
 
 
 class Progress:
-    """Show a progress bar with loss, metric, drop rate and wins below it, and print a line for each evaluation.
-
-    Args:
-        run: the run.
-        history: its history so far.
-    """
+    """Show a progress bar with loss, metric, drop rate and wins below it, and print a line for each evaluation."""
 
     def __init__(self, run: Setup, history: History) -> None:
         self._run = run
         self._console = Console(quiet=not run.folder.writer)
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
+        self._bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._state = Text(no_wrap=True, overflow="ellipsis")
         self._live = Live(Group(self._bar, self._state), console=self._console, transient=True)
         self._task = self._bar.add_task(run.settings.recipe, total=run.total_steps, completed=history.step)
@@ -76,7 +65,5 @@ class Progress:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()

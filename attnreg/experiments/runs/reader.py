@@ -15,11 +15,7 @@ LOCK = ".lock"
 
 
 class RunReader:
-    """The records of a run, whatever it has written so far.
-
-    Args:
-        folder: the run folder.
-    """
+    """The records in the folder of a run, whatever it has written so far."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

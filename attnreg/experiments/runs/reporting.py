@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from attnreg.experiments.runs.history import History
-from attnreg.experiments.runs.setup import Setup
+if TYPE_CHECKING:  # `attnreg compare` needs only the tables
+    from attnreg.experiments.runs.history import History
+    from attnreg.experiments.runs.setup import Setup
 
 
 def report(run: Setup, history: History, plain: tuple[Setup, History] | None = None, notes: Sequence[str] = ()) -> None:
-    """Print the scores and drop rates of a run and write them to ``report.md``.
-
-    Args:
-        run: the run.
-        history: its history.
-        plain: a plain fine-tuning run to compare with, and its history.
-        notes: sentences to add below the tables.
-    """
+    """Print the results of a run and write them to ``report.md``; see :meth:`attnreg.experiments.Run.report`."""
     metric = run.task.metric
     header = ["network", "last epoch", "best epoch", "loss", "rows", "time (s)"]
     networks = dict.fromkeys(record["network"] for record in history.evaluations)
@@ -44,21 +39,17 @@ def report(run: Setup, history: History, plain: tuple[Setup, History] | None = N
     settings = run.settings
     title = f"{settings.recipe} on {settings.task}: {metric} on {run.scored_on} rows, seed {settings.seed}"
     console = Console(quiet=not run.folder.writer)
-    _show(console, title, header, rows)
+    print_table(console, header, rows, title=title)
     if rates:
-        _show(console, "drop rate per layer\n(mean while active)", ["layer", "drop rate"], rates)
+        print_table(console, ["layer", "drop rate"], rates, title="drop rate per layer\n(mean while active)")
     notes = [*notes, _activity(history)] if rates or run.folder.has_provider else notes
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
     console.print(f"Results saved to {run.folder.path}/.", highlight=False, soft_wrap=True)
     text = [f"# {title}", "", *_markdown(header, rows), ""]
     if rates:
-        text += [
-            "Drop rate per layer, mean over the steps in which the provider was active:",
-            "",
-            *_markdown(["layer", "drop rate"], rates),
-            "",
-        ]
+        text += ["Drop rate per layer, mean over the steps in which the provider was active:", ""]
+        text += [*_markdown(["layer", "drop rate"], rates), ""]
     text += [f"{note}\n" for note in notes]
     with run.folder.written():
         run.folder.write_text("report.md", "\n".join(text))
@@ -81,10 +72,17 @@ def _activity(history: History) -> str:
     )
 
 
-def _show(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(
+    console: Console,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    texts: Collection[int] = (0,),
+    title: str | None = None,
+) -> None:
+    """Print a table whose columns ``texts`` are aligned left, the others right."""
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(header):
-        table.add_column(column, justify="right" if number else "left")
+        table.add_column(column, justify="left" if number in texts else "right")
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -40,6 +40,10 @@ def _option(group: str, help: str, default: Any = MISSING, *, scope: str = "all"
     return field(metadata=metadata, **({} if default is MISSING else {"default": default}))
 
 
+def _of_task(help: str, **kwargs: Any) -> Any:
+    return _option(DATA, help, None, scope="task", **kwargs)
+
+
 def _task_default(group: str, what: str, **kwargs: Any) -> Any:
     return _option(group, f"{what} (default: the task's).", **kwargs)
 
@@ -54,22 +58,11 @@ class Settings:
 
     recipe: str
     task: str = _option(DATA, "Task to train on; see `attnreg list tasks`.", "agreement")
-    kind: str | None = _option(
-        DATA, "Kind of a custom task (default: classification).", None, scope="task", type=click.Choice(list(KINDS))
-    )
-    text_columns: str | None = _option(
-        DATA, "Text column of a custom task, or two separated by a comma.", None, scope="task"
-    )
-    label_column: str | None = _option(DATA, "Label column of a custom task (default: label).", None, scope="task")
-    choice_columns: str | None = _option(
-        DATA, "Choice columns of a custom multiple-choice task, separated by commas.", None, scope="task"
-    )
-    metric: str | None = _option(
-        DATA,
-        "Metric to report first, and by which training chooses its best epoch (default: the task's).",
-        None,
-        scope="task",
-    )
+    kind: str | None = _of_task("Kind of a custom task (default: classification).", type=click.Choice(list(KINDS)))
+    text_columns: str | None = _of_task("Text column of a custom task, or two separated by a comma.")
+    label_column: str | None = _of_task("Label column of a custom task (default: label).")
+    choice_columns: str | None = _of_task("Choice columns of a custom multiple-choice task, separated by commas.")
+    metric: str | None = _of_task("Metric to report first, also to choose the best epoch by (default: the task's).")
     model: str | None = _option(DATA, "Folder or Hub name of the model (default: the task's).", None)
     data_dir: str | None = _option(
         DATA,

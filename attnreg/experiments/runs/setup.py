@@ -145,8 +145,12 @@ class Setup:
         Raises:
             InputError: if no row is left to train on.
         """
-        rows = self.train_rows
-        held = self._take(size)
+        rows, left = self.train_rows, len(self.train_rows) - size
+        if left < 1:
+            raise InputError(
+                f"Holding out {size} row{'s' * (size > 1)} needs at least {size + 1} training rows, got {len(rows)}."
+            )
+        held, self.train_rows = rows.select(range(left, left + size)), rows.select(range(left))
         self.held_out = {"rows": size, "epochs": self.epochs if epochs is None else min(epochs, self.epochs)}
         if epochs is not None and epochs < self.epochs:
             self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
@@ -159,17 +163,6 @@ class Setup:
     def labelled(self, rows: Any) -> Labelled:
         """Batch encoded rows in their order, together with their reference answers."""
         return in_order(rows, self.settings.batch_size * 2, self.kind, self.accelerator.device)
-
-    def _take(self, size: int) -> Any:
-        left = len(self.train_rows) - size
-        if left < 1:
-            raise InputError(
-                f"Holding out {size} row{'s' * (size > 1)} needs at least {size + 1} training rows, got "
-                f"{len(self.train_rows)}."
-            )
-        held = self.train_rows.select(range(left, left + size))
-        self.train_rows = self.train_rows.select(range(left))
-        return held
 
     def optimizer(
         self, model: nn.Module, provider: MaskProvider | None = None, provider_lr: float | None = None

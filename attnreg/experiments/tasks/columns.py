@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import InputError
@@ -38,10 +38,21 @@ def texts_of(rows: Dataset, column: str, place: str) -> list[str]:
         InputError: if a value is not text.
     """
     values = column_of(rows, column)
-    for number, text in enumerate(values):
-        if not isinstance(text, str):
-            raise InputError(f"Expected text in column {column}, got {text!r} in row {number + 1} of {place}.")
-    return values
+    return converted(values, lambda text: text if isinstance(text, str) else None, f"text in column {column}", place)
+
+
+def converted(values: Iterable[Any], convert: Callable[[Any], Any], what: str, place: str) -> list[Any]:
+    """Convert the value of each row.
+
+    Raises:
+        InputError: if a value is converted to ``None``: it is not ``what`` was expected.
+    """
+    made = []
+    for row, value in enumerate(values, 1):
+        if (one := convert(value)) is None:
+            raise InputError(f"Expected {what}, got {value!r} in row {row} of {place}.")
+        made.append(one)
+    return made
 
 
 class Classes:

@@ -23,8 +23,28 @@ _NUMBERS = _both(datasets.Value("float64"))
 _TAGS = _both(datasets.Sequence(datasets.Value("string")))
 _TEXTS = _both(datasets.Value("string"))
 
+METRICS: dict[str, type[evaluate.Metric]] = {}
 
-class MatthewsCorrelation(evaluate.Metric):
+
+class _Metric(evaluate.Metric):
+    """The base class of metrics: enters each under its key in :data:`METRICS` and describes it to ``evaluate``."""
+
+    def __init_subclass__(
+        cls, *, key: str, about: str, citation: str = "", features: datasets.Features = _LABELS
+    ) -> None:
+        cls._key, cls._described = key, {"description": about, "citation": citation, "features": features}
+        METRICS[key] = cls
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(**self._described)
+
+    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
+        return {self._key: float(self._score(predictions, references))}
+
+
+class MatthewsCorrelation(
+    _Metric, key="matthews_correlation", about="Matthews correlation coefficient", citation="Matthews, 1975"
+):
     """Matthews correlation coefficient, the metric of CoLA.
 
     Example:
@@ -32,18 +52,11 @@ class MatthewsCorrelation(evaluate.Metric):
         {'matthews_correlation': 0.5773502691896258}
     """
 
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description="Matthews correlation coefficient",
-            citation="Matthews, 1975",
-            features=_LABELS,
-        )
-
-    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        return {"matthews_correlation": float(sk.matthews_corrcoef(references, predictions))}
+    def _score(self, predictions: Any, references: Any) -> float:
+        return sk.matthews_corrcoef(references, predictions)
 
 
-class Accuracy(evaluate.Metric):
+class Accuracy(_Metric, key="accuracy", about="Accuracy"):
     """Fraction of correct predictions.
 
     Example:
@@ -51,14 +64,11 @@ class Accuracy(evaluate.Metric):
         {'accuracy': 0.75}
     """
 
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(description="Accuracy", citation="", features=_LABELS)
-
-    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        return {"accuracy": float(sk.accuracy_score(references, predictions))}
+    def _score(self, predictions: Any, references: Any) -> float:
+        return sk.accuracy_score(references, predictions)
 
 
-class F1(evaluate.Metric):
+class F1(_Metric, key="f1", about="F1 of class 1"):
     """F1 of class 1, for two classes.
 
     Example:
@@ -66,14 +76,11 @@ class F1(evaluate.Metric):
         {'f1': 0.8}
     """
 
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(description="F1 of class 1", citation="", features=_LABELS)
-
-    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        return {"f1": float(sk.f1_score(references, predictions, labels=[1], average="micro", zero_division=0.0))}
+    def _score(self, predictions: Any, references: Any) -> float:
+        return sk.f1_score(references, predictions, labels=[1], average="micro", zero_division=0.0)
 
 
-class MacroF1(evaluate.Metric):
+class MacroF1(_Metric, key="macro_f1", about="Mean F1 over classes"):
     """Mean F1 over the classes that occur in the labels or the predictions.
 
     Example:
@@ -81,14 +88,11 @@ class MacroF1(evaluate.Metric):
         {'macro_f1': 0.7333333333333334}
     """
 
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(description="Mean F1 over classes", citation="", features=_LABELS)
-
-    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        return {"macro_f1": float(sk.f1_score(references, predictions, average="macro", zero_division=0.0))}
+    def _score(self, predictions: Any, references: Any) -> float:
+        return sk.f1_score(references, predictions, average="macro", zero_division=0.0)
 
 
-class Pearson(evaluate.Metric):
+class Pearson(_Metric, key="pearson", about="Pearson's correlation", citation="Pearson, 1895", features=_NUMBERS):
     """Pearson correlation; 0 if all predictions, or all references, are equal.
 
     Example:
@@ -97,14 +101,11 @@ class Pearson(evaluate.Metric):
         0.982
     """
 
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(description="Pearson's correlation", citation="Pearson, 1895", features=_NUMBERS)
-
-    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        return {"pearson": _correlation(stats.pearsonr, predictions, references)}
+    def _score(self, predictions: Any, references: Any) -> float:
+        return _correlation(stats.pearsonr, predictions, references)
 
 
-class Spearman(evaluate.Metric):
+class Spearman(_Metric, key="spearman", about="Spearman's correlation", citation="Spearman, 1904", features=_NUMBERS):
     """Spearman rank correlation; 0 if all predictions, or all references, are equal.
 
     Example:
@@ -112,11 +113,8 @@ class Spearman(evaluate.Metric):
         {'spearman': 1.0}
     """
 
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(description="Spearman's correlation", citation="Spearman, 1904", features=_NUMBERS)
-
-    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        return {"spearman": _correlation(stats.spearmanr, predictions, references)}
+    def _score(self, predictions: Any, references: Any) -> float:
+        return _correlation(stats.spearmanr, predictions, references)
 
 
 def _correlation(function: Callable[[Any, Any], Any], predictions: Any, references: Any) -> float:
@@ -126,7 +124,7 @@ def _correlation(function: Callable[[Any, Any], Any], predictions: Any, referenc
     return float(function(*sides).statistic)
 
 
-class EntityF1(evaluate.Metric):
+class EntityF1(_Metric, key="entity_f1", about="F1 of entities", citation="Nakayama, seqeval, 2018", features=_TAGS):
     """Micro F1 of entities; type and both boundaries must match (computed by seqeval, as CoNLL's script does).
 
     Example:
@@ -135,16 +133,13 @@ class EntityF1(evaluate.Metric):
         {'entity_f1': 0.5}
     """
 
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(description="F1 of entities", citation="Nakayama, seqeval, 2018", features=_TAGS)
-
-    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
+    def _score(self, predictions: Any, references: Any) -> float:
         from seqeval.metrics import f1_score
 
-        return {"entity_f1": float(f1_score(references, predictions, zero_division=0))}
+        return f1_score(references, predictions, zero_division=0)
 
 
-class Bleu(evaluate.Metric):
+class Bleu(_Metric, key="bleu", about="sacreBLEU", citation="Post, 2018", features=_TEXTS):
     """Corpus BLEU from 0 to 100, by sacreBLEU with its defaults (13a tokenizer, case-sensitive).
 
     Example:
@@ -152,14 +147,11 @@ class Bleu(evaluate.Metric):
         {'bleu': 100.0}
     """
 
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(description="sacreBLEU", citation="Post, 2018", features=_TEXTS)
-
-    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
+    def _score(self, predictions: Any, references: Any) -> float:
         from sacrebleu import corpus_bleu
 
         # Rounding can put a perfect score slightly above 100.
-        return {"bleu": min(100.0, float(corpus_bleu(list(predictions), [list(references)], force=True).score))}
+        return min(100.0, float(corpus_bleu(list(predictions), [list(references)], force=True).score))
 
 
 def accuracy_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -179,13 +171,7 @@ def accuracy_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def matthews_correlation_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Matthews correlation from confusion matrices: :class:`MatthewsCorrelation`, vectorized over bootstrap samples.
-
-    Args:
-        confusion: ``(..., C, C)``, number of rows by class (first) and predicted class (second).
-
-    Returns:
-        ``(...)``; 0 if all rows have one class, or all predictions are one class.
+    """:class:`MatthewsCorrelation` in the form of :func:`accuracy_of`; 0 if all labels or all predictions are equal.
 
     Reference:
         Gorodkin, Comparing Two K-Category Assignments by a K-Category Correlation Coefficient (2004).
@@ -202,13 +188,7 @@ def matthews_correlation_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]
 
 
 def f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """F1 of class 1 from confusion matrices: :class:`F1`, vectorized over bootstrap samples.
-
-    Args:
-        confusion: ``(..., C, C)``, number of rows by class (first) and predicted class (second).
-
-    Returns:
-        ``(...)``; 0 if class 1 occurs neither in the labels nor in the predictions.
+    """:class:`F1` in the form of :func:`accuracy_of`; 0 if class 1 occurs neither in the labels nor the predictions.
 
     Example:
         >>> float(f1_of(np.array([[1, 1], [0, 2]])))
@@ -220,13 +200,7 @@ def f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def macro_f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Mean F1 over classes from confusion matrices: :class:`MacroF1`, vectorized over bootstrap samples.
-
-    Args:
-        confusion: ``(..., C, C)``, number of rows by class (first) and predicted class (second).
-
-    Returns:
-        ``(...)``.
+    """:class:`MacroF1` in the form of :func:`accuracy_of`.
 
     Example:
         >>> float(macro_f1_of(np.array([[1, 1], [0, 2]])).round(4))
@@ -268,16 +242,6 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> 
     return float(sums.abs().sum() / len(labels))
 
 
-METRICS: dict[str, type[evaluate.Metric]] = {
-    "matthews_correlation": MatthewsCorrelation,
-    "accuracy": Accuracy,
-    "f1": F1,
-    "macro_f1": MacroF1,
-    "pearson": Pearson,
-    "spearman": Spearman,
-    "entity_f1": EntityF1,
-    "bleu": Bleu,
-}
 # The metrics that a confusion matrix determines.
 CONFUSION = {
     "matthews_correlation": matthews_correlation_of,

@@ -33,10 +33,10 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
         >>> model(**tokenizer("the boys sleep", return_tensors="pt")).logits.shape
         torch.Size([1, 2])
     """
+    import transformers
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
     from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoTokenizer
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # a new head is intended, so transformers need not warn about it
@@ -57,12 +57,17 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
             )
     kind = kind_class(task.kind)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
         kind.fit_tokenizer(tokenizer, name)
         pads = tokenizer.pad_token is not None
         if not pads and tokenizer.eos_token is not None:
             tokenizer.pad_token = tokenizer.eos_token  # GPT-like models have no padding token
-        head = _head(kind.head, name, AutoConfig.from_pretrained(name))
+        config, head = transformers.AutoConfig.from_pretrained(name), getattr(transformers, kind.head)
+        if type(config) not in head._model_mapping:
+            raise InputError(
+                f"The task needs {kind.head}, which does not support the architecture of --model {name} "
+                f"({config.model_type})."
+            )
         # A head with another number of classes is replaced by a new one.
         model = head.from_pretrained(name, ignore_mismatched_sizes=True, **kind.head_options(task))
     except InputError:
@@ -88,18 +93,6 @@ def _embeddings(model: Any) -> float:
         return int(model.get_input_embeddings().num_embeddings)
     except (NotImplementedError, AttributeError):
         return math.inf
-
-
-def _head(kind: str, name: str, config: Any) -> Any:
-    """Return the auto class of transformers with the head, after checking that it supports the configuration."""
-    import transformers
-
-    head = getattr(transformers, kind)
-    if type(config) not in head._model_mapping:
-        raise InputError(
-            f"The task needs {kind}, which does not support the architecture of --model {name} ({config.model_type})."
-        )
-    return head
 
 
 def _tiny_bert(task: Task) -> tuple[Any, Any]:

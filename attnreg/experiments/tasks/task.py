@@ -33,12 +33,7 @@ _AGREEMENT_WORDS = replace(
     metrics=("accuracy",),
     embedded="corpus",
 )
-_CUSTOM = Task(
-    name="custom",
-    summary="Your own data: --data-dir, --kind, --text-columns, ...",
-    columns=(),
-    metrics=(),
-)
+_CUSTOM = Task(name="custom", summary="Your own data: --data-dir, --kind, --text-columns, ...", columns=(), metrics=())
 
 TASKS = {task.name: task for task in (_AGREEMENT, _AGREEMENT_WORDS, *glue.TASKS, *further.TASKS, _CUSTOM)}
 

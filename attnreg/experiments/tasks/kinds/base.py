@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import column_of, texts_of
+from attnreg.experiments.tasks.columns import class_names, column_of, names_of, texts_of, top_column
 from attnreg.experiments.tasks.definition import Task
 
 if TYPE_CHECKING:
@@ -32,12 +32,16 @@ class Kind(ABC):
 
     #: auto class of transformers with the head
     head: ClassVar[str]
+    #: collator of transformers that pads the rows of a batch
+    collator: ClassVar[str] = "DataCollatorWithPadding"
     #: metrics that apply; the first one is the default of ``--task custom``
     metrics: ClassVar[tuple[str, ...]]
     most_columns: ClassVar[int] = 2
     needs_choices: ClassVar[bool] = False
     #: whether the head has one output per class
     has_classes: ClassVar[bool] = False
+    #: the form of a row's classes, before "at least two classes" in a message
+    labels_form: ClassVar[str] = ""
     #: whether a prediction is either right or wrong
     can_be_right: ClassVar[bool] = True
     #: whether the data has a label column
@@ -57,8 +61,22 @@ class Kind(ABC):
 
     @classmethod
     def label_names(cls, task: Task, splits: Mapping[str, Dataset], where: Any) -> tuple[str, ...]:
-        """Return the class names, from the task or else from the data; empty if the kind has no classes."""
-        return task.labels
+        """Return the class names, from the task or else from the data; empty if the kind has no classes.
+
+        Raises:
+            InputError: if they do not fit the kind or the task's metrics.
+        """
+        if task.labels or not cls.has_classes:
+            return task.labels
+        top = top_column(task.label, next(iter(splits.values())).column_names)
+        known = next((names for rows in splits.values() if (names := class_names(rows, top))), None)
+        labels = names_of((label for rows in splits.values() for label in cls.labels_in(task, rows)), known)
+        if len(labels) < 2:
+            found = ", ".join(labels) or "none"
+            raise InputError(
+                f"Column {task.label} of {where} needs {cls.labels_form}at least two classes, got {found}."
+            )
+        return tuple(labels)
 
     @classmethod
     def labels_in(cls, task: Task, rows: Dataset) -> list[Any]:
@@ -77,18 +95,19 @@ class Kind(ABC):
         cls.gold(task, rows, place)
 
     @classmethod
-    @abstractmethod
     def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
-        """Return the label of each row, in the form that :meth:`inputs` takes.
+        """Return the label of each row, in the form that :meth:`inputs` takes; by default a text.
 
         Raises:
             InputError: if a label is invalid.
         """
+        return texts_of(rows, task.label, place)
 
     @classmethod
     def head_options(cls, task: Task) -> dict[str, Any]:
         """Return the options of the model's configuration that depend on the task."""
-        return {"id2label": dict(enumerate(task.labels)), "label2id": {name: i for i, name in enumerate(task.labels)}}
+        named = dict(enumerate(task.labels))
+        return {"id2label": named, "label2id": {name: i for i, name in named.items()}} if cls.has_classes else {}
 
     @classmethod
     def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:
@@ -119,13 +138,16 @@ class Kind(ABC):
         """
         return encoded
 
-    @abstractmethod
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
         """Return model inputs for a batch of rows, with ``labels`` and ``reference``."""
+        encoded = self.tokenizer(*self._texts(batch), truncation=True, max_length=self.max_length)
+        return {**encoded, "labels": gold, REFERENCE: gold}
 
-    @abstractmethod
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Pad encoded rows, which come without ``reference``, to one batch."""
+        import transformers
+
+        return dict(getattr(transformers, self.collator)(self.tokenizer)(rows))
 
     def length(self, ids: list[Any]) -> int:
         """Return the number of tokens of a row, from its ``input_ids``."""
@@ -135,9 +157,9 @@ class Kind(ABC):
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
         """Return the network's answer to each row of a batch (logits, tags or text), as plain Python values."""
 
-    @abstractmethod
     def record(self, answer: Any, reference: Any) -> Record:
         """Return a row of ``predictions.jsonl``: ``label``, ``prediction`` and, for classes, ``logits``."""
+        return {"label": reference, "prediction": answer}
 
     def score(self, records: Iterable[Record]) -> dict[str, float]:
         """Return the task's metrics, by name."""
@@ -166,12 +188,7 @@ class Kind(ABC):
 
 
 def kept(encoded: Dataset, wanted: Sequence[bool], what: str) -> Dataset:
-    """Filter encoded rows.
-
-    Args:
-        encoded: the rows.
-        wanted: whether to keep each row.
-        what: what a row must have to be kept, for the message.
+    """Keep the wanted rows; the message names ``what`` a kept row has.
 
     Raises:
         InputError: if no row is kept.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import Classes, class_names, column_of, names_of, top_column
+from attnreg.experiments.tasks.columns import Classes, class_names, column_of, converted, top_column
 from attnreg.experiments.tasks.definition import Task
-from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind, Record
+from attnreg.experiments.tasks.kinds.base import Kind, Record
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -27,14 +27,7 @@ class Classification(Kind):
     @classmethod
     @override
     def label_names(cls, task: Task, splits: Mapping[str, Dataset], where: Any) -> tuple[str, ...]:
-        top = top_column(task.label, next(iter(splits.values())).column_names)
-        labels = task.labels
-        if not labels:
-            known = next((names for rows in splits.values() if (names := class_names(rows, top))), None)
-            labels = tuple(names_of((v for rows in splits.values() for v in cls.labels_in(task, rows)), known))
-            if len(labels) < 2:
-                found = ", ".join(labels) or "none"
-                raise InputError(f"Column {task.label} of {where} needs at least two classes, got {found}.")
+        labels = super().label_names(task, splits, where)
         if "f1" in task.metrics and len(labels) != 2:
             raise InputError(
                 f"Metric f1 needs two classes, got {len(labels)} in column {task.label} of {where}: use "
@@ -46,29 +39,13 @@ class Classification(Kind):
     @override
     def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
         classes = Classes(task.labels, class_names(rows, top_column(task.label, rows.column_names)))
-        numbers = []
-        for row, label in enumerate(column_of(rows, task.label)):
-            if (number := classes.number(label)) is None:
-                raise InputError(f"Expected labels {classes}, got {label!r} in row {row + 1} of {place}.")
-            numbers.append(number)
-        return numbers
+        return converted(column_of(rows, task.label), classes.number, f"labels {classes}", place)
 
     @classmethod
     @override
     def head_options(cls, task: Task) -> dict[str, Any]:
         # Always set, to override the problem type that a model from another task brings along.
         return {**super().head_options(task), "problem_type": "single_label_classification"}
-
-    @override
-    def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
-        encoded = self.tokenizer(*self._texts(batch), truncation=True, max_length=self.max_length)
-        return {**encoded, "labels": gold, REFERENCE: gold}
-
-    @override
-    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        from transformers import DataCollatorWithPadding
-
-        return dict(DataCollatorWithPadding(self.tokenizer)(rows))
 
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:

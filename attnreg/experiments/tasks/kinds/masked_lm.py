@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import texts_of
-from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind, Record, kept
 from attnreg.experiments.tasks.kinds.tokens import IGNORED
 
@@ -35,16 +33,6 @@ class MaskedLM(Kind):
     most_columns: ClassVar[int] = 1
     needs_labels: ClassVar[bool] = False
     draws: ClassVar[bool] = True
-
-    @classmethod
-    @override
-    def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
-        return texts_of(rows, task.label, place)
-
-    @classmethod
-    @override
-    def head_options(cls, task: Task) -> dict[str, Any]:
-        return {}
 
     @classmethod
     @override

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import Classes, column_of
+from attnreg.experiments.tasks.columns import Classes, column_of, converted
 from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.kinds.base import REFERENCE
 from attnreg.experiments.tasks.kinds.classification import Classification
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from torch import Tensor
 
 
 class MultipleChoice(Classification):
@@ -25,28 +22,17 @@ class MultipleChoice(Classification):
     """
 
     head: ClassVar[str] = "AutoModelForMultipleChoice"
+    collator: ClassVar[str] = "DataCollatorForMultipleChoice"
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
     needs_choices: ClassVar[bool] = True
     has_classes: ClassVar[bool] = False
 
     @classmethod
     @override
-    def label_names(cls, task: Task, splits: Mapping[str, Dataset], where: Any) -> tuple[str, ...]:
-        return ()
-
-    @classmethod
-    @override
     def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
         classes = Classes([str(number) for number in range(len(task.choices))])
-        numbers = []
-        for row, label in enumerate(column_of(rows, task.label)):
-            if (number := classes.number(label)) is None:
-                raise InputError(
-                    f"Expected a choice number from 0 to {len(task.choices) - 1} in column {task.label}, got "
-                    f"{label!r} in row {row + 1} of {place}."
-                )
-            numbers.append(number)
-        return numbers
+        what = f"a choice number from 0 to {len(task.choices) - 1} in column {task.label}"
+        return converted(column_of(rows, task.label), classes.number, what, place)
 
     @classmethod
     @override
@@ -69,12 +55,6 @@ class MultipleChoice(Classification):
             for name, values in encoded.items()
         }
         return {**grouped, "labels": gold, REFERENCE: gold}
-
-    @override
-    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        from transformers import DataCollatorForMultipleChoice
-
-        return dict(DataCollatorForMultipleChoice(self.tokenizer)(rows))
 
     @override
     def length(self, ids: list[Any]) -> int:

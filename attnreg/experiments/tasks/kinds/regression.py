@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import column_of, number_of
+from attnreg.experiments.tasks.columns import column_of, converted, number_of
 from attnreg.experiments.tasks.definition import Task
-from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind, Record
+from attnreg.experiments.tasks.kinds.base import Kind
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -27,14 +26,7 @@ class Regression(Kind):
     @classmethod
     @override
     def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
-        numbers = []
-        for row, label in enumerate(column_of(rows, task.label)):
-            if (number := number_of(label)) is None:
-                raise InputError(
-                    f"Expected finite numbers in column {task.label}, got {label!r} in row {row + 1} of {place}."
-                )
-            numbers.append(number)
-        return numbers
+        return converted(column_of(rows, task.label), number_of, f"finite numbers in column {task.label}", place)
 
     @classmethod
     @override
@@ -42,20 +34,5 @@ class Regression(Kind):
         return {"num_labels": 1, "problem_type": "regression"}
 
     @override
-    def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
-        encoded = self.tokenizer(*self._texts(batch), truncation=True, max_length=self.max_length)
-        return {**encoded, "labels": gold, REFERENCE: gold}
-
-    @override
-    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        from transformers import DataCollatorWithPadding
-
-        return dict(DataCollatorWithPadding(self.tokenizer)(rows))
-
-    @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
         return output.logits.float().flatten().cpu().tolist()
-
-    @override
-    def record(self, answer: Any, reference: Any) -> Record:
-        return {"label": reference, "prediction": answer}

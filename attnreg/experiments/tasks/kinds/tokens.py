@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import Classes, class_names, column_of, names_of, top_column
+from attnreg.experiments.tasks.columns import Classes, class_names, column_of, top_column
 from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind, Record, kept
 
@@ -29,21 +29,16 @@ class Tokens(Kind):
     """
 
     head: ClassVar[str] = "AutoModelForTokenClassification"
+    collator: ClassVar[str] = "DataCollatorForTokenClassification"
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "entity_f1")
     most_columns: ClassVar[int] = 1
     has_classes: ClassVar[bool] = True
+    labels_form: ClassVar[str] = "lists with "
 
     @classmethod
     @override
     def label_names(cls, task: Task, splits: Mapping[str, Dataset], where: Any) -> tuple[str, ...]:
-        labels = task.labels
-        if not labels:
-            top = top_column(task.label, next(iter(splits.values())).column_names)
-            known = next((names for rows in splits.values() if (names := class_names(rows, top))), None)
-            labels = tuple(names_of((v for rows in splits.values() for v in cls.labels_in(task, rows)), known))
-            if len(labels) < 2:
-                found = ", ".join(labels) or "none"
-                raise InputError(f"Column {task.label} of {where} needs lists with at least two classes, got {found}.")
+        labels = super().label_names(task, splits, where)
         if "entity_f1" in task.metrics and (
             strange := [name for name in labels if name != OUTSIDE and name[:2] not in ("B-", "I-", "E-", "S-")]
         ):
@@ -122,12 +117,6 @@ class Tokens(Kind):
     def to_train_on(self, encoded: Dataset) -> Dataset:
         labelled = [any(label != IGNORED for label in labels) for labels in encoded["labels"]]
         return kept(encoded, labelled, f"a word that the model sees in column {self.task.columns[0]}")
-
-    @override
-    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        from transformers import DataCollatorForTokenClassification
-
-        return dict(DataCollatorForTokenClassification(self.tokenizer)(rows))
 
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
