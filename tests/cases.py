@@ -103,9 +103,7 @@ MODELS = [
     ModelCase("roberta", _classifier(hf.RobertaConfig, max_position_embeddings=32), _bert_blocks),
     ModelCase("electra", _classifier(hf.ElectraConfig, embedding_size=8), _bert_blocks),
     ModelCase(
-        "albert",
-        _classifier(hf.AlbertConfig, embedding_size=8),
-        lambda m: list(m.albert.encoder.albert_layer_groups),
+        "albert", _classifier(hf.AlbertConfig, embedding_size=8), lambda m: list(m.albert.encoder.albert_layer_groups)
     ),
     ModelCase(
         "distilbert",

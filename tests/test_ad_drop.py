@@ -141,10 +141,7 @@ def test_only_the_layers_asked_for():
         ({"target": "gold"}, "Expected `target` to be 'predicted', 'label' or a function, got 'gold'"),
         ({"steps": 0}, "Expected `steps` to be at least 1, got 0"),
         ({"steps": 1.5}, "Expected `steps` to be a whole number, got 1.5"),
-        (
-            {"layers": ["a", 5]},
-            r"Expected `layers` of AttributionProvider to be whole numbers, got \['a', 5\]",
-        ),
+        ({"layers": ["a", 5]}, r"Expected `layers` of AttributionProvider to be whole numbers, got \['a', 5\]"),
         ({"layers": []}, r"Expected `layers` of AttributionProvider to be a list with at least one index, got \[\]"),
         ({"steps_per_forward": 0}, "Expected `steps_per_forward` to be at least 1, got 0"),
         ({"first_pass_dtype": "int8"}, "Expected `first_pass_dtype` to be one of bfloat16, float16, got 'int8'"),

@@ -203,10 +203,7 @@ def test_gradient_checkpointing_sees_the_same_masks(case, provider_case):
 @some_rows
 def test_autocast_to_bfloat16(case, provider_case):
     model, batch = case.build(), case.batch()
-    with (
-        attnreg.attach(model, provider_case.make(model)),
-        torch.autocast("cpu", torch.bfloat16),
-    ):
+    with attnreg.attach(model, provider_case.make(model)), torch.autocast("cpu", torch.bfloat16):
         out, grads = run(model, batch)
     assert out.isfinite().all()
     assert all(grad.isfinite().all() for grad in grads if grad is not None)

@@ -154,8 +154,7 @@ INPUTS: dict[str, Callable[[nn.Module], Inputs]] = {
     "kimi_k25_vision": given(pixel_values=_cells),
     "kosmos-2": given(image_embeds_position_mask=torch.tensor([[0, 1, 1, 1, 1, 0, 0]] * BATCH).bool()),
     "kosmos-2.5": given(
-        flattened_patches=flattened,
-        image_embeds_position_mask=torch.tensor([[0, 1, 1, 1, 1, 0, 0]] * BATCH).bool(),
+        flattened_patches=flattened, image_embeds_position_mask=torch.tensor([[0, 1, 1, 1, 1, 0, 0]] * BATCH).bool()
     ),
     "kosmos_2_5_vision_model": only(flattened_patches=flattened),
     "lfm2_vl": given(**WHOLE),

@@ -13,10 +13,7 @@ RANDOM = {
     "groupvit_vision_model": "groups are drawn",
     "vilt": "patches are taken in a random order",
 }
-INFINITE = {
-    "grounding-dino": "the scores of no word",
-    "mm-grounding-dino": "the scores of no word",
-}
+INFINITE = {"grounding-dino": "the scores of no word", "mm-grounding-dino": "the scores of no word"}
 
 
 def tensors(output):
