@@ -67,18 +67,7 @@ def real_data():
     return folder
 
 
-LONGEST = (
-    "contract",
-    "compile",
-    "runs",
-    "extremes",
-    "compare",
-    "task_runs",
-    "sweep",
-    "distributed",
-    "outcome",
-    "stopping",
-)
+LONGEST = ("contract", "compile", "runs", "extremes", "compare", "task_runs", "sweep", "distributed", "outcome", "stopping")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):

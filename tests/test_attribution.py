@@ -12,10 +12,7 @@ from attnreg.attribution import explain
 from tests.cases import MODELS, SMALL, TEXT
 
 LABELS = ["encoder.0", "encoder.1", "encoder.2"]
-BATCH = {
-    "input_ids": torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 0, 0]]),
-    "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
-}
+BATCH = {"input_ids": torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])}  # fmt: skip
 
 
 def bert(head=hf.BertForSequenceClassification, **options):

@@ -161,11 +161,7 @@ def test_tab_separated_files_have_no_quotes_and_words_stay_words(tmp_path):
     assert load_splits(get_task("cola"), tmp_path)["train"]["sentence"][:] == ['NA, and "so" on', "NA"]
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [["attention-layerdrop"], ["attendout", "--round-steps", 1, "--game", 1]],
-    ids=["attention-layerdrop", "attendout"],
-)
+@pytest.mark.parametrize("recipe", [["attention-layerdrop"], ["attendout", "--round-steps", 1, "--game", 1]], ids=["attention-layerdrop", "attendout"])  # fmt: skip
 def test_a_model_without_attention(cli, data, without_attention, recipe):
     result = cli("recipe", *recipe, "--data-dir", data, "--model", without_attention, "--max-length", 16, "--epochs", 2)
     assert_sentence(result, 1, "No attention that can be masked was found in FNetForSequenceClassification: ")

@@ -249,25 +249,17 @@ def test_a_run_that_fails_is_named(cli, tmp_path):
         (["ad-drop --q 0.3", "ad-drop  --q 0.3"], "Expected each method once", 2),
         (["finetune", "ad-drop --q 2"], "Invalid value for '--q'", 2),
         (["finetune", "ad-drop --q {0.1,x}"], "Invalid value for '--q'", 2),
-        (
-            ["finetune", "ad-drop --seed 3"],
-            "--seed must be the same for all methods: remove it from 'ad-drop --seed 3'",
-            2,
-        ),
+        (["finetune", "ad-drop --seed 3"], "--seed must be the same for all methods: remove it from 'ad-drop --seed 3'", 2),
         (["finetune", "ad-drop --validation-rows=3"], "--validation-rows must be the same for all methods", 2),
         (["finetune", "ad-drop --task cola"], "--task must be the same for all methods", 2),
-        (
-            ["finetune", "--launcher", "commands", "--jobs", 2],
-            "--jobs is only for --launcher local: remove it for --launcher commands",
-            2,
-        ),
+        (["finetune", "--launcher", "commands", "--jobs", 2], "--jobs is only for --launcher local: remove it for --launcher commands", 2),
         (["finetune", "--baseline", "ad-drop"], "Expected --baseline to be one of the methods, got 'ad-drop'", 2),
         (["finetune", "--seeds", 0], "Invalid value for '--seeds'", 2),
         (["finetune", "--task", "nothing"], "Expected a task among", 2),
         (["finetune", "--output-dir", "full"], "--output-dir full holds files but no comparison", 1),
         ([], "Missing argument 'METHOD...'", 2),
     ],
-)
+)  # fmt: skip
 def test_bad_input(cli, tmp_path, args, message, code):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()

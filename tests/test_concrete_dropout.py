@@ -108,32 +108,17 @@ def test_state_survives_copies_and_folders(tmp_path):
         (lambda: attnreg.ConcreteDropout(2, temperature=0), "Expected `temperature` to be above 0, got 0"),
         (lambda: attnreg.ConcreteDropout(2.0), "Expected `num_layers` to be a whole number, got 2.0"),
         (lambda: attnreg.ConcreteDropout(2, temperature="x"), "Expected `temperature` to be above 0, got 'x'"),
-        (
-            lambda: attnreg.ConcreteDropout(2, temperature=1e-320),
-            r"Expected `temperature` to be in \[1e-06, 1e.06\], got 1e-320",
-        ),
-        (
-            lambda: attnreg.ConcreteDropout(2, temperature=math.inf),
-            r"Expected `temperature` to be in \[1e-06, 1e.06\], got inf",
-        ),
+        (lambda: attnreg.ConcreteDropout(2, temperature=1e-320), r"Expected `temperature` to be in \[1e-06, 1e.06\], got 1e-320"),
+        (lambda: attnreg.ConcreteDropout(2, temperature=math.inf), r"Expected `temperature` to be in \[1e-06, 1e.06\], got inf"),
         (lambda: attnreg.ConcreteDropout(2, regularizer=-1), "Expected `regularizer` to be 0 or more, got -1"),
-        (
-            lambda: attnreg.ConcreteDropout(2, regularizer=math.inf),
-            "Expected `regularizer` to be at most 1e.06, got inf",
-        ),
+        (lambda: attnreg.ConcreteDropout(2, regularizer=math.inf), "Expected `regularizer` to be at most 1e.06, got inf"),
         (lambda: attnreg.ConcreteDropout(2, regularizer=math.nan), "Expected `regularizer` to be 0 or more, got nan"),
-        (
-            lambda: attnreg.ConcreteDropout(3).check([site()], None),
-            "This ConcreteDropout was made for 3 layers, but the model has 2 encoder layers",
-        ),
+        (lambda: attnreg.ConcreteDropout(3).check([site()], None), "This ConcreteDropout was made for 3 layers, but the model has 2 encoder layers"),
         (
             lambda: attnreg.ConcreteDropout(2).check([site(), site(stack="decoder")], None),
             "but the model has 2 encoder layers, 2 decoder layers: use `ConcreteDropout.for_model",
         ),
-        (
-            lambda: attnreg.ConcreteDropout({"encoder": 2}).check([site(stack="decoder")], None),
-            "This ConcreteDropout was made for 2 encoder layers, but",
-        ),
+        (lambda: attnreg.ConcreteDropout({"encoder": 2}).check([site(stack="decoder")], None), "This ConcreteDropout was made for 2 encoder layers, but"),
         (lambda: attnreg.ConcreteDropout({"encoder": 2})(site(stack="decoder")), "but the model has 2 decoder layers"),
         (lambda: attnreg.ConcreteDropout(2, 0.1, "head", 3)(site()), "has drop rates for 3 heads, but attention has 4"),
         (
@@ -141,7 +126,7 @@ def test_state_survives_copies_and_folders(tmp_path):
             r"Expected `stacks` among those of the model, \['encoder'\]",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_refused(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()

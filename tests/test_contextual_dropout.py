@@ -172,13 +172,10 @@ def test_state_survives_copies_and_folders(tmp_path):
         (lambda: attnreg.ContextualDropout(2, 3, hidden_size=0), "Expected `hidden_size` to be at least 1"),
         (lambda: attnreg.ContextualDropout(2, 3, regularizer=-1), "Expected `regularizer` to be 0 or more"),
         (lambda: attnreg.ContextualDropout(3, 3).check([site()], None), "This ContextualDropout was made for"),
-        (
-            lambda: attnreg.ContextualDropout(2, 3)(site()),
-            "ContextualDropout needs queries, but attention exposes only its scores",
-        ),
+        (lambda: attnreg.ContextualDropout(2, 3)(site()), "ContextualDropout needs queries, but attention exposes only its scores"),
         (lambda: attnreg.ContextualDropout(2, 4)(looked_at()), r"heads of size 4, but attention has 4 of size 3"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_refused(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()

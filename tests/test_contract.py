@@ -19,9 +19,7 @@ from tests.cases import MODELS, output, pairs, refusal
 
 rows = pytest.mark.parametrize(("case", "provider_case"), pairs(), ids=lambda x: str(x))
 some_rows = pytest.mark.parametrize(("case", "provider_case"), pairs(on_few=True), ids=lambda x: str(x))
-portable = pytest.mark.parametrize(
-    ("case", "provider_case"), pairs(lambda p: p.portable, on_few=True), ids=lambda x: str(x)
-)
+portable = pytest.mark.parametrize(("case", "provider_case"), pairs(lambda p: p.portable, on_few=True), ids=lambda x: str(x))  # fmt: skip
 models = pytest.mark.parametrize("case", MODELS, ids=str)
 
 

@@ -62,9 +62,7 @@ def model(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "name", ["finetune", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ad-drop", "r-drop", "mixout"))]
-)
+@pytest.mark.parametrize("name", ["finetune", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ad-drop", "r-drop", "mixout"))])  # fmt: skip
 def test_a_recipe_in_two_processes_is_the_recipe_in_one(warm, tmp_path, model, name):
     args = ["--model", model, "--epochs", 2, "--train-size", 256, "--learning-rate", 1e-3]
     for processes in (1, 2):

@@ -61,9 +61,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    "provider", [[], ["--provider", "AttentionDropout(0.1, 'scores') & HeadMask(1, 'importance')"]]
-)
+@pytest.mark.parametrize("provider", [[], ["--provider", "AttentionDropout(0.1, 'scores') & HeadMask(1, 'importance')"]])  # fmt: skip
 def test_pre_training_goes_on_to_the_same_end(cli, tmp_path, provider):
     whole = cli("recipe", "pretrain", *SMALL[:-1], "whole", *provider)
     assert whole.exit_code == 0, whole.output

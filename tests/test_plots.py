@@ -17,12 +17,7 @@ from attnreg.experiments.plots.style import COLORS, styles
 from attnreg.experiments.runs.reader import RunReader
 
 SMALL = ["--epochs", 2, "--train-size", 256, "--validation-rows", 64, "--batch-size", 32, "--device", "cpu"]
-RECIPES = {
-    "finetune": [],
-    "ad-drop": ["--p", 0.5, "--q", 0.4],
-    "attendout": ["--round-steps", 2, "--game", 1],
-    "attention-layerdrop": ["--drop-rate", 0.5],
-}
+RECIPES = {"finetune": [], "ad-drop": ["--p", 0.5, "--q", 0.4], "attendout": ["--round-steps", 2, "--game", 1], "attention-layerdrop": ["--drop-rate", 0.5]}  # fmt: skip
 PICTURES = {
     "finetune": ["convergence"],
     "ad-drop": ["attention", "convergence", "drop_rates"],

@@ -28,9 +28,7 @@ RECIPES = {
     "mixout": ["--p", 0.5],
 }
 # In each test, these are slow ones.
-SOME = [
-    pytest.param(name, marks=pytest.mark.slow if name in ("attention-layerdrop", "mixout") else []) for name in RECIPES
-]
+SOME = [pytest.param(name, marks=pytest.mark.slow if name in ("attention-layerdrop", "mixout") else []) for name in RECIPES]  # fmt: skip
 WITHOUT_PROVIDER = ["finetune", "r-drop", "mixout"]
 
 
@@ -117,10 +115,7 @@ def test_drop_rates_are_those_asked_for(finished):
     assert mean[0] == pytest.approx(0.3 - 0.2 * 4 / 16, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [pytest.param(r, marks=[] if r in ("finetune", "attendout", "ad-drop") else pytest.mark.slow) for r in RECIPES],
-)
+@pytest.mark.parametrize("recipe", [pytest.param(r, marks=[] if r in ("finetune", "attendout", "ad-drop") else pytest.mark.slow) for r in RECIPES])  # fmt: skip
 def test_same_seed_same_numbers_and_another_seed_others(finished, recipe, cli, tmp_path):
     run = finished[0] / recipe
     for seed in (0, 1):
@@ -140,10 +135,7 @@ def checkpoint_of(run):
     return path.name, state, load_file(path / "tensors.safetensors")
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    ["ad-drop", *(pytest.param(r, marks=pytest.mark.slow) for r in ("attendout", "finetune", "r-drop", "mixout"))],
-)
+@pytest.mark.parametrize("recipe", ["ad-drop", *(pytest.param(r, marks=pytest.mark.slow) for r in ("attendout", "finetune", "r-drop", "mixout"))])  # fmt: skip
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_end(finished, recipe, spawn, tmp_path):
     args = ["recipe", recipe, *SMALL, *RECIPES[recipe], "--output-dir", "out", "--save-steps", 3]
     process = spawn(*args)
@@ -240,12 +232,8 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(
-    ("options", "config"),
-    [
-        pytest.param(*each, id=name, marks=pytest.mark.slow if name == "shared" else [])
-        for name, each in VARIANTS.items()
-    ],
-)
+    ("options", "config"), [pytest.param(*each, id=name, marks=pytest.mark.slow if name == "shared" else []) for name, each in VARIANTS.items()]
+)  # fmt: skip
 def test_variants_of_the_generator(cli, tmp_path, options, config):
     args = ["--epochs", 1, "--train-size", 128, "--no-baseline", "--round-steps", 1, "--game", 1, "--output-dir", "out"]
     result = cli("recipe", "attendout", *args, *options)

@@ -155,12 +155,8 @@ CUSTOM = {
         ["--text-columns", "q", "--choice-columns", "x,y,z", "--label-column", "right"],
         {"accuracy"},
     ),
-    "seq2seq": (
-        [{"text": "red one", "reply": "rot eins"}],
-        ["--text-columns", "text", "--label-column", "reply"],
-        {"bleu"},
-    ),
-}
+    "seq2seq": ([{"text": "red one", "reply": "rot eins"}], ["--text-columns", "text", "--label-column", "reply"], {"bleu"}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", CUSTOM)
