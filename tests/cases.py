@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,11 +209,12 @@ def tiny_bert(texts: list[str], folder: Path) -> None:
     hf.BertForSequenceClassification(config).save_pretrained(folder)
 
 
-def assert_sentence(result, code, says):
-    """A command has failed with one sentence and no traceback."""
-    assert result.exit_code == code, result.output
-    assert isinstance(result.exception, SystemExit)
-    assert "Traceback" not in result.output
-    error = result.output[result.output.index("Error: ") :].strip()
-    assert "\n" not in error
-    assert re.search(says, error), error
+def refused(*rows):
+    """A test of calls that raise ``ValueError``: each row is a function without arguments, and what it says."""
+
+    @pytest.mark.parametrize(("make", "sentence"), rows)
+    def test(make, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            make()
+
+    return test

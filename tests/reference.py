@@ -57,3 +57,8 @@ def assert_same(fast, slow, *inputs, tolerance=1e-12):
     assert (fast - slow).abs().max() <= tolerance
     for ours, theirs in zip(gradients(fast, *inputs), gradients(slow, *inputs), strict=True):
         assert (ours - theirs).abs().max() <= tolerance
+
+
+def close(rate, p, n):
+    """Whether the rate of n draws is within five standard errors of the probability."""
+    return abs(float(rate) - p) <= 5 * math.sqrt(p * (1 - p) / n)

@@ -8,7 +8,7 @@ from transformers import BertConfig, BertModel
 import attnreg
 from attnreg.experiments.runs.provider_file import read_provider
 from attnreg.provider.saving import describe
-from tests.cases import assert_sentence
+from tests.commands import assert_sentence, ran
 
 SMALL = ["--epochs", 1, "--train-size", 64, "--output-dir", "out"]
 
@@ -157,8 +157,7 @@ def test_what_cannot_be_made_is_one_sentence(cli, tmp_path, monkeypatch, error):
 def test_a_composition_trains_and_goes_on(cli, tmp_path):
     (tmp_path / "p.yaml").write_text(YAML)
     options = ["--save-steps", 1]
-    whole = cli("recipe", "regularize", "--provider", "p.yaml", *SMALL, *options)
-    assert whole.exit_code == 0, whole.output
+    whole = ran(cli("recipe", "regularize", "--provider", "p.yaml", *SMALL, *options))
     assert "The regularizer was active in 1 of 1 steps" in whole.output
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["own"]["provider"].startswith("AttentionDropout(p=0.1, placement='scores') & OnLayers(")
