@@ -1,6 +1,5 @@
 """ConcreteDropout: relaxed masks, entropy, rates that learn."""
 
-import copy
 import math
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 
 import attnreg
 from tests.cases import refused
-from tests.learning import Toy, batch, site, train
+from tests.learning import Toy, assert_survives, batch, site, train
 
 
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
@@ -92,10 +91,7 @@ def test_state_survives_copies_and_folders(tmp_path):
     provider = attnreg.ConcreteDropout({"encoder": 2, "decoder": 2}, 0.3, "head", 4)
     provider.logits.data += torch.randn(4, 4)
     provider(site(stack="decoder", layer=1))
-    provider.save_pretrained(tmp_path / "p")
-    for other in (copy.deepcopy(provider), attnreg.MaskProvider.from_pretrained(tmp_path / "p")):
-        assert torch.equal(other.rates, provider.rates)
-        assert other.config == provider.config
+    assert_survives(provider, tmp_path / "p")
 
 
 test_what_does_not_fit_is_refused = refused(

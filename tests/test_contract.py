@@ -56,6 +56,7 @@ class Traces:
         self.parameters = [(name, id(p)) for name, p in model.named_parameters()]
         self.classes = [(name, type(m)) for name, m in model.named_modules()]
         self.modes = [m.training for m in model.modules()]
+        self.requires_grad = [p.requires_grad for p in model.parameters()]
         self.attributes = [sorted(vars(m)) for m in model.modules()]
         self.hooks = [
             [list(getattr(m, kind)) for kind in vars(m) if "hooks" in kind and getattr(m, kind) is not None]

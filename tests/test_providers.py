@@ -248,10 +248,15 @@ def test_loading_asks_for_the_class_that_calls(tmp_path):
         attnreg.GNetProvider.from_pretrained(tmp_path / "p")
 
 
-def test_saving_again_replaces_the_folder(tmp_path):
+@pytest.mark.parametrize("from_within", [False, True])
+def test_saving_again_replaces_the_folder(tmp_path, monkeypatch, from_within):
+    if from_within:
+        (tmp_path / "p").mkdir()
+        monkeypatch.chdir(tmp_path / "p")
     for p in (0.1, 0.2):
         attnreg.AttentionLayerDrop(p).save_pretrained(tmp_path / "p")
-    assert attnreg.MaskProvider.from_pretrained(tmp_path / "p").p == 0.2
+    for cls in (attnreg.MaskProvider, attnreg.AttentionLayerDrop):
+        assert cls.from_pretrained(tmp_path / "p").p == 0.2
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
 
 
@@ -275,14 +280,6 @@ def test_saving_beside_other_files_is_refused(tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() == b"a model"
 
 
-def test_saving_again_replaces(tmp_path, monkeypatch):
-    (tmp_path / "provider").mkdir()
-    monkeypatch.chdir(tmp_path / "provider")
-    for p in (0.1, 0.2):
-        attnreg.AttentionLayerDrop(p).save_pretrained(tmp_path / "provider")
-    assert attnreg.AttentionLayerDrop.from_pretrained(tmp_path / "provider").p == 0.2
-
-
 @pytest.mark.parametrize("layers", [[99, "a"], [[0]], [None], [0.0], [True]])
 def test_on_layers_that_are_no_indices(layers):
     with pytest.raises(ValueError, match="Expected `layers` of OnLayers to be whole numbers, got"):
@@ -297,6 +294,7 @@ def test_on_layers_that_are_no_indices(layers):
     [
         ({"offset": 0.5}, "Expected `offset` to be a whole number, got 0.5"),
         ({"offset": 2}, r"Expected `offset` to be below `every`, 2, got 2"),
+        ({"offset": -1}, "Expected `offset` to be at least 0, got -1"),
         ({"every": None}, "Expected `every` to be a whole number, got None"),
         ({"every": 0}, "Expected `every` to be at least 1, got 0"),
     ],
