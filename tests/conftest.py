@@ -8,8 +8,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
+from tests.commands import invoke
 from tests.warm import Warm, with_few_dev_rows
 
 # Nothing listens there: no test may reach a network, and finding that out must be quick.
@@ -32,10 +32,8 @@ def pytest_collection_finish():
 @pytest.fixture
 def cli(tmp_path, monkeypatch):
     """Run a command in an empty working folder; gives click's result, with the exception where there was a traceback."""
-    from attnreg.experiments.cli.main import main
-
     monkeypatch.chdir(tmp_path)
-    return lambda *args: CliRunner().invoke(main, [str(arg) for arg in args])
+    return invoke
 
 
 @pytest.fixture(scope="session")
@@ -67,18 +65,7 @@ def real_data():
     return folder
 
 
-LONGEST = (
-    "contract",
-    "compile",
-    "runs",
-    "extremes",
-    "compare",
-    "task_runs",
-    "sweep",
-    "distributed",
-    "outcome",
-    "stopping",
-)
+LONGEST = ("contract", "compile", "runs", "extremes", "compare", "task_runs", "sweep", "distributed", "outcome", "stopping")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):

@@ -1,7 +1,11 @@
 """A toy problem for providers that learn, and what each of them must do on it."""
 
+import copy
+
+import pytest
 import torch
 from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
 from transformers.utils import ModelOutput
 
 import attnreg
@@ -21,6 +25,16 @@ class Toy(nn.Module):
     def forward(self, x):
         out, _ = self.attention(x, x, x, need_weights=False)
         return ModelOutput(loss=self.sign * 10 * out.pow(2).mean(), logits=out)
+
+
+TEXT = {"input_ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), "labels": torch.tensor([0, 1])}
+
+
+def bert():
+    """A tiny classifier of texts."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return BertForSequenceClassification(BertConfig(**sizes, intermediate_size=16)).train()
 
 
 def batch(size=8):
@@ -44,3 +58,23 @@ def train_in_two_passes(model, provider, steps=40, lr=0.05):
 
 def site(**options):
     return attnreg.AttentionSite(**{"shape": (2, 4, 8, 8), "num_layers": 2, **options})
+
+
+def assert_penalty(provider, places, total):
+    """The penalty and its gradient are those of the total, however often masks were drawn at the places."""
+    for _ in range(2):
+        for place in places:
+            provider(place)
+        assert provider.penalty().shape == ()
+        assert provider.penalty().item() == pytest.approx(total.item(), abs=1e-12)
+    ours = torch.autograd.grad(provider.penalty(), list(provider.parameters()))
+    theirs = torch.autograd.grad(total, list(provider.parameters()))
+    assert all((a - b).abs().max() < 1e-12 for a, b in zip(ours, theirs, strict=True))
+
+
+def assert_survives(provider, folder):
+    """Its weights and arguments are those of its copy and of what comes back from a folder."""
+    provider.save_pretrained(folder)
+    for other in (copy.deepcopy(provider), attnreg.MaskProvider.from_pretrained(folder)):
+        assert all(torch.equal(a, b) for a, b in zip(other.parameters(), provider.parameters(), strict=True))
+        assert other.config == provider.config

@@ -54,6 +54,11 @@ def gradients(output, *inputs):
 def assert_same(fast, slow, *inputs, tolerance=1e-12):
     """Outputs and gradients agree within the tolerance."""
     assert fast.shape == slow.shape
-    assert (fast - slow).abs().max() <= tolerance
+    assert (fast - slow).abs().max() < tolerance
     for ours, theirs in zip(gradients(fast, *inputs), gradients(slow, *inputs), strict=True):
-        assert (ours - theirs).abs().max() <= tolerance
+        assert (ours - theirs).abs().max() < tolerance
+
+
+def close(rate, p, n):
+    """Whether the rate of n draws is within five standard errors of the probability."""
+    return abs(float(rate) - p) <= 5 * math.sqrt(p * (1 - p) / n)

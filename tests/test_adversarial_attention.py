@@ -1,6 +1,5 @@
 """AdversarialAttention: masks by single-head attention, a reversed gradient, a price."""
 
-import copy
 import math
 
 import pytest
@@ -10,7 +9,8 @@ from transformers.utils import ModelOutput
 
 import attnreg
 from attnreg import functional
-from tests.learning import Toy, batch, site, train
+from tests.cases import refused
+from tests.learning import Toy, assert_penalty, assert_survives, batch, site, train
 from tests.test_contextual_dropout import looked_at
 
 
@@ -101,14 +101,7 @@ def test_the_price_is_the_share_that_is_masked_of_the_units_that_count(heads):
     for layer, place in enumerate(places):
         masked = 1 - by_loops(provider, layer, place.query, place.key)
         total = total + 2.0 * torch.cat([masked[0].flatten(), masked[1, :3, :3].flatten()]).mean() / 2
-    for _ in range(2):
-        for place in places:
-            provider(place)
-        assert provider.penalty().shape == ()
-        assert provider.penalty().item() == pytest.approx(total.item(), abs=1e-12)
-    ours = torch.autograd.grad(provider.penalty(), list(provider.parameters()))
-    theirs = torch.autograd.grad(total, list(provider.parameters()))
-    assert all((a - b).abs().max() < 1e-12 for a, b in zip(ours, theirs, strict=True))
+    assert_penalty(provider, places, total)
 
 
 class Linear(Toy):
@@ -156,10 +149,7 @@ def test_state_survives_copies_and_folders(tmp_path):
     provider = learned(5, 0.6, price=2.0, sampled=False)
     provider(looked_at())
     provider.penalty().backward()
-    provider.save_pretrained(tmp_path / "p")
-    for other in (copy.deepcopy(provider), attnreg.MaskProvider.from_pretrained(tmp_path / "p")):
-        assert all(torch.equal(a, b) for a, b in zip(other.parameters(), provider.parameters(), strict=True))
-        assert other.config == provider.config
+    assert_survives(provider, tmp_path / "p")
 
 
 def two_sizes():
@@ -168,28 +158,13 @@ def two_sizes():
     return attnreg.AdversarialAttention.for_model(model, example_inputs=(torch.randn(1, 3, 8),))
 
 
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: attnreg.AdversarialAttention(2, 0, 3), "Expected `num_heads` to be at least 1"),
-        (lambda: attnreg.AdversarialAttention(2, 4, 3, 0), "Expected `generator_size` to be at least 1"),
-        (lambda: attnreg.AdversarialAttention(2, 4, 3, initial_keep=1), "Expected `initial_keep` to be a probability"),
-        (lambda: attnreg.AdversarialAttention(2, 4, 3, price=-1), "Expected `price` to be 0 or more"),
-        (
-            lambda: attnreg.AdversarialAttention(3, 4, 3).check([site()], None),
-            "This AdversarialAttention was made for",
-        ),
-        (
-            lambda: attnreg.AdversarialAttention(2, 4, 3)(site()),
-            "AdversarialAttention needs queries, but attention exposes only its scores",
-        ),
-        (
-            lambda: attnreg.AdversarialAttention(2, 5, 3)(looked_at()),
-            "made for 5 heads of size 3, but attention has 4 of size 3",
-        ),
-        (two_sizes, "The size of queries is not the same in all layers"),
-    ],
-)
-def test_what_does_not_fit_is_refused(make, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        make()
+test_what_does_not_fit_is_refused = refused(
+    (lambda: attnreg.AdversarialAttention(2, 0, 3), "Expected `num_heads` to be at least 1"),
+    (lambda: attnreg.AdversarialAttention(2, 4, 3, 0), "Expected `generator_size` to be at least 1"),
+    (lambda: attnreg.AdversarialAttention(2, 4, 3, initial_keep=1), "Expected `initial_keep` to be a probability"),
+    (lambda: attnreg.AdversarialAttention(2, 4, 3, price=-1), "Expected `price` to be 0 or more"),
+    (lambda: attnreg.AdversarialAttention(3, 4, 3).check([site()], None), "This AdversarialAttention was made for"),
+    (lambda: attnreg.AdversarialAttention(2, 4, 3)(site()), "AdversarialAttention needs queries, but attention exposes only its scores"),
+    (lambda: attnreg.AdversarialAttention(2, 5, 3)(looked_at()), "made for 5 heads of size 3, but attention has 4 of size 3"),
+    (two_sizes, "The size of queries is not the same in all layers"),
+)  # fmt: skip

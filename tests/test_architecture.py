@@ -139,10 +139,7 @@ def test_every_package_is_shipped():
     assert set(packages) == found
 
 
-@pytest.mark.parametrize(
-    "package",
-    ["attnreg", "attnreg.training", "attnreg.integrations", "attnreg.experiments", "attnreg.experiments.tasks"],
-)
+@pytest.mark.parametrize("package", ["attnreg", "attnreg.training", "attnreg.integrations", "attnreg.experiments", "attnreg.experiments.tasks"])  # fmt: skip
 def test_public_names_are_all_there(package):
     module = importlib.import_module(package)
     assert sorted(module.__all__) == dir(module)

@@ -63,15 +63,11 @@ def test_hand_written_attention_is_found_and_token_probabilities_are_not():
             {"x": torch.randn(1, 7, 8)},
             r"No attention that can be masked was found in Tagger: .*attention \(attention: its weights come from a function that cannot",
         ),
-        (
-            nn.Linear(2, 2),
-            (torch.zeros(1, 2),),
-            "No attention that can be masked was found in Linear: attnreg sees softmax, .* but not other kernels",
-        ),
+        (nn.Linear(2, 2), (torch.zeros(1, 2),), "No attention that can be masked was found in Linear: attnreg sees softmax, .* but not other kernels"),
         (Tagger(), {"x": torch.randn(1, 7, 9)}, r"Tagger does not run on example inputs \(RuntimeError: "),
         (Tagger(), {"y": 1}, r"Tagger does not run on example inputs \(TypeError: "),
     ],
-)
+)  # fmt: skip
 def test_no_attention_to_be_seen(model, inputs, sentence):
     before = Traces(model)
     with pytest.raises(NoAttentionError, match=sentence):

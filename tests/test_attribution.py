@@ -10,12 +10,10 @@ from torch import nn
 import attnreg
 from attnreg.attribution import explain
 from tests.cases import MODELS, SMALL, TEXT
+from tests.test_contract import Traces
 
 LABELS = ["encoder.0", "encoder.1", "encoder.2"]
-BATCH = {
-    "input_ids": torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 0, 0]]),
-    "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
-}
+BATCH = {"input_ids": torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])}  # fmt: skip
 
 
 def bert(head=hf.BertForSequenceClassification, **options):
@@ -232,16 +230,7 @@ def test_the_shared_layer_of_albert_is_told_apart():
 
 
 def state_of(model):
-    return {
-        "modes": [module.training for module in model.modules()],
-        "requires_grad": [p.requires_grad for p in model.parameters()],
-        "grad": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
-        "hooks": [
-            [list(getattr(m, kind)) for kind in vars(m) if "hooks" in kind and getattr(m, kind) is not None]
-            for m in model.modules()
-        ],
-        "attributes": [sorted(vars(m)) for m in model.modules()],
-    }
+    return {**vars(Traces(model)), "grad": [None if p.grad is None else p.grad.clone() for p in model.parameters()]}
 
 
 def same_state(a, b):

@@ -15,11 +15,7 @@ TOKENS = torch.tensor([[1, -100, 2, 0, 2], [0, 1, -100, -100, -100]])
 HEADS = {
     "classification": (bert, {}, lambda z, b: z.max(-1).values.sum()),
     "gold label": (bert, {"labels": CLASSES}, lambda z, b: z[0, 1] + z[1, 0]),
-    "regression": (
-        lambda: bert(num_labels=1),
-        {"labels": torch.tensor([0.5, -1.0]).double()},
-        lambda z, b: -((z[:, 0] - b["labels"]) ** 2).sum(),
-    ),
+    "regression": (lambda: bert(num_labels=1), {"labels": torch.tensor([0.5, -1.0]).double()}, lambda z, b: -((z[:, 0] - b["labels"]) ** 2).sum()),
     "token classification": (
         lambda: bert(hf.BertForTokenClassification, num_labels=3),
         {"labels": TOKENS},
@@ -36,7 +32,7 @@ HEADS = {
         lambda z, b: sum(z.log_softmax(-1)[i, j, TOKENS[i, j]] for i, j in (TOKENS != -100).nonzero()),
     ),
     "a function": (bert, {}, lambda z, b: z[:, 0].sum()),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cases import assert_sentence
+from tests.commands import assert_sentence
 
 
 def bad(*args, code=1, says=""):

@@ -14,9 +14,7 @@ SMALLEST = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "steps.py" else pytest.mark.slow) for name in SMALLEST]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "steps.py" else pytest.mark.slow) for name in SMALLEST])  # fmt: skip
 def test_a_benchmark_runs_at_its_smallest_size(warm, tmp_path, name):
     code, output = warm.run("-c", RUN, json.dumps([str(FOLDER / name), *SMALLEST[name]]), cwd=tmp_path, timeout=300)
     assert code == 0, output

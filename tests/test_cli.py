@@ -12,7 +12,7 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.cases import assert_sentence
+from tests.commands import assert_sentence, ran
 
 ROOT = Path(__file__).parent.parent
 QUICK = ["--epochs", 1, "--train-size", 64, "--device", "cpu"]
@@ -97,8 +97,7 @@ def test_a_copied_recipe_runs(cli, tmp_path):
     assert cli("copy", "finetune", "mine.py").exit_code == 0
     text = (tmp_path / "mine.py").read_text().replace('@recipe("finetune")', '@recipe("mine")')
     (tmp_path / "mine.py").write_text(text)
-    result = cli("recipe", "mine.py", *QUICK)
-    assert result.exit_code == 0, result.output
+    ran(cli("recipe", "mine.py", *QUICK))
     assert json.loads((tmp_path / "runs/mine-agreement-seed0/config.json").read_text())["recipe"] == "mine"
 
 
@@ -141,8 +140,7 @@ def test_data_formats(cli, tmp_path, suffix):
             write_split(tmp_path / "data", split, rows(), suffix)
         else:
             table.to_csv(path, sep="\t" if suffix == ".tsv" else ",", index=False)
-    result = cli("recipe", "finetune", "--data-dir", "data", "--epochs", 1, "--device", "cpu")
-    assert result.exit_code == 0, result.output
+    ran(cli("recipe", "finetune", "--data-dir", "data", "--epochs", 1, "--device", "cpu"))
 
 
 def test_tab_separated_files_have_no_quotes_and_words_stay_words(tmp_path):
@@ -161,11 +159,7 @@ def test_tab_separated_files_have_no_quotes_and_words_stay_words(tmp_path):
     assert load_splits(get_task("cola"), tmp_path)["train"]["sentence"][:] == ['NA, and "so" on', "NA"]
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [["attention-layerdrop"], ["attendout", "--round-steps", 1, "--game", 1]],
-    ids=["attention-layerdrop", "attendout"],
-)
+@pytest.mark.parametrize("recipe", [["attention-layerdrop"], ["attendout", "--round-steps", 1, "--game", 1]], ids=["attention-layerdrop", "attendout"])  # fmt: skip
 def test_a_model_without_attention(cli, data, without_attention, recipe):
     result = cli("recipe", *recipe, "--data-dir", data, "--model", without_attention, "--max-length", 16, "--epochs", 2)
     assert_sentence(result, 1, "No attention that can be masked was found in FNetForSequenceClassification: ")

@@ -19,6 +19,7 @@ import pytest
 from sklearn.metrics import matthews_corrcoef
 
 from attnreg.experiments.compare import launch
+from tests.commands import invoke, ran, read_lines
 from tests.warm import DEV_ROWS
 
 SMALL = ["--epochs", 1, "--train-size", 64, "--batch-size", 32, "--device", "cpu"]
@@ -50,15 +51,11 @@ def warm_runs(warm):
 @pytest.fixture(scope="module")
 def finished(warm_runs, tmp_path_factory):
     """A finished comparison in its folder, and what was printed."""
-    from click.testing import CliRunner
-
-    from attnreg.experiments.cli.main import main
-
     home = tmp_path_factory.mktemp("comparison")
     before = Path.cwd()
     os.chdir(home)
     try:
-        result = CliRunner().invoke(main, [str(arg) for arg in COMPARE])
+        result = invoke(*COMPARE)
     finally:
         os.chdir(before)
     assert result.exit_code == 0, result.output
@@ -87,8 +84,7 @@ def test_methods_of_one_seed_share_data_order_head_and_evaluation(finished):
     lines = {}
     for name in ("finetune", "ad-drop--q0.5"):
         for seed in (0, 1):
-            with (finished[0] / "study" / name / f"seed{seed}" / "predictions.jsonl").open() as file:
-                lines[name, seed] = [json.loads(line) for line in file]
+            lines[name, seed] = read_lines(finished[0] / "study" / name / f"seed{seed}" / "predictions.jsonl")
     for seed in (0, 1):
         plain, other = lines["finetune", seed], lines["ad-drop--q0.5", seed]
         assert [row["label"] for row in plain] == [row["label"] for row in other]
@@ -100,8 +96,7 @@ def test_methods_of_one_seed_share_data_order_head_and_evaluation(finished):
 
 def test_scores_are_those_of_the_predictions(finished):
     for row in results(finished[0] / "study"):
-        with (finished[0] / "study" / row["folder"] / "predictions.jsonl").open() as file:
-            lines = [json.loads(line) for line in file]
+        lines = read_lines(finished[0] / "study" / row["folder"] / "predictions.jsonl")
         predicted = [int(np.argmax(line["logits"])) for line in lines]
         score = matthews_corrcoef([line["label"] for line in lines], predicted)
         assert float(row["score"]) == pytest.approx(score)
@@ -131,8 +126,7 @@ def test_what_is_finished_is_not_run_again(finished, cli, tmp_path):
     shutil.copytree(finished[0] / "study", tmp_path / "study")
     before = results(tmp_path / "study")
     shutil.rmtree(tmp_path / "study" / "finetune" / "seed1")
-    again = cli(*COMPARE)
-    assert again.exit_code == 0, again.output
+    again = ran(cli(*COMPARE))
     assert re.findall(r"^(.*), seed (\d+): ", again.output, re.M) == [("finetune", "1")]
     assert results(tmp_path / "study") == before
     once_more = cli(*COMPARE)
@@ -154,8 +148,7 @@ def test_another_seed_uses_what_is_there(finished, cli, tmp_path):
     assert all(line.startswith(f"cd {tmp_path} && OMP_NUM_THREADS=1 attnreg recipe ") for line in lines)
     assert "5 runs to start, 0 running" in printed.stderr
     line = next(line for line in lines if "seed2" in line and "finetune" in line)
-    made = cli(*shlex.split(line.partition(" && ")[2])[2:])
-    assert made.exit_code == 0, made.output
+    ran(cli(*shlex.split(line.partition(" && ")[2])[2:]))
     assert (tmp_path / "study" / "finetune" / "seed2" / "result.json").is_file()
 
 
@@ -195,8 +188,7 @@ def test_killed_and_started_again(finished, cli, warm, tmp_path):
     wait_for(lambda: all(map(has_ended, runs)))  # the runs ended with it
     done = {path: path.stat().st_mtime_ns for path in study.rglob("result.json")}
     assert 2 <= len(done) < 8
-    again = cli(*COMPARE)
-    assert again.exit_code == 0, again.output
+    ran(cli(*COMPARE))
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert results(study) == results(finished[0] / "study")
 
@@ -249,25 +241,17 @@ def test_a_run_that_fails_is_named(cli, tmp_path):
         (["ad-drop --q 0.3", "ad-drop  --q 0.3"], "Expected each method once", 2),
         (["finetune", "ad-drop --q 2"], "Invalid value for '--q'", 2),
         (["finetune", "ad-drop --q {0.1,x}"], "Invalid value for '--q'", 2),
-        (
-            ["finetune", "ad-drop --seed 3"],
-            "--seed must be the same for all methods: remove it from 'ad-drop --seed 3'",
-            2,
-        ),
+        (["finetune", "ad-drop --seed 3"], "--seed must be the same for all methods: remove it from 'ad-drop --seed 3'", 2),
         (["finetune", "ad-drop --validation-rows=3"], "--validation-rows must be the same for all methods", 2),
         (["finetune", "ad-drop --task cola"], "--task must be the same for all methods", 2),
-        (
-            ["finetune", "--launcher", "commands", "--jobs", 2],
-            "--jobs is only for --launcher local: remove it for --launcher commands",
-            2,
-        ),
+        (["finetune", "--launcher", "commands", "--jobs", 2], "--jobs is only for --launcher local: remove it for --launcher commands", 2),
         (["finetune", "--baseline", "ad-drop"], "Expected --baseline to be one of the methods, got 'ad-drop'", 2),
         (["finetune", "--seeds", 0], "Invalid value for '--seeds'", 2),
         (["finetune", "--task", "nothing"], "Expected a task among", 2),
         (["finetune", "--output-dir", "full"], "--output-dir full holds files but no comparison", 1),
         ([], "Missing argument 'METHOD...'", 2),
     ],
-)
+)  # fmt: skip
 def test_bad_input(cli, tmp_path, args, message, code):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
@@ -291,8 +275,7 @@ def test_the_numbers_do_not_depend_on_how_many_run_at_a_time(cli, tmp_path):
     seen = []
     for jobs in (1, 3):
         words = ["--epochs", 1, "--train-size", 64, "--seeds", 2, "--threads", 2, "--no-equal-time"]
-        result = cli("compare", "finetune", "attention-dropout", *words, "--jobs", jobs, "--output-dir", f"jobs{jobs}")
-        assert result.exit_code == 0, result.output
+        ran(cli("compare", "finetune", "attention-dropout", *words, "--jobs", jobs, "--output-dir", f"jobs{jobs}"))
         files = sorted((tmp_path / f"jobs{jobs}").glob("*/seed*/predictions.jsonl"))
         seen.append([file.read_text() for file in files])
     assert len(seen[0]) == 4

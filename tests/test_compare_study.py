@@ -228,10 +228,7 @@ def test_data_that_has_changed_is_noticed(tmp_path):
     path = study.runs()[-1].folder / "predictions.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[1:] + lines[:1]))
-    with (
-        study.begun(),
-        pytest.raises(InputError, match=r"ad-drop/seed1 has other dev labels than "),
-    ):
+    with study.begun(), pytest.raises(InputError, match=r"ad-drop/seed1 has other dev labels than "):
         write_report(study)
 
 

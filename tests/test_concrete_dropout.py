@@ -1,13 +1,13 @@
 """ConcreteDropout: relaxed masks, entropy, rates that learn."""
 
-import copy
 import math
 
 import pytest
 import torch
 
 import attnreg
-from tests.learning import Toy, batch, site, train
+from tests.cases import refused
+from tests.learning import Toy, assert_survives, batch, site, train
 
 
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
@@ -91,57 +91,33 @@ def test_state_survives_copies_and_folders(tmp_path):
     provider = attnreg.ConcreteDropout({"encoder": 2, "decoder": 2}, 0.3, "head", 4)
     provider.logits.data += torch.randn(4, 4)
     provider(site(stack="decoder", layer=1))
-    provider.save_pretrained(tmp_path / "p")
-    for other in (copy.deepcopy(provider), attnreg.MaskProvider.from_pretrained(tmp_path / "p")):
-        assert torch.equal(other.rates, provider.rates)
-        assert other.config == provider.config
+    assert_survives(provider, tmp_path / "p")
 
 
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: attnreg.ConcreteDropout(0), "Expected `num_layers` to be at least 1"),
-        (lambda: attnreg.ConcreteDropout({}), "Expected `num_layers` to be at least 1"),
-        (lambda: attnreg.ConcreteDropout(2, 0.0), r"Expected `p` to be a probability in \(0, 1\), got 0.0"),
-        (lambda: attnreg.ConcreteDropout(2, 0.1, "unit"), "Expected `per` to be one of layer, head"),
-        (lambda: attnreg.ConcreteDropout(2, 0.1, "head"), "Expected `num_heads` to be at least 1 for rates per head"),
-        (lambda: attnreg.ConcreteDropout(2, temperature=0), "Expected `temperature` to be above 0, got 0"),
-        (lambda: attnreg.ConcreteDropout(2.0), "Expected `num_layers` to be a whole number, got 2.0"),
-        (lambda: attnreg.ConcreteDropout(2, temperature="x"), "Expected `temperature` to be above 0, got 'x'"),
-        (
-            lambda: attnreg.ConcreteDropout(2, temperature=1e-320),
-            r"Expected `temperature` to be in \[1e-06, 1e.06\], got 1e-320",
-        ),
-        (
-            lambda: attnreg.ConcreteDropout(2, temperature=math.inf),
-            r"Expected `temperature` to be in \[1e-06, 1e.06\], got inf",
-        ),
-        (lambda: attnreg.ConcreteDropout(2, regularizer=-1), "Expected `regularizer` to be 0 or more, got -1"),
-        (
-            lambda: attnreg.ConcreteDropout(2, regularizer=math.inf),
-            "Expected `regularizer` to be at most 1e.06, got inf",
-        ),
-        (lambda: attnreg.ConcreteDropout(2, regularizer=math.nan), "Expected `regularizer` to be 0 or more, got nan"),
-        (
-            lambda: attnreg.ConcreteDropout(3).check([site()], None),
-            "This ConcreteDropout was made for 3 layers, but the model has 2 encoder layers",
-        ),
-        (
-            lambda: attnreg.ConcreteDropout(2).check([site(), site(stack="decoder")], None),
-            "but the model has 2 encoder layers, 2 decoder layers: use `ConcreteDropout.for_model",
-        ),
-        (
-            lambda: attnreg.ConcreteDropout({"encoder": 2}).check([site(stack="decoder")], None),
-            "This ConcreteDropout was made for 2 encoder layers, but",
-        ),
-        (lambda: attnreg.ConcreteDropout({"encoder": 2})(site(stack="decoder")), "but the model has 2 decoder layers"),
-        (lambda: attnreg.ConcreteDropout(2, 0.1, "head", 3)(site()), "has drop rates for 3 heads, but attention has 4"),
-        (
-            lambda: attnreg.ConcreteDropout.for_model(Toy(), stacks=["decoder"], example_inputs=batch()),
-            r"Expected `stacks` among those of the model, \['encoder'\]",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused(make, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        make()
+test_what_does_not_fit_is_refused = refused(
+    (lambda: attnreg.ConcreteDropout(0), "Expected `num_layers` to be at least 1"),
+    (lambda: attnreg.ConcreteDropout({}), "Expected `num_layers` to be at least 1"),
+    (lambda: attnreg.ConcreteDropout(2, 0.0), r"Expected `p` to be a probability in \(0, 1\), got 0.0"),
+    (lambda: attnreg.ConcreteDropout(2, 0.1, "unit"), "Expected `per` to be one of layer, head"),
+    (lambda: attnreg.ConcreteDropout(2, 0.1, "head"), "Expected `num_heads` to be at least 1 for rates per head"),
+    (lambda: attnreg.ConcreteDropout(2, temperature=0), "Expected `temperature` to be above 0, got 0"),
+    (lambda: attnreg.ConcreteDropout(2.0), "Expected `num_layers` to be a whole number, got 2.0"),
+    (lambda: attnreg.ConcreteDropout(2, temperature="x"), "Expected `temperature` to be above 0, got 'x'"),
+    (lambda: attnreg.ConcreteDropout(2, temperature=1e-320), r"Expected `temperature` to be in \[1e-06, 1e.06\], got 1e-320"),
+    (lambda: attnreg.ConcreteDropout(2, temperature=math.inf), r"Expected `temperature` to be in \[1e-06, 1e.06\], got inf"),
+    (lambda: attnreg.ConcreteDropout(2, regularizer=-1), "Expected `regularizer` to be 0 or more, got -1"),
+    (lambda: attnreg.ConcreteDropout(2, regularizer=math.inf), "Expected `regularizer` to be at most 1e.06, got inf"),
+    (lambda: attnreg.ConcreteDropout(2, regularizer=math.nan), "Expected `regularizer` to be 0 or more, got nan"),
+    (lambda: attnreg.ConcreteDropout(3).check([site()], None), "This ConcreteDropout was made for 3 layers, but the model has 2 encoder layers"),
+    (
+        lambda: attnreg.ConcreteDropout(2).check([site(), site(stack="decoder")], None),
+        "but the model has 2 encoder layers, 2 decoder layers: use `ConcreteDropout.for_model",
+    ),
+    (lambda: attnreg.ConcreteDropout({"encoder": 2}).check([site(stack="decoder")], None), "This ConcreteDropout was made for 2 encoder layers, but"),
+    (lambda: attnreg.ConcreteDropout({"encoder": 2})(site(stack="decoder")), "but the model has 2 decoder layers"),
+    (lambda: attnreg.ConcreteDropout(2, 0.1, "head", 3)(site()), "has drop rates for 3 heads, but attention has 4"),
+    (
+        lambda: attnreg.ConcreteDropout.for_model(Toy(), stacks=["decoder"], example_inputs=batch()),
+        r"Expected `stacks` among those of the model, \['encoder'\]",
+    ),
+)  # fmt: skip

@@ -1,16 +1,15 @@
 """ContextualDropout: rates by query, a prior, networks that learn."""
 
-import copy
 import functools
 import math
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
-from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
-from tests.learning import Toy, batch, site, train
+from tests.cases import refused
+from tests.learning import TEXT, Toy, assert_penalty, assert_survives, batch, bert, site, train
 
 
 def looked_at(shape=(2, 4, 5, 6), dtype=torch.float32, **options):
@@ -91,14 +90,7 @@ def test_the_penalty_is_the_mean_divergence_over_real_rows_however_often_masks_w
                     p = predicted(provider.networks[layer], place.query[b, h, i])
                     terms.append(p * (p / 0.2).log() + (1 - p) * ((1 - p) / 0.8).log())
         total = total + 0.5 * torch.stack(terms).mean() / 2
-    for _ in range(2):
-        for place in places:
-            provider(place)
-        assert provider.penalty().shape == ()
-        assert provider.penalty().item() == pytest.approx(total.item(), abs=1e-12)
-    ours = torch.autograd.grad(provider.penalty(), list(provider.parameters()))
-    theirs = torch.autograd.grad(total, list(provider.parameters()))
-    assert all((a - b).abs().max() < 1e-12 for a, b in zip(ours, theirs, strict=True))
+    assert_penalty(provider, places, total)
     provider.step()
     assert provider.penalty() is None
 
@@ -127,16 +119,9 @@ def recomputed(forward, reentrant, *args, **kwargs):
     return checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=reentrant)
 
 
-def bert():
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return BertForSequenceClassification(BertConfig(**sizes, intermediate_size=16)).train()
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("cls", [attnreg.ContextualDropout, attnreg.AdversarialAttention], ids=lambda c: c.__name__)
 def test_the_penalty_under_gradient_checkpointing(cls, reentrant):
-    text = {"input_ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), "labels": torch.tensor([0, 1])}
     found = []
     for checkpointed in (False, True):
         model = bert()
@@ -146,7 +131,7 @@ def test_the_penalty_under_gradient_checkpointing(cls, reentrant):
             for layer in model.bert.encoder.layer if checkpointed else ():
                 layer.forward = functools.partial(recomputed, layer.forward, reentrant)
             torch.manual_seed(3)
-            (model(**text).loss + provider.penalty()).backward()
+            (model(**TEXT).loss + provider.penalty()).backward()
         found.append([p.grad for p in provider.parameters()])
     assert any(grad.abs().max() > 0 for grad in found[0])
     for plain, again in zip(*found, strict=True):
@@ -157,31 +142,19 @@ def test_state_survives_copies_and_folders(tmp_path):
     provider = learned(0.3, 0.2, 5)
     provider(looked_at())
     provider.penalty().backward()
-    provider.save_pretrained(tmp_path / "p")
-    for other in (copy.deepcopy(provider), attnreg.MaskProvider.from_pretrained(tmp_path / "p")):
-        assert all(torch.equal(a, b) for a, b in zip(other.parameters(), provider.parameters(), strict=True))
-        assert other.config == provider.config
+    assert_survives(provider, tmp_path / "p")
 
 
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: attnreg.ContextualDropout(2, 0), "Expected `head_size` to be at least 1, got 0"),
-        (lambda: attnreg.ContextualDropout(2, 3, 1.0), r"Expected `p` to be a probability in \(0, 1\), got 1.0"),
-        (lambda: attnreg.ContextualDropout(2, 3, prior=0), r"Expected `prior` to be a probability in \(0, 1\), got 0"),
-        (lambda: attnreg.ContextualDropout(2, 3, hidden_size=0), "Expected `hidden_size` to be at least 1"),
-        (lambda: attnreg.ContextualDropout(2, 3, regularizer=-1), "Expected `regularizer` to be 0 or more"),
-        (lambda: attnreg.ContextualDropout(3, 3).check([site()], None), "This ContextualDropout was made for"),
-        (
-            lambda: attnreg.ContextualDropout(2, 3)(site()),
-            "ContextualDropout needs queries, but attention exposes only its scores",
-        ),
-        (lambda: attnreg.ContextualDropout(2, 4)(looked_at()), r"heads of size 4, but attention has 4 of size 3"),
-    ],
-)
-def test_what_does_not_fit_is_refused(make, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        make()
+test_what_does_not_fit_is_refused = refused(
+    (lambda: attnreg.ContextualDropout(2, 0), "Expected `head_size` to be at least 1, got 0"),
+    (lambda: attnreg.ContextualDropout(2, 3, 1.0), r"Expected `p` to be a probability in \(0, 1\), got 1.0"),
+    (lambda: attnreg.ContextualDropout(2, 3, prior=0), r"Expected `prior` to be a probability in \(0, 1\), got 0"),
+    (lambda: attnreg.ContextualDropout(2, 3, hidden_size=0), "Expected `hidden_size` to be at least 1"),
+    (lambda: attnreg.ContextualDropout(2, 3, regularizer=-1), "Expected `regularizer` to be 0 or more"),
+    (lambda: attnreg.ContextualDropout(3, 3).check([site()], None), "This ContextualDropout was made for"),
+    (lambda: attnreg.ContextualDropout(2, 3)(site()), "ContextualDropout needs queries, but attention exposes only its scores"),
+    (lambda: attnreg.ContextualDropout(2, 4)(looked_at()), r"heads of size 4, but attention has 4 of size 3"),
+)  # fmt: skip
 
 
 def test_a_model_that_comes_to_write_its_attention_out_is_refused_in_the_forward_pass():

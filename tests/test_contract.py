@@ -19,9 +19,7 @@ from tests.cases import MODELS, output, pairs, refusal
 
 rows = pytest.mark.parametrize(("case", "provider_case"), pairs(), ids=lambda x: str(x))
 some_rows = pytest.mark.parametrize(("case", "provider_case"), pairs(on_few=True), ids=lambda x: str(x))
-portable = pytest.mark.parametrize(
-    ("case", "provider_case"), pairs(lambda p: p.portable, on_few=True), ids=lambda x: str(x)
-)
+portable = pytest.mark.parametrize(("case", "provider_case"), pairs(lambda p: p.portable, on_few=True), ids=lambda x: str(x))  # fmt: skip
 models = pytest.mark.parametrize("case", MODELS, ids=str)
 
 
@@ -58,6 +56,7 @@ class Traces:
         self.parameters = [(name, id(p)) for name, p in model.named_parameters()]
         self.classes = [(name, type(m)) for name, m in model.named_modules()]
         self.modes = [m.training for m in model.modules()]
+        self.requires_grad = [p.requires_grad for p in model.parameters()]
         self.attributes = [sorted(vars(m)) for m in model.modules()]
         self.hooks = [
             [list(getattr(m, kind)) for kind in vars(m) if "hooks" in kind and getattr(m, kind) is not None]
@@ -203,10 +202,7 @@ def test_gradient_checkpointing_sees_the_same_masks(case, provider_case):
 @some_rows
 def test_autocast_to_bfloat16(case, provider_case):
     model, batch = case.build(), case.batch()
-    with (
-        attnreg.attach(model, provider_case.make(model)),
-        torch.autocast("cpu", torch.bfloat16),
-    ):
+    with attnreg.attach(model, provider_case.make(model)), torch.autocast("cpu", torch.bfloat16):
         out, grads = run(model, batch)
     assert out.isfinite().all()
     assert all(grad.isfinite().all() for grad in grads if grad is not None)

@@ -88,15 +88,7 @@ def test_attention_that_is_not_square(form):
     assert site.info.shares_keys == (form is not handwritten.local)
 
 
-FORMS = [
-    *handwritten.SAME,
-    *OTHERS,
-    handwritten.pieces,
-    handwritten.halves_of_values,
-    handwritten.differential,
-    handwritten.twice,
-    handwritten.probabilities,
-]
+FORMS = [*handwritten.SAME, *OTHERS, handwritten.pieces, handwritten.halves_of_values, handwritten.differential, handwritten.twice, handwritten.probabilities]  # fmt: skip
 
 
 @pytest.mark.parametrize("check", [*CHECKS, "no trace"])
@@ -163,9 +155,7 @@ def test_cross_attention_is_known_though_the_lengths_are_the_same():
     assert [site.info.stack for site in discover(attention, (x, x.clone(), x)).sites] == ["cross"]
 
 
-@pytest.mark.parametrize(
-    "form", [handwritten.log_softmax, handwritten.sigmoid, handwritten.exp_over_sum], ids=lambda form: form.__name__
-)
+@pytest.mark.parametrize("form", [handwritten.log_softmax, handwritten.sigmoid, handwritten.exp_over_sum], ids=lambda form: form.__name__)  # fmt: skip
 def test_attention_that_cannot_be_masked_is_said(form):
     with pytest.warns(CoverageWarning, match=r"Attention is not masked in 1 module\(s\) of Layers: layers\.0"):
         handle = attnreg.attach(layers(form), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
@@ -183,12 +173,9 @@ def test_attention_that_cannot_be_masked_is_said(form):
 
 @pytest.mark.parametrize(
     ("form", "reason"),
-    [
-        (handwritten.gate, "its scores are not products of queries and keys"),
-        (handwritten.probabilities, "its scores are not products of queries and keys"),
-    ],
+    [(handwritten.gate, "its scores are not products of queries and keys"), (handwritten.probabilities, "its scores are not products of queries and keys")],
     ids=["gate", "probabilities"],
-)
+)  # fmt: skip
 def test_what_only_looks_like_attention_is_left_out_and_listed(form, reason):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -10,7 +10,7 @@ import pytest
 import transformers as hf
 
 from attnreg.experiments.tasks import get_task, load_model
-from tests.cases import assert_sentence
+from tests.commands import assert_sentence, read_lines
 
 RECIPES = {"finetune": [], "ad-drop": ["--q", 1], "attendout": ["--round-steps", 2, "--no-baseline"]}
 RECIPES |= {"r-drop": [], "mixout": ["--p", 0]}
@@ -30,10 +30,6 @@ def start(folder, *words):
 
 def recipe(name, *args):
     return ["-m", "attnreg", "recipe", name, *RECIPES[name], *args, "--device", "cpu"]
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def assert_close(a, b, within=1e-5):
@@ -62,9 +58,7 @@ def model(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "name", ["finetune", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ad-drop", "r-drop", "mixout"))]
-)
+@pytest.mark.parametrize("name", ["finetune", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ad-drop", "r-drop", "mixout"))])  # fmt: skip
 def test_a_recipe_in_two_processes_is_the_recipe_in_one(warm, tmp_path, model, name):
     args = ["--model", model, "--epochs", 2, "--train-size", 256, "--learning-rate", 1e-3]
     for processes in (1, 2):
@@ -73,7 +67,7 @@ def test_a_recipe_in_two_processes_is_the_recipe_in_one(warm, tmp_path, model, n
         assert code == 0, output
     one, two = (tmp_path / f"out{processes}" for processes in (1, 2))
     for file in ("telemetry.jsonl", "metrics.jsonl", "predictions.jsonl"):
-        mine, theirs = lines(one / file), lines(two / file)
+        mine, theirs = read_lines(one / file), read_lines(two / file)
         # Each process takes the share of its own units, so the mean of both is not quite the share of all.
         rates = [[record.pop("drop_rate", {}) for record in records] for records in (mine, theirs)]
         for record in (*mine, *theirs):
@@ -122,7 +116,7 @@ def test_attendout_with_chance_is_stopped_and_goes_on_in_two_processes(warm, tmp
     code, output = start(tmp_path, *again)
     assert code == 0, output
     for file in ("telemetry.jsonl", "metrics.jsonl", "predictions.jsonl"):
-        assert_close(lines(tmp_path / "part" / file), lines(tmp_path / "whole" / file))
+        assert_close(read_lines(tmp_path / "part" / file), read_lines(tmp_path / "whole" / file))
     rows = [json.loads((tmp_path / run / "result.json").read_text())["forward_rows"] for run in ("part", "whole")]
     assert rows[0] == rows[1] > 2 * 4 * 180
 

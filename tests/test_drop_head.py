@@ -8,12 +8,9 @@ from torch import nn
 
 import attnreg
 from attnreg import functional
+from tests.reference import close
 
 SITE = attnreg.AttentionSite(shape=(5000, 4, 3, 3), num_layers=2)
-
-
-def close(rate, p, n):
-    return abs(float(rate) - p) <= 5 * math.sqrt(p * (1 - p) / n)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])

@@ -1,9 +1,8 @@
 """Every provider from the command line: it trains, and the loss falls."""
 
-import json
-
 import pytest
 
+from tests.commands import ran, read_lines
 from tests.provider_cases import BUILT_IN, CASES
 
 FIRST = {case.outermost: case for case in reversed(CASES)}
@@ -16,9 +15,8 @@ def test_none_is_missing():
 
 
 def losses(cli, tmp_path, *args):
-    result = cli("recipe", *args, *OPTIONS, "--output-dir", "out")
-    assert result.exit_code == 0, result.output
-    lines = [json.loads(line) for line in (tmp_path / "out" / "telemetry.jsonl").read_text().splitlines()]
+    result = ran(cli("recipe", *args, *OPTIONS, "--output-dir", "out"))
+    lines = read_lines(tmp_path / "out" / "telemetry.jsonl")
     return result.output, [line["loss"] for line in lines]
 
 

@@ -40,16 +40,10 @@ def test_two_samples_in_the_precision_of_the_model():
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        (
-            "perceiver",
-            r"The inputs of PerceiverModel are unknown. Pass the arguments of one forward pass with two samples",
-        ),
-        (
-            "qwen2_vl_vision",
-            r"does not run on example inputs \(.*\)\. Pass inputs that it accepts: `attach\(..., example_inputs=",
-        ),
+        ("perceiver", r"The inputs of PerceiverModel are unknown. Pass the arguments of one forward pass with two samples"),
+        ("qwen2_vl_vision", r"does not run on example inputs \(.*\)\. Pass inputs that it accepts: `attach\(..., example_inputs="),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_known_is_asked_for(name, sentence):
     with pytest.raises(NoAttentionError, match=sentence):
         discover(ZOO[name].make())

@@ -8,7 +8,7 @@ from transformers import BertConfig, BertModel
 import attnreg
 from attnreg.experiments.runs.provider_file import read_provider
 from attnreg.provider.saving import describe
-from tests.cases import assert_sentence
+from tests.commands import assert_sentence, ran
 
 SMALL = ["--epochs", 1, "--train-size", 64, "--output-dir", "out"]
 
@@ -24,30 +24,18 @@ def bert():
         ("AttentionDropout(0.1,placement='scores')", lambda: attnreg.AttentionDropout(0.1, placement="scores")),
         (
             "AttentionDropout(.1, 'scores', rescale=False) & (AttentionLayerDrop(p=1e-1) & AttentionLayerDrop(1))",
-            lambda: (
-                attnreg.AttentionDropout(0.1, "scores", rescale=False)
-                & attnreg.AttentionLayerDrop(0.1)
-                & attnreg.AttentionLayerDrop(1)
-            ),
+            lambda: attnreg.AttentionDropout(0.1, "scores", rescale=False) & attnreg.AttentionLayerDrop(0.1) & attnreg.AttentionLayerDrop(1),
         ),
         (
             "OnLayers(CrossTuning(AttentionLayerDrop(0.2) & AttentionDropout(0.3), every=3), [0, -1])",
-            lambda: attnreg.OnLayers(
-                attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.2) & attnreg.AttentionDropout(0.3), every=3), [0, -1]
-            ),
+            lambda: attnreg.OnLayers(attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.2) & attnreg.AttentionDropout(0.3), every=3), [0, -1]),
         ),
         ("Compose(AttentionDropout(0.5))", lambda: attnreg.Compose(attnreg.AttentionDropout(0.5))),
-        (
-            "BernoulliScheduleProvider([(0, 0.2), (1, 0.0)])",
-            lambda: attnreg.BernoulliScheduleProvider([(0, 0.2), (1, 0.0)], total_steps=7),
-        ),
-        (
-            "BernoulliScheduleProvider([[0, 0.2], [1, 0.0]], total_steps=3)",
-            lambda: attnreg.BernoulliScheduleProvider([[0, 0.2], [1, 0.0]], total_steps=3),
-        ),
+        ("BernoulliScheduleProvider([(0, 0.2), (1, 0.0)])", lambda: attnreg.BernoulliScheduleProvider([(0, 0.2), (1, 0.0)], total_steps=7)),
+        ("BernoulliScheduleProvider([[0, 0.2], [1, 0.0]], total_steps=3)", lambda: attnreg.BernoulliScheduleProvider([[0, 0.2], [1, 0.0]], total_steps=3)),
         ("GNetProvider(initial_keep=0.8)", lambda: attnreg.GNetProvider.for_model(bert(), initial_keep=0.8)),
     ],
-)
+)  # fmt: skip
 def test_the_text_says_what_is_built(text, provider):
     parsed = attnreg.parse_provider(text, bert(), total_steps=7)
     assert json.dumps(describe(parsed)) == json.dumps(describe(provider()))
@@ -169,8 +157,7 @@ def test_what_cannot_be_made_is_one_sentence(cli, tmp_path, monkeypatch, error):
 def test_a_composition_trains_and_goes_on(cli, tmp_path):
     (tmp_path / "p.yaml").write_text(YAML)
     options = ["--save-steps", 1]
-    whole = cli("recipe", "regularize", "--provider", "p.yaml", *SMALL, *options)
-    assert whole.exit_code == 0, whole.output
+    whole = ran(cli("recipe", "regularize", "--provider", "p.yaml", *SMALL, *options))
     assert "The regularizer was active in 1 of 1 steps" in whole.output
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["own"]["provider"].startswith("AttentionDropout(p=0.1, placement='scores') & OnLayers(")

@@ -34,11 +34,7 @@ KEEP = {
     "nothing": torch.tensor(False),
     "everything": torch.tensor(True),
 }
-BIAS = {
-    "no bias": None,
-    "bias": torch.randn(1, H, Q, K, dtype=torch.float64),
-    "one row": torch.randn(1, 1, 1, K).double(),
-}
+BIAS = {"no bias": None, "bias": torch.randn(1, H, Q, K, dtype=torch.float64), "one row": torch.randn(1, 1, 1, K).double()}  # fmt: skip
 combinations = [
     pytest.mark.parametrize("valid", VALID.values(), ids=VALID),
     pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP),

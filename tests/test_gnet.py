@@ -331,10 +331,7 @@ def test_characters_have_no_table():
 )
 def test_inputs_that_do_not_fit(batch, error, sentence):
     model = CASES["bert"].build()
-    with (
-        attnreg.attach(model, attnreg.GNetProvider.for_model(model)),
-        pytest.raises(error, match=sentence),
-    ):
+    with attnreg.attach(model, attnreg.GNetProvider.for_model(model)), pytest.raises(error, match=sentence):
         model(**batch)
 
 

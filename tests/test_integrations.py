@@ -67,12 +67,9 @@ VARIANTS = {
     "plain": {},
     "gradient accumulation": {"gradient_accumulation_steps": 2},
     "bf16": {"bf16": True},
-    "gradient checkpointing": {
-        "activation_checkpointing": True,
-        "activation_checkpointing_kwargs": {"use_reentrant": False},
-    },
+    "gradient checkpointing": {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}},
     "label smoothing": {"label_smoothing_factor": 0.1},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -264,9 +264,7 @@ def test_parameters_alone_need_more_than_the_stock_trainer(tmp_path):
     callback.add_to(hf.Trainer(model, arguments(tmp_path)))
 
 
-@pytest.mark.parametrize(
-    "expression", ["HeadMask(1)", "UniDrop()", "DropHead(0.2) & GNetProvider()", "AttributionProvider(method='random')"]
-)
+@pytest.mark.parametrize("expression", ["HeadMask(1)", "UniDrop()", "DropHead(0.2) & GNetProvider()", "AttributionProvider(method='random')"])  # fmt: skip
 def test_masks_alone_work_in_the_stock_trainer(tmp_path, expression):
     trainer = in_stock_trainer(tmp_path, expression)
     trainer.train()

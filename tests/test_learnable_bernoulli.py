@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
-from tests.learning import Toy, batch, site, train_in_two_passes
+from tests.cases import refused
+from tests.learning import TEXT, Toy, batch, bert, site, train_in_two_passes
 
 
 class Tiny(nn.Module):
@@ -97,15 +97,6 @@ def test_noise_counts_units_that_count_by_head():
     uniform = torch.rand(1, 2, 3, 3)
     slow = [sum(uniform[0, h, i, j].item() - 0.5 for i in range(2) for j in range(2)) for h in range(2)]
     assert provider._noise[0].tolist() == pytest.approx(slow, abs=1e-6)
-
-
-def bert(**options):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return BertForSequenceClassification(BertConfig(**sizes, intermediate_size=16, **options)).train()
-
-
-TEXT = {"input_ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), "labels": torch.tensor([0, 1])}
 
 
 def test_both_runs_have_the_same_noise_and_leave_no_trace():
@@ -208,15 +199,9 @@ def test_state_survives_copies_and_folders(tmp_path):
     assert attnreg.is_attached(copied)
 
 
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: attnreg.LearnableBernoulli(2, 1.0), r"Expected `p` to be a probability in \(0, 1\), got 1.0"),
-        (lambda: attnreg.LearnableBernoulli(2, placement="q"), "Expected `placement` to be one of weights, scores"),
-        (lambda: attnreg.LearnableBernoulli(2, regularizer=-0.5), "Expected `regularizer` to be 0 or more"),
-        (lambda: attnreg.LearnableBernoulli(3).check([site()], None), "This LearnableBernoulli was made for"),
-    ],
+test_what_does_not_fit_is_refused = refused(
+    (lambda: attnreg.LearnableBernoulli(2, 1.0), r"Expected `p` to be a probability in \(0, 1\), got 1.0"),
+    (lambda: attnreg.LearnableBernoulli(2, placement="q"), "Expected `placement` to be one of weights, scores"),
+    (lambda: attnreg.LearnableBernoulli(2, regularizer=-0.5), "Expected `regularizer` to be 0 or more"),
+    (lambda: attnreg.LearnableBernoulli(3).check([site()], None), "This LearnableBernoulli was made for"),
 )
-def test_what_does_not_fit_is_refused(make, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        make()

@@ -9,7 +9,7 @@ import torch
 from attnreg.errors import InputError
 from attnreg.experiments.tasks import TASKS, get_task, load_model, load_splits
 from attnreg.experiments.tasks.kinds import kind_class
-from tests.cases import assert_sentence
+from tests.commands import assert_sentence, invoke, ran, read_lines
 
 SMALL = ["--epochs", 2, "--train-size", 128, "--output-dir", "out"]
 
@@ -57,24 +57,17 @@ def test_a_batch_always_has_something_to_guess(kind, encoded):
         assert (kind.collate([encoded[0]])["labels"] != -100).any()
 
 
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-@pytest.mark.parametrize(
-    "provider", [[], ["--provider", "AttentionDropout(0.1, 'scores') & HeadMask(1, 'importance')"]]
-)
+@pytest.mark.parametrize("provider", [[], ["--provider", "AttentionDropout(0.1, 'scores') & HeadMask(1, 'importance')"]])  # fmt: skip
 def test_pre_training_goes_on_to_the_same_end(cli, tmp_path, provider):
-    whole = cli("recipe", "pretrain", *SMALL[:-1], "whole", *provider)
-    assert whole.exit_code == 0, whole.output
+    whole = ran(cli("recipe", "pretrain", *SMALL[:-1], "whole", *provider))
     assert "Perplexity of the hidden words: " in whole.output
     stopped = cli("recipe", "pretrain", *SMALL, *provider, "--save-steps", 1)
     assert stopped.exit_code == 0
     checkpoints = sorted((tmp_path / "out" / "checkpoints").glob("step-*"))
     assert len(checkpoints) >= 1
     for name in ("metrics.jsonl", "predictions.jsonl"):
-        assert lines(tmp_path / "out" / name) == lines(tmp_path / "whole" / name)
-    record = next(row for row in lines(tmp_path / "out" / "predictions.jsonl") if row["label"])
+        assert read_lines(tmp_path / "out" / name) == read_lines(tmp_path / "whole" / name)
+    record = next(row for row in read_lines(tmp_path / "out" / "predictions.jsonl") if row["label"])
     assert len(record["label"]) == len(record["prediction"])
 
 
@@ -98,19 +91,13 @@ def test_training_draws_anew_in_each_epoch_and_evaluation_never(kind, encoded):
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
     """A model that was pre-trained here."""
-    from click.testing import CliRunner
-
-    from attnreg.experiments.cli.main import main
-
     folder = tmp_path_factory.mktemp("pretrained") / "out"
-    result = CliRunner().invoke(main, [str(arg) for arg in ["recipe", "pretrain", *SMALL[:-1], folder]])
-    assert result.exit_code == 0, result.output
+    ran(invoke("recipe", "pretrain", *SMALL[:-1], folder))
     return folder / "model"
 
 
 def test_what_is_pre_trained_is_fine_tuned(cli, pretrained):
-    result = cli("recipe", "finetune", "--model", pretrained, *SMALL[:-1], "tuned")
-    assert result.exit_code == 0, result.output
+    ran(cli("recipe", "finetune", "--model", pretrained, *SMALL[:-1], "tuned"))
 
 
 def test_a_corpus_of_ones_own(cli, pretrained, tmp_path):
@@ -131,8 +118,7 @@ def test_a_corpus_of_ones_own(cli, pretrained, tmp_path):
         "--max-length",
         32,
     ]
-    result = cli("recipe", "pretrain", "--model", pretrained, *own, "--epochs", 1, "--output-dir", "own")
-    assert result.exit_code == 0, result.output
+    ran(cli("recipe", "pretrain", "--model", pretrained, *own, "--epochs", 1, "--output-dir", "own"))
     assert json.loads((tmp_path / "own" / "result.json").read_text())["rows"] == 64
 
 
@@ -162,10 +148,9 @@ def test_a_corpus_with_empty_lines(cli, pretrained, tmp_path):
     for split in ("train", "validation"):
         texts = [text for row in corpus(split)[:8] for text in (row["sentence"], "", "", " ")]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    result = cli("recipe", "pretrain", *own, "--output-dir", "own")
-    assert result.exit_code == 0, result.output
+    ran(cli("recipe", "pretrain", *own, "--output-dir", "own"))
     assert json.loads((tmp_path / "own" / "result.json").read_text())["rows"] == 8
-    assert len(lines(tmp_path / "own" / "predictions.jsonl")) == 8
+    assert len(read_lines(tmp_path / "own" / "predictions.jsonl")) == 8
     (tmp_path / "train.jsonl").write_text("\n".join([json.dumps({"text": ""})] * 3))
     result = cli("recipe", "pretrain", *own, "--output-dir", "none")
     assert_sentence(result, 1, "None of 3 rows has a token to predict in column text: check the text")

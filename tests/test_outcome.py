@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,19 +15,15 @@ from attnreg.experiments.runs.telemetry import Telemetry
 from attnreg.experiments.tasks import get_task, load_model, load_splits
 from attnreg.experiments.tasks.metrics import calibration_error
 from attnreg.training import AttackerDefender, FineTuning, StepResult, TwoPass
+from tests.commands import ran, read_lines
 
 SMALL = ["--train-size", 64, "--batch-size", 32, "--device", "cpu", "--output-dir", "out"]
 
 
-def lines(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
-
-
 def test_result_and_predictions(cli, tmp_path):
-    result = cli("recipe", "ad-drop", *SMALL, "--epochs", 2)
-    assert result.exit_code == 0, result.output
+    result = ran(cli("recipe", "ad-drop", *SMALL, "--epochs", 2))
     got = json.loads((tmp_path / "out" / "result.json").read_text())
-    last = lines("out/metrics.jsonl")[-1]
+    last = read_lines("out/metrics.jsonl")[-1]
     error = got["dev"].pop("calibration_error")
     assert got["dev"] == pytest.approx({name: last[name] for name in got["dev"]})
     # One plain epoch and one of two passes, which go forward and back twice each.
@@ -36,7 +31,7 @@ def test_result_and_predictions(cli, tmp_path):
     assert (got["rows"], got["steps"], got["active_steps"]) == (64, 4, 2)
     assert 0 < got["training_seconds"] < got["seconds"]
     assert got["peak_memory_bytes"] > 10**8
-    predictions = lines("out/predictions.jsonl")
+    predictions = read_lines("out/predictions.jsonl")
     labels = load_splits(get_task("agreement"))["validation"]["label"]
     assert [line["label"] for line in predictions] == list(labels)
     logits = torch.tensor([line["logits"] for line in predictions])
@@ -66,7 +61,7 @@ def test_a_regularizer_that_does_nothing_is_told(cli):
 
 def test_evaluations_in_between_can_be_spared(cli):
     cli("recipe", "finetune", *SMALL, "--epochs", 5, "--evaluate-every", 2)
-    assert [record["epoch"] for record in lines("out/metrics.jsonl")] == [2, 4, 5]
+    assert [record["epoch"] for record in read_lines("out/metrics.jsonl")] == [2, 4, 5]
 
 
 @pytest.mark.slow
@@ -92,10 +87,10 @@ def test_tensorboard_gets_the_telemetry_and_the_scores(cli, tmp_path):
     events = EventAccumulator(str(tmp_path / "out" / "attnreg"))
     events.Reload()
     scalars = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    telemetry = lines("out/telemetry.jsonl")
+    telemetry = read_lines("out/telemetry.jsonl")
     rates = [(line["step"], line["drop_rate"]["encoder.1"]) for line in telemetry if line["drop_rate"]]
     assert scalars["drop_rate/encoder.1"] == [(step, pytest.approx(rate)) for step, rate in rates]
-    scores = [(r["step"], r["loss"]) for r in lines("out/metrics.jsonl") if r["network"] == "attacker"]
+    scores = [(r["step"], r["loss"]) for r in read_lines("out/metrics.jsonl") if r["network"] == "attacker"]
     assert scalars["dev/attacker/loss"] == [(step, pytest.approx(loss)) for step, loss in scores]
     assert "reward" in scalars
 

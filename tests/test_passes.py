@@ -110,9 +110,7 @@ def test_an_error_in_a_pass_ends_it():
         assert handle.mode is None
 
 
-@pytest.mark.parametrize(
-    "provider", [attnreg.AttentionLayerDrop(0.5), attnreg.LayerDrop(0.5)], ids=["attention", "block"]
-)
+@pytest.mark.parametrize("provider", [attnreg.AttentionLayerDrop(0.5), attnreg.LayerDrop(0.5)], ids=["attention", "block"])  # fmt: skip
 def test_rates_under_checkpointing_are_those_of_the_forward_pass(provider):
     model, batch = BERT.build(), BERT.batch()
     for block in BERT.blocks(model):

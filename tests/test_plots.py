@@ -15,14 +15,10 @@ from attnreg.experiments.plots.attention import plot_attention
 from attnreg.experiments.plots.seeds import plot_seeds
 from attnreg.experiments.plots.style import COLORS, styles
 from attnreg.experiments.runs.reader import RunReader
+from tests.commands import invoke, ran
 
 SMALL = ["--epochs", 2, "--train-size", 256, "--validation-rows", 64, "--batch-size", 32, "--device", "cpu"]
-RECIPES = {
-    "finetune": [],
-    "ad-drop": ["--p", 0.5, "--q", 0.4],
-    "attendout": ["--round-steps", 2, "--game", 1],
-    "attention-layerdrop": ["--drop-rate", 0.5],
-}
+RECIPES = {"finetune": [], "ad-drop": ["--p", 0.5, "--q", 0.4], "attendout": ["--round-steps", 2, "--game", 1], "attention-layerdrop": ["--drop-rate", 0.5]}  # fmt: skip
 PICTURES = {
     "finetune": ["convergence"],
     "ad-drop": ["attention", "convergence", "drop_rates"],
@@ -33,15 +29,10 @@ PICTURES = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    from click.testing import CliRunner
-
-    from attnreg.experiments.cli.main import main
-
     folder = tmp_path_factory.mktemp("plotted")
     for name, options in RECIPES.items():
         args = ["recipe", name, *SMALL, *options, "--output-dir", folder / name]
-        result = CliRunner().invoke(main, [str(arg) for arg in args])
-        assert result.exit_code == 0, result.output
+        ran(invoke(*args))
     return folder
 
 
@@ -69,15 +60,10 @@ def figures():
 @pytest.fixture(scope="module")
 def drawn(runs):
     """For each run what the command printed, and its figures."""
-    from click.testing import CliRunner
-
-    from attnreg.experiments.cli.main import main
-
     pictures = {}
     for name in RECIPES:
         with keeping() as saved:
-            result = CliRunner().invoke(main, ["plot", str(runs / name)])
-        assert result.exit_code == 0, result.output
+            result = ran(invoke("plot", runs / name))
         pictures[name] = result.stdout, saved
     return pictures
 

@@ -1,7 +1,6 @@
 """What each provider draws."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -12,13 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnreg
 from attnreg.provider.saving import build, describe
+from tests.cases import refused
 from tests.provider_cases import PROVIDERS
+from tests.reference import close
 
 SITE = attnreg.AttentionSite(shape=(4, 8, 30, 30), num_layers=3)
-
-
-def close(rate, p, n):
-    return abs(float(rate) - p) <= 5 * math.sqrt(p * (1 - p) / n)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.7, 1.0])
@@ -89,27 +86,21 @@ def test_schedule_goes_on_where_it_was(tmp_path):
     assert again.rates.tolist() == [0.5]
 
 
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: attnreg.AttentionDropout(1.5), r"Expected `p` to be a probability in \[0, 1\], got 1.5"),
-        (lambda: attnreg.AttentionDropout(float("nan")), "got nan"),
-        (lambda: attnreg.AttentionDropout("0.1"), "got '0.1'"),
-        (lambda: attnreg.AttentionDropout(0.1, placement="logits"), "Expected `placement` to be one of"),
-        (lambda: attnreg.AttentionLayerDrop(-0.1), "Expected `p`"),
-        (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1), (1, 1.2)], 10), "Expected `p of a knot`"),
-        (lambda: attnreg.BernoulliScheduleProvider([(1, 0.1), (0, 0.2)], 10), "in ascending order of progress"),
-        (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1, 3)], 10), "Expected a list of"),
-        (lambda: attnreg.BernoulliScheduleProvider([], 10), "Expected `schedule`"),
-        (lambda: attnreg.BernoulliScheduleProvider(0.1, 10), "Expected `schedule`"),
-        (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1)], 0), "Expected `total_steps`"),
-        (lambda: attnreg.GNetProvider(10, 4, 0), "Expected `num_layers` to be at least 1"),
-        (lambda: attnreg.GNetProvider(10, 4, 2, initial_keep=1.0), "Expected `initial_keep`"),
-    ],
+test_arguments_out_of_range = refused(
+    (lambda: attnreg.AttentionDropout(1.5), r"Expected `p` to be a probability in \[0, 1\], got 1.5"),
+    (lambda: attnreg.AttentionDropout(float("nan")), "got nan"),
+    (lambda: attnreg.AttentionDropout("0.1"), "got '0.1'"),
+    (lambda: attnreg.AttentionDropout(0.1, placement="logits"), "Expected `placement` to be one of"),
+    (lambda: attnreg.AttentionLayerDrop(-0.1), "Expected `p`"),
+    (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1), (1, 1.2)], 10), "Expected `p of a knot`"),
+    (lambda: attnreg.BernoulliScheduleProvider([(1, 0.1), (0, 0.2)], 10), "in ascending order of progress"),
+    (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1, 3)], 10), "Expected a list of"),
+    (lambda: attnreg.BernoulliScheduleProvider([], 10), "Expected `schedule`"),
+    (lambda: attnreg.BernoulliScheduleProvider(0.1, 10), "Expected `schedule`"),
+    (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1)], 0), "Expected `total_steps`"),
+    (lambda: attnreg.GNetProvider(10, 4, 0), "Expected `num_layers` to be at least 1"),
+    (lambda: attnreg.GNetProvider(10, 4, 2, initial_keep=1.0), "Expected `initial_keep`"),
 )
-def test_arguments_out_of_range(make, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        make()
 
 
 def test_a_schedule_for_another_number_of_layers_is_refused():
@@ -257,10 +248,15 @@ def test_loading_asks_for_the_class_that_calls(tmp_path):
         attnreg.GNetProvider.from_pretrained(tmp_path / "p")
 
 
-def test_saving_again_replaces_the_folder(tmp_path):
+@pytest.mark.parametrize("from_within", [False, True])
+def test_saving_again_replaces_the_folder(tmp_path, monkeypatch, from_within):
+    if from_within:
+        (tmp_path / "p").mkdir()
+        monkeypatch.chdir(tmp_path / "p")
     for p in (0.1, 0.2):
         attnreg.AttentionLayerDrop(p).save_pretrained(tmp_path / "p")
-    assert attnreg.MaskProvider.from_pretrained(tmp_path / "p").p == 0.2
+    for cls in (attnreg.MaskProvider, attnreg.AttentionLayerDrop):
+        assert cls.from_pretrained(tmp_path / "p").p == 0.2
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
 
 
@@ -284,14 +280,6 @@ def test_saving_beside_other_files_is_refused(tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() == b"a model"
 
 
-def test_saving_again_replaces(tmp_path, monkeypatch):
-    (tmp_path / "provider").mkdir()
-    monkeypatch.chdir(tmp_path / "provider")
-    for p in (0.1, 0.2):
-        attnreg.AttentionLayerDrop(p).save_pretrained(tmp_path / "provider")
-    assert attnreg.AttentionLayerDrop.from_pretrained(tmp_path / "provider").p == 0.2
-
-
 @pytest.mark.parametrize("layers", [[99, "a"], [[0]], [None], [0.0], [True]])
 def test_on_layers_that_are_no_indices(layers):
     with pytest.raises(ValueError, match="Expected `layers` of OnLayers to be whole numbers, got"):
@@ -306,6 +294,7 @@ def test_on_layers_that_are_no_indices(layers):
     [
         ({"offset": 0.5}, "Expected `offset` to be a whole number, got 0.5"),
         ({"offset": 2}, r"Expected `offset` to be below `every`, 2, got 2"),
+        ({"offset": -1}, "Expected `offset` to be at least 0, got -1"),
         ({"every": None}, "Expected `every` to be a whole number, got None"),
         ({"every": 0}, "Expected `every` to be at least 1, got 0"),
     ],

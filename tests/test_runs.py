@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 import attnreg
 from attnreg.experiments.tasks import get_task, load_splits
 from tests.cases import tiny_bert
+from tests.commands import invoke, ran, read_lines
 
 SMALL = ["--epochs", 2, "--train-size", 256, "--batch-size", 32, "--device", "cpu"]
 RECIPES = {
@@ -28,17 +29,11 @@ RECIPES = {
     "mixout": ["--p", 0.5],
 }
 # In each test, these are slow ones.
-SOME = [
-    pytest.param(name, marks=pytest.mark.slow if name in ("attention-layerdrop", "mixout") else []) for name in RECIPES
-]
+SOME = [pytest.param(name, marks=pytest.mark.slow if name in ("attention-layerdrop", "mixout") else []) for name in RECIPES]  # fmt: skip
 WITHOUT_PROVIDER = ["finetune", "r-drop", "mixout"]
 
 
 MEASURED = {"seconds", "training_seconds", "peak_memory"}  # differ from run to run
-
-
-def read(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def without_times(records):
@@ -48,16 +43,11 @@ def without_times(records):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """One finished run of each recipe."""
-    from click.testing import CliRunner
-
-    from attnreg.experiments.cli.main import main
-
     folder = tmp_path_factory.mktemp("runs")
     outputs = {}
     for name, options in RECIPES.items():
         args = ["recipe", name, *SMALL, *options, "--output-dir", folder / name]
-        result = CliRunner().invoke(main, [str(arg) for arg in args])
-        assert result.exit_code == 0, result.output
+        result = ran(invoke(*args))
         outputs[name] = result.output
     return folder, outputs
 
@@ -70,11 +60,11 @@ def test_run_folder(finished, recipe):
     assert config["recipe"] == recipe
     assert config["attnreg"] == attnreg.__version__
     assert (config["task"], config["epochs"], config["train_size"], config["seed"]) == ("agreement", 2, 256, 0)
-    metrics = read(run / "metrics.jsonl")
+    metrics = read_lines(run / "metrics.jsonl")
     networks = ["defender", "attacker", "attacker"] if recipe == "attendout" else ["model", "model"]
     assert [record["network"] for record in metrics] == networks  # the game is over after the first epoch
     assert {"epoch", "step", "loss", "matthews_correlation", "accuracy"} <= metrics[0].keys()
-    telemetry = read(run / "telemetry.jsonl")
+    telemetry = read_lines(run / "telemetry.jsonl")
     # Every ten steps, at the end of an epoch, and at the end of each round (of two steps, after a warm-up of one).
     rounds = {3, 5, 7} if recipe == "attendout" else set()
     assert [record["step"] for record in telemetry] == sorted({8, 10, 16} | rounds)
@@ -103,7 +93,7 @@ def test_the_kept_model_is_the_best_epochs_and_loads_plainly(finished, recipe):
     kind = kind_class("classification")(get_task("agreement"), tokenizer, 32)
     rows = kind.encode(load_splits(get_task("agreement"))["validation"])
     network = "attacker" if recipe == "attendout" else "model"
-    best = max(r["matthews_correlation"] for r in read(run / "metrics.jsonl") if r["network"] == network)
+    best = max(r["matthews_correlation"] for r in read_lines(run / "metrics.jsonl") if r["network"] == network)
     got = evaluate(model, in_order(rows, len(rows), kind, torch.device("cpu")), kind)["matthews_correlation"]
     assert got == pytest.approx(best, abs=2e-3)  # padding to another length moves the last bits
     if recipe not in WITHOUT_PROVIDER:
@@ -111,24 +101,21 @@ def test_the_kept_model_is_the_best_epochs_and_loads_plainly(finished, recipe):
 
 
 def test_drop_rates_are_those_asked_for(finished):
-    rates = read(finished[0] / "scheduled-bernoulli" / "telemetry.jsonl")
+    rates = read_lines(finished[0] / "scheduled-bernoulli" / "telemetry.jsonl")
     mean = [sum(record["drop_rate"].values()) / 3 for record in rates]
     assert mean[0] > mean[-1]
     assert mean[0] == pytest.approx(0.3 - 0.2 * 4 / 16, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [pytest.param(r, marks=[] if r in ("finetune", "attendout", "ad-drop") else pytest.mark.slow) for r in RECIPES],
-)
+@pytest.mark.parametrize("recipe", [pytest.param(r, marks=[] if r in ("finetune", "attendout", "ad-drop") else pytest.mark.slow) for r in RECIPES])  # fmt: skip
 def test_same_seed_same_numbers_and_another_seed_others(finished, recipe, cli, tmp_path):
     run = finished[0] / recipe
     for seed in (0, 1):
         args = ["recipe", recipe, *SMALL, *RECIPES[recipe], "--seed", seed, "--output-dir", f"again{seed}"]
         assert cli(*args).exit_code == 0
-    assert read(run / "metrics.jsonl") == read(tmp_path / "again0" / "metrics.jsonl")
-    assert read(run / "telemetry.jsonl") == read(tmp_path / "again0" / "telemetry.jsonl")
-    assert read(run / "metrics.jsonl") != read(tmp_path / "again1" / "metrics.jsonl")
+    assert read_lines(run / "metrics.jsonl") == read_lines(tmp_path / "again0" / "metrics.jsonl")
+    assert read_lines(run / "telemetry.jsonl") == read_lines(tmp_path / "again0" / "telemetry.jsonl")
+    assert read_lines(run / "metrics.jsonl") != read_lines(tmp_path / "again1" / "metrics.jsonl")
 
 
 def checkpoint_of(run):
@@ -140,10 +127,7 @@ def checkpoint_of(run):
     return path.name, state, load_file(path / "tensors.safetensors")
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    ["ad-drop", *(pytest.param(r, marks=pytest.mark.slow) for r in ("attendout", "finetune", "r-drop", "mixout"))],
-)
+@pytest.mark.parametrize("recipe", ["ad-drop", *(pytest.param(r, marks=pytest.mark.slow) for r in ("attendout", "finetune", "r-drop", "mixout"))])  # fmt: skip
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_end(finished, recipe, spawn, tmp_path):
     args = ["recipe", recipe, *SMALL, *RECIPES[recipe], "--output-dir", "out", "--save-steps", 3]
     process = spawn(*args)
@@ -157,7 +141,7 @@ def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_end(finished, r
     output, _ = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, output
     for name in ("metrics.jsonl", "telemetry.jsonl"):
-        assert read(tmp_path / "out" / name) == read(finished[0] / recipe / name)
+        assert read_lines(tmp_path / "out" / name) == read_lines(finished[0] / recipe / name)
     name, state, tensors = checkpoint_of(tmp_path / "out")
     expected_name, expected_state, expected = checkpoint_of(finished[0] / recipe)
     assert (name, state) == (expected_name, expected_state)
@@ -172,35 +156,32 @@ def test_stopped_between_an_evaluation_and_its_checkpoint(finished, cli, tmp_pat
         (tmp_path / "out" / name).write_text("".join([*lines, lines[-1]]))  # of the same step as the checkpoint
     assert cli(*args, "--resume").exit_code == 0
     for name in ("metrics.jsonl", "telemetry.jsonl"):
-        assert read(tmp_path / "out" / name) == read(finished[0] / "finetune" / name)
+        assert read_lines(tmp_path / "out" / name) == read_lines(finished[0] / "finetune" / name)
 
 
 def test_resuming_a_finished_run_shows_its_report_again(finished, cli):
     run = finished[0] / "finetune"
     before = (run / "report.md").read_text()
-    result = cli("recipe", "finetune", *SMALL, "--output-dir", run, "--resume")
-    assert result.exit_code == 0, result.output
+    ran(cli("recipe", "finetune", *SMALL, "--output-dir", run, "--resume"))
     assert (run / "report.md").read_text() == before
 
 
 def test_attendout_compares_with_plain_fine_tuning_on_the_same_data_and_seed(finished, cli, tmp_path):
-    result = cli("recipe", "attendout", *SMALL, "--round-steps", 2, "--output-dir", "out")
-    assert result.exit_code == 0, result.output
+    result = ran(cli("recipe", "attendout", *SMALL, "--round-steps", 2, "--output-dir", "out"))
     for name in ("defender", "attacker", "plain fine-tuning", "drop rate per layer"):
         assert name in result.output
-    plain = read(tmp_path / "out" / "baseline" / "metrics.jsonl")
-    assert plain == read(finished[0] / "finetune" / "metrics.jsonl")
-    game = read(tmp_path / "out" / "metrics.jsonl")
-    assert game == read(finished[0] / "attendout" / "metrics.jsonl")
+    plain = read_lines(tmp_path / "out" / "baseline" / "metrics.jsonl")
+    assert plain == read_lines(finished[0] / "finetune" / "metrics.jsonl")
+    game = read_lines(tmp_path / "out" / "metrics.jsonl")
+    assert game == read_lines(finished[0] / "attendout" / "metrics.jsonl")
     shutil.rmtree(tmp_path / "out" / "baseline" / "checkpoints")  # as if stopped before its first checkpoint
-    again = cli("recipe", "attendout", *SMALL, "--round-steps", 2, "--output-dir", "out", "--resume")
-    assert again.exit_code == 0, again.output
-    assert read(tmp_path / "out" / "baseline" / "metrics.jsonl") == plain
+    ran(cli("recipe", "attendout", *SMALL, "--round-steps", 2, "--output-dir", "out", "--resume"))
+    assert read_lines(tmp_path / "out" / "baseline" / "metrics.jsonl") == plain
 
 
 def test_ad_drop_drops_p_q_in_every_other_epoch(finished):
     folder, outputs = finished
-    plain, masked = read(folder / "ad-drop" / "metrics.jsonl")
+    plain, masked = read_lines(folder / "ad-drop" / "metrics.jsonl")
     assert plain["drop_rate"] == {}
     assert list(masked["drop_rate"].values())[:2] == [pytest.approx(0.5 * 0.4, abs=0.05)] * 2  # p n is rounded up
     assert "epoch 1/2  model     dev loss" in outputs["ad-drop"]
@@ -212,24 +193,21 @@ def test_layers_of_ad_drop_all_given_or_the_tasks(cli, tmp_path, monkeypatch, gi
     from attnreg.experiments.tasks import task
 
     monkeypatch.setitem(task.TASKS, "agreement", dataclasses.replace(get_task("agreement"), ad_drop_layers=(0,)))
-    result = cli("recipe", "ad-drop", "--epochs", 2, "--train-size", 64, "--q", 1, *given, "--output-dir", "out")
-    assert result.exit_code == 0, result.output
-    rates = read(tmp_path / "out" / "metrics.jsonl")[-1]["drop_rate"]
+    ran(cli("recipe", "ad-drop", "--epochs", 2, "--train-size", 64, "--q", 1, *given, "--output-dir", "out"))
+    rates = read_lines(tmp_path / "out" / "metrics.jsonl")[-1]["drop_rate"]
     assert [layer for layer in range(2) if rates[f"encoder.{layer}"] > 0] == dropping
 
 
 def test_rewards_from_the_dev_set_are_warned_of(cli, tmp_path):
     options = ["--reward-data", "dev", "--no-baseline", "--output-dir", "out", "--round-steps", 1]
-    result = cli("recipe", "attendout", "--epochs", 1, "--train-size", 64, *options)
-    assert result.exit_code == 0, result.output
+    result = ran(cli("recipe", "attendout", "--epochs", 1, "--train-size", 64, *options))
     assert "Warning: rewards came from the dev set" in result.stderr
     assert "Warning: rewards came from the dev set" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_rewards_from_the_training_batches(cli):
     options = ["--reward-data", "train", "--no-baseline", "--round-steps", 1]
-    result = cli("recipe", "attendout", "--epochs", 1, "--train-size", 64, *options)
-    assert result.exit_code == 0, result.output
+    ran(cli("recipe", "attendout", "--epochs", 1, "--train-size", 64, *options))
 
 
 VARIANTS = {
@@ -240,19 +218,14 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(
-    ("options", "config"),
-    [
-        pytest.param(*each, id=name, marks=pytest.mark.slow if name == "shared" else [])
-        for name, each in VARIANTS.items()
-    ],
-)
+    ("options", "config"), [pytest.param(*each, id=name, marks=pytest.mark.slow if name == "shared" else []) for name, each in VARIANTS.items()]
+)  # fmt: skip
 def test_variants_of_the_generator(cli, tmp_path, options, config):
     args = ["--epochs", 1, "--train-size", 128, "--no-baseline", "--round-steps", 1, "--game", 1, "--output-dir", "out"]
-    result = cli("recipe", "attendout", *args, *options)
-    assert result.exit_code == 0, result.output
+    ran(cli("recipe", "attendout", *args, *options))
     generator = attnreg.GNetProvider.from_pretrained(tmp_path / "out" / "provider")
     assert {name: generator.config[name] for name in config} == config
-    assert all(0 < rate < 1 for rate in read(tmp_path / "out" / "metrics.jsonl")[-1]["drop_rate"].values())
+    assert all(0 < rate < 1 for rate in read_lines(tmp_path / "out" / "metrics.jsonl")[-1]["drop_rate"].values())
     assert cli("plot", "out").exit_code == 0  # which attaches what was saved
 
 
@@ -260,6 +233,5 @@ def test_variants_of_the_generator(cli, tmp_path, options, config):
 def test_real_cola(real_data, cli, tmp_path, recipe):
     options = ["--task", "cola", "--data-dir", real_data / "cola", "--model", tmp_path / "model", "--epochs", 1]
     tiny_bert(load_splits(get_task("cola"), real_data / "cola")["train"]["sentence"][:500], tmp_path / "model")
-    result = cli("recipe", recipe, *options, *RECIPES[recipe], "--train-size", 200, "--output-dir", "out")
-    assert result.exit_code == 0, result.output
-    assert read(tmp_path / "out" / "metrics.jsonl")[-1]["step"] > 0
+    ran(cli("recipe", recipe, *options, *RECIPES[recipe], "--train-size", 200, "--output-dir", "out"))
+    assert read_lines(tmp_path / "out" / "metrics.jsonl")[-1]["step"] > 0

@@ -13,6 +13,7 @@ import pytest
 import attnreg
 from attnreg.experiments.runs.progress import Progress
 from attnreg.experiments.runs.state_files import read_state
+from tests.commands import invoke, ran, read_lines
 
 SMALL = ["--epochs", 2, "--train-size", 256, "--validation-rows", 64, "--output-dir", "out"]
 RECIPES = {"finetune": [], "ad-drop": [], "attendout": ["--round-steps", 2, "--no-baseline"]}
@@ -24,10 +25,6 @@ def listen_to_ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def contents(tensor):
@@ -59,15 +56,10 @@ def assert_stopped(result, code, says):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """One run of each recipe that was not stopped."""
-    from click.testing import CliRunner
-
-    from attnreg.experiments.cli.main import main
-
     folder = tmp_path_factory.mktemp("whole")
     for recipe, options in RECIPES.items():
         args = ["recipe", recipe, *SMALL[:-1], folder / recipe, *options]
-        result = CliRunner().invoke(main, [str(arg) for arg in args])
-        assert result.exit_code == 0, result.output
+        ran(invoke(*args))
     return folder
 
 
@@ -85,10 +77,9 @@ def test_stopped_by_a_signal_it_goes_on_to_the_same_end(whole, cli, tmp_path, mo
     command = re.search(r"^To continue: (.*)$", stopped.stderr, re.M)[1]
     assert "--resume" in command
     assert read_state(tmp_path / "out" / "checkpoints")["history"]["step"] == 3
-    resumed = cli(*shlex.split(command)[1:])
-    assert resumed.exit_code == 0, resumed.output
+    ran(cli(*shlex.split(command)[1:]))
     for file in ("metrics.jsonl", "telemetry.jsonl", "predictions.jsonl"):
-        assert lines(tmp_path / "out" / file) == lines(whole / recipe / file)
+        assert read_lines(tmp_path / "out" / file) == read_lines(whole / recipe / file)
     a, b = (read_state(run / "checkpoints")["method"] for run in (tmp_path / "out", whole / recipe))
     assert json.dumps(a, default=contents) == json.dumps(b, default=contents)
 
@@ -111,8 +102,8 @@ def test_killed_before_its_first_checkpoint_it_starts_anew(cli, tmp_path, monkey
         at_step(patched, 3, lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
         cli(*args)
     assert cli(*args, "--resume").exit_code == 0
-    assert [record["step"] for record in lines(tmp_path / "out" / "metrics.jsonl")] == [4, 8]
-    assert [record["step"] for record in lines(tmp_path / "out" / "telemetry.jsonl")] == [4, 8]
+    assert [record["step"] for record in read_lines(tmp_path / "out" / "metrics.jsonl")] == [4, 8]
+    assert [record["step"] for record in read_lines(tmp_path / "out" / "telemetry.jsonl")] == [4, 8]
 
 
 def test_ctrl_c_in_the_terminal(spawn, tmp_path):
@@ -190,8 +181,7 @@ def test_a_checkpoint_that_was_being_replaced_when_its_writer_died(cli, tmp_path
     path.rename(path.with_name(f".{path.name}.old"))
     (tmp_path / ".mine.old").mkdir()  # not a run's, and left alone
     (tmp_path / "out" / ".mine.old").mkdir()
-    result = cli(*args, "--resume")
-    assert result.exit_code == 0, result.output
+    ran(cli(*args, "--resume"))
     assert path.is_dir()
     attnreg.AttentionLayerDrop().save_pretrained(tmp_path / "provider")
     assert (tmp_path / ".mine.old").is_dir()

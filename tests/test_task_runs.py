@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import task_data as made
-from tests.cases import assert_sentence
+from tests.commands import assert_sentence, ran, read_lines
 
 KINDS = {
     "mnli": (made.pair, "bert", ["accuracy"], 0.5),
@@ -32,10 +32,6 @@ def home(tmp_path_factory):
     return folder
 
 
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def recipe(home, name, task, *options, epochs=2):
     model = home / KINDS[task][1]
     return ["recipe", name, "--task", task, "--data-dir", home / task, "--model", model, "--epochs", epochs, *QUICK, *options]  # fmt: skip
@@ -44,9 +40,8 @@ def recipe(home, name, task, *options, epochs=2):
 @pytest.mark.parametrize("task", KINDS)
 def test_every_kind_is_learned(cli, home, tmp_path, task):
     _, _, metrics, least = KINDS[task]
-    result = cli(*recipe(home, "finetune", task, "--output-dir", "out", epochs=6))
-    assert result.exit_code == 0, result.output
-    records = lines(tmp_path / "out" / "metrics.jsonl")
+    ran(cli(*recipe(home, "finetune", task, "--output-dir", "out", epochs=6)))
+    records = read_lines(tmp_path / "out" / "metrics.jsonl")
     assert records[-1]["loss"] < 0.9 * records[0]["loss"]
     got = json.loads((tmp_path / "out" / "result.json").read_text())
     assert got["metric"] == metrics[0]
@@ -58,19 +53,17 @@ def test_every_kind_is_learned(cli, home, tmp_path, task):
     assert (got["dev"]["calibration_error"] is not None) == (task in ("mnli", "swag"))
     if task == "mnli":
         assert {"mismatched_loss", "mismatched_accuracy"} <= got["dev"].keys() & records[0].keys()
-    predictions = lines(tmp_path / "out" / "predictions.jsonl")
+    predictions = read_lines(tmp_path / "out" / "predictions.jsonl")
     assert len(predictions) == 32
     assert predictions[0].keys() >= {"label", "prediction"}
     assert (tmp_path / "out" / "model" / "config.json").is_file()
-    again = cli("evaluate", "out")
-    assert again.exit_code == 0, again.output
+    again = ran(cli("evaluate", "out"))
     best = max(record[metrics[0]] for record in records)
     assert f"{metrics[0]} {best:.4f}" in again.output
     written = json.loads((tmp_path / "out" / "evaluations" / f"{task}.json").read_text())
     assert written["metrics"][metrics[0]] == pytest.approx(best)
     assert written["rows"] == 32
-    pictures = cli("plot", "out")
-    assert pictures.exit_code == 0, pictures.output
+    ran(cli("plot", "out"))
 
 
 @pytest.mark.parametrize("task", KINDS)
@@ -87,18 +80,16 @@ def test_every_kind_is_learned(cli, home, tmp_path, task):
     ],
 )  # fmt: skip
 def test_every_regularizer_trains_on_every_kind(cli, home, tmp_path, task, name, options):
-    result = cli(*recipe(home, name, task, *options, "--train-size", 48, "--output-dir", "out"))
-    assert result.exit_code == 0, result.output
+    ran(cli(*recipe(home, name, task, *options, "--train-size", 48, "--output-dir", "out")))
     got = json.loads((tmp_path / "out" / "result.json").read_text())
     assert max(got["drop_rates"].values()) > 0
     if name == "attendout":
-        assert any("winner" in line for line in lines(tmp_path / "out" / "telemetry.jsonl"))
+        assert any("winner" in line for line in read_lines(tmp_path / "out" / "telemetry.jsonl"))
 
 
 def test_the_games_score_by_right_answers(cli, home, tmp_path):
     options = ["--score", "accuracy", "--round-steps", 2, "--no-baseline", "--train-size", 48]
-    result = cli(*recipe(home, "attendout", "conll2003", *options, "--output-dir", "out"))
-    assert result.exit_code == 0, result.output
+    ran(cli(*recipe(home, "attendout", "conll2003", *options, "--output-dir", "out")))
     assert_sentence(cli(*recipe(home, "attendout", "stsb", *options, "--output-dir", "no")), 2,
                     "Expected --score loss for the regression task stsb, got accuracy")  # fmt: skip
     assert not (tmp_path / "no").exists()
@@ -115,10 +106,9 @@ def test_a_run_goes_on_to_the_same_end(cli, home, tmp_path, monkeypatch, task):
         patch.setattr(loop._Loop, "_is_to_stop", lambda self: self.history.step == 17)
         stopped = cli(*args)
     assert "Stopped by" in stopped.output
-    resumed = cli(*args, "--resume")
-    assert resumed.exit_code == 0, resumed.output
+    ran(cli(*args, "--resume"))
     for name in ("metrics.jsonl", "telemetry.jsonl", "predictions.jsonl"):
-        assert lines(tmp_path / "out" / name) == lines(tmp_path / "whole" / name)
+        assert read_lines(tmp_path / "out" / name) == read_lines(tmp_path / "whole" / name)
 
 
 @pytest.mark.slow
@@ -155,12 +145,8 @@ CUSTOM = {
         ["--text-columns", "q", "--choice-columns", "x,y,z", "--label-column", "right"],
         {"accuracy"},
     ),
-    "seq2seq": (
-        [{"text": "red one", "reply": "rot eins"}],
-        ["--text-columns", "text", "--label-column", "reply"],
-        {"bleu"},
-    ),
-}
+    "seq2seq": ([{"text": "red one", "reply": "rot eins"}], ["--text-columns", "text", "--label-column", "reply"], {"bleu"}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", CUSTOM)
@@ -171,12 +157,10 @@ def test_a_set_of_ones_own(cli, home, tmp_path, kind):
         made.write_rows(tmp_path / "mine" / f"{split}.jsonl", rows * 6)
     model = home / ("marian" if kind == "seq2seq" else "bert")
     args = ["--task", "custom", "--kind", kind, *options, "--data-dir", "mine", "--model", model, "--epochs", 1, *QUICK]
-    result = cli("recipe", "finetune", *args, "--output-dir", "out")
-    assert result.exit_code == 0, result.output
+    ran(cli("recipe", "finetune", *args, "--output-dir", "out"))
     got = json.loads((tmp_path / "out" / "result.json").read_text())
     assert metrics <= got["dev"].keys()
-    again = cli("evaluate", "out", "--data-dir", "mine")
-    assert again.exit_code == 0, again.output
+    ran(cli("evaluate", "out", "--data-dir", "mine"))
     assert (tmp_path / "out" / "evaluations" / "custom-mine.json").is_file()
 
 
@@ -187,8 +171,7 @@ def test_a_model_of_mnli_on_hans(cli, home, tmp_path):
     made.write(tmp_path / "hans", train=0, validation=0)
     made.write_rows(tmp_path / "hans" / "validation.jsonl", rows)
     (tmp_path / "hans" / "train.jsonl").unlink()
-    result = cli("evaluate", "out", "--task", "hans", "--data-dir", "hans")
-    assert result.exit_code == 0, result.output
+    result = ran(cli("evaluate", "out", "--task", "hans", "--data-dir", "hans"))
     written = json.loads((tmp_path / "out" / "evaluations" / "hans.json").read_text())
     assert re.search(rf"hans, validation, 32 rows: accuracy {written['metrics']['accuracy']:.4f}", result.output)
     assert written["classes"] == {
@@ -268,8 +251,7 @@ def test_a_test_split_that_is_what_is_scored_on(cli, home, tmp_path):
     assert cli("recipe", "finetune", *args, "--output-dir", "out").exit_code == 0
     scores = []
     for options in ([], ["--split", "test"]):
-        result = cli("evaluate", "out", *options)
-        assert result.exit_code == 0, result.output
+        ran(cli("evaluate", "out", *options))
         name = "imdb-test" if options else "imdb"
         scores.append(json.loads((tmp_path / "out" / "evaluations" / f"{name}.json").read_text()))
     assert [score.pop("split") for score in scores] == ["validation", "test"]

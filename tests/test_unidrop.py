@@ -9,12 +9,9 @@ import transformers as hf
 import attnreg
 from attnreg.provider.protocols import skipped
 from attnreg.providers.token_dropout import _uniform
+from tests.reference import close
 
 SITE = attnreg.AttentionSite(shape=(2000, 4, 20, 20))
-
-
-def close(rate, p, n):
-    return abs(float(rate) - p) <= 5 * math.sqrt(p * (1 - p) / n)
 
 
 def drawn(p=0.3, keep_whole=0.4, site=SITE, seed=0):

@@ -13,13 +13,7 @@ VIBE = {"num_filters": 4, "downsampling_ratios": [4, 4], "depths": [2, 2, 2]}
 
 CHANGES: dict[str, dict[str, Any]] = {
     "autoformer": {**SERIES, "label_length": 4},
-    "clap_audio_model": {
-        "num_mel_bins": 32,
-        "spec_size": 64,
-        "window_size": 2,
-        "num_attention_heads": [2, 4, 4, 4],
-        "hidden_size": 256,
-    },
+    "clap_audio_model": {"num_mel_bins": 32, "spec_size": 64, "window_size": 2, "num_attention_heads": [2, 4, 4, 4], "hidden_size": 256},
     "clvp_encoder": {"hidden_size": 128},
     "dac": {"encoder_hidden_size": 4, "decoder_hidden_size": 64},
     "encodec": {"num_filters": 4},
@@ -48,4 +42,4 @@ CHANGES: dict[str, dict[str, Any]] = {
     "voxtral": {"audio_token_id": 10},
     "voxtral_encoder": STACKED,
     "xcodec2": {"encoder_hidden_size": 2, "quantization_dim": 64, "num_key_value_heads": 4},
-}
+}  # fmt: skip

@@ -25,16 +25,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "cohere_compass_vision": DEEP,
     "deepseek_ocr2_sam_vision_model": {"downsample_channels": [32, 32], "image_size": 64},
     "deepseek_vl_hybrid": {"high_res_vision_config": {"global_attn_indexes": [0]}},
-    "embedding_gemma2": {
-        "vision_config": {"model_type": "gemma4_vision"},
-        "audio_config": {"model_type": "gemma4_audio"},
-    },
+    "embedding_gemma2": {"vision_config": {"model_type": "gemma4_vision"}, "audio_config": {"model_type": "gemma4_audio"}},
     "emu3": {
-        "vocabulary_map": {
-            "<image>": 10,
-            "<|extra_200|>": 11,
-            **{f"<|visual token {i:06}|>": 20 + i for i in range(64)},
-        },
+        "vocabulary_map": {"<image>": 10, "<|extra_200|>": 11, **{f"<|visual token {i:06}|>": 20 + i for i in range(64)}},
         "vq_config": {"base_channels": 32, "hidden_size": 128},
     },
     "exaone4_5_vision": WINDOW,
@@ -42,10 +35,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "flava_image_codebook": {"freeze": False},
     "gemma3": POOLED,
     "gemma4": {"vision_config": {"model_type": "gemma4_vision"}, "audio_config": {"model_type": "gemma4_audio"}},
-    "gemma4_unified": {
-        "vision_config": {"model_type": "gemma4_unified_vision"},
-        "audio_config": {"model_type": "gemma4_unified_audio"},
-    },
+    "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision"}, "audio_config": {"model_type": "gemma4_unified_audio"}},
     "granite4_vision": {
         **TILES,
         "deepstack_layer_map": [[-1, 0]],
@@ -70,10 +60,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "muse_glimmer": {"out_hidden_size": 128},
     "muse_spark": {"out_hidden_size": 128},
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
-    "perception_lm": {
-        "vision_config": {"model_type": "siglip_vision_model", "model_args": {"embed_dim": 32}},
-        "vision_use_cls_token": False,
-    },
+    "perception_lm": {"vision_config": {"model_type": "siglip_vision_model", "model_args": {"embed_dim": 32}}, "vision_use_cls_token": False},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 9},
     "qwen2_5_omni_vision_encoder": WINDOW,
     "qwen2_5_vl_vision": WINDOW,
@@ -81,4 +68,4 @@ CHANGES: dict[str, dict[str, Any]] = {
     "shieldgemma2": POOLED,
     "t5gemma2_encoder": POOLED,
     "vipllava": {"vision_feature_layers": [-1, -2, 0, 1, 2]},
-}
+}  # fmt: skip

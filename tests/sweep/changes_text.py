@@ -38,10 +38,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "swa_qk_nope_head_dim": 8,
         "swa_v_head_dim": 8,
     },
-    "ernie4_5_vl_moe_text": {
-        "rope_parameters": {**MROPE, "mrope_section": [1, 1, 2]},
-        "moe_intermediate_size": [48, 48],
-    },
+    "ernie4_5_vl_moe_text": {"rope_parameters": {**MROPE, "mrope_section": [1, 1, 2]}, "moe_intermediate_size": [48, 48]},
     "esm": {"vocab_size": 99, "pad_token_id": 1},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_d_head": 8},
     "funnel": {"block_sizes": [1, 1, 1], "num_decoder_layers": 1},
@@ -94,4 +91,4 @@ CHANGES: dict[str, dict[str, Any]] = {
     "t5gemma2_text": {"dropout_rate": 0.0},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3},
-}
+}  # fmt: skip

@@ -32,12 +32,7 @@ INTRACLASS = {
 LARGE_KERNELS = {"intraclass_block_config": INTRACLASS, "scale_factor_list": [1, 2, 4, 8], "kernel_list": [3, 2, 2]}
 
 # Each of its stages halves both sides.
-HALVING = {
-    "backbone_config": {
-        "out_indices": [1, 2, 3, 4],
-        "block_configs": [[[3, 32, 32, stride, False]] for stride in (1, 2, 2, 2)],
-    }
-}
+HALVING = {"backbone_config": {"out_indices": [1, 2, 3, 4], "block_configs": [[[3, 32, 32, stride, False]] for stride in (1, 2, 2, 2)]}}  # fmt: skip
 
 CHANGES: dict[str, dict[str, Any]] = {
     "align": {"projection_dim": 8},
@@ -49,32 +44,16 @@ CHANGES: dict[str, dict[str, Any]] = {
     "cvt": {"num_heads": [1, 2, 4], "depth": [1, 2, 3], "embed_dim": [16, 32, 32]},
     "dab-detr": RESNET,
     "deformable_detr": {"backbone_config": {"model_type": "resnet", "out_indices": [2, 3, 4]}},
-    "depth_pro": {
-        "scaled_images_feature_dims": [32, 32, 32],
-        "intermediate_feature_dims": [32, 32],
-        "patch_size": 32,
-        "intermediate_hook_ids": [1, 0],
-    },
+    "depth_pro": {"scaled_images_feature_dims": [32, 32, 32], "intermediate_feature_dims": [32, 32], "patch_size": 32, "intermediate_hook_ids": [1, 0]},
     "detr": RESNET,
     "dinov3_convnext": {"hidden_sizes": [8, 16, 16, 32]},
     "dinov3_vit": {"pos_embed_rescale": None},
     "donut-swin": WINDOWS,
-    "efficientloftr": {
-        "num_attention_heads": 8,
-        "out_features": [8, 16, 16, 32],
-        "stage_num_blocks": [1, 1, 1, 1],
-        "hidden_size": 32,
-    },
+    "efficientloftr": {"num_attention_heads": 8, "out_features": [8, 16, 16, 32], "stage_num_blocks": [1, 1, 1, 1], "hidden_size": 32},
     "efficientnet": SCALED,
     "eomt_dinov3": {"pos_embed_rescale": None},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
-    "levit": {
-        "num_attention_heads": [2, 4, 4],
-        "key_dim": [8, 8, 8],
-        "hidden_sizes": [16, 32, 32],
-        "image_size": 64,
-        "patch_size": 16,
-    },
+    "levit": {"num_attention_heads": [2, 4, 4], "key_dim": [8, 8, 8], "hidden_sizes": [16, 32, 32], "image_size": 64, "patch_size": 16},
     "lw_detr": {"projector_scale_factors": [1.0]},
     "lw_detr_vit": {"num_windows": 4},
     "maskformer-swin": WINDOWS,
@@ -90,19 +69,10 @@ CHANGES: dict[str, dict[str, Any]] = {
         "backbone_config": {"model_type": "swin", "out_indices": [2, 3, 4]},
         "encoder_in_channels": [64, 128, 256],
     },
-    "pp_doclayout_v2": {
-        "reading_order_config": {"max_2d_position_embeddings": 1024},
-        "class_thresholds": [0.1, 0.1],
-        "class_order": [0, 1],
-    },
+    "pp_doclayout_v2": {"reading_order_config": {"max_2d_position_embeddings": 1024}, "class_thresholds": [0.1, 0.1], "class_order": [0, 1]},
     "pp_lcnet_v4": {
         "stem_channels": [3, 16, 32],
-        "block_configs": [
-            [[3, 32, 32, 1, True]],
-            [[3, 32, 32, 1, False]],
-            [[3, 32, 32, [2, 1], True]],
-            [[3, 32, 32, [2, 1], False]],
-        ],
+        "block_configs": [[[3, 32, 32, 1, True]], [[3, 32, 32, 1, False]], [[3, 32, 32, [2, 1], True]], [[3, 32, 32, [2, 1], False]]],
     },
     "pp_ocrv5_server_det": LARGE_KERNELS,
     "pp_ocrv6_medium_det": {**LARGE_KERNELS, **HALVING},
@@ -131,4 +101,4 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "xclip_vision_model": {"num_frames": 2},
     "vjepa2": {"frames_per_clip": 4},
-}
+}  # fmt: skip

@@ -296,10 +296,4 @@ def _numbers_of_heads(config: Any) -> set[int]:
     return found
 
 
-CHECKS = {
-    "keep-all": keep_all,
-    "dropped key": dropped_key,
-    "nothing leaks": nothing_leaks,
-    "coverage": coverage,
-    "own weights": own_weights,
-}
+CHECKS = {"keep-all": keep_all, "dropped key": dropped_key, "nothing leaks": nothing_leaks, "coverage": coverage, "own weights": own_weights}  # fmt: skip

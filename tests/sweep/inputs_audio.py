@@ -87,11 +87,7 @@ def _packed(model: nn.Module) -> Inputs:
 # A sound of four tokens; without the noise that the model adds.
 VIBES = {"input_values": normal(BATCH, 1, 4 * 16), "sample": False}
 # A sound and its spectrogram, of as many frames as there are tokens.
-TEN = {
-    "input_values": normal(BATCH, 1, 10 * 320),
-    "input_features": lambda model: normal(BATCH, 10, bands(model)),
-    "input_features_mask": mask(10, 3),
-}
+TEN = {"input_values": normal(BATCH, 1, 10 * 320), "input_features": lambda model: normal(BATCH, 10, bands(model)), "input_features_mask": mask(10, 3)}  # fmt: skip
 STACKED = {"input_features": lambda model: normal(BATCH, FRAMES, 4 * bands(model))}
 SPOKEN = given(
     spectrogram_labels=lambda model: normal(BATCH, 2 * LENGTH, bands(model)),
@@ -108,22 +104,14 @@ INPUTS: dict[str, Callable[[nn.Module], Inputs]] = {
     "autoformer": _past,
     "clap": given(input_features=lambda model: normal(BATCH, 1, FRAMES, bands(model))),
     "clap_audio_model": given(input_features=lambda model: normal(BATCH, 1, FRAMES, bands(model))),
-    "csm": only(
-        input_ids=lambda model: whole(0, 50, BATCH, LENGTH, model.config.num_codebooks), attention_mask=mask(LENGTH)
-    ),
+    "csm": only(input_ids=lambda model: whole(0, 50, BATCH, LENGTH, model.config.num_codebooks), attention_mask=mask(LENGTH)),
     "dots3_note_audio_encoder": given(chunk_sample_lengths=torch.tensor([FRAMES, FRAMES // 2]) * 160),
     "fastspeech2_conformer": SPOKEN,
     "fastspeech2_conformer_hifigan": only(spectrogram=lambda m: normal(BATCH, FRAMES, m.config.model_in_dim)),
     "fastspeech2_conformer_with_hifigan": SPOKEN,
-    "fun_asr_nano": given(
-        input_features=lambda m: normal(BATCH, FRAMES, bands(m) * m.config.audio_config.num_stacked_frames)
-    ),
-    "fun_asr_nano_encoder": given(
-        input_features=lambda m: normal(BATCH, FRAMES, bands(m) * m.config.num_stacked_frames)
-    ),
-    "gemma3n_audio": only(
-        audio_mel=lambda m: normal(BATCH, FRAMES, m.config.input_feat_size), audio_mel_mask=mask(FRAMES, 8) == 0
-    ),
+    "fun_asr_nano": given(input_features=lambda m: normal(BATCH, FRAMES, bands(m) * m.config.audio_config.num_stacked_frames)),
+    "fun_asr_nano_encoder": given(input_features=lambda m: normal(BATCH, FRAMES, bands(m) * m.config.num_stacked_frames)),
+    "gemma3n_audio": only(audio_mel=lambda m: normal(BATCH, FRAMES, m.config.input_feat_size), audio_mel_mask=mask(FRAMES, 8) == 0),
     "granite_speech": given(input_features=frames_first, input_features_mask=None),
     "granite_speech5_ctc": given(**STACKED),
     "granite_speech5_encoder": given(**STACKED),
@@ -131,44 +119,28 @@ INPUTS: dict[str, Callable[[nn.Module], Inputs]] = {
     "granite_speech_plus": given(input_features=frames_first, input_features_mask=None),
     "granite_speech_plus_encoder": only(hidden_states=lambda model: normal(BATCH, FRAMES, model.config.input_dim)),
     "informer": _past,
-    "inkling_audio": only(
-        audio_input_ids=lambda m: whole(0, m.config.mel_vocab_size, BATCH, LENGTH, m.config.n_mel_bins)
-    ),
+    "inkling_audio": only(audio_input_ids=lambda m: whole(0, m.config.mel_vocab_size, BATCH, LENGTH, m.config.n_mel_bins)),
     "kyutai_speech_to_text": given(input_ids=lambda m: whole(0, 60, BATCH, LENGTH, m.config.num_codebooks + 1)),
     "mimi_decoder": only(latents=lambda model: normal(BATCH, model.config.hidden_size, LENGTH)),
     "moshi_depth": only(
-        input_ids=lambda model: whole(0, 60, BATCH, model.config.num_codebooks),
-        last_hidden_state=lambda model: normal(BATCH, 1, model.config.input_size),
+        input_ids=lambda model: whole(0, 60, BATCH, model.config.num_codebooks), last_hidden_state=lambda model: normal(BATCH, 1, model.config.input_size)
     ),
     "moss_transcribe_diarize": given(padding_mask=torch.ones(BATCH, SAMPLES)),
     "muse_spark_audio": only(input_values=normal(BATCH, 2 * 1920)),
     "musicflamingo": given(counts={"audio": FRAMES // 4}),
-    "musicgen": given(
-        input_values=None, decoder_input_ids=lambda m: whole(0, 60, BATCH * m.config.decoder.num_codebooks, TARGET)
-    ),
-    "musicgen_decoder": given(
-        input_ids=lambda model: whole(0, 60, BATCH * model.config.num_codebooks, LENGTH), attention_mask=mask(LENGTH)
-    ),
+    "musicgen": given(input_values=None, decoder_input_ids=lambda m: whole(0, 60, BATCH * m.config.decoder.num_codebooks, TARGET)),
+    "musicgen_decoder": given(input_ids=lambda model: whole(0, 60, BATCH * model.config.num_codebooks, LENGTH), attention_mask=mask(LENGTH)),
     "musicgen_melody": given(
         input_features=lambda model: normal(BATCH, FRAMES, model.config.num_chroma),
         decoder_input_ids=lambda model: whole(0, 60, BATCH * model.config.decoder.num_codebooks, TARGET),
     ),
-    "musicgen_melody_decoder": given(
-        input_ids=lambda model: whole(0, 60, BATCH * model.config.num_codebooks, LENGTH), attention_mask=mask(LENGTH)
-    ),
+    "musicgen_melody_decoder": given(input_ids=lambda model: whole(0, 60, BATCH * model.config.num_codebooks, LENGTH), attention_mask=mask(LENGTH)),
     "neucodec": given(**TEN),
     "patchtsmixer": only(past_values=lambda m: normal(BATCH, m.config.context_length, m.config.num_input_channels)),
     "patchtst": only(past_values=lambda m: normal(BATCH, m.config.context_length, m.config.num_input_channels)),
-    "phi4_multimodal_audio": only(
-        hidden_states=lambda model: normal(BATCH, FRAMES, model.config.input_size),
-        mask=mask(FRAMES, FRAMES // 4).bool(),
-    ),
+    "phi4_multimodal_audio": only(hidden_states=lambda model: normal(BATCH, FRAMES, model.config.input_size), mask=mask(FRAMES, FRAMES // 4).bool()),
     "pocket_tts_audio_tokenizer_decoder": only(latents=lambda model: normal(BATCH, model.config.hidden_size, LENGTH)),
-    "pop2piano": given(
-        input_ids=None,
-        attention_mask=mask(LENGTH),
-        input_features=lambda model: normal(BATCH, LENGTH, model.config.d_model),
-    ),
+    "pop2piano": given(input_ids=None, attention_mask=mask(LENGTH), input_features=lambda model: normal(BATCH, LENGTH, model.config.d_model)),
     "qwen2_5_omni_audio_encoder": _packed,
     "qwen2_5_omni_bigvgan": only(mel_spectrogram=lambda model: normal(BATCH, model.config.mel_dim, LENGTH)),
     "qwen2_5_omni_dit": only(
@@ -183,14 +155,10 @@ INPUTS: dict[str, Callable[[nn.Module], Inputs]] = {
     "qwen3_asr_encoder": given(input_features=lambda model: spectrogram(model, 100), input_features_mask=mask(100, 25)),
     "qwen3_omni_moe_audio_encoder": _packed,
     "qwen3_omni_moe_talker_code_predictor": given(
-        input_ids=None,
-        inputs_embeds=lambda model: normal(BATCH, LENGTH, model.config.hidden_size),
-        attention_mask=mask(LENGTH),
+        input_ids=None, inputs_embeds=lambda model: normal(BATCH, LENGTH, model.config.hidden_size), attention_mask=mask(LENGTH)
     ),
     "qwen3_omni_moe_talker_text": given(
-        input_ids=None,
-        inputs_embeds=lambda model: normal(BATCH, LENGTH, model.config.hidden_size),
-        attention_mask=mask(LENGTH),
+        input_ids=None, inputs_embeds=lambda model: normal(BATCH, LENGTH, model.config.hidden_size), attention_mask=mask(LENGTH)
     ),
     "seamless_m4t": given(input_ids=None, input_features=frames_first),
     "seamless_m4t_v2": given(input_ids=None, input_features=frames_first),
@@ -206,14 +174,10 @@ INPUTS: dict[str, Callable[[nn.Module], Inputs]] = {
         past_values=lambda model: normal(BATCH, 4 * model.config.patch_length),
         past_values_padding=lambda model: 1 - mask(4 * model.config.patch_length, model.config.patch_length).flip(1),
     ),
-    "univnet": only(
-        input_features=frames_first, noise_sequence=lambda m: normal(BATCH, FRAMES, m.config.model_in_channels)
-    ),
+    "univnet": only(input_features=frames_first, noise_sequence=lambda m: normal(BATCH, FRAMES, m.config.model_in_channels)),
     "vibevoice": given(**VIBES, padding_mask=torch.ones(BATCH, 4 * 16)),
     "vibevoice_acoustic_tokenizer": given(**VIBES),
-    "vibevoice_acoustic_tokenizer_decoder": only(
-        hidden_states=lambda model: normal(BATCH, model.config.hidden_size, LENGTH)
-    ),
+    "vibevoice_acoustic_tokenizer_decoder": only(hidden_states=lambda model: normal(BATCH, model.config.hidden_size, LENGTH)),
     "vibevoice_acoustic_tokenizer_encoder": only(hidden_states=VIBES["input_values"]),
     "vibevoice_asr": given(**VIBES),
     # Its sounds are added to its words, one vector to each.
@@ -221,4 +185,4 @@ INPUTS: dict[str, Callable[[nn.Module], Inputs]] = {
     "voxtral_realtime_encoder": given(attention_mask=mask(FRAMES // 2, FRAMES // 8)),
     "voxtral_realtime_text": given(t_cond=lambda model: normal(1, 1, model.config.hidden_size)),
     "xcodec2": given(**TEN),
-}
+}  # fmt: skip

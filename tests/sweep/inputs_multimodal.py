@@ -92,24 +92,12 @@ INPUTS: dict[str, Callable[[nn.Module], Inputs]] = {
         encoder_attention_mask=mask(LENGTH),
     ),
     "colqwen2": given(pixel_values=lambda model: patches(model).unflatten(0, (BATCH, -1))),
-    "deepseek_ocr2_encoder": only(
-        inputs_embeds=lambda model: normal(BATCH, LENGTH, model.config.hidden_size), num_patches=4
-    ),
+    "deepseek_ocr2_encoder": only(inputs_embeds=lambda model: normal(BATCH, LENGTH, model.config.hidden_size), num_patches=4),
     "deepseek_vl_hybrid": given(high_res_pixel_values=lambda model: image(model)),
     "dots3_note": given(chunk_sample_lengths=torch.tensor([FRAMES, FRAMES]) * 160),
-    "embedding_gemma2": given(
-        pixel_values=_placed,
-        image_position_ids=_places(6),
-        input_features=frames_first,
-        input_features_mask=mask(FRAMES, 0).bool(),
-    ),
+    "embedding_gemma2": given(pixel_values=_placed, image_position_ids=_places(6), input_features=frames_first, input_features_mask=mask(FRAMES, 0).bool()),
     "fuyu": given(pixel_values=squares),
-    "gemma4": given(
-        pixel_values=_placed,
-        image_position_ids=_places(6),
-        input_features=frames_first,
-        input_features_mask=mask(FRAMES, 0).bool(),
-    ),
+    "gemma4": given(pixel_values=_placed, image_position_ids=_places(6), input_features=frames_first, input_features_mask=mask(FRAMES, 0).bool()),
     "gemma4_unified": given(
         pixel_values=lambda model: normal(BATCH, 4, model.config.vision_config.model_patch_size**2 * 3),
         image_position_ids=_places(2),
@@ -118,45 +106,25 @@ INPUTS: dict[str, Callable[[nn.Module], Inputs]] = {
     ),
     "gemma4_vision": only(pixel_values=_placed, pixel_position_ids=_places(6)),
     # The second image of each sample is still to be made.
-    "glm_image": given(
-        image_grid_thw=torch.tensor([[1, GRID, GRID], [1, 2, 2]] * BATCH),
-        images_per_sample=torch.full((BATCH,), 2),
-        counts={"image": GRID**2},
-    ),
+    "glm_image": given(image_grid_thw=torch.tensor([[1, GRID, GRID], [1, 2, 2]] * BATCH), images_per_sample=torch.full((BATCH,), 2), counts={"image": GRID**2}),
     "granite4_vision": given(pixel_values=lambda model: image(model, 2), counts={"image": 10}),
-    "granite_docling": given(
-        pixel_values=lambda model: image(model, 1), pixel_attention_mask=torch.ones(BATCH, 1, dtype=torch.bool)
-    ),
-    "idefics": given(
-        pixel_values=lambda m: image(m, 1), image_attention_mask=torch.ones(BATCH, LENGTH, 1, dtype=torch.long)
-    ),
-    "idefics2_perceiver": only(
-        context=lambda model: normal(BATCH, LENGTH, model.config.hidden_size), attention_mask=mask(LENGTH)
-    ),
+    "granite_docling": given(pixel_values=lambda model: image(model, 1), pixel_attention_mask=torch.ones(BATCH, 1, dtype=torch.bool)),
+    "idefics": given(pixel_values=lambda m: image(m, 1), image_attention_mask=torch.ones(BATCH, LENGTH, 1, dtype=torch.long)),
+    "idefics2_perceiver": only(context=lambda model: normal(BATCH, LENGTH, model.config.hidden_size), attention_mask=mask(LENGTH)),
     "inkling2": given(pixel_values=_merged, image_grid_thw=torch.tensor([[1, 2, 2]] * BATCH)),
     "inkling2_vision": given(pixel_values=_merged, image_grid_thw=torch.tensor([[1, 2, 2]] * BATCH)),
     "inkling_mm_model": given(
         pixel_values=_folded,
-        audio_input_ids=lambda m: whole(
-            0, m.config.audio_config.mel_vocab_size, BATCH, 5, m.config.audio_config.n_mel_bins
-        ),
+        audio_input_ids=lambda m: whole(0, m.config.audio_config.mel_vocab_size, BATCH, 5, m.config.audio_config.n_mel_bins),
         audio_input_ids_mask=mask(5, 0).bool(),
     ),
     "inkling_vision": only(pixel_values=_folded),
     "instructblip": given(qformer_input_ids=words, qformer_attention_mask=mask(LENGTH), counts={"image": 10}),
-    "instructblipvideo": given(
-        pixel_values=lambda model: image(model, 2),
-        qformer_input_ids=words,
-        qformer_attention_mask=mask(LENGTH),
-        counts={"image": 20},
-    ),
+    "instructblipvideo": given(pixel_values=lambda model: image(model, 2), qformer_input_ids=words, qformer_attention_mask=mask(LENGTH), counts={"image": 20}),
     "kimi_k25": given(pixel_values=_cells),
     "kimi_k25_vision": given(pixel_values=_cells),
     "kosmos-2": given(image_embeds_position_mask=torch.tensor([[0, 1, 1, 1, 1, 0, 0]] * BATCH).bool()),
-    "kosmos-2.5": given(
-        flattened_patches=flattened,
-        image_embeds_position_mask=torch.tensor([[0, 1, 1, 1, 1, 0, 0]] * BATCH).bool(),
-    ),
+    "kosmos-2.5": given(flattened_patches=flattened, image_embeds_position_mask=torch.tensor([[0, 1, 1, 1, 1, 0, 0]] * BATCH).bool()),
     "kosmos_2_5_vision_model": only(flattened_patches=flattened),
     "lfm2_vl": given(**WHOLE),
     "llava": given(image_sizes=None),
@@ -171,11 +139,7 @@ INPUTS: dict[str, Callable[[nn.Module], Inputs]] = {
         aspect_ratio_ids=torch.ones(BATCH, 1, dtype=torch.long),
         aspect_ratio_mask=torch.tensor([[[1, 1, 1, 1]], [[1, 1, 0, 0]]]),
     ),
-    "molmo2": given(
-        pixel_values=squares,
-        image_token_pooling=torch.arange(BATCH * GRID**2).reshape(-1, 4),
-        image_grids=torch.tensor([[2, 2, 0, 0]] * BATCH),
-    ),
+    "molmo2": given(pixel_values=squares, image_token_pooling=torch.arange(BATCH * GRID**2).reshape(-1, 4), image_grids=torch.tensor([[2, 2, 0, 0]] * BATCH)),
     "molmo2_adapter": only(
         image_features=lambda m: normal(BATCH, GRID**2, m.config.hidden_size * len(m.config.vision_feature_layer)),
         pooled_patches_idx=torch.arange(BATCH * GRID**2).reshape(-1, 4),
@@ -211,9 +175,7 @@ INPUTS: dict[str, Callable[[nn.Module], Inputs]] = {
     "pix2struct_vision_model": only(flattened_patches=flattened),
     "qwen2_5_omni_thinker": given(**HEARD),
     "qwen3_omni_moe_thinker": given(**HEARD),
-    "unlimited_ocr_vision_encoder": only(
-        patch_embeds=lambda model: normal(BATCH, model.config.hidden_size, GRID, GRID)
-    ),
+    "unlimited_ocr_vision_encoder": only(patch_embeds=lambda model: normal(BATCH, model.config.hidden_size, GRID, GRID)),
     "video_llama_3": given(image_merge_sizes=torch.full((BATCH,), 2)),
     "video_llama_3_vision": given(merge_sizes=torch.full((BATCH,), 2)),
-}
+}  # fmt: skip

@@ -37,16 +37,9 @@ INPUTS: dict[str, Callable[[nn.Module], Inputs]] = {
     "evolla": PROTEIN,
     "EvollaModel": PROTEIN,
     # It takes one prompt at a time.
-    "jev": only(
-        input_ids=whole(40, 90, 1, LENGTH),
-        marks=torch.tensor([[3, 6]]),
-        num_options=torch.tensor([[2, 2]]),
-        question_type_ids=torch.tensor([[0, 0]]),
-    ),
+    "jev": only(input_ids=whole(40, 90, 1, LENGTH), marks=torch.tensor([[3, 6]]), num_options=torch.tensor([[2, 2]]), question_type_ids=torch.tensor([[0, 0]])),
     "luke": given(
-        entity_ids=whole(1, 90, BATCH, 3),
-        entity_attention_mask=mask(3, 1),
-        entity_position_ids=torch.tensor([[[0, 1, -1], [2, -1, -1], [4, -1, -1]]] * BATCH),
+        entity_ids=whole(1, 90, BATCH, 3), entity_attention_mask=mask(3, 1), entity_position_ids=torch.tensor([[[0, 1, -1], [2, -1, -1], [4, -1, -1]]] * BATCH)
     ),
     "lxmert": given(
         visual_feats=lambda model: normal(BATCH, 5, model.config.visual_feat_dim),
@@ -62,8 +55,5 @@ INPUTS: dict[str, Callable[[nn.Module], Inputs]] = {
     ),
     # In training, a whole number of chunks.
     "reformer": given(input_ids=lambda model: words(model, 8)),
-    "t5gemma2_decoder": given(
-        encoder_hidden_states=lambda model: normal(BATCH, LENGTH, model.config.hidden_size),
-        encoder_attention_mask=mask(LENGTH),
-    ),
-}
+    "t5gemma2_decoder": given(encoder_hidden_states=lambda model: normal(BATCH, LENGTH, model.config.hidden_size), encoder_attention_mask=mask(LENGTH)),
+}  # fmt: skip

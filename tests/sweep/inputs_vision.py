@@ -24,11 +24,7 @@ def video(model: nn.Module) -> Tensor:
 
 
 # The second image is half as high: the last patches are padding.
-RAGGED = {
-    "pixel_values": squares,
-    "pixel_attention_mask": mask(GRID**2, GRID**2 // 2),
-    "spatial_shapes": torch.tensor([[GRID, GRID], [GRID // 2, GRID]]),
-}
+RAGGED = {"pixel_values": squares, "pixel_attention_mask": mask(GRID**2, GRID**2 // 2), "spatial_shapes": torch.tensor([[GRID, GRID], [GRID // 2, GRID]])}  # fmt: skip
 
 
 def _features(model: nn.Module) -> Inputs:
@@ -87,9 +83,7 @@ INPUTS: dict[str, Callable[[nn.Module], Inputs]] = {
     "sam3_lite_text_detr_encoder": _features,
     "sam3_lite_text_mask_decoder": _masks,
     "sam3_mask_decoder": _masks,
-    "seggpt": only(
-        **{name: normal(BATCH, 3, 32, 32) for name in ("pixel_values", "prompt_pixel_values", "prompt_masks")}
-    ),
+    "seggpt": only(**{name: normal(BATCH, 3, 32, 32) for name in ("pixel_values", "prompt_pixel_values", "prompt_masks")}),
     "siglip2": given(**RAGGED),
     "siglip2_vision_model": given(**RAGGED),
     # Its positions are made for a batch of one.
@@ -101,4 +95,4 @@ INPUTS: dict[str, Callable[[nn.Module], Inputs]] = {
     "vit_mae": given(noise=normal(BATCH, GRID**2)),
     "vjepa2": given(pixel_values_videos=video),
     "xclip_vision_model": only(pixel_values=lambda model: video(model).flatten(0, 1)),
-}
+}  # fmt: skip

@@ -25,16 +25,7 @@ UNSURE = """
     xlnet yoso
 """
 KINDS = ("layer_types", "layers_block_type")
-ATTENDING = {
-    "attention",
-    "full_attention",
-    "sliding_attention",
-    "chunked_attention",
-    "window_attention",
-    "indexed_attention",
-    "hybrid",
-    "hybrid_sliding",
-}
+ATTENDING = {"attention", "full_attention", "sliding_attention", "chunked_attention", "window_attention", "indexed_attention", "hybrid", "hybrid_sliding"}  # fmt: skip
 OTHERS = {"linear_attention", "recurrent", "conv", "moe", "mlp", "mamba"}
 PAIRS = (("encoder_layers", "decoder_layers"), ("num_layers", "num_decoder_layers"))
 

@@ -8,15 +8,8 @@ from tests.sweep.zoo import WARNINGS, specimens
 pytestmark = [pytest.mark.slow, *map(pytest.mark.filterwarnings, WARNINGS)]
 
 # What is random in training, whatever the configuration says.
-RANDOM = {
-    "groupvit": "groups are drawn",
-    "groupvit_vision_model": "groups are drawn",
-    "vilt": "patches are taken in a random order",
-}
-INFINITE = {
-    "grounding-dino": "the scores of no word",
-    "mm-grounding-dino": "the scores of no word",
-}
+RANDOM = {"groupvit": "groups are drawn", "groupvit_vision_model": "groups are drawn", "vilt": "patches are taken in a random order"}  # fmt: skip
+INFINITE = {"grounding-dino": "the scores of no word", "mm-grounding-dino": "the scores of no word"}
 
 
 def tensors(output):

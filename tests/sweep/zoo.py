@@ -32,7 +32,7 @@ CHANGES = {**changes_text.CHANGES, **changes_vision.CHANGES, **changes_audio.CHA
 INPUTS = {**inputs_text.INPUTS, **inputs_vision.INPUTS, **inputs_audio.INPUTS, **inputs_multimodal.INPUTS}
 # What transformers' own code is warned of, as arguments of `pytest.mark.filterwarnings`.
 WARNINGS = [
-    "ignore:Support for mismatched key_padding_mask and attn_mask:UserWarning",  # wavlm gives a mask of each kind
+    "ignore:Support for mismatched key_padding_mask and attn_mask:UserWarning"  # wavlm gives a mask of each kind
 ]
 # A part of the model that has a forward pass, where the whole of it has none.
 PARTS = {"bark": "semantic_config"}

@@ -1,0 +1,35 @@
+"""Commands in this process: how they end, and the files that they write."""
+
+import json
+import re
+from pathlib import Path
+
+from click.testing import CliRunner
+
+
+def invoke(*args):
+    """Run a command; gives click's result, with the exception where there was a traceback."""
+    from attnreg.experiments.cli.main import main
+
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def ran(result):
+    """The result of a command that has ended well."""
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def assert_sentence(result, code, says):
+    """A command has failed with one sentence and no traceback."""
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert "Traceback" not in result.output
+    error = result.output[result.output.index("Error: ") :].strip()
+    assert "\n" not in error
+    assert re.search(says, error), error
+
+
+def read_lines(path):
+    """The records of a file of JSON lines."""
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
