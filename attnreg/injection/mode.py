@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -132,44 +132,18 @@ class AttentionMode(TorchFunctionMode):
             )
 
     def ask(
-        self,
-        site: Asked,
-        shape: tuple[int, ...],
-        valid: Tensor | None,
-        *,
-        like: Tensor,
-        query: Tensor | None = None,
-        key: Tensor | None = None,
-        bias: Tensor | None = None,
-        scale: float | None = None,
-        scores: Tensor | None = None,
-        score_mod: Callable[..., Tensor] | None = None,
+        self, site: Asked, shape: tuple[int, ...], valid: Tensor | None, *, like: Tensor, **given: Any
     ) -> Mask | None:
-        """Return the provider's mask for a site, checked and on the right device; ``None`` keeps everything."""
+        """Return the provider's mask for a site, checked and on the right device; ``None`` keeps everything.
+
+        ``given`` are more fields of :class:`attnreg.AttentionSite`; those of its device and dtype come from ``like``.
+        """
         if self.tap is not None:
             return None
         if site.again:
             return self._latest
-        info = site.info
-        asked = AttentionSite(
-            name=info.name,
-            layer=info.layer,
-            num_layers=info.num_layers,
-            stack=info.stack,
-            head_size=info.head_size,
-            shares_keys=info.shares_keys,
-            in_parts=info.in_parts,
-            shape=shape,  # type: ignore[arg-type]
-            valid=valid,
-            query=query,
-            key=key,
-            bias=bias,
-            scale=scale,
-            written_scores=scores,
-            score_mod=score_mod,
-            device=like.device,
-            dtype=like.dtype,
-        )
+        given = {**vars(site.info), "device": like.device, "dtype": like.dtype, **given}
+        asked = AttentionSite(shape=shape, valid=valid, **given)  # type: ignore[arg-type]
         mask = ask(self.handle.provider, asked)
         if mask is not None:
             mask = _checked(mask, asked, type(self.handle.provider).__name__)

@@ -22,7 +22,8 @@ class MaskProvider(PretrainedMixin, nn.Module, ABC):
     Only :meth:`forward` must be written; every other method does nothing by default, or calls the providers that this
     one holds as submodules. A provider acts while both it and the attention module are in training mode. Draw random
     numbers from torch's global generator, which gradient checkpointing replays. Store each constructor argument as an
-    attribute of the same name (scikit-learn's convention), so that :meth:`save_pretrained` can write it.
+    attribute of the same name (scikit-learn's convention), so that :meth:`save_pretrained` can write it. Every built-in
+    provider raises :class:`ValueError` if an argument is out of range, such as a probability outside ``[0, 1]``.
 
     Example:
         >>> import torch
@@ -157,11 +158,7 @@ def ask(provider: MaskProvider, site: AttentionSite) -> Mask | None:
 
 
 def a_provider(value: Any, where: str) -> MaskProvider:
-    """Return ``value`` if it is a provider.
-
-    Raises:
-        InputError: if it is not.
-    """
+    """Return ``value`` if it is a provider; otherwise raise."""
     if not isinstance(value, MaskProvider):
         raise InputError(f"Expected a provider in {where}, got {value!r}.")
     return value

@@ -150,12 +150,7 @@ class AttackerDefender(TrainingMethod):
             optimizer = optimizer_factory(network)
             scheduler = None if scheduler_factory is None else scheduler_factory(optimizer)
             return FineTuning(
-                network,
-                optimizer,
-                provider,
-                scheduler=scheduler,
-                max_grad_norm=max_grad_norm,
-                accelerator=accelerator,
+                network, optimizer, provider, scheduler=scheduler, max_grad_norm=max_grad_norm, accelerator=accelerator
             )
 
         self.attacker = learner(copy.deepcopy(model), generator)

@@ -63,16 +63,8 @@ class FusedAttention(Backend):
         own_valid, own_bias = (None if x is None else layout.of_keys(x) for x in (valid, bias))
         full = (*queries.shape[:-1], keys.shape[-2])
         own = (*full[:-1], layout.number_of_keys(full[-1]))
-        mask = mode.ask(
-            site,
-            own,
-            own_valid,
-            like=query,
-            query=queries,
-            key=layout.of_keys(keys, dim=-2),
-            bias=own_bias,
-            scale=scale,
-        )
+        own_keys = layout.of_keys(keys, dim=-2)
+        mask = mode.ask(site, own, own_valid, like=query, query=queries, key=own_keys, bias=own_bias, scale=scale)
         if mask is None and mode.tap is None:
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if mask is not None and mask.drops_layer:

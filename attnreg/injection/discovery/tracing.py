@@ -14,16 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from attnreg.injection.discovery import rules
 from attnreg.injection.discovery.moves import MOVES, moved
-from attnreg.injection.discovery.origins import (
-    FIELDS,
-    FIRST,
-    NOTHING,
-    SOFTMAX,
-    VALUED,
-    Origins,
-    blank,
-    compact,
-)
+from attnreg.injection.discovery.origins import FIELDS, FIRST, NOTHING, SOFTMAX, VALUED, Origins, blank, compact
 
 aten = torch.ops.aten
 LARGE = 2**14  # products with larger weights are replaced by something cheap: only origins matter, not values
