@@ -24,7 +24,7 @@ class SkipsBlocks(Protocol):
     def skips_block(self, site: SiteInfo) -> Tensor | None:
         """Decide whether this forward pass skips the block around a self-attention: 0-d, bool, on the CPU.
 
-        ``None`` if the provider does not decide.
+        ``True`` = skipped; ``None`` if the provider does not decide.
         """
 
 
