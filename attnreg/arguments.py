@@ -1,4 +1,4 @@
-"""Checks of arguments, and type names for their ranges.
+"""Checks of arguments, which return the value or raise :class:`InputError`, and type names for their ranges.
 
 A parameter annotated with one of these names has the same range as an option on the command line.
 """
@@ -25,44 +25,28 @@ LARGEST_SIZE = 2**16  # for sizes that take memory
 
 
 def probability(name: str, value: float) -> float:
-    """Return ``value`` if it is a probability.
-
-    Raises:
-        InputError: if it is not a number in ``[0, 1]``.
-    """
+    """Return ``value`` if it is a number in ``[0, 1]``."""
     if not _is_number(value) or not 0 <= value <= 1:
         raise InputError(f"Expected `{name}` to be a probability in [0, 1], got {value!r}.")
     return value
 
 
 def probability_below_one(name: str, value: float) -> float:
-    """Return ``value`` if it is a probability below 1.
-
-    Raises:
-        InputError: if it is not a number in ``[0, 1)``.
-    """
+    """Return ``value`` if it is a number in ``[0, 1)``."""
     if not _is_number(value) or not 0 <= value < 1:
         raise InputError(f"Expected `{name}` to be a probability in [0, 1), got {value!r}.")
     return value
 
 
 def inner_probability(name: str, value: float) -> float:
-    """Return ``value`` if it is a probability other than 0 and 1.
-
-    Raises:
-        InputError: if it is not a number in ``(0, 1)``.
-    """
+    """Return ``value`` if it is a number in ``(0, 1)``."""
     if not _is_number(value) or not 0 < value < 1:
         raise InputError(f"Expected `{name}` to be a probability in (0, 1), got {value!r}.")
     return value
 
 
 def positive(name: str, value: float) -> float:
-    """Return ``value`` if it is above 0 and neither too small nor too large to compute with.
-
-    Raises:
-        InputError: if it is not a number in ``[SMALLEST, LARGEST]``.
-    """
+    """Return ``value`` if it is a number in ``[SMALLEST, LARGEST]``."""
     if not _is_number(value) or not value > 0:
         raise InputError(f"Expected `{name}` to be above 0, got {value!r}.")
     if not SMALLEST <= value <= LARGEST:
@@ -71,11 +55,7 @@ def positive(name: str, value: float) -> float:
 
 
 def not_negative(name: str, value: float) -> float:
-    """Return ``value`` if it is 0 or more and not too large to compute with.
-
-    Raises:
-        InputError: if it is not a number in ``[0, LARGEST]``.
-    """
+    """Return ``value`` if it is a number in ``[0, LARGEST]``."""
     if not _is_number(value) or not value >= 0:
         raise InputError(f"Expected `{name}` to be 0 or more, got {value!r}.")
     if value > LARGEST:
@@ -84,11 +64,7 @@ def not_negative(name: str, value: float) -> float:
 
 
 def whole_number(name: str, value: int, *, least: int = 1, most: int = LARGEST_WHOLE) -> int:
-    """Return ``value`` if it is a whole number from ``least`` to ``most``.
-
-    Raises:
-        InputError: if it is not.
-    """
+    """Return ``value`` if it is a whole number from ``least`` to ``most``."""
     if isinstance(value, bool) or not isinstance(value, int):
         wanted = "a whole number"
     elif not least <= value <= most:
@@ -99,22 +75,14 @@ def whole_number(name: str, value: int, *, least: int = 1, most: int = LARGEST_W
 
 
 def true_or_false(name: str, value: bool) -> bool:
-    """Return ``value`` if it is ``True`` or ``False``.
-
-    Raises:
-        InputError: if it is not.
-    """
+    """Return ``value`` if it is ``True`` or ``False``."""
     if not isinstance(value, bool):
         raise InputError(f"Expected `{name}` to be True or False, got {value!r}.")
     return value
 
 
 def one_of(name: str, value: Choice, choices: Sequence[str]) -> Choice:
-    """Return ``value`` if it is one of the choices.
-
-    Raises:
-        InputError: if it is not.
-    """
+    """Return ``value`` if it is one of the choices."""
     if value not in choices:
         raise InputError(f"Expected `{name}` to be one of {', '.join(choices)}, got {value!r}.")
     return value

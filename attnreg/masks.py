@@ -72,14 +72,7 @@ S = TypeVar("S", bound=SiteInfo)
 
 
 def layer_indices(layers: Sequence[int], where: str) -> list[int]:
-    """Check layer indices and return them as a list.
-
-    Args:
-        layers: layer indices; negative ones count from the last layer.
-        where: name of the provider or function that takes them, for messages.
-
-    Raises:
-        InputError: if there is no index, or one is not a whole number.
+    """Return layer indices as a list, or raise if they are not one; messages name the provider ``where``.
 
     Example:
         >>> layer_indices((0, -1), "OnLayers")
@@ -93,12 +86,7 @@ def layer_indices(layers: Sequence[int], where: str) -> list[int]:
 
 
 def on_layers(sites: Sequence[S], layers: Collection[int], where: str) -> list[S]:
-    """Select the sites on some layers.
-
-    Args:
-        sites: the sites to choose from.
-        layers: layer indices; negative ones count from the last layer.
-        where: name of the caller, for messages.
+    """Select the sites on some layers; negative indices count from the last. Messages name the caller ``where``.
 
     Raises:
         InputError: if one of the layers has no site.
@@ -181,11 +169,8 @@ class AttentionSite(SiteInfo):
             if self.query is None or self.key is None:
                 raise InputError(f"{self.name} has no scores: make it with `written_scores`, or `query` and `key`.")
             key = self.key.repeat_interleave(self.query.shape[1] // self.key.shape[1], 1)
-            scores = (
-                self.query
-                @ key.transpose(-1, -2)
-                * (self.query.shape[-1] ** -0.5 if self.scale is None else self.scale)
-            )
+            scale = self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
+            scores = self.query @ key.transpose(-1, -2) * scale
             scores = scores if self.bias is None else scores + self.bias
             scores = functional.apply_score_mod(self.score_mod, scores)
         return scores if self.valid is None else scores.masked_fill(~self.valid, -torch.inf)
@@ -243,8 +228,7 @@ class Mask:
         It is ``False`` while torch compiles: the decision would become a constant of the compiled code.
         """
         return (
-            self.weights is None
-            and self.normalized is None
+            not self.has_factors
             and self.scores is not None
             and self.scores.dim() == 0
             and not torch.compiler.is_compiling()

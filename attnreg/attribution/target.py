@@ -47,10 +47,7 @@ class Target:
     """
 
     def __init__(
-        self,
-        kind: str | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted",
-        *,
-        shift_labels: bool | None = None,
+        self, kind: str | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted", *, shift_labels: bool | None = None
     ) -> None:
         if kind not in ("predicted", "label") and not callable(kind):
             raise InputError(f"Expected `target` to be 'predicted', 'label' or a function, got {kind!r}.")

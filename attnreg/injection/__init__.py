@@ -1,20 +1,13 @@
 """The injection layer: applies the masks of any provider to the attention of any model."""
 
-from attnreg.injection.attachment import attach, detach, handle_of, is_attached
-from attnreg.injection.discovery import Discovery, FoundSite, LeftOut, discover
-from attnreg.injection.errors import CoverageWarning, NoAttentionError
-from attnreg.injection.handle import AttachHandle
-
-__all__ = [
-    "AttachHandle",
-    "CoverageWarning",
-    "Discovery",
-    "FoundSite",
-    "LeftOut",
-    "NoAttentionError",
-    "attach",
-    "detach",
-    "discover",
-    "handle_of",
-    "is_attached",
-]
+from attnreg.injection.attachment import attach as attach
+from attnreg.injection.attachment import detach as detach
+from attnreg.injection.attachment import handle_of as handle_of
+from attnreg.injection.attachment import is_attached as is_attached
+from attnreg.injection.discovery import Discovery as Discovery
+from attnreg.injection.discovery import FoundSite as FoundSite
+from attnreg.injection.discovery import LeftOut as LeftOut
+from attnreg.injection.discovery import discover as discover
+from attnreg.injection.errors import CoverageWarning as CoverageWarning
+from attnreg.injection.errors import NoAttentionError as NoAttentionError
+from attnreg.injection.handle import AttachHandle as AttachHandle

@@ -22,18 +22,11 @@ from attnreg.provider.protocols import skipped
 
 @dataclass(frozen=True)
 class BlockCall:
-    """One call of a block in a forward pass.
-
-    Args:
-        block: the block, and how hidden states pass through it.
-        info: the site of its self-attention, which the provider is asked about.
-        chosen: all chosen attention sites in the block.
-        modules: the attached attention modules in the block.
-    """
+    """One call of a block in a forward pass."""
 
     block: Block
-    info: SiteInfo
-    chosen: tuple[SiteInfo, ...]
+    info: SiteInfo  # of its self-attention, which the provider is asked about
+    chosen: tuple[SiteInfo, ...]  # all chosen attention in the block
     modules: tuple[AttachedModule, ...]
 
 

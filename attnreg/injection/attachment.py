@@ -142,10 +142,7 @@ def _check_bare(model: nn.Module) -> None:
         raise InputError(f"{type(model).__name__} is already compiled. Attach first, then compile.")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         raise InputError(f"The model is already wrapped in {type(model).__name__}. Attach first, then wrap.")
-    if any(
-        type(parameter).__name__ == "DTensor" or hasattr(parameter, "_is_flat_param")
-        for parameter in model.parameters()
-    ):
+    if any(type(p).__name__ == "DTensor" or hasattr(p, "_is_flat_param") for p in model.parameters()):
         raise InputError(f"{type(model).__name__} is already sharded. Attach first, then shard (`fully_shard`).")
 
 

@@ -38,9 +38,7 @@ class AttachedEntry(Shadow[None]):
 def entries(model: nn.Module, around: Sequence[Sequence[nn.Module]]) -> list[nn.Module]:
     """Return the model and the modules in it that contain all chosen attention, outermost first.
 
-    Args:
-        model: the model.
-        around: for each attention, the modules that contain it, outermost first; its own module is the last.
+    ``around`` has the modules that contain each attention, outermost first; its own module is the last.
 
     Example:
         >>> bert, layers = nn.Module(), [nn.Module(), nn.Module()]

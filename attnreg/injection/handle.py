@@ -60,11 +60,8 @@ class AttachHandle:
         self._shadows: list[Shadow[Any]] = list(modules.values())
         if may_skip_blocks(provider):
             self._shadows += attached_blocks(self, found.sites, chosen, modules, names)
-        around = [
-            [call.module for call in site.sighting.running if not call.is_repeated]
-            for site in found.sites
-            if site.info.name in chosen
-        ]
+        running = [site.sighting.running for site in found.sites if site.info.name in chosen]
+        around = [[call.module for call in calls if not call.is_repeated] for calls in running]
         self._shadows += [AttachedEntry(self, module, names[module]) for module in reversed(entries(model, around))]
         for attached in self._shadows:
             attached.install()
@@ -185,8 +182,7 @@ class AttachHandle:
         """Begin a forward pass of the model, or of a module in it that contains all its attention."""
         self.in_forward = True
         self._trains = torch.is_grad_enabled()
-        if self._trains:
-            self._has_trained = True
+        self._has_trained |= self._trains
         for attached in self._shadows:
             attached.begin()
         training = module.training and self._trains
@@ -202,11 +198,7 @@ class AttachHandle:
         self.in_forward = False
 
     def check_repeated(self, module: nn.Module) -> None:
-        """Check a forward pass that begins within a backward pass, and so repeats an earlier one.
-
-        Raises:
-            RuntimeError: if it would be masked, and the earlier one was not.
-        """
+        """Raise if a forward pass within a backward pass would be masked, and the one that it repeats was not."""
         if self.acts_on(module) and not self._has_trained:
             raise RuntimeError(
                 f"{type(self.provider).__name__} cannot mask a forward pass that repeats one without gradients, "
@@ -215,17 +207,11 @@ class AttachHandle:
             )
 
     def check_entry(self, name: str) -> None:
-        """Check that an attention module may be masked now.
-
-        Raises:
-            RuntimeError: if it runs outside a forward pass of the attached model, and the provider must know when a
-                pass begins.
-        """
+        """Raise if attention runs outside a forward pass of the model, and the provider must know when one begins."""
         if self.in_forward or self.taps or torch.compiler.is_compiling() or in_backward():
             return
-        waiting = [
-            each for each in self.provider.modules() if isinstance(each, MaskProvider) and draws_in_prepare(each)
-        ]
+        providers = (each for each in self.provider.modules() if isinstance(each, MaskProvider))
+        waiting = [each for each in providers if draws_in_prepare(each)]
         if waiting:
             raise RuntimeError(
                 f"{type(waiting[0]).__name__} draws its masks when a forward pass of the attached model begins, but "

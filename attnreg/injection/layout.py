@@ -121,14 +121,9 @@ class Layout:
         return torch.cat([tensor[..., : self.sinks_before], own, tensor[..., end:]], -1)
 
     def around_keys(self, keep: Tensor, valid: Tensor | None, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
-        """Add columns for sinks to a mask on keys and to the valid positions.
+        """Add columns for sinks to a mask on keys and to the valid positions (``None``: all); ``shape`` has sinks.
 
         Sinks are kept, except in query rows whose keys are all dropped: those rows attend only to their valid keys.
-
-        Args:
-            keep: bool, broadcastable to ``(B, H, Q, K)``, without sinks.
-            valid: bool, likewise; ``None`` if all positions are valid.
-            shape: ``(B, H, Q, K)``, with sinks.
         """
         if not self.has_sinks:
             return keep, valid

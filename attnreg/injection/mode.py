@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,14 +42,9 @@ class Planned:
 
 
 class AttentionMode(TorchFunctionMode):
-    """Applies the provider's masks to the attention of one module call.
+    """Applies the provider's masks to the attention of one module call, which must be as planned.
 
     Torch switches a mode off while it handles a function, so providers and backends can call torch as usual.
-
-    Args:
-        handle: the connection to the provider.
-        plan: the attention to expect in this call.
-        name: name of the module.
     """
 
     def __init__(self, handle: Connection, plan: Sequence[Planned], name: str) -> None:
@@ -83,14 +78,11 @@ class AttentionMode(TorchFunctionMode):
     def expect(self, backend: str, call: Call) -> Asked | None:
         """Return the site of a call that may be attention; ``None`` if the call is not to be changed.
 
-        Raises:
-            NoAttentionError: if there is more attention than when the model was attached.
+        It raises if there is more attention than when the model was attached.
         """
-        rank = len(call.shape)
-        if self._heads is not None:
-            matching = [i for i, planned in enumerate(self._plan) if i >= self._at]
-        else:
-            matching = [i for i in range(self._at, len(self._plan)) if self._same(self._plan[i], backend, rank)]
+        rank, heads = len(call.shape), self._heads
+        rest = range(self._at, len(self._plan))
+        matching = [i for i in rest if heads is not None or self._same(self._plan[i], backend, rank)]
         if not matching:
             if any(p.info is not None and self._same(p, backend, rank) for p in self._plan):
                 raise NoAttentionError(
@@ -109,8 +101,8 @@ class AttentionMode(TorchFunctionMode):
         if self.handle.taps and self.tap is None:
             return None
         layout = planned.layout
-        if self._heads is not None:
-            layout = replace(layout, dims="fqk" if rank == 3 else STANDARD, heads=self._heads if rank == 3 else 1)
+        if heads is not None:
+            layout = replace(layout, dims="fqk" if rank == 3 else STANDARD, heads=heads if rank == 3 else 1)
         return Asked(planned.info, layout, again)
 
     @staticmethod
@@ -119,11 +111,7 @@ class AttentionMode(TorchFunctionMode):
         return planned.rank == rank and (planned.backend == backend or planned.layout.dims == STANDARD)
 
     def check_all_seen(self) -> None:
-        """Check at the end of the module's forward that all expected attention was seen.
-
-        Raises:
-            NoAttentionError: if there was less attention than when the model was attached.
-        """
+        """Raise at the end of the module's forward if there was less attention than when the model was attached."""
         planned = [each.info for each in self._plan if each.info is not None]
         if len(self._asked) != len(planned):
             raise NoAttentionError(
@@ -132,50 +120,22 @@ class AttentionMode(TorchFunctionMode):
             )
 
     def ask(
-        self,
-        site: Asked,
-        shape: tuple[int, ...],
-        valid: Tensor | None,
-        *,
-        like: Tensor,
-        query: Tensor | None = None,
-        key: Tensor | None = None,
-        bias: Tensor | None = None,
-        scale: float | None = None,
-        scores: Tensor | None = None,
-        score_mod: Callable[..., Tensor] | None = None,
+        self, site: Asked, shape: tuple[int, ...], valid: Tensor | None, *, like: Tensor, **given: Any
     ) -> Mask | None:
-        """Return the provider's mask for a site, checked and on the right device; ``None`` keeps everything."""
+        """Return the provider's mask for a site, checked and on the right device; ``None`` keeps everything.
+
+        ``given`` are more fields of :class:`attnreg.AttentionSite`; those of its device and dtype come from ``like``.
+        """
         if self.tap is not None:
             return None
         if site.again:
             return self._latest
-        info = site.info
-        asked = AttentionSite(
-            name=info.name,
-            layer=info.layer,
-            num_layers=info.num_layers,
-            stack=info.stack,
-            head_size=info.head_size,
-            shares_keys=info.shares_keys,
-            in_parts=info.in_parts,
-            shape=shape,  # type: ignore[arg-type]
-            valid=valid,
-            query=query,
-            key=key,
-            bias=bias,
-            scale=scale,
-            written_scores=scores,
-            score_mod=score_mod,
-            device=like.device,
-            dtype=like.dtype,
-        )
+        given = {**vars(site.info), "device": like.device, "dtype": like.dtype, **given}
+        asked = AttentionSite(shape=shape, valid=valid, **given)  # type: ignore[arg-type]
         mask = ask(self.handle.provider, asked)
-        if mask is not None:
-            mask = _checked(mask, asked, type(self.handle.provider).__name__)
-        self.handle.note(asked, mask)
-        self._latest = mask
-        return mask
+        self._latest = None if mask is None else _checked(mask, asked, type(self.handle.provider).__name__)
+        self.handle.note(asked, self._latest)
+        return self._latest
 
     def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
         """Apply the factors of a mask, and the tap, to attention weights ``(B, H, Q, K)`` after the softmax."""

@@ -22,9 +22,7 @@ class DropRates:
     def clear(self) -> None:
         """Add the latest rates to the running means and clear them, as a forward pass begins."""
         if not torch.compiler.is_compiling():
-            for label, rate in self._latest.items():
-                self._sums[label] = self._sums.get(label, 0.0) + rate.detach().mean()
-                self._counts[label] = self._counts.get(label, 0) + 1
+            self._sums, self._counts = self._totals()
         self._latest, self._weights = {}, {}
 
     def latest(self, *, by_head: bool = False) -> dict[str, Tensor]:
@@ -33,11 +31,15 @@ class DropRates:
 
     def mean(self) -> dict[str, float]:
         """Return the mean rates over all passes so far."""
+        sums, counts = self._totals()
+        return {label: float(total) / counts[label] for label, total in sums.items()}
+
+    def _totals(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         sums, counts = dict(self._sums), dict(self._counts)
         for label, rate in self._latest.items():
             sums[label] = sums.get(label, 0.0) + rate.detach().mean()
             counts[label] = counts.get(label, 0) + 1
-        return {label: float(total) / counts[label] for label, total in sums.items()}
+        return sums, counts
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Record the drop rate of a site."""

@@ -12,11 +12,6 @@ from attnreg.masks import SiteInfo
 def report(sites: Iterable[SiteInfo], modules: Mapping[str, nn.Module], rates: Mapping[str, float]) -> str:
     """Return a table with a row per site: label, mean drop rate so far, the model's own dropout, module.
 
-    Args:
-        sites: the attention sites.
-        modules: the module of each site, by site name.
-        rates: mean drop rates over training passes, by site label.
-
     Example:
         >>> attention = nn.MultiheadAttention(8, 2, dropout=0.1)
         >>> print(report([SiteInfo(name="layer.0")], {"layer.0": attention}, {"encoder.0": 0.25}))

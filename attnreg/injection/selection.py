@@ -22,11 +22,7 @@ def choose(
     stacks: Sequence[Stack] | None = None,
     modules: str | Sequence[str] | None = None,
 ) -> list[FoundSite]:
-    """Return the sites on the given layers, in the given stacks and modules; by default all self-attention.
-
-    Raises:
-        InputError: if a layer, stack or module does not exist.
-    """
+    """Return the sites on the given layers, in the given stacks and modules; by default all self-attention."""
     for name, wanted in (("layers", layers), ("stacks", stacks)):
         if wanted is not None and (isinstance(wanted, (str, int)) or not len(wanted)):
             raise InputError(f"Expected `{name}` to be a non-empty list, or None for all, got {wanted!r}.")
@@ -52,13 +48,8 @@ def choose(
 def warn_of_the_rest(model: nn.Module, found: Discovery, *, everything: bool) -> None:
     """Warn of attention that cannot be masked.
 
-    Args:
-        model: the model.
-        found: what discovery found in it.
-        everything: whether all self-attention is to be masked.
-
     Raises:
-        NoAttentionError: if ``everything``, and all attention in a list of blocks would be left out.
+        NoAttentionError: if ``everything`` is to be masked, and all attention in a list of blocks would be left out.
     """
     whole = stacks_left_out(found.left_out, model, {site.info.name for site in found.sites})
     if everything and whole:

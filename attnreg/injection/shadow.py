@@ -73,11 +73,7 @@ class Shadow(ABC, Generic[What]):
         self._calls += 1
 
     def next(self) -> What | None:
-        """Return the record of the call that begins now.
-
-        Raises:
-            NoAttentionError: if the module is called more often in this forward pass than when it was attached.
-        """
+        """Return the record of the call that begins now; raise if there are more calls than when it was attached."""
         if self.handle.in_forward:
             call = self._calls
             self._calls += 1

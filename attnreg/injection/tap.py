@@ -7,11 +7,7 @@ from torch import Tensor, nn
 
 
 class Tap(nn.Module):
-    """Passes attention weights through, so that hooks (captum's too) see them as the output of this module.
-
-    Args:
-        replacement: weights to return instead of those that come in.
-    """
+    """Passes attention weights or their replacement through, so that hooks (captum's too) see them as its output."""
 
     def __init__(self, replacement: Tensor | None = None) -> None:
         super().__init__()

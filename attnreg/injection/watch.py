@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 import torch
-from torch import nn
 
 from attnreg.errors import AsleepWarning
 from attnreg.provider.asleep import PATIENCE, MaySleep
@@ -13,16 +12,12 @@ from attnreg.provider.base import MaskProvider
 
 
 class Watch:
-    """Counts training passes, and warns once if the provider's schedule, epoch or parameters never change.
-
-    Args:
-        provider: the provider.
-    """
+    """Counts training passes, and warns once if the provider's schedule, epoch or parameters never change."""
 
     def __init__(self, provider: MaskProvider) -> None:
         self.provider = provider
         self.passes = 0
-        self._versions = [(parameter, parameter._version) for parameter in _learned(provider)]
+        self._versions = [(p, p._version) for p in provider.learned_parameters() if p.requires_grad]
         self._warned = False
 
     def training_pass(self) -> None:
@@ -48,7 +43,3 @@ class Watch:
                 '`optimizer.add_param_group({"params": provider.learned_parameters()})`.'
             )
         return None
-
-
-def _learned(provider: MaskProvider) -> list[nn.Parameter]:
-    return [parameter for parameter in provider.learned_parameters() if parameter.requires_grad]

@@ -106,8 +106,7 @@ class AttnRegCallback(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Collect the drop rates, step the provider's schedules and clear its gradients."""
-        rates = self.handle.drop_rate_tensors()
-        if rates:
+        if rates := self.handle.drop_rate_tensors():
             self._sums = {label: rate + self._sums.get(label, 0.0) for label, rate in rates.items()}
             self._steps += 1
         self.handle.step()

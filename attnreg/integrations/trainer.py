@@ -70,8 +70,7 @@ class ADDropTrainer(TrainsProviders, Trainer):
             )
         super().__init__(*args, **kwargs)
         assert self.model is not None
-        if provider is None:
-            provider = CrossTuning(AttributionProvider())
+        provider = CrossTuning(AttributionProvider()) if provider is None else provider
         regularizer = provider.provider if isinstance(provider, AttachHandle) else provider
         if self.optimizer is not None:
             check_learned(self.optimizer, regularizer)

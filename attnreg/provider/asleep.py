@@ -31,14 +31,7 @@ class WaitsForEpoch(Protocol):
 
 
 def asleep_for(provider: nn.Module, epochs: int) -> str | None:
-    """Report a provider that does not act within the given number of epochs.
-
-    Args:
-        provider: the provider, which is searched together with those inside it.
-        epochs: number of training epochs.
-
-    Returns:
-        a sentence, or ``None`` if all providers act.
+    """Return a sentence on a provider, or one inside it, that does not act within this number of epochs, if any.
 
     Example:
         >>> from attnreg import AttentionLayerDrop, CrossTuning
@@ -55,13 +48,7 @@ def asleep_for(provider: nn.Module, epochs: int) -> str | None:
 
 
 def never_stepped(name: str, steps: Tensor, passes: int) -> str | None:
-    """Report a schedule that nobody advances; for :meth:`MaySleep.why_asleep`.
-
-    Args:
-        name: class name of the provider.
-        steps: number of steps so far, 0-d.
-        passes: number of training passes so far.
-    """
+    """Return a sentence on a schedule that nobody advances, if so; for :meth:`MaySleep.why_asleep`."""
     if passes < PATIENCE or int(steps):
         return None
     return (

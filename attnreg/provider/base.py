@@ -23,7 +23,8 @@ class MaskProvider(PretrainedMixin, nn.Module, ABC):
     :meth:`step`, :meth:`on_epoch`) pass the call on to providers held as submodules. A provider acts while both it and
     the attention module are in training mode. Draw random numbers from torch's global generator, which gradient
     checkpointing replays. Store each constructor argument as an attribute of the same name (scikit-learn's convention),
-    so that :meth:`save_pretrained` can write it.
+    so that :meth:`save_pretrained` can write it. Every
+    built-in provider raises :class:`ValueError` if an argument is out of range.
 
     Example:
         >>> import torch
@@ -158,11 +159,7 @@ def ask(provider: MaskProvider, site: AttentionSite) -> Mask | None:
 
 
 def a_provider(value: Any, where: str) -> MaskProvider:
-    """Return ``value`` if it is a provider.
-
-    Raises:
-        InputError: if it is not.
-    """
+    """Return ``value`` if it is a provider; otherwise raise."""
     if not isinstance(value, MaskProvider):
         raise InputError(f"Expected a provider in {where}, got {value!r}.")
     return value

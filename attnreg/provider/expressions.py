@@ -92,11 +92,7 @@ def checked_expression(text: str) -> str:
 
 @contextmanager
 def within_depth(text: str) -> Iterator[None]:
-    """Report text that is nested too deeply to be parsed inside the block.
-
-    Raises:
-        InputError: instead of ``RecursionError``.
-    """
+    """Report text that is nested too deeply to be parsed inside the block, as an ``InputError``."""
     try:
         yield
     except RecursionError:

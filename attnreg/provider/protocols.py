@@ -22,13 +22,9 @@ class SkipsBlocks(Protocol):
     """A provider that skips whole Transformer blocks."""
 
     def skips_block(self, site: SiteInfo) -> Tensor | None:
-        """Decide whether this forward pass skips the block around a self-attention.
+        """Decide whether this forward pass skips the block around a self-attention: 0-d, bool, on the CPU.
 
-        Args:
-            site: the self-attention.
-
-        Returns:
-            0-d, bool, on the CPU, ``True`` = skipped; ``None`` if the provider does not decide.
+        ``True`` = skipped; ``None`` if the provider does not decide.
         """
 
 
@@ -63,27 +59,20 @@ def may_skip_blocks(provider: MaskProvider) -> bool:
 
 
 def skipped(provider: MaskProvider, site: SiteInfo) -> Tensor | None:
-    """Whether to skip the block around a self-attention: 0-d, bool; ``None`` if no acting provider decides.
-
-    Raises:
-        ValueError: if ``skips_block`` returns something else.
-    """
+    """Whether to skip the block around a self-attention: 0-d, bool; ``None`` if no acting provider decides."""
     if not (provider.training and provider.active):
         return None
     answers = [skipped(each, site) for each in provider.inner(site)]
     if isinstance(provider, SkipsBlocks):
-        answers.append(_checked(provider.skips_block(site), provider, site))
+        skip = provider.skips_block(site)
+        if skip is not None and (skip.dim() or skip.dtype != torch.bool):
+            raise InputError(
+                f"Expected `skips_block` of {type(provider).__name__} to return a 0-d bool tensor, got {skip.dtype} of "
+                f"shape {tuple(skip.shape)} at {site.name}."
+            )
+        answers.append(skip)
     decided = [answer for answer in answers if answer is not None]
     return functools.reduce(operator.or_, decided) if decided else None
-
-
-def _checked(skip: Tensor | None, provider: MaskProvider, site: SiteInfo) -> Tensor | None:
-    if skip is not None and (skip.dim() or skip.dtype != torch.bool):
-        raise InputError(
-            f"Expected `skips_block` of {type(provider).__name__} to return a 0-d bool tensor, got {skip.dtype} of "
-            f"shape {tuple(skip.shape)} at {site.name}."
-        )
-    return skip
 
 
 def looks_at_batches(provider: MaskProvider) -> bool:
@@ -96,8 +85,7 @@ def looks_at_batches(provider: MaskProvider) -> bool:
 def draws_in_prepare(provider: MaskProvider) -> bool:
     """Whether a provider itself draws the masks of a whole forward pass in ``prepare``.
 
-    The next forward pass replaces these masks. Unless a provider says otherwise, it does so if it overrides
-    ``prepare``.
+    The next forward pass replaces these masks. Unless a provider says otherwise, overriding ``prepare`` means that.
     """
     if isinstance(provider, MayDrawInPrepare):
         return provider.draws_in_prepare

@@ -53,7 +53,7 @@ class PretrainedMixin:
         return value.item() if isinstance(value, Tensor) and not value.dim() else value  # a schedule changes it
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``config.json`` and ``model.safetensors`` into a separate folder, atomically.
+        """Write ``config.json``, ``model.safetensors`` and their checksums into a separate folder, atomically.
 
         Args:
             folder: a new or empty folder, or one with a saved provider, which is replaced.
@@ -61,7 +61,17 @@ class PretrainedMixin:
         Raises:
             ValueError: if the folder holds other files, or JSON cannot store a constructor argument.
         """
-        save_provider(self, folder)
+        assert isinstance(self, nn.Module)
+        text, folder = to_json(self), Path(folder).resolve()
+        if folder.exists() and not _holds_a_provider(folder):
+            raise InputError(
+                f"{folder} holds other files, such as a model's, which have the same names: save the provider into a "
+                "separate folder."
+            )
+        with replaced_folder(folder) as new:
+            (new / CONFIG).write_text(text, encoding="utf-8")
+            save_file({k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}, new / WEIGHTS)
+            write_checksums(new)
 
     @classmethod
     def from_pretrained(
@@ -74,9 +84,16 @@ class PretrainedMixin:
             providers: your own classes inside the saved provider, besides this one.
 
         Raises:
-            ValueError: if the folder does not hold a provider of this class, or names an unknown class.
+            ValueError: if the folder holds no provider of this class, or a damaged one, or names an unknown class.
         """
-        provider = load_provider(folder, providers if inspect.isabstract(cls) else {cls, *providers})
+        folder, known = Path(folder), known_providers(providers if inspect.isabstract(cls) else {cls, *providers})
+        try:
+            check_checksums(folder)
+            provider = build(json.loads((folder / CONFIG).read_text(encoding="utf-8")), known=known)
+            provider.load_state_dict(load_file(folder / WEIGHTS))
+        except (OSError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError, SafetensorError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"Cannot load a provider ({CONFIG} and {WEIGHTS}) from {folder}: {reason}") from error
         if not isinstance(provider, cls):
             raise InputError(f"Expected a {cls.__name__} in {folder}, got a {type(provider).__name__}.")
         return provider
@@ -133,9 +150,7 @@ def _construct(cls: type[PretrainedMixin], *args: Any, **options: Any) -> Pretra
 
 
 def build(
-    description: dict[str, Any],
-    make: Callable[..., PretrainedMixin] = _construct,
-    known: Known | None = None,
+    description: dict[str, Any], make: Callable[..., PretrainedMixin] = _construct, known: Known | None = None
 ) -> Any:
     """Make a provider from what :func:`describe` returned.
 
@@ -168,27 +183,6 @@ def build(
         raise InputError(f"Expected the arguments of {name}{shown(signature)}, got {config}: {error}.") from error
 
 
-def save_provider(provider: PretrainedMixin, folder: str | os.PathLike[str]) -> None:
-    """Write ``config.json``, ``model.safetensors`` and their checksums into ``folder``, atomically.
-
-    Raises:
-        InputError: if JSON cannot store a constructor argument (a function, for example), or the folder holds other
-            files.
-    """
-    assert isinstance(provider, nn.Module)
-    text = to_json(provider)
-    folder = Path(folder).resolve()
-    if folder.exists() and not _holds_a_provider(folder):
-        raise InputError(
-            f"{folder} holds other files, such as a model's, which have the same names: save the provider into a "
-            "separate folder."
-        )
-    with replaced_folder(folder) as new:
-        (new / CONFIG).write_text(text, encoding="utf-8")
-        save_file({k: v.detach().cpu().contiguous() for k, v in provider.state_dict().items()}, new / WEIGHTS)
-        write_checksums(new)
-
-
 def to_json(provider: PretrainedMixin) -> str:
     """Return a provider's description as JSON.
 
@@ -212,27 +206,6 @@ def _holds_a_provider(folder: Path) -> bool:
         return not names or "provider" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-
-
-def load_provider(folder: str | os.PathLike[str], more: Iterable[type[PretrainedMixin]] = ()) -> Any:
-    """Load a provider that :func:`save_provider` wrote, on the CPU.
-
-    Args:
-        folder: the folder with the provider.
-        more: classes that the provider may use besides the built-in ones.
-
-    Raises:
-        ValueError: if the folder holds no provider, or a damaged one.
-    """
-    folder, known = Path(folder), known_providers(more)
-    try:
-        check_checksums(folder)
-        provider = build(json.loads((folder / CONFIG).read_text(encoding="utf-8")), known=known)
-        provider.load_state_dict(load_file(folder / WEIGHTS))
-    except (OSError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"Cannot load a provider ({CONFIG} and {WEIGHTS}) from {folder}: {reason}") from error
-    return provider
 
 
 def _plain(value: Any) -> Any:

@@ -126,9 +126,6 @@ class _FeedForward(nn.Module):
 def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | None, int]:
     """Find a model's token embeddings, its absolute position embeddings, if any, and the index of the first position.
 
-    Args:
-        model: the model.
-
     Raises:
         ValueError: if the model has no single table of token embeddings.
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from attnreg.arguments import whole_number
 from attnreg.errors import InputError
@@ -22,14 +23,7 @@ Made = TypeVar("Made", bound="LayerwiseProvider")
 
 
 class LayerIndex:
-    """Numbers the layers of all stacks, one stack after the other.
-
-    Args:
-        provider: class name of the provider, for messages.
-        num_layers: number of layers of the only stack, or a mapping from each stack to its number of layers.
-
-    Raises:
-        InputError: if there is no stack, or a stack has no layer.
+    """Numbers the layers of all stacks, one stack after the other; messages name the provider.
 
     Example:
         >>> index = LayerIndex("ConcreteDropout", {"encoder": 2, "decoder": 3})
@@ -58,11 +52,7 @@ class LayerIndex:
         raise self._misfit({site.stack: site.num_layers})
 
     def check(self, sites: Iterable[SiteInfo]) -> None:
-        """Check that the sites are on the layers that are numbered here.
-
-        Raises:
-            InputError: if a stack has another number of layers.
-        """
+        """Raise if a stack of the sites has another number of layers."""
         found = {site.stack: site.num_layers for site in sites}
         single = "" in self.depth and len(found) == 1
         if any(self.depth.get("" if single else stack) != layers for stack, layers in found.items()):
@@ -82,6 +72,15 @@ class LayerwiseProvider(MaskProvider):
 
     #: The constructor's arguments that follow from the model; :meth:`measure` gives them.
     measured: ClassVar[Sequence[str]] = ("num_layers",)
+
+    def __init__(self, num_layers: Depth) -> None:
+        super().__init__()
+        self._index = LayerIndex(type(self).__name__, num_layers)
+        self.num_layers = num_layers
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        self._index.check(sites)
 
     @classmethod
     @abstractmethod
@@ -130,11 +129,7 @@ def depth_of(found: Sequence[SiteInfo]) -> dict[str, int]:
 
 
 def heads_of(found: Sequence[SiteInfo]) -> int:
-    """Return the number of heads of all sites.
-
-    Raises:
-        InputError: if the sites differ.
-    """
+    """Return the number of heads of all sites, or raise if they differ."""
     heads = {site.heads for site in found}
     if len(heads) > 1 or None in heads:
         raise InputError(
@@ -144,11 +139,7 @@ def heads_of(found: Sequence[SiteInfo]) -> int:
 
 
 def head_size_of(found: Sequence[SiteInfo], provider: str) -> int:
-    """Return D, the size of the query vectors of all sites.
-
-    Raises:
-        InputError: if the sites differ, or the model does not expose its queries.
-    """
+    """Return D, the size of the query vectors of all sites, or raise if they differ or are not exposed."""
     check_queries(provider, found)
     sizes = {site.head_size for site in found if site.head_size is not None}
     if len(sizes) > 1:
@@ -157,16 +148,7 @@ def head_size_of(found: Sequence[SiteInfo], provider: str) -> int:
 
 
 def check_queries(provider: str, sites: Iterable[SiteInfo], head_size: int | None = None) -> None:
-    """Check that the model exposes the queries that a provider needs.
-
-    Args:
-        provider: class name of the provider, for messages.
-        sites: the sites to act at.
-        head_size: the expected D; ``None`` accepts any.
-
-    Raises:
-        InputError: if a site exposes only scores, or its queries have another size.
-    """
+    """Raise if a site exposes only scores, or its queries have another size than ``head_size`` (``None``: any)."""
     for site in sites:
         if not site.shows_queries:
             raise hidden_queries(provider, site.name)

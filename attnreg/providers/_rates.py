@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from attnreg.arguments import inner_probability, one_of, whole_number
 from attnreg.errors import InputError
-from attnreg.masks import AttentionSite
-from attnreg.providers._layers import LayerIndex
+from attnreg.masks import AttentionSite, SiteInfo
+from attnreg.providers._layers import Depth, LayerwiseProvider, depth_of, heads_of
 
 Per = Literal["layer", "head"]
 
@@ -19,29 +21,40 @@ Per = Literal["layer", "head"]
 LARGEST_LOGIT = 8.0
 
 
-def initial_logits(index: LayerIndex, p: float, per: Per, num_heads: int | None) -> nn.Parameter:
-    """Make the logits of dropping: ``(layers, heads)``, or ``(layers, 1)`` for rates per layer.
+class LearnedRates(LayerwiseProvider):
+    """A provider with a learned drop rate per layer or head of each layer."""
 
-    Raises:
-        InputError: if an argument is out of range, or ``per="head"`` lacks ``num_heads``.
-    """
-    p = inner_probability("p", p)
-    if one_of("per", per, get_args(Per)) == "head":
-        if num_heads is None or num_heads < 1:
-            raise InputError(f"Expected `num_heads` to be at least 1 for rates per head, got {num_heads}.")
-        whole_number("num_heads", num_heads)
-    return nn.Parameter(torch.full((len(index), num_heads or 1 if per == "head" else 1), math.log(p / (1 - p))))
+    measured = ("num_layers", "num_heads")
 
+    def __init__(self, num_layers: Depth, p: float, per: Per, num_heads: int | None) -> None:
+        super().__init__(num_layers)
+        p = inner_probability("p", p)
+        if one_of("per", per, get_args(Per)) == "head":
+            if num_heads is None or num_heads < 1:
+                raise InputError(f"Expected `num_heads` to be at least 1 for rates per head, got {num_heads}.")
+            whole_number("num_heads", num_heads)
+        shape = len(self._index), num_heads or 1 if per == "head" else 1
+        self.logits = nn.Parameter(torch.full(shape, math.log(p / (1 - p))))  # of dropping
+        self.p = p
+        self.per = per
+        self.num_heads = num_heads
 
-def logits_at(logits: Tensor, index: LayerIndex, site: AttentionSite) -> Tensor:
-    """Return the logits of one site, broadcastable to ``(B, H, Q, K)``.
+    @classmethod
+    @override
+    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"num_layers": depth_of(sites), "num_heads": heads_of(sites) if options.get("per") == "head" else None}
 
-    Raises:
-        InputError: if the site has another number of heads than the logits.
-    """
-    if logits.shape[1] not in (1, site.shape[1]):
-        raise InputError(
-            f"This {index.provider} has drop rates for {logits.shape[1]} heads, but {site.name} has {site.shape[1]}: "
-            f"use `{index.provider}.for_model(model)`."
-        )
-    return logits[index(site)].to(site.device).clamp(max=LARGEST_LOGIT).view(-1, 1, 1)
+    @property
+    def rates(self) -> Tensor:
+        """The current drop rates, without gradients."""
+        return self.logits.detach().sigmoid()
+
+    def _logits_at(self, site: AttentionSite) -> Tensor:
+        """Return the logits of one site, broadcastable to ``(B, H, Q, K)``."""
+        if self.logits.shape[1] not in (1, site.shape[1]):
+            name = type(self).__name__
+            raise InputError(
+                f"This {name} has drop rates for {self.logits.shape[1]} heads, but {site.name} has {site.shape[1]}: "
+                f"use `{name}.for_model(model)`."
+            )
+        return self.logits[self._index(site)].to(site.device).clamp(max=LARGEST_LOGIT).view(-1, 1, 1)

@@ -45,15 +45,10 @@ class TwoPasses:
 
     def needs_no_first(self) -> None:
         """Mask the next forward pass on any batch, without a first pass."""
-        self._state = "armed"
-        self._batch = {}
+        self._state, self._batch = "armed", {}
 
     def begin_forward(self, inputs: Mapping[str, Any]) -> None:
-        """Begin a forward pass of the model in training mode.
-
-        Raises:
-            InputError: if the pass is to be masked, but its batch is not that of the first pass.
-        """
+        """Begin a forward pass in training mode; raise if it is to be masked on another batch than the first pass."""
         if self._state == "armed" and self._batch and not torch.compiler.is_compiling():
             _check_same(self._batch, inputs)
         self._batch = {}
@@ -67,11 +62,7 @@ class TwoPasses:
             self._state = "idle"
 
     def check(self, provider: MaskProvider) -> None:
-        """Check, before the provider returns a mask, that there was a first pass.
-
-        Raises:
-            RuntimeError: if there has never been one.
-        """
+        """Raise, before the provider returns a mask, if there has never been a first pass."""
         if self._state == "never":
             raise RuntimeError(
                 f"{type(provider).__name__} needs `provider.attribute(model, batch)` before each training step: call "

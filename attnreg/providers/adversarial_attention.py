@@ -13,19 +13,11 @@ from typing_extensions import override
 from attnreg import functional
 from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, true_or_false, whole_number
 from attnreg.masks import AttentionSite, Mask, SiteInfo
-from attnreg.providers._layers import (
-    Depth,
-    LayerIndex,
-    LayerwiseProvider,
-    check_queries,
-    depth_of,
-    head_size_of,
-    heads_of,
-)
-from attnreg.providers._seen import mean_over, queries_of
+from attnreg.providers._layers import Depth, depth_of, head_size_of, heads_of
+from attnreg.providers._seen import SeesQueries, mean_over
 
 
-class AdversarialAttention(LayerwiseProvider):
+class AdversarialAttention(SeesQueries):
     r"""Mask attention scores with a small network per layer that learns to raise the loss.
 
     .. math::
@@ -43,8 +35,7 @@ class AdversarialAttention(LayerwiseProvider):
     ``optimizer.add_param_group({"params": provider.parameters(), "lr": 1e-3})``.
 
     Args:
-        num_layers: number of layers of the only stack, or of each stack, as in ``{"encoder": 6, "decoder": 6}``;
-            :meth:`for_model` sets it.
+        num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
         num_heads: H of the model.
         head_size: D, the size of the model's query vectors.
         generator_size: d (default: H · D, as in the paper).
@@ -70,8 +61,6 @@ class AdversarialAttention(LayerwiseProvider):
         (torch.Size([1, 1, 3, 3]), torch.Size([]))
     """
 
-    draws_in_prepare = False  # `prepare` only forgets the latest pass
-
     measured = ("num_layers", "num_heads", "head_size")
 
     def __init__(
@@ -85,11 +74,8 @@ class AdversarialAttention(LayerwiseProvider):
         price: float = 1.0,
         sampled: bool = True,
     ) -> None:
-        super().__init__()
-        self._index = LayerIndex("AdversarialAttention", num_layers)
-        self.num_layers = num_layers
+        super().__init__(num_layers, head_size)
         self.num_heads = whole_number("num_heads", num_heads, most=LARGEST_SIZE)
-        self.head_size = whole_number("head_size", head_size, most=LARGEST_SIZE)
         self.generator_size = generator_size
         self.initial_keep = inner_probability("initial_keep", initial_keep)
         self.price = not_negative("price", price)
@@ -101,8 +87,6 @@ class AdversarialAttention(LayerwiseProvider):
         self.query = nn.ModuleList(_projection(size, inner) for _ in range(len(self._index)))
         self.key = nn.ModuleList(_projection(size, inner) for _ in range(len(self._index)))
         self.bias = nn.Parameter(torch.full((len(self._index),), math.log(initial_keep / (1 - initial_keep))))
-        # Queries, keys and valid units of the latest pass, by layer.
-        self._seen: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}
 
     @classmethod
     @override
@@ -114,22 +98,9 @@ class AdversarialAttention(LayerwiseProvider):
         }
 
     @override
-    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        self._index.check(sites)
-        check_queries("AdversarialAttention", sites, self.head_size)
-
-    @override
-    def prepare(self, inputs: Mapping[str, Any]) -> None:
-        self._seen = {}
-
-    @override
-    def step(self) -> None:
-        self._seen = {}
-
-    @override
     def forward(self, site: AttentionSite) -> Mask | None:
         layer = self._index(site)
-        query, key = queries_of(site, self.head_size, "AdversarialAttention", self.num_heads)
+        query, key = self._queries_of(site, self.num_heads)
         units = site.units
         if units is not None:  # some models have one mask per head
             units = units.expand(site.shape).any(1, keepdim=True)

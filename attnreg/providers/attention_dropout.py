@@ -29,9 +29,6 @@ class AttentionDropout(MaskProvider):
         placement: what to drop: ``"weights"`` (after the softmax, as most models do) or ``"scores"`` (before it).
         rescale: divide kept weights by :math:`1 - p`; ignored for scores.
 
-    Raises:
-        ValueError: if ``p`` is outside ``[0, 1]`` or ``placement`` is neither of the two.
-
     Reference:
         AttendOut (arXiv 2104.04692), Eq. 2 and 3.
 

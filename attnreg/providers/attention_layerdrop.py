@@ -23,9 +23,6 @@ class AttentionLayerDrop(MaskProvider):
     Args:
         p: probability of dropping a layer's attention scores.
 
-    Raises:
-        ValueError: if ``p`` is outside ``[0, 1]``.
-
     Reference:
         AttendOut (arXiv 2104.04692), Eq. 4; LayerDrop (arXiv 1909.11556) for whole layers.
 

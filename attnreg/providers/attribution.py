@@ -117,13 +117,10 @@ class AttributionProvider(MaskProvider):
 
     @property
     def looks_at_batches(self) -> bool:
-        """See :class:`attnreg.provider.protocols.MayLookAtBatches`."""
+        """See :class:`attnreg.provider.protocols.MayLookAtBatches`, and ``MayDrawInPrepare`` for the other name."""
         return self.method != "random"
 
-    @property
-    def draws_in_prepare(self) -> bool:
-        """See :class:`attnreg.provider.protocols.MayDrawInPrepare`."""
-        return self.method != "random"
+    draws_in_prepare = looks_at_batches
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Run the first pass; the model's next forward pass in training mode, on the same batch, is masked.

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import not_negative, positive
-from attnreg.masks import AttentionSite, Mask, SiteInfo
-from attnreg.providers._layers import Depth, LayerIndex, LayerwiseProvider, depth_of, heads_of
-from attnreg.providers._rates import Per, initial_logits, logits_at
+from attnreg.masks import AttentionSite, Mask
+from attnreg.providers._layers import Depth
+from attnreg.providers._rates import LearnedRates, Per
 
 
-class ConcreteDropout(LayerwiseProvider):
+class ConcreteDropout(LearnedRates):
     r"""Drop attention weights at rates learned per layer or head, with an entropy penalty.
 
     Decisions are relaxed, so that the loss has a gradient with respect to the rates p:
@@ -39,8 +36,7 @@ class ConcreteDropout(LayerwiseProvider):
     dropped if z > 1/2, which has probability p.
 
     Args:
-        num_layers: number of layers of the only stack, or of each stack, as in ``{"encoder": 6, "decoder": 6}``;
-            :meth:`for_model` sets it.
+        num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
         p: initial drop probability, in ``(0, 1)``.
         per: learn one rate per ``"layer"``, or one per ``"head"`` of each layer.
         num_heads: number of heads; required for ``per="head"``.
@@ -64,7 +60,6 @@ class ConcreteDropout(LayerwiseProvider):
         torch.Size([2, 1])
     """
 
-    measured = ("num_layers", "num_heads")
     schedulable = ("temperature",)
 
     def __init__(
@@ -77,33 +72,13 @@ class ConcreteDropout(LayerwiseProvider):
         temperature: float = 0.1,
         regularizer: float = 1e-3,
     ) -> None:
-        super().__init__()
-        self._index = LayerIndex("ConcreteDropout", num_layers)
-        self.num_layers = num_layers
-        self.logits = initial_logits(self._index, p, per, num_heads)
-        self.p = p
-        self.per = per
-        self.num_heads = num_heads
+        super().__init__(num_layers, p, per, num_heads)
         self.temperature = positive("temperature", temperature)
         self.regularizer = not_negative("regularizer", regularizer)
 
-    @classmethod
-    @override
-    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
-        return {"num_layers": depth_of(sites), "num_heads": heads_of(sites) if options.get("per") == "head" else None}
-
-    @property
-    def rates(self) -> Tensor:
-        """The current drop rates, without gradients."""
-        return self.logits.detach().sigmoid()
-
-    @override
-    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        self._index.check(sites)
-
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        logits = logits_at(self.logits, self._index, site)
+        logits = self._logits_at(site)
         uniform = torch.rand(site.shape, dtype=logits.dtype, device=site.device)
         drop = functional.concrete_drop(logits, uniform, self.temperature)
         return Mask(weights=(1 - drop) / torch.sigmoid(-logits), kept=drop < 0.5)

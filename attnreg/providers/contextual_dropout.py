@@ -13,12 +13,12 @@ from typing_extensions import override
 from attnreg import functional
 from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, positive, whole_number
 from attnreg.masks import AttentionSite, Mask, SiteInfo
-from attnreg.providers._layers import Depth, LayerIndex, LayerwiseProvider, check_queries, depth_of, head_size_of
+from attnreg.providers._layers import Depth, depth_of, head_size_of
 from attnreg.providers._rates import LARGEST_LOGIT
-from attnreg.providers._seen import mean_over, queries_of
+from attnreg.providers._seen import SeesQueries, mean_over
 
 
-class ContextualDropout(LayerwiseProvider):
+class ContextualDropout(SeesQueries):
     r"""Drop attention weights at rates that a small network per layer predicts from each query.
 
     .. math::
@@ -36,8 +36,7 @@ class ContextualDropout(LayerwiseProvider):
     ``optimizer.add_param_group({"params": provider.parameters(), "lr": 1e-3})``.
 
     Args:
-        num_layers: number of layers of the only stack, or of each stack, as in ``{"encoder": 6, "decoder": 6}``;
-            :meth:`for_model` sets it.
+        num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
         head_size: D, the size of the model's query vectors.
         p: initial drop probability, in ``(0, 1)``.
         prior: :math:`p_0`, in ``(0, 1)`` (default: p).
@@ -63,8 +62,6 @@ class ContextualDropout(LayerwiseProvider):
         (torch.Size([1, 2, 3, 3]), torch.Size([]))
     """
 
-    draws_in_prepare = False  # `prepare` only forgets the latest pass
-
     measured = ("num_layers", "head_size")
     schedulable = ("temperature",)
 
@@ -79,10 +76,7 @@ class ContextualDropout(LayerwiseProvider):
         temperature: float = 0.1,
         regularizer: float = 0.1,
     ) -> None:
-        super().__init__()
-        self._index = LayerIndex("ContextualDropout", num_layers)
-        self.num_layers = num_layers
-        self.head_size = whole_number("head_size", head_size, most=LARGEST_SIZE)
+        super().__init__(num_layers, head_size)
         self.p = inner_probability("p", p)
         self.prior = prior if prior is None else inner_probability("prior", prior)
         self.hidden_size = whole_number("hidden_size", hidden_size, most=LARGEST_SIZE)
@@ -92,7 +86,6 @@ class ContextualDropout(LayerwiseProvider):
             nn.Sequential(nn.Linear(head_size, hidden_size), nn.LeakyReLU(), _constant(hidden_size, p))
             for _ in range(len(self._index))
         )
-        self._seen: dict[int, tuple[Tensor, Tensor | None]] = {}  # queries and valid rows of the latest pass
 
     @classmethod
     @override
@@ -100,22 +93,9 @@ class ContextualDropout(LayerwiseProvider):
         return {"num_layers": depth_of(sites), "head_size": head_size_of(sites, "ContextualDropout")}
 
     @override
-    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        self._index.check(sites)
-        check_queries("ContextualDropout", sites, self.head_size)
-
-    @override
-    def prepare(self, inputs: Mapping[str, Any]) -> None:
-        self._seen = {}
-
-    @override
-    def step(self) -> None:
-        self._seen = {}
-
-    @override
     def forward(self, site: AttentionSite) -> Mask | None:
         layer = self._index(site)
-        query, _ = queries_of(site, self.head_size, "ContextualDropout")
+        query, _ = self._queries_of(site)
         self._seen[layer] = query, None if site.units is None else site.units.any(-1, keepdim=True)
         logits = self.logits(layer, query).clamp(max=LARGEST_LOGIT)
         uniform = torch.rand(site.shape, dtype=logits.dtype, device=site.device)

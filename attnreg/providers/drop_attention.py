@@ -38,9 +38,6 @@ class DropAttention(MaskProvider):
     Shape:
         masks are ``(B, H, Q, K)``, or ``(B, H, 1, K)`` for columns; bool, ``True`` = kept.
 
-    Raises:
-        ValueError: if ``p`` is outside ``[0, 1]``, ``mode`` is neither of the two, or ``window`` is below 1.
-
     Reference:
         DropAttention (arXiv 1907.11065): DropAttention(e) and DropAttention(c), normalised rescaling.
 

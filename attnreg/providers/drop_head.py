@@ -28,9 +28,6 @@ class DropHead(MaskProvider):
     Shape:
         weights are ``(B, H, 1, 1)``.
 
-    Raises:
-        ValueError: if ``p`` is outside ``[0, 1]``.
-
     Reference:
         Scheduled DropHead: A Regularization Method for Transformer Models (EMNLP Findings 2020, arXiv 2004.13342).
 

@@ -31,9 +31,6 @@ class DropKey(MaskProvider):
     Shape:
         scores are ``(B, H, Q, K)``, with 1 for H or Q where they share a draw.
 
-    Raises:
-        ValueError: if ``p`` is outside ``[0, 1]``.
-
     Reference:
         DropKey for Vision Transformer (CVPR 2023, arXiv 2208.02646).
 

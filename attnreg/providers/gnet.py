@@ -97,30 +97,19 @@ class GNetProvider(MaskProvider):
         shared_tables: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        sizes = {
-            "vocab_size": vocab_size,
-            "hidden_size": hidden_size,
-            "num_layers": num_layers,
-            "max_length": max_length,
-            "masks_per_layer": masks_per_layer,
-            "num_heads": num_heads,
-        }
-        for name, size in sizes.items():
-            whole_number(name, size)
-        inner_probability("initial_keep", initial_keep)
+        self.vocab_size = whole_number("vocab_size", vocab_size)
+        self.hidden_size = whole_number("hidden_size", hidden_size)
+        self.num_layers = whole_number("num_layers", num_layers)
+        self.max_length = whole_number("max_length", max_length)
+        self.masks_per_layer = whole_number("masks_per_layer", masks_per_layer)
+        self.num_heads = whole_number("num_heads", num_heads)
+        self.initial_keep = inner_probability("initial_keep", initial_keep)
         if masks_per_layer > 1 < num_heads:
             raise InputError(
                 f"Expected `masks_per_layer` to be 1 with `num_heads` {num_heads}, because each head has its own draw "
                 f"already, got {masks_per_layer}."
             )
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.max_length = max_length
-        self.masks_per_layer = masks_per_layer
-        self.num_heads = num_heads
         self.feed_forward = true_or_false("feed_forward", feed_forward)
-        self.initial_keep = initial_keep
         self.causal = true_or_false("causal", causal)
         self.position_offset = whole_number("position_offset", position_offset, least=0)
         self.pad_token_id = pad_token_id

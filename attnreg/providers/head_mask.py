@@ -104,13 +104,10 @@ class HeadMask(MaskProvider):
 
     @property
     def looks_at_batches(self) -> bool:
-        """See :class:`attnreg.provider.protocols.MayLookAtBatches`."""
+        """See :class:`attnreg.provider.protocols.MayLookAtBatches`, and ``MayDrawInPrepare`` for the other name."""
         return self.by == "importance"
 
-    @property
-    def draws_in_prepare(self) -> bool:
-        """See :class:`attnreg.provider.protocols.MayDrawInPrepare`."""
-        return self.by == "importance"
+    draws_in_prepare = looks_at_batches
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Run the first pass of ``by="importance"``; the model's next forward pass in training mode is masked.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -16,15 +16,15 @@ from attnreg.arguments import not_negative, one_of
 from attnreg.errors import InputError
 from attnreg.injection import handle_of
 from attnreg.injection.undisturbed import undisturbed
-from attnreg.masks import AttentionSite, Mask, SiteInfo
-from attnreg.providers._layers import Depth, LayerIndex, LayerwiseProvider, depth_of, heads_of
-from attnreg.providers._rates import Per, initial_logits, logits_at
+from attnreg.masks import AttentionSite, Mask
+from attnreg.providers._layers import Depth
+from attnreg.providers._rates import LearnedRates, Per
 
 Placement = Literal["weights", "scores"]
 Loss = Callable[[Any, Mapping[str, Any]], Tensor]
 
 
-class LearnableBernoulli(LayerwiseProvider):
+class LearnableBernoulli(LearnedRates):
     r"""Drop attention weights or scores with hard masks, at rates learned per layer or head.
 
     .. math::
@@ -47,8 +47,7 @@ class LearnableBernoulli(LayerwiseProvider):
     ``optimizer.add_param_group({"params": provider.parameters(), "lr": 0.01})``.
 
     Args:
-        num_layers: number of layers of the only stack, or of each stack, as in ``{"encoder": 6, "decoder": 6}``;
-            :meth:`for_model` sets it.
+        num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
         p: initial drop probability, in ``(0, 1)``.
         per: learn one rate per ``"layer"``, or one per ``"head"`` of each layer.
         num_heads: number of heads; required for ``per="head"``.
@@ -85,8 +84,6 @@ class LearnableBernoulli(LayerwiseProvider):
     #: Its forward passes would use up the masks that other providers keep for the training step.
     looks_alone = True
 
-    measured = ("num_layers", "num_heads")
-
     def __init__(
         self,
         num_layers: Depth,
@@ -98,13 +95,7 @@ class LearnableBernoulli(LayerwiseProvider):
         regularizer: float = 1e-3,
         loss: Loss | None = None,
     ) -> None:
-        super().__init__()
-        self._index = LayerIndex("LearnableBernoulli", num_layers)
-        self.num_layers = num_layers
-        self.logits = initial_logits(self._index, p, per, num_heads)
-        self.p = p
-        self.per = per
-        self.num_heads = num_heads
+        super().__init__(num_layers, p, per, num_heads)
         self.placement = one_of("placement", placement, ("weights", "scores"))
         self.regularizer = not_negative("regularizer", regularizer)
         if loss is not None and not callable(loss):
@@ -113,20 +104,6 @@ class LearnableBernoulli(LayerwiseProvider):
         self._draw: Literal["never", "first", "second", "own"] = "never"
         self._noise: dict[int, Tensor] = {}
         self._estimate: Tensor | None = None
-
-    @classmethod
-    @override
-    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
-        return {"num_layers": depth_of(sites), "num_heads": heads_of(sites) if options.get("per") == "head" else None}
-
-    @property
-    def rates(self) -> Tensor:
-        """The current drop rates, without gradients."""
-        return self.logits.detach().sigmoid()
-
-    @override
-    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        self._index.check(sites)
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Run the model twice and estimate the gradient, which :meth:`penalty` then passes on.
@@ -178,7 +155,7 @@ class LearnableBernoulli(LayerwiseProvider):
                 "LearnableBernoulli needs `provider.attribute(model, batch)` before each training step: call it, or "
                 "train with `attnreg.training.FineTuning`, which does."
             )
-        logits = logits_at(self.logits, self._index, site)
+        logits = self._logits_at(site)
         uniform = torch.rand(site.shape, dtype=logits.dtype, device=site.device)
         first, second = functional.opposite_draws(logits.detach(), uniform)
         if self._draw == "first":

@@ -120,8 +120,8 @@ class AttackerDefender(TrainingMethod):
         max_grad_norm: float | None = 1.0,
         accelerator: Accelerator | None = None,
     ) -> None:
-        whole_number("steps_per_round", steps_per_round)
-        whole_number("warmup_steps", warmup_steps, least=0)
+        self.steps_per_round = whole_number("steps_per_round", steps_per_round)
+        self.warmup_steps = whole_number("warmup_steps", warmup_steps, least=0)
         whole_number("batches_per_round", 1 if batches_per_round is None else batches_per_round)
         whole_number("game_steps", warmup_steps if game_steps is None else game_steps, least=warmup_steps)
         if game_steps is not None and game_steps - warmup_steps < steps_per_round:
@@ -129,8 +129,8 @@ class AttackerDefender(TrainingMethod):
                 f"No round of {steps_per_round} steps fits between `warmup_steps` {warmup_steps} and `game_steps` "
                 f"{game_steps}, so the Generator would not learn. Lower `steps_per_round` or raise `game_steps`."
             )
-        probability_below_one("baseline_momentum", baseline_momentum)
-        one_of("returns", returns, get_args(Returned))
+        self.baseline_momentum = probability_below_one("baseline_momentum", baseline_momentum)
+        self.returns = one_of("returns", returns, get_args(Returned))
         if reward_batches is not None and not len(reward_batches):
             raise InputError("Expected at least one batch in `reward_batches`, got none.")
         if winner == "proportional" and score == "loss":
@@ -140,22 +140,13 @@ class AttackerDefender(TrainingMethod):
         self._winner: Winner = _resolve("winner", winner, WINNERS)
         self.reward_batches = reward_batches
         self.batches_per_round = batches_per_round
-        self.steps_per_round = steps_per_round
-        self.warmup_steps = warmup_steps
         self.game_steps = game_steps
-        self.baseline_momentum = baseline_momentum
-        self.returns = returns
 
         def learner(network: nn.Module, provider: MaskProvider | None) -> FineTuning:
             optimizer = optimizer_factory(network)
             scheduler = None if scheduler_factory is None else scheduler_factory(optimizer)
             return FineTuning(
-                network,
-                optimizer,
-                provider,
-                scheduler=scheduler,
-                max_grad_norm=max_grad_norm,
-                accelerator=accelerator,
+                network, optimizer, provider, scheduler=scheduler, max_grad_norm=max_grad_norm, accelerator=accelerator
             )
 
         self.attacker = learner(copy.deepcopy(model), generator)
@@ -168,9 +159,7 @@ class AttackerDefender(TrainingMethod):
         self._updater.share(generator)
         self._generator_optimizer = make(generator)
         self._batches: list[Batch] = []  # of the current round, if it is scored on its own batches
-        self._moves = 0
-        self.steps = 0
-        self.rounds = 0
+        self._moves = self.steps = self.rounds = 0
         self.baseline = 0.0
 
     @property
@@ -253,10 +242,8 @@ class AttackerDefender(TrainingMethod):
         self.baseline += (1 - self.baseline_momentum) * (float(reward) - self.baseline)
         chance = float(self._winner(attacker, defender))
         attacker_wins = self._updater.gathered([float(torch.rand(()))])[0] < chance
-        if attacker_wins:
-            _copy_learner(self.attacker, self.defender)
-        else:
-            _copy_learner(self.defender, self.attacker)
+        winner, loser = (self.attacker, self.defender) if attacker_wins else (self.defender, self.attacker)
+        _copy_learner(winner, loser)
         self._forget_round()
         self.rounds += 1
         logs.update(
@@ -298,9 +285,7 @@ class AttackerDefender(TrainingMethod):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        self._updater.average_gradients(
-            self.generator.parameters()
-        )  # of an unfinished round: processes must agree on them
+        self._updater.average_gradients(self.generator.parameters())  # of an unfinished round: processes must agree
         return {
             "defender": self.defender.state_dict(),
             "attacker": self.attacker.state_dict(),  # the Generator is its provider

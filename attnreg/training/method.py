@@ -109,13 +109,7 @@ class TrainingMethod(ABC):
 
 
 class Shared(TypedDict, total=False):
-    """Keyword arguments that all subclasses of ``FineTuning`` share.
-
-    Args:
-        scheduler: learning-rate schedule, advanced after each optimizer step.
-        max_grad_norm: clip the model's gradients to this norm, but not the provider's; ``None`` does not clip.
-        accelerator: handles devices, precision and processes.
-    """
+    """Keyword arguments that all subclasses of :class:`attnreg.training.FineTuning` share with it."""
 
     scheduler: LRScheduler | None
     max_grad_norm: float | None
@@ -198,10 +192,8 @@ class Updater:
     def step(self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None = None) -> None:
         """Clip the gradients, update the parameters and the schedule, and clear the gradients."""
         if self.max_grad_norm is not None:
-            if self.accelerator is None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
-            else:
-                self.accelerator.clip_grad_norm_(model.parameters(), self.max_grad_norm)
+            clip = nn.utils.clip_grad_norm_ if self.accelerator is None else self.accelerator.clip_grad_norm_
+            clip(model.parameters(), self.max_grad_norm)
         optimizer.step()
         if scheduler is not None:
             scheduler.step()

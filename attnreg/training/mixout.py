@@ -53,9 +53,8 @@ class Mixout(FineTuning):
 
     Args:
         model: a pretrained model whose output has a ``loss`` when it is given ``labels``.
-        optimizer: holds the model's parameters, and the provider's if they are learned by the same loss.
-        provider: mask provider for every self-attention of the model. To choose layers, attach it yourself and pass the
-            handle instead.
+        optimizer: as in :class:`FineTuning`.
+        provider: as in :class:`FineTuning`.
         p: probability that an input neuron of a linear layer uses its pretrained weights, below 1.
         shared: ``scheduler``, ``max_grad_norm`` and ``accelerator``, see :class:`FineTuning`.
 

@@ -40,9 +40,7 @@ def disagreement(logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:
         >>> disagreement(*logits, torch.tensor([1]))
         tensor(0.1155)
     """
-    a, b = logits.float(), other.float()
-    if logits.dtype == torch.float64:
-        a, b = logits, other
+    a, b = (logits, other) if logits.dtype == torch.float64 else (logits.float(), other.float())
     if logits.shape[-1] == 1:
         return (a - b).square().mean()
     if labels.shape != logits.shape[:-1] or labels.is_floating_point():
@@ -67,9 +65,8 @@ class RDrop(FineTuning):
 
     Args:
         model: a model whose output has ``loss`` and ``logits`` when it is given ``labels``.
-        optimizer: holds the model's parameters, and the provider's if they are learned by the same loss.
-        provider: mask provider for every self-attention of the model. To choose layers, attach it yourself and pass the
-            handle instead.
+        optimizer: as in :class:`FineTuning`.
+        provider: as in :class:`FineTuning`.
         alpha: weight of the difference between the two predictions (alpha in the paper).
         shared: ``scheduler``, ``max_grad_norm`` and ``accelerator``, see :class:`FineTuning`.
 
@@ -116,9 +113,8 @@ class RDrop(FineTuning):
         recomputed = any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
         if self.handle is None or not recomputed:
             return
-        providers = (module for module in self.handle.provider.modules() if isinstance(module, MaskProvider))
-        for provider in providers:
-            if draws_in_prepare(provider):
+        for provider in self.handle.provider.modules():
+            if isinstance(provider, MaskProvider) and draws_in_prepare(provider):
                 raise InputError(
                     f"R-Drop with {type(provider).__name__} does not work under gradient checkpointing, which would "
                     "recompute the first pass with the masks of the second. Turn gradient checkpointing off."

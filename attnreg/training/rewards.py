@@ -77,15 +77,7 @@ REWARDS: dict[str, Reward] = {"gap": mean_gap, "sign": sign_of_gap, "standardize
 
 
 def by_evidence(attacker: Tensor, defender: Tensor) -> Tensor:
-    """Return the probability, given the scores, that the Attacker is better: Φ of the standardized gap.
-
-    Args:
-        attacker: the Attacker's scores, ``(n,)``.
-        defender: the Defender's scores on the same samples, ``(n,)``.
-
-    Returns:
-        The probability that the Attacker wins, 0-d.
-    """
+    """Return the probability, 0-d, that the Attacker is better, given the scores: Φ of the standardized gap."""
     return torch.special.ndtr(standardized_gap(attacker - defender))
 
 

@@ -56,20 +56,9 @@ class Masking(AbstractContextManager[Any], Protocol):
         """Return the site of a call; ``None`` to leave the call unchanged."""
 
     def ask(
-        self,
-        site: Asked,
-        shape: tuple[int, ...],
-        valid: Tensor | None,
-        *,
-        like: Tensor,
-        query: Tensor | None = None,
-        key: Tensor | None = None,
-        bias: Tensor | None = None,
-        scale: float | None = None,
-        scores: Tensor | None = None,
-        score_mod: Callable[..., Tensor] | None = None,
+        self, site: Asked, shape: tuple[int, ...], valid: Tensor | None, *, like: Tensor, **given: Any
     ) -> Mask | None:
-        """Return the provider's mask for a site; ``None`` keeps everything."""
+        """Return the provider's mask for a site, given more fields of it by name; ``None`` keeps everything."""
 
     def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
         """Apply the factors of a mask, and the tap, to attention weights after the softmax."""

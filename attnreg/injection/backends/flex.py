@@ -180,20 +180,10 @@ def _of_heads(shared: Tensor, query: Tensor) -> Tensor:
     return shared.repeat_interleave(query.shape[1] // shared.shape[1], 1)
 
 
-def _zeros(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    score_mod: Any = None,
-    block_mask: Any = None,
-    scale: Any = None,
-    enable_gqa: Any = None,
-    return_lse: bool = False,
-    *rest: Any,
-    **options: Any,
-) -> Any:
+def _zeros(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Any:
     out = query.new_zeros((*query.shape[:-1], value.shape[-1]))
-    return _returned(out, query.new_zeros((*query.shape[:-1], 1)), {"return_lse": return_lse, **options})
+    given = {"return_lse": args[4] if len(args) > 4 else False, **options}  # after the masks, scale and enable_gqa
+    return _returned(out, query.new_zeros((*query.shape[:-1], 1)), given)
 
 
 def _returned(out: Tensor, scores: Tensor, options: dict[str, Any]) -> Any:

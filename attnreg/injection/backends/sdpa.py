@@ -10,9 +10,7 @@ from torch import Tensor
 
 from attnreg import functional
 from attnreg.injection.backends.base import Backend, Call, Masking
-from attnreg.injection.layout import Layout
 from attnreg.injection.validity import split_attention_mask
-from attnreg.masks import Mask
 
 
 class FusedAttention(Backend):
@@ -63,27 +61,34 @@ class FusedAttention(Backend):
         own_valid, own_bias = (None if x is None else layout.of_keys(x) for x in (valid, bias))
         full = (*queries.shape[:-1], keys.shape[-2])
         own = (*full[:-1], layout.number_of_keys(full[-1]))
-        mask = mode.ask(
-            site,
-            own,
-            own_valid,
-            like=query,
-            query=queries,
-            key=layout.of_keys(keys, dim=-2),
-            bias=own_bias,
-            scale=scale,
-        )
+        own_keys = layout.of_keys(keys, dim=-2)
+        mask = mode.ask(site, own, own_valid, like=query, query=queries, key=own_keys, bias=own_bias, scale=scale)
         if mask is None and mode.tap is None:
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if mask is not None and mask.drops_layer:
             # Empty sums keep Q, K and a learned bias in the graph with zero gradients, and cannot add a NaN.
             unused = (x[:0].sum() for x in (queries, keys, bias) if x is not None)
             out = functional.uniform_attention(layout.of_keys(values, dim=-2), own_valid, own) + sum(unused)
-        else:
-            out = _attend(
-                mode, mask, layout, queries, keys, values, valid, bias, own_valid, dropout_p, scale, enable_gqa
+            return layout.restored_rows(out, shape[:-1])
+        keep = None if mask is None else mask.scores
+        if keep is not None:
+            keep, valid = layout.around_keys(keep, own_valid, full)
+        if bias is not None and valid is not None:
+            # A query row without a valid key keeps the weights that the model's finite biases give it.
+            orphan = ~valid.any(-1, keepdim=True)
+            valid = valid | orphan
+            keep = keep if keep is None else keep | orphan
+        if keep is not None and mask is not None and not mask.has_factors and mode.tap is None:
+            out = functional.scores_dropout(
+                queries, keys, values, keep, valid, bias, scale, dropout_p=dropout_p, enable_gqa=enable_gqa
             )
-        return layout.restored_rows(out, shape[:-1])
+            return layout.restored_rows(out, shape[:-1])
+        if enable_gqa:
+            keys, values = (x.repeat_interleave(queries.shape[1] // x.shape[1], 1) for x in (keys, values))
+        weights = functional.attention_weights(queries, keys, valid, bias, scale, keep)
+        weights = mode.finish(layout, weights, mask, own_valid)
+        weights = F.dropout(weights, dropout_p) if dropout_p else weights
+        return layout.restored_rows(weights @ values, shape[:-1])
 
 
 def shape_of_scores(query: Tensor, key: Tensor) -> tuple[int, ...]:
@@ -106,40 +111,6 @@ def materialized(attn_mask: Tensor | None) -> Tensor | None:
     """Return a mask as a plain tensor, also if it is a ``torch.nn.attention.bias`` object."""
     make = getattr(attn_mask, "_materialize", None)
     return attn_mask if make is None else make(attn_mask.device)  # type: ignore[union-attr]
-
-
-def _attend(
-    mode: Masking,
-    mask: Mask | None,
-    layout: Layout,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    valid: Tensor | None,
-    bias: Tensor | None,
-    own_valid: Tensor | None,
-    dropout_p: float,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Tensor:
-    keep = None if mask is None else mask.scores
-    shape = (*query.shape[:-1], key.shape[-2])
-    if keep is not None:
-        keep, valid = layout.around_keys(keep, own_valid, shape)
-    if bias is not None and valid is not None:
-        # A query row without a valid key keeps the weights that the model's finite biases give it.
-        orphan = ~valid.any(-1, keepdim=True)
-        valid = valid | orphan
-        keep = keep if keep is None else keep | orphan
-    if keep is not None and mask is not None and not mask.has_factors and mode.tap is None:
-        return functional.scores_dropout(
-            query, key, value, keep, valid, bias, scale, dropout_p=dropout_p, enable_gqa=enable_gqa
-        )
-    if enable_gqa:
-        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    weights = functional.attention_weights(query, key, valid, bias, scale, keep)
-    weights = mode.finish(layout, weights, mask, own_valid)
-    return F.dropout(weights, dropout_p) @ value if dropout_p else weights @ value
 
 
 BACKEND = FusedAttention()

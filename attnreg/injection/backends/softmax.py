@@ -38,7 +38,7 @@ class Softmax(Backend):
         scores = layout.canonical(call.scores)
         own = layout.of_keys(scores)
         valid = allowed(own)
-        mask = mode.ask(site, tuple(own.shape), valid, like=scores, scores=own)
+        mask = mode.ask(site, tuple(own.shape), valid, like=scores, written_scores=own)
         if mask is None and mode.tap is None:
             return func(*args, **kwargs)
         given = call.scores

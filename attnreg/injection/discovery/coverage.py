@@ -52,10 +52,7 @@ def left_out(finder: Finder, model: nn.Module) -> tuple[LeftOut, ...]:
 def stacks_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str]) -> dict[str, LeftOut]:
     """Return an example from each list of blocks whose attention is all left out, by name of the list.
 
-    Args:
-        left: what is left out.
-        model: the model.
-        covered: names of the sites that were found.
+    ``left`` is what is left out, ``covered`` the names of the sites that were found.
     """
     attention = [each for each in left if each.is_attention]
     whole = {}

@@ -74,10 +74,7 @@ class Sighting:
 class Finder(TorchFunctionMode):
     """Watches a forward pass, and notes each attention and the modules that compute it.
 
-    Args:
-        model: the model.
-        tensors: tensors that the model holds, other than parameters and buffers.
-        inputs: the inputs of the forward pass.
+    The model holds ``tensors``, other than parameters and buffers.
     """
 
     def __init__(self, model: nn.Module, tensors: Sequence[Tensor], inputs: Any) -> None:

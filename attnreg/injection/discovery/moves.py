@@ -13,16 +13,17 @@ from attnreg.injection.discovery.origins import FIELDS, FIRST, PRODUCT, Origins,
 
 aten = torch.ops.aten
 IN_FLOAT = (aten.im2col, aten.reflection_pad1d, aten.reflection_pad2d, aten.replication_pad1d, aten.replication_pad2d)
-OF_ONE: tuple[Any, ...] = (
-    aten.constant_pad_nd,
-    aten.flip,
-    aten.gather,
-    aten.index,
-    aten.index_select,
+OF_ONE: tuple[Any, ...] = (aten.constant_pad_nd, aten.flip, aten.gather, aten.index, aten.index_select)
+OF_ONE += (
     aten.masked_select,
     aten.repeat,
+    aten.roll,
+    aten.take,
+    aten.unfold_copy,
+    aten.pixel_shuffle,
+    aten.pixel_unshuffle,
+    *IN_FLOAT,
 )
-OF_ONE += (aten.roll, aten.take, aten.unfold_copy, aten.pixel_shuffle, aten.pixel_unshuffle, *IN_FLOAT)
 
 #: The arguments whose elements each operation moves. Views need no rule, because they share memory.
 MOVES: dict[Any, tuple[str, ...]] = {
@@ -36,28 +37,15 @@ MOVES: dict[Any, tuple[str, ...]] = {
 }
 #: The operation to apply to element numbers instead: never in place, and adding becomes replacing.
 INSTEAD = {
-    aten.index_add: aten.index_copy,
-    aten.index_add_: aten.index_copy,
-    aten.index_copy_: aten.index_copy,
-    aten.index_put_: aten.index_put,
-    aten._index_put_impl_: aten.index_put,
+    **dict.fromkeys((aten.index_add, aten.index_add_, aten.index_copy_), aten.index_copy),
+    **dict.fromkeys((aten.index_put_, aten._index_put_impl_), aten.index_put),
+    **dict.fromkeys((aten.scatter_, aten.scatter_add, aten.scatter_add_), aten.scatter),
     aten.masked_scatter_: aten.masked_scatter,
-    aten.scatter_: aten.scatter,
-    aten.scatter_add: aten.scatter,
-    aten.scatter_add_: aten.scatter,
 }
 
 
 def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], origins: Origins) -> Tensor:
-    """Return the origins after an operation of :data:`MOVES`, by applying it to element numbers.
-
-    Args:
-        op: the operation.
-        func: the overload that ran.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        origins: the origins so far.
-    """
+    """Return the origins after an operation of :data:`MOVES`, by applying it to element numbers."""
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     learned = op is aten.cat and _adds_positions(origins, *args, **kwargs)
     parts = [blank((1,))]  # number 0: an element without origin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,12 +58,7 @@ class Origins:
         return None if memory is None else _view(memory, tensor)
 
     def write(self, tensor: Tensor, origin: Tensor | None) -> None:
-        """Set the origins of a tensor's elements.
-
-        Args:
-            tensor: the tensor.
-            origin: the origins, broadcastable to ``(FIELDS, *tensor.shape)``; ``None`` for no origin.
-        """
+        """Set the origins of a tensor's elements, broadcastable to ``(FIELDS, *tensor.shape)``; ``None`` for none."""
         if tensor.layout != torch.strided or not tensor.numel():
             return
         memory = self._memory.get(_key(tensor))
@@ -84,8 +80,9 @@ class Origins:
             shadow = torch.full((FIELDS, storage.nbytes() // tensor.element_size()), NOTHING, dtype=torch.int32)
         if whole or memory is None:
             key = storage._cdata
-            forget = weakref.ref(storage, _Forget(self._memory, key)) if memory is None else memory.storage
-            memory = self._memory[key] = _Memory(forget, shadow, tensor.element_size(), block)
+            forget = functools.partial(_forget, self._memory, key)
+            held = weakref.ref(storage, forget) if memory is None else memory.storage
+            memory = self._memory[key] = _Memory(held, shadow, tensor.element_size(), block)
         if not whole:
             if memory.block > 1:
                 memory.shadow, memory.block = memory.shadow.repeat_interleave(memory.block, 1), 1
@@ -173,15 +170,9 @@ def _view(memory: _Memory, tensor: Tensor) -> Tensor:
     return memory.shadow.as_strided((FIELDS, *tensor.shape), (blocks, *strides), offset // memory.block)
 
 
-class _Forget:
-    """Removes an entry when its storage is freed, because another storage may get the same key."""
-
-    def __init__(self, memory: dict[int, _Memory], key: int) -> None:
-        self.memory = memory
-        self.key = key
-
-    def __call__(self, storage: weakref.ref[torch.UntypedStorage]) -> None:
-        self.memory.pop(self.key, None)
+def _forget(memory: dict[int, _Memory], key: int, storage: weakref.ref[torch.UntypedStorage]) -> None:
+    """Remove an entry when its storage is freed, because another storage may get the same key."""
+    memory.pop(key, None)
 
 
 def _key(tensor: Tensor) -> int:

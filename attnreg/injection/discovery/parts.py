@@ -21,9 +21,6 @@ def in_parts(sightings: Sequence[Sighting]) -> dict[Sighting, tuple[Parts, list[
     Kinds: ``"rows"`` have their own queries and keys, such as one image or window each, and another batch may have
     more; ``"blocks"`` have their own queries, and layouts may differ (block-sparse attention); ``"values"`` have the
     same queries and keys, but other values.
-
-    Args:
-        sightings: all attention of the dry run.
     """
     groups: dict[int, list[Sighting]] = defaultdict(list)
     for sighting in sightings:

@@ -56,15 +56,14 @@ def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None 
         origin = together
     moving = [varies(origin[part], dim) for part in PARTS]
     known = [is_known(origin, part) for part in PARTS]
-    if not any(known):
-        keys = None
-    elif moving[0] == moving[1] and all(known):
+    keys: int | None = None
+    if moving[0] != moving[1]:
+        keys = moving.index(True)
+    elif all(known):
         others = [sum(varies(origin[part], place) for place in range(len(shape)) if place != dim) for part in PARTS]
         keys = 0 if others[0] < others[1] else 1
-    elif moving[0] == moving[1]:
-        keys = 1 if known[1] else 0
-    else:
-        keys = moving.index(True)
+    elif any(known):
+        keys = known.index(True)
     key_part = origin[PARTS[1 if keys is None else keys]]
     query_part = origin[PARTS[0 if keys is None else 1 - keys]]
     relation = _relation(query_part, key_part, shape, dim, origins)

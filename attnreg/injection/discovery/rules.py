@@ -16,7 +16,7 @@ PARTS = (FIRST, SECOND)
 
 def is_known(origin: Tensor, part: slice) -> bool:
     """Whether any element has a known origin in this part."""
-    return bool((compact(origin)[part.stop - 1] != NOTHING).any())
+    return has(origin, part.stop - 1)
 
 
 def is_pair(origin: Tensor) -> bool:
@@ -29,8 +29,8 @@ def has(origin: Tensor, field: int) -> bool:
     return bool((compact(origin)[field] != NOTHING).any())
 
 
-def with_field(origin: Tensor, field: int, value: int) -> Tensor:
-    """Set a field of all elements to a value."""
+def with_field(origin: Tensor, field: int | slice, value: int) -> Tensor:
+    """Set a field, or several, of all elements to a value."""
     shape, origin = origin.shape, compact(origin).clone()
     origin[field] = value
     return origin.expand(shape)
@@ -110,14 +110,8 @@ def settled(origin: Tensor) -> Tensor:
         pairs = compact(origin)[FIRST.start : SECOND.stop].flatten(1)
         count, *each = (len(part.unique(dim=1).T) for part in (pairs, *(pairs[part] for part in PARTS)))
         if count <= max(each):
-            origin = _without(origin, SECOND)
+            origin = with_field(origin, SECOND, NOTHING)
     return with_field(origin, PRODUCT, NOTHING)
-
-
-def _without(origin: Tensor, part: slice) -> Tensor:
-    shape, origin = origin.shape, compact(origin).clone()
-    origin[part] = NOTHING
-    return origin.expand(shape)
 
 
 def everywhere(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
@@ -127,13 +121,7 @@ def everywhere(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
 
 
 def scores(queries: Tensor | None, keys: Tensor | None, shape: Sequence[int]) -> Tensor:
-    """Products of rows ``(..., m, d)`` and columns ``(..., d, n)``: an element has the origins of its row and column.
-
-    Args:
-        queries: origins of the first factor; ``None`` if it has none.
-        keys: origins of the second factor; ``None`` if it has none.
-        shape: shape of the product.
-    """
+    """Products of rows ``(..., m, d)`` and columns ``(..., d, n)``: an element has the origins of both."""
     out = blank(shape, product=True)
     if queries is not None:
         out[FIRST] = queries[FIRST].amax(-1, keepdim=True)

@@ -14,16 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from attnreg.injection.discovery import rules
 from attnreg.injection.discovery.moves import MOVES, moved
-from attnreg.injection.discovery.origins import (
-    FIELDS,
-    FIRST,
-    NOTHING,
-    SOFTMAX,
-    VALUED,
-    Origins,
-    blank,
-    compact,
-)
+from attnreg.injection.discovery.origins import FIELDS, FIRST, NOTHING, SOFTMAX, VALUED, Origins, blank, compact
 
 aten = torch.ops.aten
 LARGE = 2**14  # products with larger weights are replaced by something cheap: only origins matter, not values
@@ -84,14 +75,7 @@ class Tracer(TorchDispatchMode):
             self._paused = False
 
     def came_from_softmax(self, weights: Tensor, number: int, keys: int | None, size: int) -> None:
-        """Mark the output of a softmax.
-
-        Args:
-            weights: the output.
-            number: number of the softmax.
-            keys: which of the two origins of an element is its key's (0 or 1).
-            size: K.
-        """
+        """Mark the output of a softmax; ``keys`` is which of the origins of an element is its key's, ``size`` is K."""
         with self.paused():
             self._keys[number] = keys, size
             origin = self.origins.read(weights)
@@ -151,7 +135,9 @@ class Tracer(TorchDispatchMode):
         elif all(origin is None for origin in origins) or name.startswith(FROM_NOWHERE) or op is aten.fill_:
             self.origins.write(first, None)
         elif op in EMBEDDINGS:
-            self._embedded(args[1], first)
+            self.origins.write(first, None)
+            if self.origins.read(args[1]) is not None:  # rows whose ids come from an input are new positions
+                self.origins.seed(first, first.dim() - 1)
         elif op in MOVES:
             self.origins.write(first, moved(op, func, args, kwargs, self.origins))
         elif op is aten.copy_:
@@ -169,13 +155,6 @@ class Tracer(TorchDispatchMode):
         known = [origin for origin in origins if origin is not None]
         for tensor in _tensors(out):
             self.origins.write(tensor, rules.everywhere(known, tensor.shape) if known else None)
-
-    def _embedded(self, ids: Tensor, out: Tensor) -> None:
-        """Make embedding rows new positions, if their ids come from an input."""
-        if self.origins.read(ids) is None:
-            self.origins.write(out, None)
-        else:
-            self.origins.seed(out, out.dim() - 1)
 
     def _computed(
         self,
@@ -238,9 +217,8 @@ class Tracer(TorchDispatchMode):
         if left is None and right is None and (self._is_held(a) or self._is_held(b)):
             return None
         if a.dim() < 2 or b.dim() < 2:
-            return rules.everywhere(
-                [origin for origin in (left, right) if origin is not None] or [blank(())], out.shape
-            )
+            known = [origin for origin in (left, right) if origin is not None]
+            return rules.everywhere(known or [blank(())], out.shape)
         if self._is_held(b) and left is not None:
             return rules.across(rules.settled(left), out.shape)
         if self._is_held(a) and right is not None:
@@ -254,8 +232,7 @@ class Tracer(TorchDispatchMode):
             queries = rules.of_queries(weights, dim, *self._keys.get(number, (None, None)))
             if queries is not None:
                 self._confirm(None if number == NOTHING else number)
-                queries = queries.unsqueeze(dim).expand(2, *out.shape)
-                return self._at_queries(queries, out)
+                return self._at_queries(queries.unsqueeze(dim).expand(2, *out.shape), out)
         return rules.scores(left, right, out.shape)
 
     def _confirm(self, number: int | None) -> None:
