@@ -55,7 +55,7 @@ class OneBackwardPassPerLayer(attnreg.AttributionProvider):
         score = output.logits.max(-1).values.sum()
         for layer, weights in enumerate(output.attentions):
             self.attributions[f"encoder.{layer}"] = torch.autograd.grad(score, weights, retain_graph=True)[0]
-        self._state = "armed"
+        self._passes.made_first(batch)
 
 
 def plain(small: bool) -> tuple[Step, Step]:
