@@ -122,7 +122,9 @@ CASES = [
         "BernoulliScheduleProvider([(0, 0.6), (1, 0.2)])",
         trains="BernoulliScheduleProvider([(0, 0.2), (1, 0)])",
     ),
-    ProviderCase("bernoulli per layer", "BernoulliScheduleProvider([[(0, 0.6), (1, 0)], [(0, 0)]], total_steps=4)", COMPILED),
+    ProviderCase(
+        "bernoulli per layer", "BernoulliScheduleProvider([[(0, 0.6), (1, 0)], [(0, 0)]], total_steps=4)", COMPILED
+    ),
     ProviderCase("bernoulli p=1", "BernoulliScheduleProvider([(0, 1.0)])", EXTREME),
     ProviderCase("scheduled", "Scheduled(DropKey(), over='depth', p=[(0, 0.6), (1, 0.3)])"),
     ProviderCase("scheduled, training", "Scheduled(DropHead(), p=[(0, 0.5), (1, 0)])", COMPILED),

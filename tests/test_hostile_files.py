@@ -168,6 +168,8 @@ def test_a_comparison_with_a_damaged_run(cli, tmp_path):
             result = cli(*args)
             assert result.exit_code == 1, result.output
             assert "Traceback" not in result.output
-            assert re.search(f"Error: ({says}|Cannot read a JSON object from|Cannot read the run's options in)", result.output), result.output
+            assert re.search(
+                f"Error: ({says}|Cannot read a JSON object from|Cannot read the run's options in)", result.output
+            ), result.output
         (run / name).write_text(text)
     assert cli(*args).exit_code == 0
