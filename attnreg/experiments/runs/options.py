@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +74,7 @@ def argument(target: str, name: str, flag: str | None = None, **kwargs: Any) -> 
         (0.7, <FloatRange 0<=x<1>)
     """
     source, aliases = _source(target)
-    found = _arguments(source)[name]
+    found = _argument(source, name)
     flag = flag or f"--{name.replace('_', '-')}"
     if isinstance(found.annotation, ast.Name) and found.annotation.id == "bool":
         own: dict[str, Any] = {"is_flag": True} if not found.default else {}
@@ -119,9 +118,9 @@ def parsed(module: str) -> ast.Module:
     return ast.parse(Path(_file(module)).read_text(encoding="utf-8"))
 
 
-def _arguments(source: ast.AST) -> dict[str, _Argument]:
+def _argument(source: ast.AST, name: str) -> _Argument:
+    """Return what the source says of an argument, whose default must be a literal."""
     assert isinstance(source, (ast.ClassDef, ast.FunctionDef))
-    docstring = ast.get_docstring(source) or ""
     function = source
     if isinstance(source, ast.ClassDef):
         function = next(n for n in source.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
@@ -129,18 +128,10 @@ def _arguments(source: ast.AST) -> dict[str, _Argument]:
     spec = function.args
     defaults = [None] * (len(spec.args) - len(spec.defaults)) + list(spec.defaults)
     pairs = [*zip(spec.args, defaults, strict=True), *zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]
-    return {
-        arg.arg: _Argument(arg.annotation, None if value is None else _literal(value), _help(docstring, arg.arg))
-        for arg, value in pairs
-        if arg.annotation is not None
-    }
-
-
-def _literal(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return None
+    annotation, default = next((arg.annotation, default) for arg, default in pairs if arg.arg == name)
+    assert annotation is not None
+    value = None if default is None else ast.literal_eval(default)
+    return _Argument(annotation, value, _help(ast.get_docstring(source) or "", name))
 
 
 def _click_type(annotation: ast.expr, aliases: Mapping[str, ast.expr]) -> click.ParamType:
@@ -157,7 +148,7 @@ def _click_type(annotation: ast.expr, aliases: Mapping[str, ast.expr]) -> click.
 
 def _help(docstring: str, name: str) -> str:
     """Return the entry of an argument in the section ``Args``, as plain text."""
-    section = re.search(r"^Args:\n((?:[ ]{4,}.*\n|\n)+)", inspect.cleandoc(docstring) + "\n", re.M)
+    section = re.search(r"^Args:\n((?:[ ]{4,}.*\n|\n)+)", docstring + "\n", re.M)
     entry = section and re.search(rf"^    {name}: ((?:.*\n)(?:        .*\n)*)", section[1], re.M)
     if not entry:
         return ""
