@@ -117,7 +117,9 @@ def _rows(reasons: dict[str, str]) -> str:
 def _cause(sentence: str) -> str:
     """Without the model's name and what to do, so that the same cause reads the same."""
     sentence = re.sub(r"^No attention that can be masked was found in \w+: ", "no attention: ", sentence)
-    return re.sub(r" Pass `example_inputs`.*| Call `model.set_attn.*", "", sentence, flags=re.DOTALL).replace("|", "\\|")
+    return re.sub(r" Pass `example_inputs`.*| Call `model.set_attn.*", "", sentence, flags=re.DOTALL).replace(
+        "|", "\\|"
+    )
 
 
 if __name__ == "__main__":
