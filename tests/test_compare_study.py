@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from attnreg._files import exclusive
-from attnreg.errors import InputError
+from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.launch import commands
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.report import write_report
@@ -173,6 +173,24 @@ def test_a_search_comes_first_and_its_best_is_run(tmp_path):
         write(run, best.get(run.method.text, (0.6, 0.6))[run.seed - 1000])
     assert study.chosen(study.methods[1]).text == "ad-drop --p 0.4 --q 0.1"
     assert [run.method.text for run in study.runs()][-2:] == ["ad-drop --p 0.4 --q 0.1"] * 2
+
+
+def test_seeds_begin_where_they_are_told_to_and_never_meet_those_of_a_search(tmp_path):
+    study = study_of(tmp_path, "finetune", "attention-dropout", first_seed=30)
+    study.check()
+    assert [run.seed for run in study.runs()] == [30, 31, 30, 31]
+    for run in study.runs():
+        write(run, 0.5)
+    write_report(study)
+    report = (study.folder / "report.md").read_text()
+    assert "--seeds 2 --first-seed 30" in report
+    assert "seeds, from 30" in report
+    study_of(tmp_path / "none", "finetune", "ad-drop", first_seed=999).check()  # nothing is searched
+    for first in (999, 1000, 1001):
+        searched = study_of(tmp_path / "some", "finetune", "ad-drop --q {0.1,0.3}", search_seeds=2, first_seed=first)
+        with pytest.raises(UsageError, match="would be tested on the runs that chose them"):
+            searched.check()
+    study_of(tmp_path / "some", "finetune", "ad-drop --q {0.1,0.3}", search_seeds=2, first_seed=1002).check()
 
 
 def test_the_baseline_is_searched_like_any_other(tmp_path):

@@ -13,18 +13,18 @@ from attnreg.functional import candidate_region
 
 
 def slow_region(attribution, valid, p, region):
-    """By the definition: sort, look up the value at ascending rank floor((1 - p) n), keep those at or above it."""
+    """By the definition: sort, look up the value at a rank; the high region is at or above it, the low one below it."""
     result = torch.zeros(attribution.shape, dtype=torch.bool)
     for b, h, i in np.ndindex(*attribution.shape[:3]):
         keys = [j for j in range(attribution.shape[3]) if valid[b, h, i, j]]
-        values = [float(attribution[b, h, i, j]) * (1 if region == "high" else -1) for j in keys]
+        values = [float(attribution[b, h, i, j]) for j in keys]
         n = len(keys)
-        rank = math.floor((1 - p) * n)
-        if len(set(values)) < 2 or rank == n:
+        rank = math.floor((1 - p if region == "high" else p) * n)
+        if len(set(values)) < 2 or (region == "high" and rank == n):
             continue
-        threshold = sorted(values)[rank]
+        threshold = ([*sorted(values), math.inf])[rank]
         for j, value in zip(keys, values, strict=True):
-            result[b, h, i, j] = value >= threshold
+            result[b, h, i, j] = value >= threshold if region == "high" else value < threshold
     return result
 
 
@@ -64,12 +64,12 @@ def test_other_precisions(dtype):
 
 
 @pytest.mark.parametrize("keys", range(1, 200, 7))
-def test_the_region_of_distinct_values_has_p_n_keys_rounded_up(keys):
+def test_the_region_of_distinct_values_has_p_n_keys_rounded_up_if_high_and_down_if_low(keys):
     attribution = torch.randperm(keys).float().view(1, keys)
     for tenths in range(11):
-        size = -(-tenths * keys // 10)
-        expected = size if keys > 1 else 0  # one value alone has no ranking
-        assert int(candidate_region(attribution, None, tenths / 10).sum()) == expected
+        for region, size in (("high", -(-tenths * keys // 10)), ("low", tenths * keys // 10)):
+            expected = size if keys > 1 else 0  # one value alone has no ranking
+            assert int(candidate_region(attribution, None, tenths / 10, region).sum()) == expected
 
 
 def test_all_of_them_and_none_of_them():

@@ -13,11 +13,13 @@ Region = Literal["high", "low"]
 
 
 def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region: Region = "high") -> Tensor:
-    r"""Select in each row the p·n of its n valid keys (rounded up) with the highest attribution, with ties.
+    r"""Select in each row about p·n of its n valid keys: those with the highest, or the lowest, attribution.
 
-    With the attributions of a row's n valid keys sorted in ascending order, the region holds all keys at or above the
-    value at rank :math:`\lfloor (1 - p)\, n \rfloor`, counted from 0. ``region="low"`` does the same with the lowest.
-    The region is empty for p = 0, and for a row whose attributions are all equal, which has no ranking.
+    With the attributions of a row's n valid keys sorted in ascending order and ranks counted from 0, the high region
+    holds all keys at or above the value at rank :math:`\lfloor (1 - p)\, n \rfloor` (p·n keys, rounded up, and ties).
+    The low region holds all keys below the value at rank :math:`\lfloor p\, n \rfloor` (p·n keys, rounded down, less
+    ties), and all n keys for p = 1. Both are empty for p = 0, and for a row whose attributions are all equal, which has
+    no ranking.
 
     Args:
         attribution: ``(B, H, Q, K)``.
@@ -32,7 +34,7 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region
         ValueError: if ``p`` is outside ``[0, 1]`` or ``region`` is neither of the two.
 
     Reference:
-        AD-DROP (NeurIPS 2022), Section 3.3.
+        AD-DROP (NeurIPS 2022), Section 3.3; the low region as in the authors' code.
 
     Example:
         >>> candidate_region(torch.tensor([[0.1, 0.4, 0.3, 0.2]]), None, p=0.5)
@@ -42,7 +44,7 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region
         raise ValueError(f"Expected `p` in [0, 1], got {p}.")
     if region not in get_args(Region):
         raise ValueError(f"Expected `region` to be one of {get_args(Region)}, got {region!r}.")
-    score = attribution.detach() if region == "high" else -attribution.detach()
+    score = attribution.detach()
     keys = score.shape[-1]
     if valid is None:
         n = torch.full((1,), keys, device=score.device)
@@ -52,10 +54,15 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region
         score = score.masked_fill(~valid, -math.inf)  # sorted to the front
     ascending = _sorted(score)
     # Round off the floating-point error first: 0.7 * 10 is 7.000000000000001.
-    size = torch.ceil((p * n.double()).round(decimals=9)).long()
-    threshold = _at(ascending, keys - size)
+    share = (p * n.double()).round(decimals=9)
+    if region == "high":
+        size = torch.ceil(share).long()
+        inside = score >= _at(ascending, keys - size)
+    else:
+        size = torch.floor(share).long()
+        inside = (score < _at(ascending, keys - n + size)) | (size == n)
     ranked = (ascending[..., -1:] > _at(ascending, keys - n)) & (size > 0)
-    inside = (score >= threshold) & ranked
+    inside = inside & ranked
     return inside if valid is None else inside & valid
 
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 COMPARISON, RUNNING = "Comparison", "Running"
 _OPTIONS = (
     option("--seeds", group=COMPARISON, type=click.IntRange(min=1), default=5,
-           help="Number of seeds N; the seeds are 0 to N - 1."),
+           help="Number of seeds."),
+    option("--first-seed", group=COMPARISON, type=click.IntRange(min=0), default=0,
+           help="First seed; the others follow it."),
     option("--baseline", group=COMPARISON,
            help="Method that the others are compared with (default: finetune if given, else the first)."),
     option("--equal-time/--no-equal-time", group=COMPARISON, default=True,
@@ -40,7 +42,7 @@ _OPTIONS = (
     option("--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
            help="Folder for the results (default: runs/compare-TASK)."),
 )  # fmt: skip
-_OF_STUDY = ("equal_time", "search_seeds", "search_rows", "keep_models")
+_OF_STUDY = ("first_seed", "equal_time", "search_seeds", "search_rows", "keep_models")
 _OWN = ("baseline", "jobs", "threads", "launcher", "output_dir", *_OF_STUDY)
 EPILOG = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --task cola --seeds 5"
 

@@ -85,7 +85,8 @@ def _config(group: Group, name: str) -> object:
 
 def _command(study: Study) -> str:
     words = ["attnreg", "compare", *(method.text for method in study.methods), *study.options]
-    words += ["--seeds", str(study.seeds), "--baseline", study.baseline.text, "--output-dir", str(study.folder)]
+    words += ["--seeds", str(study.seeds), *(["--first-seed", str(study.first_seed)] if study.first_seed else [])]
+    words += ["--baseline", study.baseline.text, "--output-dir", str(study.folder)]
     if any(study.search_runs(method) for method in study.methods):
         words += ["--search-seeds", str(study.search_seeds), "--search-rows", str(study.search_rows)]
     switches = {"--keep-models": study.keep_models, "--no-equal-time": not study.equal_time}

@@ -32,12 +32,13 @@ class Study:
         methods: the methods.
         baseline: the method, one of ``methods``, that the others are compared with.
         options: options of every run, as typed.
-        seeds: number of seeds, from 0.
+        seeds: number of seeds.
         folder: the output folder.
         equal_time: also train the baseline as long as each method that takes at least 10 % longer.
         search_seeds: runs per combination of values in braces, with seeds from 1000.
         search_rows: rows held out from train to score combinations on.
         keep_models: keep the models of finished runs; checkpoints are always removed.
+        first_seed: the first of the seeds.
     """
 
     methods: Sequence[Method]
@@ -49,6 +50,7 @@ class Study:
     search_seeds: int = 1
     search_rows: int = 500
     keep_models: bool = False
+    first_seed: int = 0
 
     def check(self) -> None:
         """Check the methods, their options and the folder, before any run starts.
@@ -60,6 +62,15 @@ class Study:
         slugs = [method.slug for method in self.methods]
         if twice := [method.text for method in self.methods if slugs.count(method.slug) > 1]:
             raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
+        searched = [SEARCH_SEED, SEARCH_SEED + self.search_seeds - 1]
+        if any(len(method.variants) > 1 for method in self.methods) and (
+            self.first_seed <= searched[1] and searched[0] < self.first_seed + self.seeds
+        ):
+            raise UsageError(
+                f"The seeds {self.first_seed} to {self.first_seed + self.seeds - 1} include some of the search's "
+                f"({searched[0]} to {searched[1]}), so the chosen values would be tested on the runs that chose them: "
+                "give another --first-seed."
+            )
         for method in self.methods:
             for variant in method.variants:
                 if common := variant.command.given(variant.options) & OF_ALL:
@@ -103,11 +114,15 @@ class Study:
 
     def final_runs(self, method: Method) -> list[PlannedRun]:
         """Return the runs of a method that are reported."""
-        return [self._run(method, "final", seed) for seed in range(self.seeds)]
+        return [self._run(method, "final", seed) for seed in self._seeds]
 
     def equal_time_runs(self, method: Method) -> list[PlannedRun]:
         """Return the runs of a baseline with more epochs."""
-        return [self._run(method, "equal time", seed) for seed in range(self.seeds)]
+        return [self._run(method, "equal time", seed) for seed in self._seeds]
+
+    @property
+    def _seeds(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     def equal_time_methods(self) -> dict[Method, Method]:
         """Map each method that takes longer than the baseline to the baseline with the same training time."""
@@ -178,6 +193,7 @@ class Study:
             "baseline": self.baseline.text,
             "options": list(self.options),
             "seeds": self.seeds,
+            "first_seed": self.first_seed,
             "search_seeds": self.search_seeds,
             "search_rows": self.search_rows,
             "equal_time_epochs": decided,

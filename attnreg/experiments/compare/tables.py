@@ -25,7 +25,7 @@ def scores(groups: Sequence[Group]) -> Table:
         ]
         for group in groups
     ]
-    return Table(["method", "mean", "SD", "seeds, from 0"], rows, texts=(0, 3))
+    return Table(["method", "mean", "SD", f"seeds, from {groups[0].runs[0].seed}"], rows, texts=(0, 3))
 
 
 def differences(groups: Sequence[Group], baseline: Group) -> Table:
