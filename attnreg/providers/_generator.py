@@ -74,6 +74,8 @@ class GeneratorNetwork(nn.Module):
         # Modules, because their weights may be replaced; in a dict, because as attributes they would be submodules.
         # A copy or a pickle of provider and model together refers to the tables of the new model.
         self.tables: dict[str, nn.Embedding] = {}
+        # Without it, layer 0 would see states of the embeddings' scale, 0.02, and its logits could hardly move.
+        self.embedding_norm = nn.LayerNorm(hidden_size)
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
         self.out = nn.Linear(hidden_size, hidden_size)
         self.norm = nn.LayerNorm(hidden_size)
@@ -82,7 +84,7 @@ class GeneratorNetwork(nn.Module):
 
     def forward(self, ids: Tensor, allowed: Tensor) -> Tensor:
         steps = torch.arange(ids.shape[-1], device=ids.device) + self.position_offset
-        x = self._embed("tokens", ids) + self._embed("positions", steps)
+        x = self.embedding_norm(self._embed("tokens", ids) + self._embed("positions", steps))
         logits = []
         for layer in range(len(self.bias)):
             query, key, value = (

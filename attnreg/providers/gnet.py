@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from attnreg import functional
-from attnreg.arguments import InnerProbability, inner_probability, true_or_false, whole_number
+from attnreg.arguments import InnerProbability, inner_probability, one_of, true_or_false, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import discover
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider.base import MaskProvider
+from attnreg.providers._decisions import Decisions, Granularity
 from attnreg.providers._generator import GeneratorNetwork, embedding_tables
 
 
 class GNetProvider(MaskProvider):
     r"""Draw masks from a small attention network that reads the tokens (AttendOut's G-Net).
 
-    The network has its own token and position embeddings, then applies the *same* attention layer L times, with G
-    heads, a residual connection and LayerNorm. Its scores are the logits of keeping the main model's scores:
+    The network has its own token and position embeddings with LayerNorm, then applies the *same* attention layer L
+    times, with G heads, a residual connection and LayerNorm. Its scores are the logits of keeping the main model's
+    scores:
 
     .. math::
         s_{lg} = \frac{Q_{lg} K_{lg}^\top}{\sqrt{d / G}}, \quad
@@ -39,14 +41,20 @@ class GNetProvider(MaskProvider):
     the same weights in all layers and an inner size of 4 d.
     With ``shared_tables``, it reads the current embeddings of the model that it was last attached to. No gradient
     reaches them through the G-Net, and they are not in its parameters or ``state_dict``.
-    :math:`b_l` starts at the logit of ``initial_keep`` and is learned; ``initial_keep=0.5`` is the paper's G-Net.
+    On the first batch (:meth:`calibrate`), :math:`b_l` is set so that the mean of :math:`P(\text{keep})` in each layer
+    is ``initial_keep``; then it is learned. ``initial_keep=0.5`` is the paper's.
+
+    With fewer ``decisions``, the reward says more about each: ``"key"`` draws once for all queries of a key, and
+    ``"batch"`` draws once for a layer and batch (or for each head of it, with ``masks_per_layer`` or ``num_heads``).
+    The logit of such a decision is the mean of its units' logits.
 
     Args:
         vocab_size: number of tokens.
         hidden_size: d.
         num_layers: L, the number of layers of the main model.
         max_length: largest number of tokens of an input.
-        initial_keep: initial probability of keeping a position, in ``(0, 1)``.
+        initial_keep: initial mean probability of keeping a position, in ``(0, 1)``.
+        decisions: what is drawn at once: ``"unit"`` (each position, as in the paper), ``"key"`` or ``"batch"``.
         masks_per_layer: number of independent draws from the same probabilities: 1, as in the paper, or the main
             model's number of heads. It must be 1 if ``num_heads`` is not.
         num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net then masks head h of
@@ -88,6 +96,7 @@ class GNetProvider(MaskProvider):
         max_length: int = 512,
         *,
         initial_keep: InnerProbability = 0.9,
+        decisions: Granularity = "unit",
         masks_per_layer: int = 1,
         num_heads: int = 1,
         feed_forward: bool = False,
@@ -104,6 +113,8 @@ class GNetProvider(MaskProvider):
         self.masks_per_layer = whole_number("masks_per_layer", masks_per_layer)
         self.num_heads = whole_number("num_heads", num_heads)
         self.initial_keep = inner_probability("initial_keep", initial_keep)
+        self.decisions = one_of("decisions", decisions, get_args(Granularity))
+        self._decisions = Decisions(self.decisions, num_heads, masks_per_layer)
         if masks_per_layer > 1 < num_heads:
             raise InputError(
                 f"Expected `masks_per_layer` to be 1 with `num_heads` {num_heads}, because each head has its own draw "
@@ -127,6 +138,7 @@ class GNetProvider(MaskProvider):
         self.shared_tables = list(shared_tables)
         self.keep: Tensor | None = None
         self._sampled = False  # whether the masks of the next forward pass are drawn already
+        self._calibrated = False
 
     @classmethod
     def for_model(
@@ -134,6 +146,7 @@ class GNetProvider(MaskProvider):
         model: nn.Module,
         *,
         initial_keep: InnerProbability = 0.9,
+        decisions: Granularity = "unit",
         masks_per_layer: int = 1,
         num_heads: int = 1,
         feed_forward: bool = False,
@@ -145,7 +158,8 @@ class GNetProvider(MaskProvider):
         Args:
             model: a model that takes token ids. If it has no table of absolute positions, or none that can be told by
                 its name, positions are learned from scratch.
-            initial_keep: initial probability of keeping a position.
+            initial_keep: initial mean probability of keeping a position.
+            decisions: what is drawn at once: "unit" (each position), "key" or "batch".
             masks_per_layer: 1, or the model's number of heads.
             num_heads: 1, or the model's number of heads.
             feed_forward: add a feed-forward block after each attention of the G-Net.
@@ -174,6 +188,7 @@ class GNetProvider(MaskProvider):
             depth.get("encoder") or depth.get("decoder", 0),
             512 if positions is None else positions.weight.shape[0] - offset,
             initial_keep=initial_keep,
+            decisions=decisions,
             masks_per_layer=masks_per_layer,
             num_heads=num_heads,
             feed_forward=feed_forward,
@@ -249,7 +264,8 @@ class GNetProvider(MaskProvider):
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Draw the masks of all layers for one forward pass of the main model, and store them in :attr:`keep`."""
         if not self._sampled:
-            self.keep = self._draw(self.logits(inputs))
+            self._calibrate_once(inputs)
+            self.keep = self._decisions.draw(self.logits(inputs), self.units(inputs))
         self._sampled = False
 
     def sample(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -261,10 +277,46 @@ class GNetProvider(MaskProvider):
         Returns:
             ``(B,)``, the mean log-probability of the masks, as in :meth:`log_prob`; differentiable.
         """
-        logits = self.logits(inputs)
-        self.keep = self._draw(logits.detach())
+        self._calibrate_once(inputs)
+        logits, units = self.logits(inputs), self.units(inputs)
+        self.keep = self._decisions.draw(logits.detach(), units)
         self._sampled = True
-        return self._log_prob(logits, self.keep, inputs)
+        return self._decisions.log_prob(logits, units, self.keep)
+
+    @torch.no_grad()
+    def calibrate(self, inputs: Mapping[str, Any]) -> None:
+        """Set each layer's bias so that its decisions keep with a mean probability of ``initial_keep``.
+
+        The first training batch does this by itself. A saved G-Net is not calibrated again when it is loaded.
+
+        Args:
+            inputs: the main model's inputs.
+        """
+        logits, valid = self._decisions.pooled(self.logits(inputs), self.units(inputs))
+        bias = self.network.bias
+        for layer in range(self.num_layers) if valid.any() else ():
+            each = logits[:, layer] - bias[layer]
+            scores = each[valid[:, 0].expand(each.shape)].double()
+            wanted = math.log(self.initial_keep / (1 - self.initial_keep))
+            low, high = wanted - float(scores.max()), wanted - float(scores.min())
+            for _ in range(50):  # the mean rises with the bias, so it is found by bisection
+                middle = (low + high) / 2
+                enough = float(torch.sigmoid(scores + middle).mean()) > self.initial_keep
+                low, high = (low, middle) if enough else (middle, high)
+            bias[layer] = (low + high) / 2
+        self._calibrated = True
+
+    def _calibrate_once(self, inputs: Mapping[str, Any]) -> None:
+        if not self._calibrated:
+            self.calibrate(inputs)
+
+    @override
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self._calibrated, device=self.network.bias.device)
+
+    @override
+    def set_extra_state(self, state: Tensor) -> None:
+        self._calibrated = bool(state)
 
     def logits(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute the logits of keeping each unit.
@@ -297,22 +349,9 @@ class GNetProvider(MaskProvider):
             keep: the masks, bool, ``(B, L, M, N, N)``, a former :attr:`keep`.
 
         Returns:
-            ``(B,)``: :math:`(1/n) \sum \log P(d_{lmij})` over layers, masks and units.
+            ``(B,)``: :math:`(1/n) \sum \log P(d)` over the decisions of all layers.
         """
-        return self._log_prob(self.logits(inputs), keep, inputs)
-
-    def _draw(self, logits: Tensor) -> Tensor:
-        """Draw masks ``(B, L, M, N, N)`` from logits ``(B, L, G, N, N)``."""
-        batch, layers, heads, *units = logits.shape
-        keep = logits.new_empty((batch, layers, heads * self.masks_per_layer, *units), dtype=torch.bool)
-        for layer in range(layers):  # one layer at a time, because the float noise takes memory
-            keep[:, layer] = functional.sample_keep(logits[:, layer], keep[:, layer].shape)
-        return keep
-
-    def _log_prob(self, logits: Tensor, keep: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        units = self.units(inputs)[:, None, None]
-        kept = keep.unflatten(2, (self.num_heads, self.masks_per_layer)).sum(3)
-        return functional.bernoulli_log_prob(logits, kept, units, self.masks_per_layer)
+        return self._decisions.log_prob(self.logits(inputs), self.units(inputs), keep)
 
     @property
     def _stack(self) -> str:

@@ -1,0 +1,87 @@
+"""The decisions of a Generator: how many there are, how they are drawn, and their log-probability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attnreg import functional
+
+Granularity = Literal["unit", "key", "batch"]
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Draw masks from logits, with one decision for each unit, for each key, or for the whole batch.
+
+    A decision that is shared by several units has the mean of their logits.
+
+    Args:
+        each: ``"unit"``, ``"key"`` (shared by all queries) or ``"batch"`` (shared by all samples, queries and keys).
+        num_heads: G, number of heads of the logits.
+        draws: number of draws from the same logits; masks have ``M = G * draws``.
+
+    Shape:
+        logits are ``(B, L, G, N, N)``, valid units ``(B, N, N)``, masks ``(B, L, M, N, N)``.
+
+    Example:
+        >>> decisions = Decisions("key", num_heads=1, draws=2)
+        >>> logits, units = torch.zeros(3, 2, 1, 4, 4), torch.ones(3, 4, 4, dtype=torch.bool)
+        >>> keep = decisions.draw(logits, units)
+        >>> keep.shape, bool((keep == keep[..., :1, :]).all())
+        (torch.Size([3, 2, 2, 4, 4]), True)
+        >>> decisions.log_prob(logits, units, keep)
+        tensor([-0.6931, -0.6931, -0.6931])
+    """
+
+    each: Granularity
+    num_heads: int
+    draws: int
+
+    @property
+    def _shared_by(self) -> tuple[int, ...]:
+        """Dimensions of the logits over which a decision is shared."""
+        return {"unit": (), "key": (3,), "batch": (0, 3, 4)}[self.each]
+
+    def draw(self, logits: Tensor, units: Tensor) -> Tensor:
+        """Draw masks."""
+        return self._draw(logits, units, opposite=False)[0]
+
+    def draw_opposites(self, logits: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw masks twice, from noise u and from 1 - u; see :func:`attnreg.functional.opposite_draws`."""
+        first, second = self._draw(logits, units, opposite=True)
+        return first, second
+
+    def _draw(self, logits: Tensor, units: Tensor, *, opposite: bool) -> list[Tensor]:
+        pooled, _ = self.pooled(logits, units)
+        batch, layers, heads, *rest = pooled.shape
+        shape = (batch, layers, heads * self.draws, *rest)
+        masks = [pooled.new_empty(shape, dtype=torch.bool) for _ in range(1 + opposite)]
+        for layer in range(layers):  # one layer at a time, because the float noise takes memory
+            each = pooled[:, layer].repeat_interleave(self.draws, 1)
+            if opposite:
+                masks[0][:, layer], masks[1][:, layer] = functional.opposite_draws(each, torch.rand_like(each))
+            else:
+                masks[0][:, layer] = functional.sample_keep(each)
+        full = (len(logits), layers, shape[2], *logits.shape[3:])
+        return [mask.expand(full) for mask in masks]
+
+    def log_prob(self, logits: Tensor, units: Tensor, keep: Tensor) -> Tensor:
+        """Return the mean log-probability of each sample's decisions, ``(B,)``, differentiable."""
+        pooled, valid = self.pooled(logits, units)
+        for dim in self._shared_by:  # all units of a decision are alike, so the first tells it
+            keep = keep.narrow(dim, 0, 1)
+        kept = keep.unflatten(2, (self.num_heads, self.draws)).sum(3)
+        return functional.bernoulli_log_prob(pooled, kept, valid, self.draws).expand(len(logits))
+
+    def pooled(self, logits: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of the decisions, and which of them are valid."""
+        valid = units[:, None, None]
+        if not self._shared_by:
+            return logits, valid
+        count = valid.sum(self._shared_by, keepdim=True)
+        total = logits.masked_fill(~valid, 0.0).sum(self._shared_by, keepdim=True)
+        return total / count.clamp(min=1), count > 0
