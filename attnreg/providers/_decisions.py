@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,3 +86,20 @@ class Decisions:
         count = valid.sum(self._shared_by, keepdim=True)
         total = logits.masked_fill(~valid, 0.0).sum(self._shared_by, keepdim=True)
         return total / count.clamp(min=1), count > 0
+
+
+def shift_to(probability: float, logits: Tensor) -> float:
+    """Return the shift of logits that makes the mean of their probabilities equal to a value.
+
+    Example:
+        >>> shift = shift_to(0.5, torch.tensor([1.0, 3.0]))
+        >>> round(shift, 6), round(float(torch.sigmoid(torch.tensor([1.0, 3.0]) + shift).mean()), 6)
+        (-2.0, 0.5)
+    """
+    logits, wanted = logits.double(), math.log(probability / (1 - probability))
+    low, high = wanted - float(logits.max()), wanted - float(logits.min())
+    for _ in range(50):  # the mean rises with the shift, so it is found by bisection
+        middle = (low + high) / 2
+        enough = float(torch.sigmoid(logits + middle).mean()) > probability
+        low, high = (low, middle) if enough else (middle, high)
+    return (low + high) / 2

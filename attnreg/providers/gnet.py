@@ -16,8 +16,10 @@ from attnreg.errors import InputError
 from attnreg.injection import discover
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider.base import MaskProvider
-from attnreg.providers._decisions import Decisions, Granularity
+from attnreg.providers._decisions import Decisions, Granularity, shift_to
 from attnreg.providers._generator import GeneratorNetwork, embedding_tables
+from attnreg.providers._opposite import Opposite
+from attnreg.providers._token_inputs import allowed_positions, token_ids
 
 
 class GNetProvider(MaskProvider):
@@ -137,6 +139,7 @@ class GNetProvider(MaskProvider):
         )
         self.shared_tables = list(shared_tables)
         self.keep: Tensor | None = None
+        self.opposite_keep: Tensor | None = None
         self._sampled = False  # whether the masks of the next forward pass are drawn already
         self._calibrated = False
 
@@ -205,18 +208,22 @@ class GNetProvider(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
+        return self.mask_of(site, self.keep)
+
+    def mask_of(self, site: AttentionSite, keep: Tensor | None) -> Mask | None:
+        """Return the mask of a site from masks of all layers, ``(B, L, M, N, N)``."""
         if site.stack != self._stack:
             return None
-        if self.keep is None:
+        if keep is None:
             raise RuntimeError("No masks were drawn for this forward pass: call the attached model, not a part of it.")
         batch, _, queries, keys = site.shape
         self._check_heads(site)
-        if (batch, queries, keys) != (self.keep.shape[0], *self.keep.shape[3:]):
+        if (batch, queries, keys) != (keep.shape[0], *keep.shape[3:]):
             raise InputError(
-                f"G-Net masks self-attention over the model's {self.keep.shape[0]} inputs of {self.keep.shape[3]} "
+                f"G-Net masks self-attention over the model's {keep.shape[0]} inputs of {keep.shape[3]} "
                 f"tokens, but {site.name} has (B, H, Q, K) = {tuple(site.shape)}: attach it to other `modules`."
             )
-        return Mask(scores=self.keep[:, site.layer])
+        return Mask(scores=keep[:, site.layer])
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
@@ -283,6 +290,26 @@ class GNetProvider(MaskProvider):
         self._sampled = True
         return self._decisions.log_prob(logits, units, self.keep)
 
+    def sample_opposites(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Draw masks and their opposites, for the next forward passes of the main model and of another model.
+
+        Args:
+            inputs: the inputs of both models.
+
+        Returns:
+            the mean log-probability of both, ``(B,)``, differentiable.
+        """
+        self._calibrate_once(inputs)
+        logits, units = self.logits(inputs), self.units(inputs)
+        self.keep, self.opposite_keep = self._decisions.draw_opposites(logits.detach(), units)
+        self._sampled = True
+        first, second = (self._decisions.log_prob(logits, units, keep) for keep in (self.keep, self.opposite_keep))
+        return first, second
+
+    def opposite(self) -> MaskProvider:
+        """Return a provider that masks another model with the opposites drawn by :meth:`sample_opposites`."""
+        return Opposite(self)
+
     @torch.no_grad()
     def calibrate(self, inputs: Mapping[str, Any]) -> None:
         """Set each layer's bias so that its decisions keep with a mean probability of ``initial_keep``.
@@ -296,14 +323,7 @@ class GNetProvider(MaskProvider):
         bias = self.network.bias
         for layer in range(self.num_layers) if valid.any() else ():
             each = logits[:, layer] - bias[layer]
-            scores = each[valid[:, 0].expand(each.shape)].double()
-            wanted = math.log(self.initial_keep / (1 - self.initial_keep))
-            low, high = wanted - float(scores.max()), wanted - float(scores.min())
-            for _ in range(50):  # the mean rises with the bias, so it is found by bisection
-                middle = (low + high) / 2
-                enough = float(torch.sigmoid(scores + middle).mean()) > self.initial_keep
-                low, high = (low, middle) if enough else (middle, high)
-            bias[layer] = (low + high) / 2
+            bias[layer] = shift_to(self.initial_keep, each[valid[:, 0].expand(each.shape)])
         self._calibrated = True
 
     def _calibrate_once(self, inputs: Mapping[str, Any]) -> None:
@@ -328,17 +348,17 @@ class GNetProvider(MaskProvider):
         Returns:
             ``(B, L, G, N, N)``.
         """
-        ids = _token_ids(inputs)
+        ids = token_ids(inputs)
         if ids.shape[-1] > self.max_length:
             raise InputError(
                 f"Expected at most {self.max_length} tokens, got {ids.shape[-1]}: truncate them, or make the G-Net "
                 "with a larger `max_length`."
             )
-        return self.network(ids, self._allowed(inputs))
+        return self.network(ids, allowed_positions(inputs, self.pad_token_id, causal=self.causal))
 
     def units(self, inputs: Mapping[str, Any]) -> Tensor:
         """Find the valid units, ``(B, N, N)``, bool: real keys of real query rows."""
-        allowed = self._allowed(inputs)
+        allowed = allowed_positions(inputs, self.pad_token_id, causal=self.causal)
         return functional.units(allowed, allowed.shape)
 
     def log_prob(self, inputs: Mapping[str, Any], keep: Tensor) -> Tensor:
@@ -356,23 +376,3 @@ class GNetProvider(MaskProvider):
     @property
     def _stack(self) -> str:
         return "decoder" if self.causal else "encoder"
-
-    def _allowed(self, inputs: Mapping[str, Any]) -> Tensor:
-        ids, mask = _token_ids(inputs), inputs.get("attention_mask")
-        if mask is None:
-            mask = torch.ones_like(ids) if self.pad_token_id is None else ids != self.pad_token_id
-        length = ids.shape[-1]
-        if mask.numel() != ids.numel():
-            raise InputError(f"Expected `attention_mask` to have the shape of the token ids, got {tuple(mask.shape)}.")
-        allowed = mask.reshape(-1, 1, length).bool().expand(-1, length, length)
-        return allowed.tril() if self.causal else allowed
-
-
-def _token_ids(inputs: Mapping[str, Any]) -> Tensor:
-    ids = inputs.get("input_ids")
-    if ids is None:
-        integer = (v for v in inputs.values() if isinstance(v, Tensor) and v.dtype == torch.long and v.dim() > 1)
-        ids = next(integer, None)
-    if ids is None:
-        raise InputError(f"The model's inputs {sorted(inputs)} hold no token ids, which G-Net reads: pass `input_ids`.")
-    return ids.reshape(-1, ids.shape[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from accelerate import Accelerator
@@ -13,32 +13,31 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
-from attnreg.arguments import Count, Index, one_of, probability_below_one, whole_number
+from attnreg.arguments import Count, Index, Probability, one_of, probability, true_or_false, whole_number
 from attnreg.errors import InputError
 from attnreg.provider.base import MaskProvider
+from attnreg.training.copying import copy_learner
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater
+from attnreg.training.noise import noisy_tokens
+from attnreg.training.optim import generator_adam
+from attnreg.training.reinforce import Baseline, Reinforce
 from attnreg.training.rewards import (
-    REWARDS,
     SCORES,
     WINNERS,
     Reward,
     RewardName,
+    RewardPer,
+    RewardRule,
     Score,
     ScoreName,
     Winner,
     WinnerName,
-    reinforce_loss,
+    greedy,
 )
 
 Returned = Literal["attacker", "defender"]
-
-
-class Generator(Protocol):
-    """A provider that knows the probability of the masks it draws, such as :class:`attnreg.GNetProvider`."""
-
-    def sample(self, inputs: Batch) -> Tensor:
-        """Draw the masks of the next forward pass and return their log-probability, ``(B,)``, differentiable."""
+RewardBatches = Sequence[Batch] | Callable[[int], Sequence[Batch]]
 
 
 class AttackerDefender(TrainingMethod):
@@ -49,36 +48,54 @@ class AttackerDefender(TrainingMethod):
     the Generator. Then a winner is chosen, and its weights and optimizer state replace the loser's.
 
     ``score``, ``reward`` and ``winner`` also take functions. ``score(model, batch)`` returns ``(B,)``; higher is
-    better. ``reward(gaps)`` takes the differences ``(n,)`` of the scores, one per reward row, and returns the 0-d
-    reward. ``winner(attacker, defender)`` takes both scores ``(n,)`` and returns the 0-d probability that the Attacker
-    wins. Read the trained network from :attr:`model`: by default it is the Attacker, not the ``model`` you pass in.
+    better. :class:`attnreg.training.rewards.MetricScore` scores all rows by one metric. ``reward(gaps)`` takes the
+    differences ``(n,)`` of the scores, one per reward row, and returns the 0-d reward, or ``(n,)`` with
+    ``reward_per="sample"``. ``winner(attacker, defender)`` takes both scores ``(n,)`` and returns the 0-d probability
+    that the Attacker wins. Read the trained network from :attr:`model`: by default it is the Attacker, not the
+    ``model`` you pass in.
+
+    Three options lower the variance of REINFORCE, beside fewer ``decisions`` of the Generator: one reward per sample,
+    ``baseline="leave-one-out"`` over them, and ``antithetic`` masks, for which a second Attacker begins each round with
+    the first one's weights and trains under the opposite masks. It never wins.
 
     Args:
         model: becomes the Defender; the Attacker is a copy.
-        generator: provider that draws the masks; it is attached to the Attacker.
+        generator: provider that draws the masks; it is attached to the Attacker. In a composition such as
+            ``GNetProvider(...) & DropHead(0.1)``, the G-Net is the Generator. ``None`` trains the Attacker without
+            masks: a game of selection alone.
         optimizer_factory: makes the optimizer of a network; called once for each.
-        reward_batches: labelled batches on which the networks are scored; ``None`` uses the training batches of the
-            round.
+        reward_batches: labelled batches on which the networks are scored, or a function that returns those of a round,
+            numbered from 0; ``None`` uses the training batches of the round.
         batches_per_round: number of reward batches that each round uses, in turn (default: all).
+        reward_noise: share of tokens to replace by others of the same batch before scoring; only for the training
+            batches of the round.
+        special_tokens: token ids that noise leaves alone.
         steps_per_round: steps per round (T in the paper).
         warmup_steps: steps at the start in which only the Defender trains. Then the Attacker becomes a copy of it.
         game_steps: steps, with the warm-up, after which only the returned network trains. An Attacker keeps training
             under the Generator's masks; the Generator no longer learns. ``None`` plays until training ends.
         score: "loss" (negative loss; higher is better) or "accuracy".
-        reward: "gap" (Attacker's mean score minus Defender's), "sign" (of the gap) or "standardized" (gap over its
-            standard error).
-        winner: "evidence" (each network wins with the probability that it is better), "greedy" (the better score) or
-            "proportional" (drawn in proportion to the scores; needs "accuracy").
-        baseline_momentum: momentum of the reward baseline, a moving average that starts at 0.
-        generator_optimizer_factory: makes the Generator's optimizer (default: Adam with learning rate 5e-5).
+        reward: "gap" (Attacker's mean score minus Defender's), "scaled" (the gap, whose difference to the baseline is
+            divided by its running deviation), "sign" (of the gap) or "standardized" (gap over its standard error).
+        reward_per: one reward per "round" or per "sample". Rewards of other rows than the round's own are paired with
+            its samples in their order.
+        winner: "evidence" (each network wins with the probability that it is better), "greedy" (the better score),
+            "proportional" (drawn in proportion to the scores; needs "accuracy") or "none" (no network is copied).
+        baseline: what is subtracted from rewards: "moving" (a moving average, which the first round sets) or
+            "leave-one-out" (mean of the other samples' rewards).
+        baseline_momentum: momentum of the moving average, and of the running deviation of "scaled".
+        antithetic: train a second Attacker under the opposite masks.
+        generator_optimizer_factory: makes the Generator's optimizer (default: Adam; see
+            :func:`attnreg.training.generator_adam`).
         scheduler_factory: makes the learning-rate schedule of an optimizer; called once for each network.
         returns: network to keep after training, "attacker" or "defender".
         max_grad_norm: clip the gradients of each network to this norm; ``None`` does not clip.
+        on_round: called after each round; the numbers that it returns are logged.
         accelerator: handles devices, precision and processes.
 
     Raises:
-        ValueError: if an argument is unknown or out of range, the winner is "proportional" with the score "loss", or no
-            round fits between ``warmup_steps`` and ``game_steps``.
+        ValueError: if an argument is unknown or out of range, two do not fit together, or no step remains between
+            ``warmup_steps`` and ``game_steps``.
 
     Reference:
         AttendOut (arXiv 2104.04692), Algorithm 1 and Eq. 5.
@@ -102,45 +119,58 @@ class AttackerDefender(TrainingMethod):
     def __init__(
         self,
         model: nn.Module,
-        generator: MaskProvider,
+        generator: MaskProvider | None,
         optimizer_factory: Callable[[nn.Module], Optimizer],
         *,
-        reward_batches: Sequence[Batch] | None = None,
+        reward_batches: RewardBatches | None = None,
         batches_per_round: int | None = None,
+        reward_noise: Probability = 0.0,
+        special_tokens: Sequence[int] = (),
         steps_per_round: Count = 8,
         warmup_steps: Index = 0,
         game_steps: int | None = None,
         score: ScoreName | Score = "loss",
-        reward: RewardName | Reward = "standardized",
+        reward: RewardName | Reward = "scaled",
+        reward_per: RewardPer = "round",
         winner: WinnerName | Winner = "evidence",
+        baseline: Baseline = "moving",
+        antithetic: bool = False,
         baseline_momentum: float = 0.9,
         generator_optimizer_factory: Callable[[nn.Module], Optimizer] | None = None,
         scheduler_factory: Callable[[Optimizer], LRScheduler] | None = None,
         returns: Returned = "attacker",
         max_grad_norm: float | None = 1.0,
+        on_round: Callable[[], Mapping[str, float]] | None = None,
         accelerator: Accelerator | None = None,
     ) -> None:
         self.steps_per_round = whole_number("steps_per_round", steps_per_round)
         self.warmup_steps = whole_number("warmup_steps", warmup_steps, least=0)
         whole_number("batches_per_round", 1 if batches_per_round is None else batches_per_round)
         whole_number("game_steps", warmup_steps if game_steps is None else game_steps, least=warmup_steps)
-        if game_steps is not None and game_steps - warmup_steps < steps_per_round:
+        if game_steps == warmup_steps:
             raise InputError(
-                f"No round of {steps_per_round} steps fits between `warmup_steps` {warmup_steps} and `game_steps` "
-                f"{game_steps}, so the Generator would not learn. Lower `steps_per_round` or raise `game_steps`."
+                f"No step is left for the game between `warmup_steps` {warmup_steps} and `game_steps` {game_steps}, so "
+                "the Generator would not learn. Lower `warmup_steps` or raise `game_steps`."
             )
-        self.baseline_momentum = probability_below_one("baseline_momentum", baseline_momentum)
         self.returns = one_of("returns", returns, get_args(Returned))
-        if reward_batches is not None and not len(reward_batches):
+        if reward_batches is not None and not callable(reward_batches) and not len(reward_batches):
             raise InputError("Expected at least one batch in `reward_batches`, got none.")
+        self.reward_noise = probability("reward_noise", reward_noise)
+        if reward_noise and reward_batches is not None:
+            raise InputError("Expected `reward_batches` None with `reward_noise`, got batches.")
         if winner == "proportional" and score == "loss":
             raise InputError("Expected score 'accuracy' with winner 'proportional', got 'loss', which is negative.")
         self._score: Score = _resolve("score", score, SCORES)
-        self._reward: Reward = _resolve("reward", reward, REWARDS)
-        self._winner: Winner = _resolve("winner", winner, WINNERS)
+        self._rule = RewardRule(reward, reward_per)
+        self._winner: Winner | None = None if winner == "none" else _resolve("winner", winner, WINNERS)
         self.reward_batches = reward_batches
         self.batches_per_round = batches_per_round
+        self.special_tokens = list(special_tokens)
         self.game_steps = game_steps
+        self.on_round = on_round
+        policy = None if generator is None else _generator_in(generator)
+        if true_or_false("antithetic", antithetic) and policy is not generator:
+            raise InputError("Expected the Generator alone with `antithetic`, got a composition.")
 
         def learner(network: nn.Module, provider: MaskProvider | None) -> FineTuning:
             optimizer = optimizer_factory(network)
@@ -150,17 +180,33 @@ class AttackerDefender(TrainingMethod):
             )
 
         self.attacker = learner(copy.deepcopy(model), generator)
+        self.twin = learner(copy.deepcopy(model), policy.opposite()) if antithetic and policy is not None else None
         self.defender = learner(model, None)
-        self._policy: Any = generator
         self._updater = Updater(max_grad_norm, accelerator)
-        self._generator_updater = Updater(max_grad_norm)  # no accelerator: these gradients are not scaled, even in fp16
-        make = generator_optimizer_factory or (lambda network: torch.optim.Adam(network.parameters(), lr=5e-5))
-        self.generator: nn.Module = generator
-        self._updater.share(generator)
-        self._generator_optimizer = make(generator)
+        self.generator: Any = policy
+        self._teacher: Reinforce | None = None
+        if policy is not None:
+            self._updater.share(policy)
+            self._teacher = Reinforce(
+                policy,
+                (generator_optimizer_factory or generator_adam)(policy),
+                self._updater,
+                per=reward_per,
+                baseline=baseline,
+                momentum=baseline_momentum,
+                scaled=self._rule.is_scaled,
+                antithetic=antithetic,
+                max_grad_norm=max_grad_norm,
+            )
         self._batches: list[Batch] = []  # of the current round, if it is scored on its own batches
-        self._moves = self.steps = self.rounds = 0
-        self.baseline = 0.0
+        self._moves = self.steps = 0
+        #: Number of rounds that each network has won; with ``winner="none"``, the better one.
+        self.wins = {"attacker": 0, "defender": 0}
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds played so far."""
+        return sum(self.wins.values())
 
     @property
     @override
@@ -178,7 +224,11 @@ class AttackerDefender(TrainingMethod):
     @property
     @override
     def learners(self) -> list[nn.Module]:
-        return [self.defender.model, self.attacker.model]
+        return [learner.model for learner in (self.defender, *self._attackers)]
+
+    @property
+    def _attackers(self) -> list[FineTuning]:
+        return [self.attacker] if self.twin is None else [self.attacker, self.twin]
 
     @property
     def _alone(self) -> bool:
@@ -210,106 +260,132 @@ class AttackerDefender(TrainingMethod):
     def step(self, batch: Batch) -> StepResult:
         self.steps += 1
         if self._alone:
-            self._forget_round()  # the end of the game may have cut one short
             loss = self._returned.step(batch).loss
             return StepResult(loss, {f"{self.returns}_loss": loss})
         defender = self.defender.step(batch)
         if self.steps <= self.warmup_steps:
             if self.steps == self.warmup_steps:
-                _copy_learner(self.defender, self.attacker)
+                self._copy_to_others(self.defender)
             return StepResult(defender.loss, {"defender_loss": defender.loss})
-        # The Generator does not change within a round, so REINFORCE's gradient is a sum over steps times the reward. It
-        # is accumulated while the masks are drawn and scaled when the reward is known, so memory does not grow with T.
-        # Embeddings shared with the Attacker do change within a round: each draw's gradient is that of its time.
-        with self._updater.autocast():
-            log_prob = self._policy.sample(batch)
-        (reinforce_loss(log_prob, 1.0, 0.0) / self.steps_per_round).backward()
-        attacker = self.attacker.step(batch)
+        if self._teacher is not None:
+            self._begin(batch)
+            self._teacher.draw(batch)
+        masks = getattr(self.generator, "keep", None)
+        attacker, *_ = [each.step(batch) for each in self._attackers]
+        if getattr(self.generator, "keep", None) is not masks:
+            raise InputError(
+                "Another forward pass took the Generator's masks before the Attacker's training step, so they cannot "
+                "be rewarded: train without the provider that makes this pass."
+            )
         self._moves += 1
         if self.reward_batches is None:
             self._batches.append(batch)
         logs: dict[str, Tensor | float] = {"defender_loss": defender.loss, "attacker_loss": attacker.loss}
         events: dict[str, str] = {}
-        if self._moves == self.steps_per_round:
+        if self._moves == self.steps_per_round or self.steps == self.game_steps:
             events["winner"] = self._finish_round(logs)
         return StepResult(attacker.loss if self.returns == "attacker" else defender.loss, logs, events)
 
+    def _begin(self, batch: Batch) -> None:
+        """Let all processes begin the game with the same Generator, which its first batch changes."""
+        if not self.rounds and not self._moves and self._updater.processes > 1 and hasattr(self.generator, "calibrate"):
+            self.generator.calibrate(batch)
+            self._updater.share(self.generator)
+
     def _finish_round(self, logs: dict[str, Tensor | float]) -> str:
-        per_batch = [self._score_both(batch) for batch in self._scored_batches()]
-        attacker, defender = (torch.cat(scores) for scores in zip(*self._updater.gathered(per_batch), strict=True))
-        reward = self._reward(attacker - defender)
-        self._update_generator(float(reward) - self.baseline)
-        self.baseline += (1 - self.baseline_momentum) * (float(reward) - self.baseline)
-        chance = float(self._winner(attacker, defender))
+        per_batch = [self._score_all(batch) for batch in self._scored_batches()]
+        defender, *attackers = (torch.cat(scores) for scores in zip(*self._updater.gathered(per_batch), strict=True))
+        over = getattr(self._score, "over", None)
+        if over is not None:
+            defender, *attackers = (over(scores) for scores in (defender, *attackers))
+        rewards = [self._rule(attacker - defender) for attacker in attackers]
+        attacker = attackers[0]
+        chance = float((self._winner or greedy)(attacker, defender))
         attacker_wins = self._updater.gathered([float(torch.rand(()))])[0] < chance
-        winner, loser = (self.attacker, self.defender) if attacker_wins else (self.defender, self.attacker)
-        _copy_learner(winner, loser)
+        if self._teacher is not None:
+            self._teacher.update(rewards)
+            logs["baseline"] = self._teacher.baseline
+        if self._winner is not None:
+            self._copy_to_others(self.attacker if attacker_wins else self.defender)
+        elif self.twin is not None:
+            copy_learner(self.attacker, self.twin)
         self._forget_round()
-        self.rounds += 1
+        winner = "attacker" if attacker_wins else "defender"
+        self.wins[winner] += 1
         logs.update(
             attacker_score=float(attacker.mean()),
             defender_score=float(defender.mean()),
-            reward=float(reward),
-            baseline=self.baseline,
+            reward=float(rewards[0].mean()),
             attacker_chance=chance,
+            **({} if self.on_round is None else self.on_round()),
         )
-        return "attacker" if attacker_wins else "defender"
+        return winner
+
+    def _copy_to_others(self, source: FineTuning) -> None:
+        for each in (self.defender, *self._attackers):
+            if each is not source:
+                copy_learner(source, each)
 
     def _scored_batches(self) -> list[Batch]:
         if self.reward_batches is None:
-            return self._batches
-        total = len(self.reward_batches)
+            if not self.reward_noise:
+                return self._batches
+            return [noisy_tokens(batch, self.reward_noise, self.special_tokens) for batch in self._batches]
+        rows = self.reward_batches
+        batches = rows(self.rounds) if callable(rows) else rows
+        total = len(batches)
         size = min(self.batches_per_round or total, total)
-        mine = range(self._updater.rank, size, self._updater.processes)
-        return [self.reward_batches[(self.rounds * size + i) % total] for i in mine]
+        first = 0 if callable(rows) else self.rounds * size
+        return [batches[(first + i) % total] for i in range(self._updater.rank, size, self._updater.processes)]
 
     @torch.no_grad()
-    def _score_both(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _score_all(self, batch: Batch) -> list[Tensor]:
+        """Score the Defender and the Attackers."""
         scores = []
-        for network in (self.attacker.model, self.defender.model):
+        for network in self.learners:
             network.eval()
             scores.append(self._score(network, batch).float().cpu())
             network.train()
-        return scores[0], scores[1]
-
-    def _update_generator(self, advantage: float) -> None:
-        for parameter in self.generator.parameters():
-            if parameter.grad is not None:
-                parameter.grad *= advantage
-        self._updater.average_gradients(self.generator.parameters())
-        self._generator_updater.step(self.generator, self._generator_optimizer)
+        return scores
 
     def _forget_round(self) -> None:
         self._batches, self._moves = [], 0
-        self.generator.zero_grad(set_to_none=True)
+        if self._teacher is not None:
+            self._teacher.forget()
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        self._updater.average_gradients(self.generator.parameters())  # of an unfinished round: processes must agree
         return {
             "defender": self.defender.state_dict(),
             "attacker": self.attacker.state_dict(),  # the Generator is its provider
-            "generator_optimizer": self._generator_optimizer.state_dict(),
-            "generator_gradients": [parameter.grad for parameter in self.generator.parameters()],
+            "twin": None if self.twin is None else self.twin.state_dict(),
+            "teacher": None if self._teacher is None else self._teacher.state_dict(),
             "batches": self._updater.gathered([[dict(batch) for batch in self._batches]]),  # each process has its own
             "moves": self._moves,
             "steps": self.steps,
-            "rounds": self.rounds,
-            "baseline": self.baseline,
+            "wins": dict(self.wins),
         }
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.defender.load_state_dict(state["defender"])
         self.attacker.load_state_dict(state["attacker"])
-        self._generator_optimizer.load_state_dict(state["generator_optimizer"])
-        device = next(self.generator.parameters()).device
-        for parameter, gradient in zip(self.generator.parameters(), state["generator_gradients"], strict=True):
-            parameter.grad = None if gradient is None else gradient.to(device)
+        if self.twin is not None:
+            self.twin.load_state_dict(state["twin"])
+        if self._teacher is not None:
+            self._teacher.load_state_dict(state["teacher"])
+        device = next(self.defender.model.parameters()).device
         batches = state["batches"][self._updater.rank]
         self._batches = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
-        self._moves = state["moves"]
-        self.steps, self.rounds, self.baseline = state["steps"], state["rounds"], state["baseline"]
+        self._moves, self.steps, self.wins = state["moves"], state["steps"], dict(state["wins"])
+
+
+def _generator_in(provider: MaskProvider) -> Any:
+    """Return the one Generator of a provider or composition."""
+    found = [each for each in provider.modules() if isinstance(each, MaskProvider) and hasattr(each, "sample")]
+    if len(found) != 1:
+        raise InputError(f"Expected one Generator, such as a GNetProvider, in `generator`, got {len(found)}.")
+    return found[0]
 
 
 def _resolve(name: str, value: Any, known: Mapping[str, Any]) -> Any:
@@ -318,25 +394,3 @@ def _resolve(name: str, value: Any, known: Mapping[str, Any]) -> Any:
     if value not in known:
         raise InputError(f"Expected `{name}` to be a function or one of {', '.join(known)}, got {value!r}.")
     return known[value]
-
-
-def _copy_learner(source: FineTuning, target: FineTuning) -> None:
-    """Copy weights, optimizer state and schedule in place, so that the two share no tensor and no memory is added."""
-    with torch.no_grad():
-        for theirs, ours in zip(source.model.state_dict().values(), target.model.state_dict().values(), strict=True):
-            ours.copy_(theirs)
-        for theirs, ours in zip(_parameters(source), _parameters(target), strict=True):
-            for name, value in source.optimizer.state[theirs].items():
-                held = target.optimizer.state[ours].get(name)
-                if isinstance(value, Tensor) and isinstance(held, Tensor):
-                    held.copy_(value)
-                else:
-                    target.optimizer.state[ours][name] = copy.deepcopy(value)
-    for their_group, our_group in zip(source.optimizer.param_groups, target.optimizer.param_groups, strict=True):
-        our_group.update({name: value for name, value in their_group.items() if name != "params"})
-    if source.scheduler is not None and target.scheduler is not None:
-        target.scheduler.load_state_dict(source.scheduler.state_dict())
-
-
-def _parameters(learner: FineTuning) -> list[Tensor]:
-    return [parameter for group in learner.optimizer.param_groups for parameter in group["params"]]

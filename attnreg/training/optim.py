@@ -1,9 +1,11 @@
-"""The optimizer of the recipes."""
+"""The optimizers of the recipes."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import Adam, AdamW
 
 
 def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01) -> AdamW:
@@ -19,3 +21,17 @@ def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01) ->
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
     return AdamW(groups, lr=learning_rate, fused=True)  # one pass over memory instead of about twelve
+
+
+def generator_adam(generator: nn.Module, learning_rate: float = 1e-3, bias_learning_rate: float = 5e-2) -> Adam:
+    """Make Adam for a G-Net, with a learning rate of its own for the bias of each layer, which sets its drop rate.
+
+    Example:
+        >>> from attnreg import GNetProvider
+        >>> [group["lr"] for group in generator_adam(GNetProvider(10, 4, num_layers=2)).param_groups]
+        [0.001, 0.05]
+    """
+    rates = [parameter for name, parameter in generator.named_parameters() if name == "network.bias"]
+    others = [parameter for name, parameter in generator.named_parameters() if name != "network.bias"]
+    groups: list[dict[str, Any]] = [{"params": others}, {"params": rates, "lr": bias_learning_rate}]
+    return Adam([group for group in groups if group["params"]], lr=learning_rate)

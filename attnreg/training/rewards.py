@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,9 @@ from attnreg.errors import InputError
 from attnreg.training.method import IGNORED, Batch
 
 ScoreName = Literal["loss", "accuracy"]
-RewardName = Literal["gap", "sign", "standardized"]
-WinnerName = Literal["evidence", "greedy", "proportional"]
+RewardName = Literal["scaled", "gap", "sign", "standardized"]
+RewardPer = Literal["round", "sample"]
+WinnerName = Literal["evidence", "greedy", "proportional", "none"]
 Score = Callable[[nn.Module, Batch], Tensor]
 Reward = Callable[[Tensor], Tensor]
 Winner = Callable[[Tensor, Tensor], Tensor]
@@ -50,14 +51,39 @@ def correctness(model: nn.Module, batch: Batch) -> Tensor:
 SCORES: dict[str, Score] = {"loss": negative_loss, "accuracy": correctness}
 
 
-def mean_gap(gaps: Tensor) -> Tensor:
-    """Return the mean gap between the Attacker's and the Defender's scores, 0-d."""
-    return gaps.mean()
+class MetricScore:
+    """A metric of all scored rows together, such as Matthews' correlation or F1, for tasks with one label per row.
 
+    A metric has no score per row, hence no standard error: the winner ``"evidence"`` then is ``"greedy"``.
 
-def sign_of_gap(gaps: Tensor) -> Tensor:
-    """Return the sign of the mean gap, 0-d."""
-    return gaps.mean().sign()
+    Args:
+        metric: maps labels and predictions, as lists of numbers, to the metric; higher is better.
+
+    Example:
+        >>> score = MetricScore(lambda labels, predictions: sum(a == b for a, b in zip(labels, predictions)))
+        >>> score.over(torch.tensor([[1.0, 1.0], [0.0, 1.0]]))
+        tensor([1.])
+    """
+
+    def __init__(self, metric: Callable[[list[float], list[float]], float]) -> None:
+        self.metric = metric
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return label and prediction of each row, ``(B, 2)``.
+
+        Raises:
+            InputError: if a row has several labels.
+        """
+        labels, logits = batch["labels"], model(**batch).logits
+        if labels.numel() != len(labels):
+            raise InputError(f"A metric needs one label per row, got labels of shape {tuple(labels.shape)}.")
+        answers = logits.flatten(1).argmax(1) if not labels.is_floating_point() else logits.flatten()
+        return torch.stack([labels.flatten().double(), answers.double()], 1)
+
+    def over(self, pairs: Tensor) -> Tensor:
+        """Return the metric of all rows, ``(1,)``, from their labels and predictions ``(n, 2)``."""
+        labels, predictions = pairs.t().tolist()
+        return torch.tensor([float(self.metric(labels, predictions))])
 
 
 def standardized_gap(gaps: Tensor) -> Tensor:
@@ -73,7 +99,51 @@ def standardized_gap(gaps: Tensor) -> Tensor:
     return (gaps.mean() / error.clamp(min=torch.finfo(gaps.dtype).tiny)).clamp(-3.0, 3.0)
 
 
-REWARDS: dict[str, Reward] = {"gap": mean_gap, "sign": sign_of_gap, "standardized": standardized_gap}
+class RewardRule:
+    """Turn gaps, the Attacker's scores minus the Defender's on the same rows, into rewards.
+
+    ``"gap"`` is the gap itself, ``"sign"`` its sign, ``"standardized"`` the mean gap over its standard error, and
+    ``"scaled"`` the gap, of which :class:`attnreg.training.reinforce.Reinforce` divides the difference to the baseline
+    by its running deviation. Scaled rewards keep their scale from round to round, so that noise around an equal score
+    stays small; a standardized gap is as large for noise as for a difference.
+
+    Args:
+        reward: one of these names, or a function of the gaps ``(n,)``.
+        per: ``"round"`` (0-d, of the mean gap) or ``"sample"`` (``(n,)``, of each gap).
+
+    Example:
+        >>> RewardRule("sign", "sample")(torch.tensor([0.5, -0.1])), RewardRule("gap")(torch.tensor([0.5, -0.1]))
+        (tensor([ 1., -1.]), tensor(0.2000))
+    """
+
+    def __init__(self, reward: RewardName | Reward, per: RewardPer = "round") -> None:
+        if not callable(reward) and reward not in get_args(RewardName):
+            known = ", ".join(get_args(RewardName))
+            raise InputError(f"Expected `reward` to be a function or one of {known}, got {reward!r}.")
+        if reward == "standardized" and per == "sample":
+            raise InputError("Expected `reward_per` 'round' with reward 'standardized', got 'sample'.")
+        self.reward, self.per = reward, per
+        self.is_scaled = reward == "scaled"
+
+    def __call__(self, gaps: Tensor) -> Tensor:
+        """Return the reward, 0-d, or rewards, ``(n,)``, from gaps ``(n,)``.
+
+        Raises:
+            InputError: if a function returns another shape.
+        """
+        if self.reward == "standardized":
+            return standardized_gap(gaps)
+        if not callable(self.reward):
+            values = gaps if self.per == "sample" else gaps.mean()
+            return values.sign() if self.reward == "sign" else values
+        reward = torch.as_tensor(self.reward(gaps)).float()
+        wanted = gaps.shape if self.per == "sample" else torch.Size([])
+        if reward.shape != wanted:
+            raise InputError(
+                f"Expected `reward` to return shape {tuple(wanted)} with `reward_per` {self.per!r}, got "
+                f"{tuple(reward.shape)}."
+            )
+        return reward
 
 
 def by_evidence(attacker: Tensor, defender: Tensor) -> Tensor:

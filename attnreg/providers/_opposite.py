@@ -1,0 +1,31 @@
+"""The provider of antithetic masks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from attnreg.masks import AttentionSite, Mask
+from attnreg.provider.base import MaskProvider
+
+if TYPE_CHECKING:
+    from attnreg.providers.gnet import GNetProvider
+
+
+class Opposite(MaskProvider):
+    """Mask another model with the opposites of a G-Net's latest masks.
+
+    The G-Net is not a submodule: its parameters are saved and learned with the model that it masks itself.
+
+    Args:
+        generator: the G-Net, on which ``sample_opposites`` is called before each forward pass.
+    """
+
+    def __init__(self, generator: GNetProvider) -> None:
+        super().__init__()
+        self._generator = (generator,)  # in a tuple, because as an attribute it would be a submodule
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        return self._generator[0].mask_of(site, self._generator[0].opposite_keep)
