@@ -224,7 +224,7 @@ def test_memory_does_not_grow_with_the_round():
         state = game.state_dict()
         held.append([gradient.shape for gradient in state["teacher"]["gradients"][0][0]])
         assert state["teacher"]["draws"] == [[]]
-        assert state["batches"] == [[]]
+        assert state["referee"]["played"] == [[]]
         assert state["moves"] == steps
     assert held[0] == held[1]
 

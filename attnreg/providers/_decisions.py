@@ -15,6 +15,25 @@ Granularity = Literal["unit", "key", "batch"]
 
 
 @dataclass(frozen=True)
+class Relaxed:
+    """Masks between 0 and 1, one for each layer.
+
+    Args:
+        soft: ``(B, M, N, N)`` each, differentiable with respect to the logits.
+        masks: the same values, as leaves that collect a gradient of their own.
+        logits: the logits of the decisions.
+        valid: which of the decisions are valid, bool.
+        count: number of valid units in all masks.
+    """
+
+    soft: list[Tensor]
+    masks: list[Tensor]
+    logits: Tensor
+    valid: Tensor
+    count: int
+
+
+@dataclass(frozen=True)
 class Decisions:
     """Draw masks from logits, with one decision for each unit, for each key, or for the whole batch.
 
@@ -77,6 +96,22 @@ class Decisions:
             keep = keep.narrow(dim, 0, 1)
         kept = keep.unflatten(2, (self.num_heads, self.draws)).sum(3)
         return functional.bernoulli_log_prob(pooled, kept, valid, self.draws).expand(len(logits))
+
+    def draw_relaxed(self, logits: Tensor, units: Tensor, temperature: float) -> Relaxed:
+        """Draw masks between 0 and 1, differentiable with respect to the logits."""
+        pooled, valid = self.pooled(logits, units)
+        each = pooled.repeat_interleave(self.draws, 2)
+        soft = functional.concrete_drop(
+            each, torch.rand_like(each), temperature
+        )  # symmetric: of keeping, as of dropping
+        soft = soft.expand(len(logits), *soft.shape[1:3], *logits.shape[3:])
+        masks = [layer.detach().requires_grad_() for layer in soft.unbind(1)]
+        count = int(units.sum()) * soft.shape[1] * soft.shape[2]
+        return Relaxed(list(soft.unbind(1)), masks, pooled, valid.expand(pooled.shape), count)
+
+    def probability(self, logits: Tensor, units: Tensor) -> Tensor:
+        """Return the probability of keeping each unit, ``(B, L, G, N, N)``."""
+        return torch.sigmoid(self.pooled(logits, units)[0]).expand(logits.shape)
 
     def pooled(self, logits: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of the decisions, and which of them are valid."""

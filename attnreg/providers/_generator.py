@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -162,6 +162,31 @@ def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | Non
         return tokens, None, 0
     first = -1 if positions.padding_idx is None else positions.padding_idx
     return tokens, positions, getattr(positions, "offset", first + 1)
+
+
+def tables_to_share(model: nn.Module, rows: Mapping[str, int], width: int) -> dict[str, nn.Embedding]:
+    """Return a model's embeddings, by name.
+
+    Args:
+        model: the model.
+        rows: number of rows that each table must have, by name.
+        width: width that they must have.
+
+    Raises:
+        InputError: if a table has another size.
+    """
+    tokens, positions, _ = embedding_tables(model)
+    found, tables = {"tokens": tokens, "positions": positions}, {}
+    for name, size in rows.items():
+        table = found[name]
+        if table is None or table.weight.shape != (size, width):
+            raise InputError(
+                f"This G-Net was made for embeddings of {name} of shape {(size, width)}, but the model has "
+                f"{'none' if table is None else tuple(table.weight.shape)}: use "
+                "`GNetProvider.for_model(model, share_embeddings=True)`."
+            )
+        tables[name] = table
+    return tables
 
 
 def _is_table(module: Any) -> bool:

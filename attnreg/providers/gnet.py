@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args
 
 import torch
@@ -16,8 +17,8 @@ from attnreg.errors import InputError
 from attnreg.injection import discover
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider.base import MaskProvider
-from attnreg.providers._decisions import Decisions, Granularity, shift_to
-from attnreg.providers._generator import GeneratorNetwork, embedding_tables
+from attnreg.providers._decisions import Decisions, Granularity, Relaxed, shift_to
+from attnreg.providers._generator import GeneratorNetwork, embedding_tables, tables_to_share
 from attnreg.providers._opposite import Opposite
 from attnreg.providers._token_inputs import allowed_positions, token_ids
 
@@ -142,6 +143,7 @@ class GNetProvider(MaskProvider):
         self.opposite_keep: Tensor | None = None
         self._sampled = False  # whether the masks of the next forward pass are drawn already
         self._calibrated = False
+        self._relaxed: Relaxed | None = None
 
     @classmethod
     def for_model(
@@ -208,6 +210,10 @@ class GNetProvider(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
+        if self._relaxed is not None:
+            self._check_heads(site)
+            mask = self._relaxed.masks[site.layer]
+            return None if site.stack != self._stack else Mask(normalized=mask, kept=mask.detach() > 0.5)
         return self.mask_of(site, self.keep)
 
     def mask_of(self, site: AttentionSite, keep: Tensor | None) -> Mask | None:
@@ -246,22 +252,10 @@ class GNetProvider(MaskProvider):
                 )
 
     def _read_tables(self, model: nn.Module) -> None:
-        if not self.shared_tables:
-            return
-        tokens, positions, _ = embedding_tables(model)
-        rows = {"tokens": self.vocab_size, "positions": self.max_length + self.position_offset}
-        found = {"tokens": tokens, "positions": positions}
-        tables = {}
-        for name in self.shared_tables:
-            table, wanted = found[name], (rows[name], self.hidden_size)
-            if table is None or table.weight.shape != wanted:
-                raise InputError(
-                    f"This G-Net was made for embeddings of {name} of shape {wanted}, but {type(model).__name__} has "
-                    f"{'none' if table is None else tuple(table.weight.shape)}: use "
-                    "`GNetProvider.for_model(model, share_embeddings=True)`."
-                )
-            tables[name] = table
-        self.network.tables = tables
+        if self.shared_tables:
+            rows = {"tokens": self.vocab_size, "positions": self.max_length + self.position_offset}
+            wanted = {name: rows[name] for name in self.shared_tables}
+            self.network.tables = tables_to_share(model, wanted, self.hidden_size)
 
     def learned_parameters(self) -> list[nn.Parameter]:
         """Return none: masks have no gradient, and AttendOut has a separate optimizer for the G-Net."""
@@ -270,7 +264,7 @@ class GNetProvider(MaskProvider):
     @torch.no_grad()
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Draw the masks of all layers for one forward pass of the main model, and store them in :attr:`keep`."""
-        if not self._sampled:
+        if not self._sampled and self._relaxed is None:
             self._calibrate_once(inputs)
             self.keep = self._decisions.draw(self.logits(inputs), self.units(inputs))
         self._sampled = False
@@ -309,6 +303,28 @@ class GNetProvider(MaskProvider):
     def opposite(self) -> MaskProvider:
         """Return a provider that masks another model with the opposites drawn by :meth:`sample_opposites`."""
         return Opposite(self)
+
+    @contextmanager
+    def relaxed(self, inputs: Mapping[str, Any], temperature: float) -> Iterator[Relaxed]:
+        """Draw relaxed masks, which all forward passes within the block share.
+
+        A relaxed mask multiplies the attention weights, which are then normalized again.
+
+        Args:
+            inputs: the main model's inputs.
+            temperature: temperature of the relaxation; lower values are closer to 0 and 1.
+        """
+        self._calibrate_once(inputs)
+        self._relaxed = self._decisions.draw_relaxed(self.logits(inputs), self.units(inputs), temperature)
+        try:
+            yield self._relaxed
+        finally:
+            self._relaxed = None
+
+    @torch.no_grad()
+    def keep_probability(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the probability of keeping each unit, ``(B, L, G, N, N)``."""
+        return self._decisions.probability(self.logits(inputs), self.units(inputs))
 
     @torch.no_grad()
     def calibrate(self, inputs: Mapping[str, Any]) -> None:

@@ -6,38 +6,26 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
-from attnreg.arguments import Count, Index, Probability, one_of, probability, true_or_false, whole_number
+from attnreg.arguments import Count, Index, NotNegative, Probability, one_of, true_or_false, whole_number
 from attnreg.errors import InputError
 from attnreg.provider.base import MaskProvider
 from attnreg.training.copying import copy_learner
 from attnreg.training.fine_tuning import FineTuning
+from attnreg.training.gradient_credit import GradientCredit
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater
-from attnreg.training.noise import noisy_tokens
 from attnreg.training.optim import generator_adam
+from attnreg.training.referee import Referee, RewardBatches
 from attnreg.training.reinforce import Baseline, Reinforce
-from attnreg.training.rewards import (
-    SCORES,
-    WINNERS,
-    Reward,
-    RewardName,
-    RewardPer,
-    RewardRule,
-    Score,
-    ScoreName,
-    Winner,
-    WinnerName,
-    greedy,
-)
+from attnreg.training.rewards import Reward, RewardName, RewardPer, Score, ScoreName, Winner, WinnerName
 
+CreditName = Literal["reinforce", "gradient"]
 Returned = Literal["attacker", "defender"]
-RewardBatches = Sequence[Batch] | Callable[[int], Sequence[Batch]]
 
 
 class AttackerDefender(TrainingMethod):
@@ -55,8 +43,8 @@ class AttackerDefender(TrainingMethod):
     ``model`` you pass in.
 
     Three options lower the variance of REINFORCE, beside fewer ``decisions`` of the Generator: one reward per sample,
-    ``baseline="leave-one-out"`` over them, and ``antithetic`` masks, for which a second Attacker begins each round with
-    the first one's weights and trains under the opposite masks. It never wins.
+    ``reward_baseline="leave-one-out"`` over them, and ``antithetic`` masks, for which a second Attacker begins each
+    round with the first one's weights and trains under the opposite masks. It never wins.
 
     Args:
         model: becomes the Defender; the Attacker is a copy.
@@ -81,10 +69,14 @@ class AttackerDefender(TrainingMethod):
             its samples in their order.
         winner: "evidence" (each network wins with the probability that it is better), "greedy" (the better score),
             "proportional" (drawn in proportion to the scores; needs "accuracy") or "none" (no network is copied).
-        baseline: what is subtracted from rewards: "moving" (a moving average, which the first round sets) or
+        reward_baseline: what is subtracted from rewards: "moving" (a moving average, which the first round sets) or
             "leave-one-out" (mean of the other samples' rewards).
         baseline_momentum: momentum of the moving average, and of the running deviation of "scaled".
         antithetic: train a second Attacker under the opposite masks.
+        credit: how the Generator learns: by "reinforce" (from rewards, as in the paper) or "gradient" (from how the
+            Attacker's update would change the reward loss; see
+            :class:`attnreg.training.gradient_credit.GradientCredit`).
+        price: with credit "gradient", the weight of the drop rates' divergence from the initial ones.
         generator_optimizer_factory: makes the Generator's optimizer (default: Adam; see
             :func:`attnreg.training.generator_adam`).
         scheduler_factory: makes the learning-rate schedule of an optimizer; called once for each network.
@@ -133,8 +125,10 @@ class AttackerDefender(TrainingMethod):
         reward: RewardName | Reward = "scaled",
         reward_per: RewardPer = "round",
         winner: WinnerName | Winner = "evidence",
-        baseline: Baseline = "moving",
+        reward_baseline: Baseline = "moving",
         antithetic: bool = False,
+        credit: CreditName = "reinforce",
+        price: NotNegative = 0.1,
         baseline_momentum: float = 0.9,
         generator_optimizer_factory: Callable[[nn.Module], Optimizer] | None = None,
         scheduler_factory: Callable[[Optimizer], LRScheduler] | None = None,
@@ -145,7 +139,6 @@ class AttackerDefender(TrainingMethod):
     ) -> None:
         self.steps_per_round = whole_number("steps_per_round", steps_per_round)
         self.warmup_steps = whole_number("warmup_steps", warmup_steps, least=0)
-        whole_number("batches_per_round", 1 if batches_per_round is None else batches_per_round)
         whole_number("game_steps", warmup_steps if game_steps is None else game_steps, least=warmup_steps)
         if game_steps == warmup_steps:
             raise InputError(
@@ -153,19 +146,18 @@ class AttackerDefender(TrainingMethod):
                 "the Generator would not learn. Lower `warmup_steps` or raise `game_steps`."
             )
         self.returns = one_of("returns", returns, get_args(Returned))
-        if reward_batches is not None and not callable(reward_batches) and not len(reward_batches):
-            raise InputError("Expected at least one batch in `reward_batches`, got none.")
-        self.reward_noise = probability("reward_noise", reward_noise)
-        if reward_noise and reward_batches is not None:
-            raise InputError("Expected `reward_batches` None with `reward_noise`, got batches.")
-        if winner == "proportional" and score == "loss":
-            raise InputError("Expected score 'accuracy' with winner 'proportional', got 'loss', which is negative.")
-        self._score: Score = _resolve("score", score, SCORES)
-        self._rule = RewardRule(reward, reward_per)
-        self._winner: Winner | None = None if winner == "none" else _resolve("winner", winner, WINNERS)
-        self.reward_batches = reward_batches
-        self.batches_per_round = batches_per_round
-        self.special_tokens = list(special_tokens)
+        self._updater = Updater(max_grad_norm, accelerator)
+        self._referee = Referee(
+            self._updater,
+            reward_batches,
+            batches_per_round,
+            reward_noise,
+            special_tokens,
+            score,
+            reward,
+            reward_per,
+            winner,
+        )
         self.game_steps = game_steps
         self.on_round = on_round
         policy = None if generator is None else _generator_in(generator)
@@ -182,23 +174,34 @@ class AttackerDefender(TrainingMethod):
         self.attacker = learner(copy.deepcopy(model), generator)
         self.twin = learner(copy.deepcopy(model), policy.opposite()) if antithetic and policy is not None else None
         self.defender = learner(model, None)
-        self._updater = Updater(max_grad_norm, accelerator)
         self.generator: Any = policy
-        self._teacher: Reinforce | None = None
+        self._teacher: Reinforce | GradientCredit | None = None
+        one_of("credit", credit, get_args(CreditName))
         if policy is not None:
             self._updater.share(policy)
-            self._teacher = Reinforce(
-                policy,
-                (generator_optimizer_factory or generator_adam)(policy),
-                self._updater,
-                per=reward_per,
-                baseline=baseline,
-                momentum=baseline_momentum,
-                scaled=self._rule.is_scaled,
-                antithetic=antithetic,
-                max_grad_norm=max_grad_norm,
-            )
-        self._batches: list[Batch] = []  # of the current round, if it is scored on its own batches
+            optimizer = (generator_optimizer_factory or generator_adam)(policy)
+            if credit == "gradient":
+                self._teacher = GradientCredit(
+                    policy,
+                    optimizer,
+                    self._updater,
+                    attacker=self.attacker.model,
+                    reward_batch=lambda: self._referee.next_batch(self.steps),
+                    price=price,
+                    max_grad_norm=max_grad_norm,
+                )
+            else:
+                self._teacher = Reinforce(
+                    policy,
+                    optimizer,
+                    self._updater,
+                    per=reward_per,
+                    baseline=reward_baseline,
+                    momentum=baseline_momentum,
+                    scaled=self._referee.rule.is_scaled,
+                    antithetic=antithetic,
+                    max_grad_norm=max_grad_norm,
+                )
         self._moves = self.steps = 0
         #: Number of rounds that each network has won; with ``winner="none"``, the better one.
         self.wins = {"attacker": 0, "defender": 0}
@@ -270,16 +273,11 @@ class AttackerDefender(TrainingMethod):
         if self._teacher is not None:
             self._begin(batch)
             self._teacher.draw(batch)
-        masks = getattr(self.generator, "keep", None)
         attacker, *_ = [each.step(batch) for each in self._attackers]
-        if getattr(self.generator, "keep", None) is not masks:
-            raise InputError(
-                "Another forward pass took the Generator's masks before the Attacker's training step, so they cannot "
-                "be rewarded: train without the provider that makes this pass."
-            )
+        if self._teacher is not None:
+            self._teacher.check_drawn()
         self._moves += 1
-        if self.reward_batches is None:
-            self._batches.append(batch)
+        self._referee.note(batch)
         logs: dict[str, Tensor | float] = {"defender_loss": defender.loss, "attacker_loss": attacker.loss}
         events: dict[str, str] = {}
         if self._moves == self.steps_per_round or self.steps == self.game_steps:
@@ -293,63 +291,34 @@ class AttackerDefender(TrainingMethod):
             self._updater.share(self.generator)
 
     def _finish_round(self, logs: dict[str, Tensor | float]) -> str:
-        per_batch = [self._score_all(batch) for batch in self._scored_batches()]
-        defender, *attackers = (torch.cat(scores) for scores in zip(*self._updater.gathered(per_batch), strict=True))
-        over = getattr(self._score, "over", None)
-        if over is not None:
-            defender, *attackers = (over(scores) for scores in (defender, *attackers))
-        rewards = [self._rule(attacker - defender) for attacker in attackers]
-        attacker = attackers[0]
-        chance = float((self._winner or greedy)(attacker, defender))
-        attacker_wins = self._updater.gathered([float(torch.rand(()))])[0] < chance
+        attackers = [each.model for each in self._attackers]
+        verdict = self._referee.judge(self.defender.model, attackers, self.rounds)
         if self._teacher is not None:
-            self._teacher.update(rewards)
+            self._teacher.update(verdict.rewards)
             logs["baseline"] = self._teacher.baseline
-        if self._winner is not None:
-            self._copy_to_others(self.attacker if attacker_wins else self.defender)
+        if self._referee.copies:
+            self._copy_to_others(self.attacker if verdict.attacker_wins else self.defender)
         elif self.twin is not None:
             copy_learner(self.attacker, self.twin)
         self._forget_round()
-        winner = "attacker" if attacker_wins else "defender"
-        self.wins[winner] += 1
+        self.wins[verdict.winner] += 1
         logs.update(
-            attacker_score=float(attacker.mean()),
-            defender_score=float(defender.mean()),
-            reward=float(rewards[0].mean()),
-            attacker_chance=chance,
+            attacker_score=verdict.attacker,
+            defender_score=verdict.defender,
+            reward=float(verdict.rewards[0].mean()),
+            attacker_chance=verdict.chance,
             **({} if self.on_round is None else self.on_round()),
         )
-        return winner
+        return verdict.winner
 
     def _copy_to_others(self, source: FineTuning) -> None:
         for each in (self.defender, *self._attackers):
             if each is not source:
                 copy_learner(source, each)
 
-    def _scored_batches(self) -> list[Batch]:
-        if self.reward_batches is None:
-            if not self.reward_noise:
-                return self._batches
-            return [noisy_tokens(batch, self.reward_noise, self.special_tokens) for batch in self._batches]
-        rows = self.reward_batches
-        batches = rows(self.rounds) if callable(rows) else rows
-        total = len(batches)
-        size = min(self.batches_per_round or total, total)
-        first = 0 if callable(rows) else self.rounds * size
-        return [batches[(first + i) % total] for i in range(self._updater.rank, size, self._updater.processes)]
-
-    @torch.no_grad()
-    def _score_all(self, batch: Batch) -> list[Tensor]:
-        """Score the Defender and the Attackers."""
-        scores = []
-        for network in self.learners:
-            network.eval()
-            scores.append(self._score(network, batch).float().cpu())
-            network.train()
-        return scores
-
     def _forget_round(self) -> None:
-        self._batches, self._moves = [], 0
+        self._moves = 0
+        self._referee.forget()
         if self._teacher is not None:
             self._teacher.forget()
 
@@ -360,7 +329,7 @@ class AttackerDefender(TrainingMethod):
             "attacker": self.attacker.state_dict(),  # the Generator is its provider
             "twin": None if self.twin is None else self.twin.state_dict(),
             "teacher": None if self._teacher is None else self._teacher.state_dict(),
-            "batches": self._updater.gathered([[dict(batch) for batch in self._batches]]),  # each process has its own
+            "referee": self._referee.state_dict(),
             "moves": self._moves,
             "steps": self.steps,
             "wins": dict(self.wins),
@@ -374,9 +343,7 @@ class AttackerDefender(TrainingMethod):
             self.twin.load_state_dict(state["twin"])
         if self._teacher is not None:
             self._teacher.load_state_dict(state["teacher"])
-        device = next(self.defender.model.parameters()).device
-        batches = state["batches"][self._updater.rank]
-        self._batches = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
+        self._referee.load_state_dict(state["referee"], next(self.defender.model.parameters()).device)
         self._moves, self.steps, self.wins = state["moves"], state["steps"], dict(state["wins"])
 
 
@@ -386,11 +353,3 @@ def _generator_in(provider: MaskProvider) -> Any:
     if len(found) != 1:
         raise InputError(f"Expected one Generator, such as a GNetProvider, in `generator`, got {len(found)}.")
     return found[0]
-
-
-def _resolve(name: str, value: Any, known: Mapping[str, Any]) -> Any:
-    if callable(value):
-        return value
-    if value not in known:
-        raise InputError(f"Expected `{name}` to be a function or one of {', '.join(known)}, got {value!r}.")
-    return known[value]

@@ -97,6 +97,7 @@ class Reinforce:
         self._own_updater = Updater(max_grad_norm)  # no accelerator: these gradients are not scaled, even in fp16
         self._gradients: list[list[Tensor | None]] = []  # one list per Attacker, summed over the round's steps
         self._draws: list[tuple[dict[str, Tensor], list[list[Tensor]]]] = []  # batches, and packed masks per Attacker
+        self._drawn: Tensor | None = None  # the masks of the latest draw
         self.steps = 0  # of the current round
 
     def draw(self, batch: Batch) -> None:
@@ -105,14 +106,28 @@ class Reinforce:
         if self.per == "sample":
             with torch.no_grad(), self._updater.autocast():
                 self._sample(batch)
+            self._drawn = self._generator.keep
             masks = [self._generator.keep, *([self._generator.opposite_keep] if self.antithetic else [])]
             self._draws.append((dict(batch), [pack(mask) for mask in masks]))
             return
         with self._updater.autocast():
             log_probs = self._sample(batch)
+        self._drawn = getattr(self._generator, "keep", None)
         for attacker, log_prob in enumerate(log_probs):
             last = attacker + 1 == len(log_probs)
             self._accumulate(attacker, reinforce_loss(log_prob, 1.0, 0.0), keep_graph=not last)
+
+    def check_drawn(self) -> None:
+        """Check that the Attacker trained under the masks drawn for it.
+
+        Raises:
+            InputError: if another forward pass took them.
+        """
+        if getattr(self._generator, "keep", None) is not self._drawn:
+            raise InputError(
+                "Another forward pass took the Generator's masks before the Attacker's training step, so they cannot "
+                "be rewarded: train without the provider that makes this pass."
+            )
 
     def _sample(self, batch: Batch) -> list[Tensor]:
         return list(self._generator.sample_opposites(batch)) if self.antithetic else [self._generator.sample(batch)]

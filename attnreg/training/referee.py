@@ -1,0 +1,165 @@
+"""The referee of AttendOut's game: it scores the networks, and says what a round's rewards are and who wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnreg.arguments import probability, whole_number
+from attnreg.errors import InputError
+from attnreg.training.method import Batch, Updater
+from attnreg.training.noise import noisy_tokens
+from attnreg.training.rewards import (
+    SCORES,
+    WINNERS,
+    Reward,
+    RewardName,
+    RewardPer,
+    RewardRule,
+    Score,
+    ScoreName,
+    Winner,
+    WinnerName,
+    greedy,
+)
+
+RewardBatches = Sequence[Batch] | Callable[[int], Sequence[Batch]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of a round.
+
+    Args:
+        attacker: mean score of the Attacker.
+        defender: mean score of the Defender.
+        rewards: one for each Attacker, 0-d or ``(n,)``.
+        chance: probability with which the Attacker wins.
+        attacker_wins: whether it won.
+    """
+
+    attacker: float
+    defender: float
+    rewards: list[Tensor]
+    chance: float
+    attacker_wins: bool
+
+    @property
+    def winner(self) -> str:
+        """The winner's name."""
+        return "attacker" if self.attacker_wins else "defender"
+
+
+class Referee:
+    """Score networks on reward data at the end of a round.
+
+    The arguments are those of :class:`attnreg.training.AttackerDefender`, and ``updater`` its processes.
+
+    Raises:
+        InputError: if an argument is unknown or out of range, or two do not fit together.
+    """
+
+    def __init__(
+        self,
+        updater: Updater,
+        reward_batches: RewardBatches | None,
+        batches_per_round: int | None,
+        reward_noise: float,
+        special_tokens: Sequence[int],
+        score: ScoreName | Score,
+        reward: RewardName | Reward,
+        reward_per: RewardPer,
+        winner: WinnerName | Winner,
+    ) -> None:
+        if reward_batches is not None and not callable(reward_batches) and not len(reward_batches):
+            raise InputError("Expected at least one batch in `reward_batches`, got none.")
+        whole_number("batches_per_round", 1 if batches_per_round is None else batches_per_round)
+        if probability("reward_noise", reward_noise) and reward_batches is not None:
+            raise InputError("Expected `reward_batches` None with `reward_noise`, got batches.")
+        if winner == "proportional" and score == "loss":
+            raise InputError("Expected score 'accuracy' with winner 'proportional', got 'loss', which is negative.")
+        self.score: Score = _resolve("score", score, SCORES)
+        if hasattr(self.score, "over") and reward_per == "sample":
+            raise InputError("Expected `reward_per` 'round' with a metric as score, got 'sample'.")
+        self.rule = RewardRule(reward, reward_per)
+        self.copies = winner != "none"
+        self.winner: Winner = _resolve("winner", winner, {**WINNERS, "none": greedy})
+        self.batches_per_round = batches_per_round
+        self._rows = reward_batches
+        self._noise, self._special_tokens = reward_noise, list(special_tokens)
+        self._updater = updater
+        self._played: list[Batch] = []  # the round's own batches, if it is scored on them
+
+    def note(self, batch: Batch) -> None:
+        """Take note of a training batch."""
+        if self._rows is None:
+            self._played.append(batch)
+
+    def forget(self) -> None:
+        """Forget the current round."""
+        self._played = []
+
+    def judge(self, defender: nn.Module, attackers: Sequence[nn.Module], number: int) -> Verdict:
+        """Score the networks in eval mode and draw the winner.
+
+        Args:
+            defender: the Defender.
+            attackers: the Attacker and, with antithetic masks, its twin, which never wins.
+            number: number of the round, from 0.
+        """
+        per_batch = [[self._scores(each, batch) for each in (defender, *attackers)] for batch in self._batches(number)]
+        d, *a = (torch.cat(scores) for scores in zip(*self._updater.gathered(per_batch), strict=True))
+        if (over := getattr(self.score, "over", None)) is not None:
+            d, *a = (over(scores) for scores in (d, *a))
+        chance = float(self.winner(a[0], d))
+        wins = self._updater.gathered([float(torch.rand(()))])[0] < chance
+        return Verdict(float(a[0].mean()), float(d.mean()), [self.rule(each - d) for each in a], chance, wins)
+
+    @torch.no_grad()
+    def _scores(self, network: nn.Module, batch: Batch) -> Tensor:
+        network.eval()
+        scores = self.score(network, batch).float().cpu()
+        network.train()
+        return scores
+
+    def _batches(self, number: int) -> list[Batch]:
+        if self._rows is None:
+            noise = self._noise
+            return [noisy_tokens(batch, noise, self._special_tokens) if noise else batch for batch in self._played]
+        batches = self._rows(number) if callable(self._rows) else self._rows
+        size = min(self.batches_per_round or len(batches), len(batches))
+        first = 0 if callable(self._rows) else number * size
+        mine = range(self._updater.rank, size, self._updater.processes)
+        return [batches[(first + i) % len(batches)] for i in mine]
+
+    def next_batch(self, step: int) -> Batch:
+        """Return a reward batch for one step: another one for each step and process.
+
+        Raises:
+            InputError: if there are no reward batches but the round's own.
+        """
+        if self._rows is None:
+            raise InputError("Expected `reward_batches` with credit 'gradient', got None.")
+        batches = self._rows(step) if callable(self._rows) else self._rows
+        return batches[(step * self._updater.processes + self._updater.rank) % len(batches)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to resume."""
+        return {"played": self._updater.gathered([[dict(batch) for batch in self._played]])}  # each process has its own
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Restore a state returned by :meth:`state_dict`."""
+        mine = state["played"][self._updater.rank]
+        self._played = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in mine]
+
+
+def _resolve(name: str, value: Any, known: Mapping[str, Any]) -> Any:
+    if callable(value):
+        return value
+    if value not in known:
+        raise InputError(f"Expected `{name}` to be a function or one of {', '.join(known)}, got {value!r}.")
+    return known[value]
