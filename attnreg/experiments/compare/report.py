@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from attnreg._files import replaced_file
@@ -12,6 +13,7 @@ from attnreg.experiments.compare.document import Block, Code, Heading, Paragraph
 from attnreg.experiments.compare.group import Group, check_rows
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.plots.seeds import plot_seeds
+from attnreg.experiments.runs.reporting import rounds_played
 
 
 def write_report(study: Study) -> list[Table]:
@@ -126,6 +128,11 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     for group in groups:
         if group.results[0]["config"]["own"].get("reward_data") == "dev":
             yield f"Warning: {group.name} took its rewards from the dev rows, so its dev scores are biased."
+        events = Counter[str]()
+        for result in group.results:
+            events.update(result.get("events", {}))
+        if played := rounds_played(events, len(group.results)):
+            yield f"{group.name}: {played}"
         if held := group.results[0]["held_out"]:
             first = "first epoch" if held["epochs"] == 1 else f"first {held['epochs']} epochs"
             yield (

@@ -116,6 +116,7 @@ class _Loop:
         self.divergence.check(history.step)
         history.drop_rates, rates = self.telemetry.mean_drop_rates(), self.telemetry.end_epoch()
         history.active_steps = self.telemetry.active_steps()
+        history.events = dict(self.telemetry.event_counts)
         best = max((r[run.task.metric] for r in history.of(method.returned_name)), default=-math.inf)
         last = history.epoch + 1 == run.epochs
         evaluated = last or (history.epoch + 1) % run.settings.evaluate_every == 0

@@ -47,6 +47,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "backward_rows": backward,
         "drop_rates": history.drop_rates,
         "active_steps": history.active_steps,
+        "events": history.events,
         "held_out": run.held_out,
         "environment": {
             "device": _device_name(run.accelerator.device),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -42,7 +42,9 @@ def report(run: Setup, history: History, plain: tuple[Setup, History] | None = N
     print_table(console, header, rows, title=title)
     if rates:
         print_table(console, ["layer", "drop rate"], rates, title="drop rate per layer\n(mean while active)")
-    notes = [*notes, _activity(history)] if rates or run.folder.has_provider else notes
+    notes = [*notes, _activity(history)] if rates or run.folder.has_provider else list(notes)
+    if played := rounds_played(history.events):
+        notes = [*notes, played]
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
     console.print(f"Results saved to {run.folder.path}/.", highlight=False, soft_wrap=True)
@@ -70,6 +72,24 @@ def _activity(history: History) -> str:
         f"The regularizer was active in {history.active_steps} of {history.step} steps and dropped {mean:.1%} of the "
         f"attention in {len(dropping)} of {len(history.drop_rates)} layers."
     )
+
+
+def rounds_played(events: Mapping[str, int], runs: int = 1) -> str:
+    """Say in one sentence how many rounds of AttendOut's game were played and who won them; empty without a game.
+
+    Example:
+        >>> rounds_played({"winner: attacker": 3, "winner: defender": 1})
+        'The game had 4 rounds: the Attacker won 3, the Defender 1.'
+    """
+    attacker, defender = (events.get(f"winner: {name}", 0) for name in ("attacker", "defender"))
+    if not attacker + defender:
+        return ""
+    if runs > 1:
+        return (
+            f"The game had {(attacker + defender) / runs:.1f} rounds on average: the Attacker won "
+            f"{attacker / runs:.1f}, the Defender {defender / runs:.1f}."
+        )
+    return f"The game had {attacker + defender} rounds: the Attacker won {attacker}, the Defender {defender}."
 
 
 def print_table(

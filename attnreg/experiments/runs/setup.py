@@ -136,7 +136,11 @@ class Setup:
         return sum(len(self.train_batches(epoch)) for epoch in range(epochs))
 
     def hold_out(self, size: int, epochs: int | None = None) -> list[Batch]:
-        """Hold rows out from the training data (the last ones of the shuffled rows) and return them as batches.
+        """Hold rows out from the training data and return them as batches; see :meth:`hold_out_rows`."""
+        return self.rows_in_order(self.hold_out_rows(size, epochs))
+
+    def hold_out_rows(self, size: int, epochs: int | None = None) -> Any:
+        """Hold rows out from the training data (the last ones of the shuffled rows) and return them.
 
         Args:
             size: number of rows.
@@ -154,7 +158,7 @@ class Setup:
         self.held_out = {"rows": size, "epochs": self.epochs if epochs is None else min(epochs, self.epochs)}
         if epochs is not None and epochs < self.epochs:
             self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
-        return self.rows_in_order(held)
+        return held
 
     def rows_in_order(self, rows: Any) -> list[Batch]:
         """Batch encoded rows in their order."""

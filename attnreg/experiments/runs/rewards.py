@@ -1,0 +1,99 @@
+"""The reward data of AttendOut: the rows on which the Generator's work is judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from attnreg.errors import UsageError
+from attnreg.experiments.runs.setup import Setup
+from attnreg.training.referee import RewardBatches
+from attnreg.training.rewards import MetricScore
+
+RewardData = Literal["held-out", "dev", "half-dev", "train", "noisy-train"]
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """Reward data of one run.
+
+    Args:
+        batches: the ``reward_batches`` of :class:`attnreg.training.AttackerDefender`.
+        noise: its ``reward_noise``.
+        note: a sentence for the report, if the scores are biased.
+    """
+
+    batches: RewardBatches | None
+    noise: float = 0.0
+    note: str | None = None
+
+
+def reward_data(run: Setup, data: RewardData, rows: int, fresh: int | None, noise: float, epochs: int) -> Rewards:
+    """Choose the rows that rounds are scored on.
+
+    Args:
+        run: the run.
+        data: which rows.
+        rows: number of rows to hold out.
+        fresh: draw this many of them anew for each round.
+        noise: share of tokens to replace, for ``"noisy-train"``.
+        epochs: number of epochs in which held-out rows are not trained on.
+
+    Raises:
+        UsageError: if two options do not fit together.
+    """
+    if data in ("train", "noisy-train"):
+        if fresh is not None:
+            raise UsageError(
+                f"--fresh-rows draws from other rows than the round's own: remove it for --reward-data {data}."
+            )
+        return Rewards(None, noise if data == "noisy-train" else 0.0)
+    note = None
+    if data == "held-out":
+        chosen = run.hold_out_rows(min(rows, max(1, len(run.train_rows) // 10)), epochs)
+    elif data == "dev":
+        chosen = run.dev_rows
+        note = "Warning: rewards came from the dev set (--reward-data dev), so the dev scores are not held out."
+    else:
+        shuffled = run.dev_rows.shuffle(seed=0)
+        half = len(shuffled) // 2
+        if not half:
+            raise UsageError("--reward-data half-dev needs at least two dev rows.")
+        chosen = shuffled.select(range(half))
+        run.further["unseen"] = run.labelled(shuffled.select(range(half, len(shuffled))))
+        note = (
+            "Warning: rewards came from half of the dev set (--reward-data half-dev); the other half's scores are named "
+            "unseen in metrics.jsonl and result.json."
+        )
+    if fresh is None:
+        return Rewards(run.rows_in_order(chosen), note=note)
+    if fresh > len(chosen):
+        raise UsageError(f"Expected --fresh-rows of at most {len(chosen)}, the number of reward rows, got {fresh}.")
+
+    def drawn(number: int) -> Any:
+        generator = torch.Generator().manual_seed(run.settings.seed * 1_000_003 + number)
+        return run.rows_in_order(chosen.select(torch.randperm(len(chosen), generator=generator)[:fresh].tolist()))
+
+    return Rewards(drawn, note=note)
+
+
+def metric_score(run: Setup) -> MetricScore:
+    """Return the task's first metric as a score.
+
+    Raises:
+        UsageError: if the task has several labels per row, or its answers are text.
+    """
+    if run.task.kind not in ("classification", "multiple-choice", "regression"):
+        raise UsageError(f"Expected --score loss for the {run.task.kind} task {run.task.name}, got metric.")
+
+    def metric(labels: list[float], predictions: list[float]) -> float:
+        whole = run.task.kind != "regression"
+        records = [
+            {"label": int(a) if whole else a, "prediction": int(b) if whole else b}
+            for a, b in zip(labels, predictions, strict=True)
+        ]
+        return run.kind.score(records)[run.task.metric]
+
+    return MetricScore(metric)

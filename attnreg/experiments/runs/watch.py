@@ -1,0 +1,58 @@
+"""Watch how often a Generator drops a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from attnreg.errors import InputError
+from attnreg.experiments.runs.setup import Setup
+from attnreg.providers.gnet import GNetProvider
+from attnreg.training.method import Batch
+
+ROWS = 64
+
+
+class WatchedWord:
+    """The drop rate of a word's keys, and that of all other keys, in some dev rows that contain the word.
+
+    Args:
+        run: gives the dev rows and the tokenizer.
+        generator: the Generator to watch.
+        word: the word; its first token is watched.
+
+    Raises:
+        InputError: if the tokenizer does not know the word, or no dev row contains it.
+    """
+
+    def __init__(self, run: Setup, generator: GNetProvider, word: str) -> None:
+        tokens = run.tokenizer(word, add_special_tokens=False)["input_ids"]
+        if not tokens or tokens[0] == run.tokenizer.unk_token_id:
+            raise InputError(f"The model's tokenizer does not know the word {word!r} of --watch: choose another.")
+        self.token = tokens[0]
+        having = [number for number, ids in enumerate(run.dev_rows["input_ids"]) if self.token in ids]
+        if not having:
+            raise InputError(f"No dev row contains the word {word!r} of --watch: choose another.")
+        self.generator = generator
+        self.batches: list[Batch] = run.rows_in_order(run.dev_rows.select(having[:ROWS]))
+
+    @torch.no_grad()
+    def __call__(self) -> dict[str, float]:
+        """Return the rates by layer: ``watched.N`` and ``others.N``."""
+        sums: Any = {True: 0.0, False: 0.0}
+        counts = {True: 0, False: 0}
+        for batch in self.batches:
+            dropped = 1 - self.generator.keep_probability(batch).mean(2)  # (B, L, N, N), mean over heads
+            units = self.generator.units(batch)
+            is_word = (batch["input_ids"].flatten(0, -2) == self.token)[:, None]
+            for watched in sums:
+                chosen = units & (is_word == watched)
+                sums[watched] = sums[watched] + (dropped * chosen[:, None]).sum((0, 2, 3)).double()
+                counts[watched] += int(chosen.sum())
+        names = {True: "watched", False: "others"}
+        return {
+            f"{names[watched]}.{layer}": float(total) / max(1, counts[watched])
+            for watched in sums
+            for layer, total in enumerate(sums[watched])
+        }
