@@ -23,8 +23,8 @@ ROUNDS, FEW_ROUNDS, LONGEST_ROUND = 30, 10, 8
                                         "price", "returns")),
     option("--reward-data", type=click.Choice(["held-out", "dev", "half-dev", "train", "noisy-train"]),
            default="held-out",
-           help='Rows for the reward: "held-out" (of train), "dev" or "half-dev" (bias dev scores), "train" (the round) '
-                'or "noisy-train" (the round, with some tokens replaced).'),
+           help='Rows for the reward: "held-out" (of train), "dev" or "half-dev" (bias dev scores), "train" (those of '
+                'the round) or "noisy-train" (the same, with some tokens replaced).'),
     option("--reward-rows", type=click.IntRange(min=1), default=256,
            help="Held-out rows for the reward, at most a tenth of train."),
     option("--fresh-rows", type=click.IntRange(min=1),
@@ -40,8 +40,7 @@ ROUNDS, FEW_ROUNDS, LONGEST_ROUND = 30, 10, 8
            help="Learning rate of the Generator's biases, which set the drop rate of each layer."),
     *(argument(GENERATOR, name) for name in ("initial_keep", "decisions")),
     option("--masks", type=click.Choice(["shared", "per-head", "none"]), default="per-head",
-           help='"shared" (one mask for all heads of a layer), "per-head" (one for each) or "none" (a game of selection '
-                "alone)."),
+           help='"shared" (one mask for all heads of a layer), "per-head" (one for each) or "none" (selection alone).'),
     option("--generator-heads", type=click.Choice(["one", "per-head"]), default="one",
            help='"one" (all heads of a layer share probabilities) or "per-head" (probabilities for each head).'),
     argument(GENERATOR, "feed_forward"),
@@ -104,7 +103,7 @@ def attendout(
         batches_per_round=batches_per_round or max(1, round_steps // 2),
         reward_noise=rewards.noise,
         special_tokens=run.tokenizer.all_special_ids,
-        score=metric_score(run) if score == "metric" else score,
+        score=metric_score(run) if score == "metric" else score,  # type: ignore[arg-type]
         steps_per_round=round_steps,
         warmup_steps=warmup_steps,
         game_steps=game_steps,

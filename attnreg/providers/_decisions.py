@@ -16,21 +16,19 @@ Granularity = Literal["unit", "key", "batch"]
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Masks between 0 and 1, one for each layer.
+    """Masks between 0 and 1.
 
     Args:
-        soft: ``(B, M, N, N)`` each, differentiable with respect to the logits.
+        logits: the logits of the decisions, with the Generator's graph; one for each draw.
+        valid: which of the decisions are valid, bool, in the same shape.
+        soft: the masks of each layer, ``(B, M, N, N)``, differentiable with respect to the logits.
         masks: the same values, as leaves that collect a gradient of their own.
-        logits: the logits of the decisions.
-        valid: which of the decisions are valid, bool.
-        count: number of valid units in all masks.
     """
 
-    soft: list[Tensor]
-    masks: list[Tensor]
     logits: Tensor
     valid: Tensor
-    count: int
+    soft: list[Tensor]
+    masks: list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -101,13 +99,10 @@ class Decisions:
         """Draw masks between 0 and 1, differentiable with respect to the logits."""
         pooled, valid = self.pooled(logits, units)
         each = pooled.repeat_interleave(self.draws, 2)
-        soft = functional.concrete_drop(
-            each, torch.rand_like(each), temperature
-        )  # symmetric: of keeping, as of dropping
-        soft = soft.expand(len(logits), *soft.shape[1:3], *logits.shape[3:])
-        masks = [layer.detach().requires_grad_() for layer in soft.unbind(1)]
-        count = int(units.sum()) * soft.shape[1] * soft.shape[2]
-        return Relaxed(list(soft.unbind(1)), masks, pooled, valid.expand(pooled.shape), count)
+        soft = functional.concrete_drop(each, torch.rand_like(each), temperature)  # of keeping, given its logits
+        full = list(soft.expand(len(logits), *soft.shape[1:3], *logits.shape[3:]).unbind(1))
+        masks = [layer.detach().requires_grad_() for layer in full]
+        return Relaxed(each, valid.expand(each.shape), full, masks)
 
     def probability(self, logits: Tensor, units: Tensor) -> Tensor:
         """Return the probability of keeping each unit, ``(B, L, G, N, N)``."""

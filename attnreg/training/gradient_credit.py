@@ -8,45 +8,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from attnreg import functional
 from attnreg.arguments import NotNegative, not_negative, positive
 from attnreg.errors import InputError
-from attnreg.training.method import IGNORED, Batch, Updater
+from attnreg.training.method import Batch, Updater
 
 MOMENTUM = 0.9  # of the running deviation of credit
 STEP = 0.01  # length of the finite difference in the space of parameters, as in DARTS (arXiv 1806.09055)
-
-
-def calibrated_loss(model: nn.Module, batch: Batch) -> Tensor:
-    r"""Return the loss on labelled rows after the best temperature, 0-d, differentiable in the model.
-
-    .. math:: \min_t \; \frac{1}{n} \sum_i \mathrm{CE}(t\, z_i, y_i)
-
-    At the minimum, the loss does not change with the scale of the logits z. Its gradient therefore says what the model
-    should attend to, not that an overfitted model should be less confident. For regression, it is the squared error.
-
-    Args:
-        model: returns ``logits``.
-        batch: keyword arguments of the model, with ``labels``.
-    """
-    logits, labels = model(**batch).logits, batch["labels"]
-    if labels.is_floating_point():
-        return F.mse_loss(logits.view(labels.shape), labels)
-    logits, labels = logits.flatten(0, -2).float(), labels.flatten()
-    counted = labels != IGNORED
-    logits, labels = logits[counted], labels[counted]
-    fixed, scale = logits.detach().double(), 1.0
-    low, high = -4.0, 4.0  # of log t
-    for _ in range(25):  # the loss is convex in t, so that its slope tells on which side the minimum is
-        middle = (low + high) / 2
-        scale = math.exp(middle)
-        residual = torch.softmax(scale * fixed, -1) - F.one_hot(labels, fixed.shape[-1])
-        low, high = (low, middle) if float((residual * fixed).sum()) > 0 else (middle, high)
-    return F.cross_entropy(scale * logits, labels)
 
 
 class GradientCredit:
@@ -109,13 +80,15 @@ class GradientCredit:
         with self._generator.relaxed(batch, self.temperature) as relaxed:
             credit = [self._slopes(batch, relaxed.masks, direction, sign) for sign in (1, -1)]
         slopes = [(up - down) / 2 for up, down in zip(*credit, strict=True)]
-        square = sum(float((each.double() ** 2).sum()) for each in slopes) / max(1, relaxed.count)
+        # Of the logits, not of the masks: where a mask is near 0 or 1, its own slope may be arbitrarily large.
+        of_logits = torch.autograd.grad(relaxed.soft, relaxed.logits, slopes, retain_graph=True)[0]
+        of_logits = of_logits.masked_fill(~relaxed.valid, 0.0)
+        count = max(1, int(relaxed.valid.sum()))
         self._updates += 1
-        self._square = MOMENTUM * self._square + (1 - MOMENTUM) * square
+        self._square = MOMENTUM * self._square + (1 - MOMENTUM) * float(of_logits.double().square().sum()) / count
         deviation = math.sqrt(self._square / (1 - MOMENTUM**self._updates)) or 1.0
         divergence = functional.bernoulli_kl(relaxed.logits, self._generator.initial_keep)[relaxed.valid].mean()
-        gradients = [-each / (deviation * max(1, relaxed.count)) for each in slopes]
-        torch.autograd.backward([*relaxed.soft, self.price * divergence], [*gradients, None])
+        torch.autograd.backward([relaxed.logits, self.price * divergence], [-of_logits / (deviation * count), None])
         self._updater.average_gradients(self._generator.parameters())
         self._own_updater.step(self._generator, self.optimizer)
 
@@ -127,7 +100,7 @@ class GradientCredit:
         self.attacker.eval()
         names, parameters = zip(*((n, p) for n, p in self.attacker.named_parameters() if p.requires_grad), strict=True)
         with self._updater.autocast():
-            loss = calibrated_loss(self.attacker, batch)
+            loss = self.attacker(**batch).loss
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         self.attacker.train()
         held = {name: each for name, each in zip(names, gradients, strict=True) if each is not None}

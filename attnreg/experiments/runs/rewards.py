@@ -10,7 +10,7 @@ import torch
 from attnreg.errors import UsageError
 from attnreg.experiments.runs.setup import Setup
 from attnreg.training.referee import RewardBatches
-from attnreg.training.rewards import MetricScore
+from attnreg.training.rewards import MetricScore, Score
 
 RewardData = Literal["held-out", "dev", "half-dev", "train", "noisy-train"]
 
@@ -46,9 +46,7 @@ def reward_data(run: Setup, data: RewardData, rows: int, fresh: int | None, nois
     """
     if data in ("train", "noisy-train"):
         if fresh is not None:
-            raise UsageError(
-                f"--fresh-rows draws from other rows than the round's own: remove it for --reward-data {data}."
-            )
+            raise UsageError(f"--fresh-rows needs rows besides the round's own: remove it for --reward-data {data}.")
         return Rewards(None, noise if data == "noisy-train" else 0.0)
     note = None
     if data == "held-out":
@@ -64,8 +62,8 @@ def reward_data(run: Setup, data: RewardData, rows: int, fresh: int | None, nois
         chosen = shuffled.select(range(half))
         run.further["unseen"] = run.labelled(shuffled.select(range(half, len(shuffled))))
         note = (
-            "Warning: rewards came from half of the dev set (--reward-data half-dev); the other half's scores are named "
-            "unseen in metrics.jsonl and result.json."
+            "Warning: rewards came from half of the dev set (--reward-data half-dev), so the dev scores are not held "
+            "out. Those of the other half begin with unseen_ in result.json."
         )
     if fresh is None:
         return Rewards(run.rows_in_order(chosen), note=note)
@@ -79,7 +77,7 @@ def reward_data(run: Setup, data: RewardData, rows: int, fresh: int | None, nois
     return Rewards(drawn, note=note)
 
 
-def metric_score(run: Setup) -> MetricScore:
+def metric_score(run: Setup) -> Score:
     """Return the task's first metric as a score.
 
     Raises:

@@ -28,7 +28,7 @@ class WatchedWord:
 
     def __init__(self, run: Setup, generator: GNetProvider, word: str) -> None:
         tokens = run.tokenizer(word, add_special_tokens=False)["input_ids"]
-        if not tokens or tokens[0] == run.tokenizer.unk_token_id:
+        if not tokens or (tokens[0] == run.tokenizer.unk_token_id and word != run.tokenizer.unk_token):
             raise InputError(f"The model's tokenizer does not know the word {word!r} of --watch: choose another.")
         self.token = tokens[0]
         having = [number for number, ids in enumerate(run.dev_rows["input_ids"]) if self.token in ids]

@@ -1,0 +1,249 @@
+"""REINFORCE with rewards per sample, leave-one-out baselines, antithetic masks and scaled rewards, by the formula."""
+
+import copy
+
+import pytest
+import torch
+
+import attnreg
+from attnreg.errors import InputError
+from attnreg.training.bits import pack, unpack
+from attnreg.training.method import Updater
+from attnreg.training.reinforce import Reinforce
+from tests.test_attacker_defender import adamw, make_batches, make_game, make_model, weights
+
+
+def generator(**options):
+    torch.manual_seed(0)
+    net = attnreg.GNetProvider(20, 8, 2, 16, initial_keep=0.6, **options).double()
+    net.calibrate(make_batches(1)[0])
+    return net
+
+
+def sgd(net):
+    return torch.optim.SGD(net.parameters(), lr=1.0)
+
+
+def test_masks_survive_packing():
+    for shape in [(3,), (2, 5, 3), (1, 8), (0, 4)]:
+        mask = torch.rand(shape) < 0.5
+        packed = pack(mask)
+        assert torch.equal(unpack(packed), mask)
+        assert packed[0].numel() == -(-mask.numel() // 8)
+
+
+@pytest.mark.parametrize("kind", ["moving", "leave-one-out"])
+@pytest.mark.parametrize("decisions", ["unit", "key", "batch"])
+def test_each_sample_is_weighted_by_its_own_advantage(kind, decisions):
+    net = generator(decisions=decisions)
+    twin = copy.deepcopy(net)
+    teacher = Reinforce(net, sgd(net), Updater(), per="sample", baseline=kind, max_grad_norm=None)
+    teacher.baseline, teacher.rounds = 0.3, 4
+    batches, keeps = make_batches(3), []
+    for batch in batches:
+        teacher.draw(batch)
+        keeps.append(net.keep)
+    rewards = torch.randn(12, dtype=torch.float64)
+    teacher.update([rewards])
+    loss = 0.0
+    for number, reward in enumerate(rewards):
+        others = [float(r) for i, r in enumerate(rewards) if i != number]
+        baseline = sum(others) / 11 if kind == "leave-one-out" else 0.3
+        log_prob = twin.log_prob(batches[number // 4], keeps[number // 4])[number % 4]
+        loss = loss - (float(reward) - baseline) * log_prob / 12
+    loss.backward()
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(ours, theirs - theirs.grad, atol=1e-12)
+    assert teacher.baseline == pytest.approx(0.3 + 0.1 * (float(rewards.mean()) - 0.3))
+
+
+def test_rewards_of_other_rows_are_paired_in_order_and_again_from_the_first():
+    updated = []
+    for rewards in (torch.tensor([1.0, -2.0, 0.5]), torch.tensor([1.0, -2.0, 0.5, 1.0, -2.0, 0.5, 1.0, -2.0])):
+        net = generator()
+        teacher = Reinforce(net, sgd(net), Updater(), per="sample", max_grad_norm=None)
+        teacher.rounds = 1
+        torch.manual_seed(3)
+        for batch in make_batches(2):
+            teacher.draw(batch)
+        teacher.update([rewards])
+        updated.append(weights(net))
+    assert torch.allclose(*updated)
+
+
+def test_antithetic_masks_are_opposites_and_both_are_rewarded():
+    net = generator()
+    twin = copy.deepcopy(net)
+    teacher = Reinforce(net, sgd(net), Updater(), antithetic=True, max_grad_norm=None)
+    teacher.baseline, teacher.rounds = 0.25, 1
+    keeps, batches = [], make_batches(2)
+    for batch in batches:
+        teacher.draw(batch)
+        keeps.append((net.keep, net.opposite_keep))
+    teacher.update([torch.tensor(1.5), torch.tensor(-0.5)])
+    loss = 0.0
+    for batch, (first, second) in zip(batches, keeps, strict=True):
+        loss = loss - (1.5 - 0.25) * twin.log_prob(batch, first).mean() / 4
+        loss = loss - (-0.5 - 0.25) * twin.log_prob(batch, second).mean() / 4
+    loss.backward()
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(ours, theirs - theirs.grad, atol=1e-12)
+    together = (torch.stack([k[0] for k in keeps]).double() + torch.stack([k[1] for k in keeps])).mean()
+    assert together == pytest.approx(1.2, abs=0.05)  # each keeps 0.6
+    assert torch.stack([k[0] | k[1] for k in keeps]).double().mean() > 0.97  # at 0.6, one of the two always keeps
+
+
+def test_scaled_rewards_keep_their_scale_and_no_difference_gives_no_update():
+    net = generator()
+    teacher = Reinforce(net, sgd(net), Updater(), scaled=True, max_grad_norm=None)
+    before = weights(net)
+    for reward in (0.7, 0.7, 0.7):  # always the same: no difference to the baseline
+        teacher.draw(make_batches(1)[0])
+        teacher.update([torch.tensor(reward)])
+        teacher.forget()
+    assert torch.equal(weights(net), before)
+    sizes = []
+    for reward in (1e-3, -1e-3, 1e-6):
+        teacher.baseline = 0.0
+        sizes.append(float(teacher._scaled([torch.tensor(reward)])[0]))
+    assert sizes[0] == pytest.approx(1.0)
+    assert sizes[1] == pytest.approx(-1.0)
+    assert abs(sizes[2]) < 2e-3
+    square = (0.1 * 0.9**2 + 0.1 * 0.9 + 0) * 1e-6 / (1 - 0.9**3)
+    assert sizes[2] == pytest.approx(1e-6 / square**0.5, rel=1e-3)
+
+
+def test_a_game_of_equal_networks_teaches_nothing():
+    game = make_game(steps_per_round=1, score=lambda network, batch: torch.ones(len(batch["labels"])))
+    first, *rest = make_batches(5)
+    game.step(first)
+    before = weights(game.generator)
+    for batch in rest:
+        game.step(batch)
+    assert torch.equal(weights(game.generator), before)
+    assert game.rounds == 5
+
+
+def test_both_attackers_begin_each_round_alike_and_part_under_opposite_masks():
+    game = make_game(
+        make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), steps_per_round=2, antithetic=True
+    )
+    for number, batch in enumerate(make_batches(6)):
+        game.step(batch)
+        alike = torch.equal(weights(game.attacker.model), weights(game.twin.model))
+        assert alike == (number % 2 == 1)
+    assert len(game.learners) == 3
+    state = copy.deepcopy(game.state_dict())
+    other = make_game(make_model(), steps_per_round=2, antithetic=True)
+    other.load_state_dict(state)
+    assert torch.equal(weights(other.twin.model), weights(game.twin.model))
+
+
+def test_a_custom_reward_per_sample_works_in_the_game():
+    seen = []
+
+    def reward(gaps):
+        seen.append(gaps)
+        return gaps.sign()
+
+    options = {"reward": reward, "reward_per": "sample", "reward_baseline": "leave-one-out", "reward_batches": None}
+    game = make_game(steps_per_round=2, **options)
+    before = None
+    for batch in make_batches(4):
+        game.step(batch)
+        before = weights(game.generator) if before is None else before
+    assert [each.shape for each in seen] == [(8,), (8,)]
+    assert not torch.equal(weights(game.generator), before)
+    for wrong, per in ((lambda gaps: gaps.mean(), "sample"), (lambda gaps: gaps, "round")):
+        game = make_game(steps_per_round=1, reward=wrong, reward_per=per)
+        with pytest.raises(InputError, match=rf"Expected `reward` to return shape .* with `reward_per` '{per}', got"):
+            game.step(make_batches(1)[0])
+
+
+@pytest.mark.parametrize("options", [{"reward_per": "sample"}, {"antithetic": True}], ids=["sample", "antithetic"])
+def test_such_a_game_goes_on_in_the_middle_of_a_round(options):
+    batches = make_batches(7)
+    make = lambda: make_game(steps_per_round=3, **options)  # noqa: E731
+    unbroken = make()
+    torch.manual_seed(1)
+    for batch in batches[:5]:
+        unbroken.step(batch)
+    state, random = copy.deepcopy(unbroken.state_dict()), torch.get_rng_state()
+    for batch in batches[5:]:
+        unbroken.step(batch)
+    resumed = make()
+    resumed.load_state_dict(state)
+    torch.set_rng_state(random)
+    for batch in batches[5:]:
+        resumed.step(batch)
+    assert torch.equal(weights(unbroken.generator), weights(resumed.generator))
+    assert resumed.rounds == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"reward_baseline": "leave-one-out"}, "Expected `reward_per` 'sample' with baseline 'leave-one-out'"),
+        ({"reward": "standardized", "reward_per": "sample"}, "Expected `reward_per` 'round' with reward 'standard"),
+        ({"reward_noise": 0.1}, "Expected `reward_batches` None with `reward_noise`, got batches"),
+        ({"credit": "x"}, "Expected `credit` to be one of reinforce, gradient, got 'x'"),
+        ({"reward_batches": None, "credit": "gradient"}, "Expected `reward_batches` with credit 'gradient', got None"),
+    ],
+)
+def test_options_that_do_not_fit(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make_game(**options).step(make_batches(1)[0])
+
+
+def test_the_generator_of_a_composition_learns_under_it():
+    model = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    net = attnreg.GNetProvider.for_model(model, initial_keep=0.5)
+    game = attnreg.training.AttackerDefender(
+        model, net & attnreg.AttentionDropout(0.5, "scores"),
+        adamw, reward_batches=make_batches(2, seed=9), steps_per_round=1,
+    )  # fmt: skip
+    assert game.generator is net
+    first, *rest = make_batches(4)
+    game.step(first)
+    before = weights(net)
+    for batch in rest:
+        game.step(batch)
+    assert not torch.equal(weights(net), before)
+    assert all(float(rate) > 0.6 for rate in game.drop_rates().values())  # 1 - 0.5 * 0.5
+    for none in (attnreg.AttentionDropout(0.1), net & copy.deepcopy(net)):
+        with pytest.raises(
+            InputError, match="Expected one Generator, such as a GNetProvider, in `generator`, got [02]"
+        ):
+            attnreg.training.AttackerDefender(make_model(), none, adamw)
+    with pytest.raises(InputError, match="Expected the Generator alone with `antithetic`, got a composition"):
+        attnreg.training.AttackerDefender(
+            make_model(), net & attnreg.AttentionDropout(0.1), adamw, antithetic=True, reward_batches=make_batches(1)
+        )
+
+
+def test_masks_that_another_pass_took_are_an_error():
+    model = make_model()
+    net = attnreg.GNetProvider.for_model(model)
+    attribution = attnreg.AttributionProvider(0.5, 0.5, first_pass="train")
+    game = attnreg.training.AttackerDefender(model, net & attribution, adamw, reward_batches=make_batches(1))
+    with pytest.raises(InputError, match="Another forward pass took the Generator's masks"):
+        game.step(make_batches(1)[0])
+
+
+def test_a_game_without_masks_is_one_of_selection():
+    model = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    game = attnreg.training.AttackerDefender(model, None, adamw, reward_batches=make_batches(1), steps_per_round=2)
+    for batch in make_batches(4):
+        result = game.step(batch)
+        assert torch.equal(weights(game.attacker.model), weights(game.defender.model))  # nothing parts them
+    assert game.rounds == 2
+    assert "baseline" not in result.logs
+    assert game.drop_rates() == {}
+
+
+def test_a_game_without_selection_copies_nobody():
+    game = make_game(steps_per_round=1, winner="none")
+    for batch in make_batches(3):
+        game.step(batch)
+    assert not torch.equal(weights(game.attacker.model), weights(game.defender.model))
+    assert sum(game.wins.values()) == 3
