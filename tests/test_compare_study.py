@@ -162,6 +162,46 @@ def test_rows_held_out_are_told(tmp_path):
     assert "In its first 2 epochs, attention-layerdrop held out 5 training rows for its reward" in report
 
 
+def test_early_stopping_is_told_and_ends_the_same_time(tmp_path):
+    options = ["--epochs", "20", "--patience", "3"]
+    study = study_of(tmp_path, "finetune", "ad-drop --stop-on dev", options=options)
+    with study.begun():
+        pass
+    for run in study.runs():
+        on_dev = run.settings.stop_on == "dev"
+        end = {"rows": None if on_dev else 40, "score": 0.5, "last_epoch": 6 + run.seed, "returned_epoch": 3}
+        write(run, 0.5 + 0.1 * run.seed, seconds=100.0 if on_dev else 10.0, stopping=end)
+    study.decide()
+    assert all(run.role == "final" for run in study.runs())  # patience decides how long the baseline trains
+    write_report(study)
+    report = (tmp_path / "study" / "report.md").read_text()
+    assert (
+        "finetune stopped after 3 evaluations without a better score on 40 rows held out of train, 6.5 of 20 epochs on "
+        "average, and returned the network of the best evaluation, in epoch 3.0 on average." in report
+    )
+    assert "Warning: ad-drop --stop-on dev chose its epoch by the dev scores, so they are biased upward." in report
+    assert "There is no table with the same training time: --patience decides how long finetune trains" in report
+    assert "Each method is scored on dev at the end of training" in report
+    assert "The methods differ in stop on: see the options below." in report
+    with (tmp_path / "study" / "results.csv").open() as file:
+        assert [row["stopping_last_epoch"] for row in csv.DictReader(file)] == ["6", "7"] * 2
+
+
+def test_runs_from_before_an_option_count_as_with_its_default(tmp_path):
+    study = study_of(tmp_path, "finetune", "ad-drop", equal_time=False)
+    for run in study.runs():
+        write(run, 0.5 + 0.1 * run.seed)
+    old = study.runs()[0].folder / "config.json"
+    config = json.loads(old.read_text())
+    for name in ("schedule", "patience", "stop_on", "stopping_rows"):
+        del config[name]
+    old.write_text(json.dumps(config))
+    study.folder.joinpath("study.json").write_text('{"equal_time_epochs": {}}')
+    study.check()
+    write_report(study)
+    assert "The methods differ" not in (study.folder / "report.md").read_text()
+
+
 def test_a_search_comes_first_and_its_best_is_run(tmp_path):
     study = study_of(tmp_path, "finetune", "ad-drop --p {0.2,0.4} --q {0.1,0.3}", search_seeds=2, equal_time=False)
     runs = study.runs()

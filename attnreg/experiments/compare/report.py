@@ -71,6 +71,12 @@ def write_report(study: Study) -> list[Table]:
         )
         equal = tables.equal_time([group for group in others if group.name in plain], plain)
         blocks += [Heading(f"Differences to {baseline.name} with the same training time"), equal, Paragraph(text)]
+    elif study.equal_time and _config(baseline, "patience") is not None:
+        text = (
+            f"There is no table with the same training time: --patience decides how long {baseline.name} trains, so "
+            "more epochs would not make it train for longer."
+        )
+        blocks += [Paragraph(text)]
     blocks += [Heading("Options"), tables.options(study, groups), *_tries(study, groups)]
     contents = {"md": document.markdown(blocks, study.folder), "html": document.self_contained_html(blocks)}
     for suffix, content in contents.items():
@@ -116,9 +122,11 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     }
     different = tables.not_common(groups)
     common = "; ".join(str(text) for name, text in shown.items() if name not in different)
+    stopping = {group.results[0]["config"]["patience"] is not None for group in groups}
+    when = "at the end of training" if True in stopping else "after the last epoch"
     yield (
         f"{_count(len(baseline.runs), 'seed')}; {baseline.results[0]['rows']} training rows, {baseline.size} dev rows; "
-        f"{common}. Each method is scored on dev after the last epoch, with the network that it returns."
+        f"{common}. Each method is scored on dev {when}, with the network that it returns."
     )
     if different:
         names = ", ".join(name.replace("_", " ") for name in different)
@@ -126,12 +134,29 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     for group in groups:
         if group.results[0]["config"]["own"].get("reward_data") == "dev":
             yield f"Warning: {group.name} took its rewards from the dev rows, so its dev scores are biased."
+        yield from _stopped(group)
         if held := group.results[0]["held_out"]:
             first = "first epoch" if held["epochs"] == 1 else f"first {held['epochs']} epochs"
             yield (
                 f"In its {first}, {group.name} held out {_count(held['rows'], 'training row')} for its reward, so it "
                 "trained on fewer rows, in another order."
             )
+
+
+def _stopped(group: Group) -> Iterator[str]:
+    """Say when the runs of a method with ``--patience`` stopped, and on which rows that depended."""
+    config = group.results[0]["config"]
+    if config["patience"] is None:
+        return
+    on_dev = config["stop_on"] == "dev"
+    rows = "the dev rows" if on_dev else f"{_count(group.results[0]['stopping']['rows'], 'row')} held out of train"
+    yield (
+        f"{group.name} stopped after {_count(config['patience'], 'evaluation')} without a better score on {rows}, "
+        f"{group.mean('stopping', 'last_epoch'):.1f} of {_count(config['epochs'], 'epoch')} on average, and returned "
+        f"the network of the best evaluation, in epoch {group.mean('stopping', 'returned_epoch'):.1f} on average."
+    )
+    if on_dev:
+        yield f"Warning: {group.name} chose its epoch by the dev scores, so they are biased upward."
 
 
 def _made(study: Study) -> str:
@@ -178,6 +203,7 @@ def _write_csv(study: Study) -> None:
                 **{f"dev_{name}": value for name, value in result["dev"].items()},
                 **{f"train_{name}": value for name, value in result["train"].items()},
                 "best_epoch": result["best_epoch"]["epoch"],
+                **{f"stopping_{name}": value for name, value in (result.get("stopping") or {}).items()},
                 "best_epoch_score": result["best_epoch"][result["metric"]],
                 **{name: result["config"][name] for name in ("epochs", "batch_size", "learning_rate", "train_size")},
                 **{name: value for name, value in result.items() if isinstance(value, (int, float))},

@@ -147,6 +147,8 @@ class Study:
             return
         decided = self._decided()
         plain = [run.result for run in finals[self.baseline]]
+        if plain[0]["config"]["patience"] is not None:
+            return  # more epochs would not make an early-stopped baseline train for longer
         epochs = int(plain[0]["config"]["epochs"])
         for method, runs in finals.items():
             if self._pair(method) not in decided and method != self.baseline:

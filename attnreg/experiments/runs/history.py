@@ -22,6 +22,7 @@ class History:
         evaluations: one record per network and epoch.
         drop_rates: drop rate per attention site, mean over the steps in which the provider was active.
         active_steps: number of those steps.
+        returned: name of the network that is returned, once training has finished.
     """
 
     epoch: int = 0
@@ -35,6 +36,7 @@ class History:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     drop_rates: dict[str, float] = field(default_factory=dict)
     active_steps: int = 0
+    returned: str = ""
 
     def of(self, network: str) -> list[dict[str, Any]]:
         """Return the evaluations of one network, in order."""
