@@ -5,7 +5,19 @@ from typing import Any
 import click
 
 import attnreg
-from attnreg.experiments import argument, option, recipe
+from attnreg.experiments import argument, option, preset, recipe
+
+# As the scripts of the official code, which stop by the dev score and report the best one.
+PAPER = {
+    "batch_size": 16,
+    "epochs": 50,
+    "learning_rate": 1e-5,
+    "schedule": "constant",
+    "patience": 5,
+    "stop_on": "dev",
+    "method": lambda task: "integrated_gradients" if task == "mrpc" else "gradient",
+    "first_pass": "train",
+}
 
 
 def _layers(context: click.Context, parameter: click.Parameter, text: str | None) -> str | list[int] | None:
@@ -17,6 +29,8 @@ def _layers(context: click.Context, parameter: click.Parameter, text: str | None
 
 @recipe(
     "ad-drop",
+    preset("--regime", {"paper": PAPER}, help='Other defaults: "paper" trains as the official code does, for up to 50 '
+           "epochs, and stops on dev."),
     *(argument("attnreg:AttributionProvider", name) for name in ("p", "q", "method", "region")),
     option("--layers", callback=_layers, help="Layers to mask: 'all' or indices such as 0,1,-1 (default: the task's)."),
     argument("attnreg:AttributionProvider", "target"),
@@ -25,7 +39,7 @@ def _layers(context: click.Context, parameter: click.Parameter, text: str | None
     argument("attnreg:AttributionProvider", "first_pass_dtype"),
     argument("attnreg:CrossTuning", "every"),
     argument("attnreg:CrossTuning", "offset"),
-)
+)  # fmt: skip
 def ad_drop(
     run: "attnreg.experiments.Run", layers: str | list[int] | None, every: int, offset: int, **options: Any
 ) -> None:

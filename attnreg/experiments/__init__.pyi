@@ -5,4 +5,5 @@ from attnreg.experiments.runs.evaluation import evaluate as evaluate
 from attnreg.experiments.runs.history import History as History
 from attnreg.experiments.runs.options import argument as argument
 from attnreg.experiments.runs.options import option as option
+from attnreg.experiments.runs.options import preset as preset
 from attnreg.experiments.runs.run import Run as Run

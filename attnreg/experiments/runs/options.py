@@ -84,6 +84,40 @@ def argument(target: str, name: str, flag: str | None = None, **kwargs: Any) -> 
     return option(flag, name, **{**own, "default": found.default, "help": found.help, **kwargs})
 
 
+Preset = Mapping[str, Any]
+
+
+def preset(flag: str, presets: Mapping[str, Preset], **kwargs: Any) -> Callable[[Any], Any]:
+    """Make an option that chooses other defaults for a command. An option that is given wins; the recipe sees neither.
+
+    Args:
+        flag: the option's flag.
+        presets: for each choice, defaults by the names of the command's options. A function as default is called with
+            the value of ``--task``.
+        kwargs: arguments of :func:`option`.
+
+    Example:
+        >>> @click.command()
+        ... @preset("--size", {"small": {"rows": 10, "epochs": 2}})
+        ... @option("--rows", default=100)
+        ... @option("--epochs", default=20)
+        ... def command(**options): print(options)
+        >>> command(["--epochs", "5", "--size", "small"], standalone_mode=False)
+        {'epochs': 5, 'rows': 10}
+    """
+
+    def choose(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
+        if name is not None:
+            default = {each.name: each.default for each in context.command.params}.get("task")
+
+            def made(value: Any) -> Any:  # called once all given options are read, --task among them
+                return (lambda: value(context.params.get("task", default))) if callable(value) else value
+
+            context.default_map = {option: made(value) for option, value in presets[name].items()}
+
+    return option(flag, type=click.Choice(list(presets)), callback=choose, is_eager=True, expose_value=False, **kwargs)
+
+
 def _source(target: str) -> tuple[ast.AST, Mapping[str, ast.expr]]:
     """Return the definition of a public name, and the type aliases that its module defines or imports."""
     package, _, path = target.partition(":")
