@@ -15,6 +15,7 @@ from attnreg.experiments.compare.launch import commands
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.report import write_report
 from attnreg.experiments.compare.study import Study
+from tests.test_plots import keeping
 
 
 def study_of(tmp_path, *methods, **options):
@@ -213,6 +214,49 @@ def test_a_search_comes_first_and_its_best_is_run(tmp_path):
         write(run, best.get(run.method.text, (0.6, 0.6))[run.seed - 1000])
     assert study.chosen(study.methods[1]).text == "ad-drop --p 0.4 --q 0.1"
     assert [run.method.text for run in study.runs()][-2:] == ["ad-drop --p 0.4 --q 0.1"] * 2
+
+
+def search_of(tmp_path, text, scores):
+    """A finished comparison in which the tries of a method scored as given."""
+    study = study_of(tmp_path, "finetune", text, search_seeds=2, equal_time=False)
+    method = study.methods[1]
+    for run in study.search_runs(method):
+        mean = scores[method.variants.index(run.method)]
+        write(run, mean + (0.02 if run.seed == 1000 else -0.02))
+    for run in study.runs():
+        if not run.finished:
+            write(run, 0.5 + 0.1 * run.seed)
+    with study.begun():
+        with keeping() as figures:
+            write_report(study)
+        yield study
+        yield figures
+
+
+def test_a_search_over_two_options_is_a_heat_map(tmp_path):
+    text, scores = "ad-drop --p {0.1,0.3,0.5} --method gradient --q={0.1,0.3}", [0.5, 0.6, 0.7, 0.8, 0.55, 0.65]
+    study, figures = search_of(tmp_path, text, scores)
+    (path,) = (study.folder / "plots").glob("search-*.png")
+    map_, bar = figures[path.stem].axes
+    assert np.array(map_.images[0].get_array()) == pytest.approx(np.array(scores).reshape(3, 2))
+    assert [each.get_text() for each in map_.texts] == [f"{score:.3f}" for score in scores]
+    for axis, label, values in ((map_.yaxis, "--p", "0.1 0.3 0.5"), (map_.xaxis, "--q", "0.1 0.3")):
+        assert axis.get_label_text() == label
+        assert " ".join(each.get_text() for each in axis.get_ticklabels()) == values
+    (frame,) = map_.patches  # around the best: p = 0.3 in row 1, q = 0.3 in column 1
+    center = frame.get_x() + frame.get_width() / 2, frame.get_y() + frame.get_height() / 2
+    assert center == pytest.approx((1, 1))
+    assert bar.get_ylabel() == "accuracy on held-out rows\n(mean over 2 seeds)"
+    assert f"](plots/{path.name})" in (study.folder / "report.md").read_text()
+    page = (study.folder / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 2  # that of the seeds, and this one
+    assert "the mean score of each try. The framed one was chosen." in page
+
+
+@pytest.mark.parametrize("text", ["ad-drop --q {0.1,0.3}", "ad-drop --p {0.1,0.3} --q {0.1,0.3} --every {1,2}"])
+def test_another_search_has_no_heat_map(tmp_path, text):
+    _, figures = search_of(tmp_path, text, [0.5] * 8)
+    assert list(figures) == ["seeds"]
 
 
 def test_seeds_begin_where_they_are_told_to_and_never_meet_those_of_a_search(tmp_path):

@@ -11,6 +11,7 @@ from attnreg.experiments.compare import document, tables
 from attnreg.experiments.compare.document import Block, Code, Heading, Paragraph, Picture, Table
 from attnreg.experiments.compare.group import Group, check_rows
 from attnreg.experiments.compare.study import Study
+from attnreg.experiments.plots.search import plot_search
 from attnreg.experiments.plots.seeds import plot_seeds
 
 
@@ -179,8 +180,19 @@ def _tries(study: Study, groups: Sequence[Group]) -> list[Block]:
             f"Values in braces were selected by the mean score on {study.search_rows} rows held out from train, over "
             f"{_count(study.search_seeds, 'separate seed')}. Dev was not used."
         )
-        blocks += [Paragraph(text), searched]
+        blocks += [Paragraph(text), searched, *_maps(study, groups[0].metric)]
     return blocks
+
+
+def _maps(study: Study, metric: str) -> Iterator[Picture]:
+    """Draw a heat map for each method of which exactly two options were searched."""
+    for method in study.methods:
+        chosen = study.chosen(method)
+        if len(method.searched) == 2 and chosen is not None:
+            path = study.folder / "plots" / f"search-{method.slug}.png"
+            means = study.search_means(method)
+            plot_search(method.searched, means, method.variants.index(chosen), metric, study.search_seeds, path)
+            yield Picture(path, f"Search of {method.text}: the mean score of each try. The framed one was chosen.")
 
 
 def _count(number: object, noun: str) -> str:
