@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,40 @@ class Option(click.Option):
     def __init__(self, *args: Any, group: str = METHOD, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.group = group
+
+
+class Numbers(click.ParamType):
+    """Numbers separated by commas.
+
+    Args:
+        number: the type of each number.
+        example: noun and example, for the error message.
+        word: a word that is accepted instead of numbers.
+
+    Example:
+        >>> layers = Numbers(click.INT, "layer indices such as 0,-1", word="all")
+        >>> layers("0,2"), layers("all")
+        ([0, 2], 'all')
+    """
+
+    name = "numbers"
+
+    def __init__(self, number: click.ParamType, example: str, word: str | None = None) -> None:
+        self._number = number
+        self._expected = example if word is None else f"{word!r} or {example}"
+        self._word = word
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a list of numbers, or the word."""
+        if value == self._word or isinstance(value, list):
+            return value
+        try:
+            numbers = [self._number.convert(each, param, ctx) for each in value.split(",")]
+        except click.BadParameter:
+            numbers = [math.nan]
+        if any(math.isnan(number) for number in numbers):
+            self.fail(f"expected {self._expected}, got {value!r}.", param, ctx)
+        return numbers
 
 
 def option(*flags: str, group: str = METHOD, **kwargs: Any) -> Callable[[Any], Any]:

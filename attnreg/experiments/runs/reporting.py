@@ -15,7 +15,13 @@ if TYPE_CHECKING:  # `attnreg compare` needs only the tables
     from attnreg.experiments.runs.setup import Setup
 
 
-def report(run: Setup, history: History, plain: tuple[Setup, History] | None = None, notes: Sequence[str] = ()) -> None:
+def report(
+    run: Setup,
+    history: History,
+    plain: tuple[Setup, History] | None,
+    notes: Sequence[str],
+    tables: Mapping[str, Sequence[Sequence[str]]],
+) -> None:
     """Print the results of a run and write them to ``report.md``; see :meth:`attnreg.experiments.Run.report`."""
     metric = run.task.metric
     stopping = run.settings.patience is not None
@@ -52,6 +58,8 @@ def report(run: Setup, history: History, plain: tuple[Setup, History] | None = N
         notes = [*notes, _stopped(run, history)]
         notes += [] if plain is None else [f"Plain fine-tuning: {_stopped(*plain)}"]
         notes += [biased(run.scored_on)] if settings.stop_on == "dev" else []
+    for heading, (first, *others) in tables.items():
+        print_table(console, first, others, title=heading)
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
     console.print(f"Results saved to {run.folder.path}/.", highlight=False, soft_wrap=True)
@@ -59,6 +67,8 @@ def report(run: Setup, history: History, plain: tuple[Setup, History] | None = N
     if rates:
         text += ["Drop rate per layer, mean over the steps in which the provider was active:", ""]
         text += [*_markdown(["layer", "drop rate"], rates), ""]
+    for heading, (first, *others) in tables.items():
+        text += [f"{heading}:", "", *_markdown(first, others), ""]
     text += [f"{note}\n" for note in notes]
     with run.folder.written():
         run.folder.write_text("report.md", "\n".join(text))
