@@ -15,7 +15,7 @@ ROUNDS, FEW_ROUNDS, LONGEST_ROUND = 30, 10, 8
     "attendout",
     option("--round-steps", type=click.IntRange(min=1),
            help=f"Steps per round, T in the paper (default: {LONGEST_ROUND}, or fewer for {ROUNDS} rounds)."),
-    option("--batches-per-round", type=click.IntRange(min=1),
+    option("--batches-per-round", type=click.IntRange(min=1), default=None,
            help="Reward batches that each round is scored on, in turn (default: half as many as steps)."),
     option("--score", type=click.Choice(["loss", "accuracy", "metric"]), default="loss",
            help='Score of a network: "loss" (negative), "accuracy" or "metric" (the task\'s, of all scored rows).'),

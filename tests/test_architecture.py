@@ -32,9 +32,9 @@ ROOMS = [
     # The library ends here.
     "attnreg.experiments.tasks",
     "attnreg.experiments.runs",
+    "attnreg.experiments.plots",
     "attnreg.experiments",
     "attnreg.recipes",
-    "attnreg.experiments.plots",
     "attnreg.experiments.compare",
     "attnreg.experiments.cli",
     "attnreg.__main__",

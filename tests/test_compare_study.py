@@ -15,6 +15,7 @@ from attnreg.experiments.compare.launch import commands
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.report import write_report
 from attnreg.experiments.compare.study import Study
+from tests.test_plots import keeping
 
 
 def study_of(tmp_path, *methods, **options):
@@ -162,6 +163,46 @@ def test_rows_held_out_are_told(tmp_path):
     assert "In its first 2 epochs, attention-layerdrop held out 5 training rows for its reward" in report
 
 
+def test_early_stopping_is_told_and_ends_the_same_time(tmp_path):
+    options = ["--epochs", "20", "--patience", "3"]
+    study = study_of(tmp_path, "finetune", "ad-drop --stop-on dev", options=options)
+    with study.begun():
+        pass
+    for run in study.runs():
+        on_dev = run.settings.stop_on == "dev"
+        end = {"rows": None if on_dev else 40, "score": 0.5, "last_epoch": 6 + run.seed, "returned_epoch": 3}
+        write(run, 0.5 + 0.1 * run.seed, seconds=100.0 if on_dev else 10.0, stopping=end)
+    study.decide()
+    assert all(run.role == "final" for run in study.runs())  # patience decides how long the baseline trains
+    write_report(study)
+    report = (tmp_path / "study" / "report.md").read_text()
+    assert (
+        "finetune stopped after 3 evaluations without a better score on 40 rows held out of train, 6.5 of 20 epochs on "
+        "average, and returned the network of the best evaluation, in epoch 3.0 on average." in report
+    )
+    assert "Warning: ad-drop --stop-on dev chose its epoch by the dev scores, so they are biased upward." in report
+    assert "There is no table with the same training time: --patience decides how long finetune trains" in report
+    assert "Each method is scored on dev at the end of training" in report
+    assert "The methods differ in stop on: see the options below." in report
+    with (tmp_path / "study" / "results.csv").open() as file:
+        assert [row["stopping_last_epoch"] for row in csv.DictReader(file)] == ["6", "7"] * 2
+
+
+def test_runs_from_before_an_option_count_as_with_its_default(tmp_path):
+    study = study_of(tmp_path, "finetune", "ad-drop", equal_time=False)
+    for run in study.runs():
+        write(run, 0.5 + 0.1 * run.seed)
+    old = study.runs()[0].folder / "config.json"
+    config = json.loads(old.read_text())
+    for name in ("schedule", "patience", "stop_on", "stopping_rows"):
+        del config[name]
+    old.write_text(json.dumps(config))
+    study.folder.joinpath("study.json").write_text('{"equal_time_epochs": {}}')
+    study.check()
+    write_report(study)
+    assert "The methods differ" not in (study.folder / "report.md").read_text()
+
+
 def test_a_search_comes_first_and_its_best_is_run(tmp_path):
     study = study_of(tmp_path, "finetune", "ad-drop --p {0.2,0.4} --q {0.1,0.3}", search_seeds=2, equal_time=False)
     runs = study.runs()
@@ -173,6 +214,49 @@ def test_a_search_comes_first_and_its_best_is_run(tmp_path):
         write(run, best.get(run.method.text, (0.6, 0.6))[run.seed - 1000])
     assert study.chosen(study.methods[1]).text == "ad-drop --p 0.4 --q 0.1"
     assert [run.method.text for run in study.runs()][-2:] == ["ad-drop --p 0.4 --q 0.1"] * 2
+
+
+def search_of(tmp_path, text, scores):
+    """A finished comparison in which the tries of a method scored as given."""
+    study = study_of(tmp_path, "finetune", text, search_seeds=2, equal_time=False)
+    method = study.methods[1]
+    for run in study.search_runs(method):
+        mean = scores[method.variants.index(run.method)]
+        write(run, mean + (0.02 if run.seed == 1000 else -0.02))
+    for run in study.runs():
+        if not run.finished:
+            write(run, 0.5 + 0.1 * run.seed)
+    with study.begun():
+        with keeping() as figures:
+            write_report(study)
+        yield study
+        yield figures
+
+
+def test_a_search_over_two_options_is_a_heat_map(tmp_path):
+    text, scores = "ad-drop --p {0.1,0.3,0.5} --method gradient --q={0.1,0.3}", [0.5, 0.6, 0.7, 0.8, 0.55, 0.65]
+    study, figures = search_of(tmp_path, text, scores)
+    (path,) = (study.folder / "plots").glob("search-*.png")
+    map_, bar = figures[path.stem].axes
+    assert np.array(map_.images[0].get_array()) == pytest.approx(np.array(scores).reshape(3, 2))
+    assert [each.get_text() for each in map_.texts] == [f"{score:.3f}" for score in scores]
+    for axis, label, values in ((map_.yaxis, "--p", "0.1 0.3 0.5"), (map_.xaxis, "--q", "0.1 0.3")):
+        assert axis.get_label_text() == label
+        assert " ".join(each.get_text() for each in axis.get_ticklabels()) == values
+    (frame,) = map_.patches  # around the best: p = 0.3 in row 1, q = 0.3 in column 1
+    center = frame.get_x() + frame.get_width() / 2, frame.get_y() + frame.get_height() / 2
+    assert center == pytest.approx((1, 1))
+    assert bar.get_ylabel() == "accuracy on held-out rows\n(mean over 2 seeds)"
+    assert f"](plots/{path.name})" in (study.folder / "report.md").read_text()
+    page = (study.folder / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 2  # that of the seeds, and this one
+    assert "the mean score of each try. The framed one was chosen." in page
+
+
+@pytest.mark.parametrize("text", ["ad-drop --q {0.1,0.3}", "ad-drop --p {0.1,0.3} --q {0.1,0.3} --every {1,2}"])
+def test_another_search_has_no_heat_map(tmp_path, text):
+    _, figures = search_of(tmp_path, text, [0.5] * 8)
+    assert list(figures) == ["seeds"]
 
 
 def test_seeds_begin_where_they_are_told_to_and_never_meet_those_of_a_search(tmp_path):

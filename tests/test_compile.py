@@ -101,7 +101,7 @@ def test_other_lengths_are_compiled_for_once():
         torch.testing.assert_close(compiled_loss, loss, rtol=1e-5, atol=1e-6)
 
 
-def test_eval_mode_and_detaching_are_noticed():
+def test_eval_mode_probing_and_detaching_are_noticed():
     torch._dynamo.reset()
     model = bert()
     plain = {**batch(), "labels": None}
@@ -117,6 +117,13 @@ def test_eval_mode_and_detaching_are_noticed():
         with torch.enable_grad():
             compiled(**plain)
         assert handle.drop_rates() == {"encoder.0": 1.0, "encoder.1": 1.0}
+        model.eval()
+        with handle.probing():
+            probed = compiled(**plain).logits
+            torch.testing.assert_close(probed, model(**plain).logits)
+            assert not torch.allclose(probed, expected)
+        torch.testing.assert_close(compiled(**plain).logits, expected)
+        model.train()
         handle.detach()
         torch.testing.assert_close(compiled(**plain).logits.isfinite(), torch.ones(3, 2, dtype=torch.bool))
         model.eval()

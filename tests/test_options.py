@@ -18,7 +18,7 @@ SOURCES = {
     "mixout": ["attnreg.training:Mixout"],
     "r-drop": ["attnreg.training:RDrop"],
 }
-OTHER_ON_PURPOSE = {("attention-dropout", "placement"), ("ad-drop", "layers")}  # the latter: the task's
+OTHER_ON_PURPOSE = {("attention-dropout", "placement"), ("ad-drop", "layers"), ("attendout", "reward_noise")}
 
 
 def signature_of(source):
@@ -62,7 +62,7 @@ def test_types_are_read_from_annotations():
     types = {parameter.name: parameter.type for parameter in command.params}
     assert list(types["region"].choices) == ["high", "low"]
     assert (types["steps"].min, types["steps"].max) == (1, None)
-    assert list(types["winner"].choices) == ["evidence", "greedy", "proportional"]
+    assert list(types["winner"].choices) == ["evidence", "greedy", "proportional", "none"]
     assert command.params[-1].is_flag
 
 

@@ -212,7 +212,7 @@ def test_the_generator_of_a_composition_learns_under_it():
     assert all(float(rate) > 0.6 for rate in game.drop_rates().values())  # 1 - 0.5 * 0.5
     for none in (attnreg.AttentionDropout(0.1), net & copy.deepcopy(net)):
         with pytest.raises(
-            InputError, match="Expected one Generator, such as a GNetProvider, in `generator`, got [02]"
+            InputError, match=r"Expected one Generator, such as a GNetProvider, in `generator`, got [02]"
         ):
             attnreg.training.AttackerDefender(make_model(), none, adamw)
     with pytest.raises(InputError, match="Expected the Generator alone with `antithetic`, got a composition"):

@@ -108,7 +108,7 @@ class AttachHandle:
         self.provider.step()
 
     def drop_rates(self) -> dict[str, float]:
-        """Return the drop rate of each site in the latest training pass, by its label ``"<stack>.<layer>"``.
+        """Return the drop rate of each site in the latest training or probed pass, by its label ``"<stack>.<layer>"``.
 
         Only valid positions of real query rows count, never padding. Empty before the first training pass, and while
         the provider is not active.
@@ -121,7 +121,7 @@ class AttachHandle:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Run the plain model within the block."""
+        """Run the plain model within the block, also inside :meth:`probing`."""
         before, self._enabled = self._enabled, False
         try:
             yield
@@ -130,7 +130,13 @@ class AttachHandle:
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """Apply masks in every forward pass within the block, also in eval mode and without gradients."""
+        """Apply masks in every forward pass within the block, also in eval mode and without gradients.
+
+        This tells how far a score falls when positions are dropped at test time. The model's mode stays as it is, so
+        its own dropout is off in eval mode. The provider is asked as it is: :class:`attnreg.CrossTuning` masks only if
+        the present epoch is one of its own. A provider that looks at batches needs
+        ``provider.attribute(model, batch)`` before each pass; without it, the pass is not masked.
+        """
         before, self._probing = self._probing, True
         try:
             with _written_out():
@@ -161,6 +167,10 @@ class AttachHandle:
         for hook in self._hooks:
             hook.remove()
         self._shadows, self._hooks = [], []
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy made within a `with` block would never leave it.
+        return {**self.__dict__, "_enabled": True, "_probing": False, "taps": {}}
 
     def __enter__(self) -> AttachHandle:
         return self

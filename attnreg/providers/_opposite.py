@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from torch import Tensor
 from typing_extensions import override
 
 from attnreg.masks import AttentionSite, Mask
 from attnreg.provider.base import MaskProvider
 
-if TYPE_CHECKING:
-    from attnreg.providers.gnet import GNetProvider
+
+class DrawsOpposites(Protocol):
+    """A Generator with masks and their opposites."""
+
+    opposite_keep: Tensor | None
+
+    def mask_of(self, site: AttentionSite, keep: Tensor | None) -> Mask | None:
+        """Return the mask of a site from masks of all layers."""
 
 
 class Opposite(MaskProvider):
@@ -22,7 +29,7 @@ class Opposite(MaskProvider):
         generator: the G-Net, on which ``sample_opposites`` is called before each forward pass.
     """
 
-    def __init__(self, generator: GNetProvider) -> None:
+    def __init__(self, generator: DrawsOpposites) -> None:
         super().__init__()
         self._generator = (generator,)  # in a tuple, because as an attribute it would be a submodule
 

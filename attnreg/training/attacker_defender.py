@@ -128,7 +128,7 @@ class AttackerDefender(TrainingMethod):
         reward_baseline: Baseline = "moving",
         antithetic: bool = False,
         credit: CreditName = "reinforce",
-        price: NotNegative = 0.1,
+        price: NotNegative = 0.003,
         baseline_momentum: float = 0.9,
         generator_optimizer_factory: Callable[[nn.Module], Optimizer] | None = None,
         scheduler_factory: Callable[[Optimizer], LRScheduler] | None = None,

@@ -59,7 +59,7 @@ class GradientCredit:
         attacker: nn.Module,
         reward_batch: Callable[[], Batch],
         temperature: float = 0.5,
-        price: NotNegative = 0.1,
+        price: NotNegative = 0.003,
         max_grad_norm: float | None = 1.0,
     ) -> None:
         if not hasattr(generator, "relaxed"):

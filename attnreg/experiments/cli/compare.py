@@ -75,7 +75,7 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     study = Study(
         methods=chosen,
         baseline=baseline,
-        options=common_options(options),
+        options=common_options(_given(options)),
         seeds=seeds,
         folder=own["output_dir"] or Path("runs") / f"compare-{options['task']}",
         **{name: own[name] for name in _OF_STUDY},
@@ -90,6 +90,13 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
         for run in study.runs():
             run.tidy()  # runs from elsewhere, or from a comparison that was killed, are not tidy yet
         _show(study, Console())
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that were given, and the task; a recipe may have other defaults."""
+    source = click.get_current_context().get_parameter_source
+    default = click.core.ParameterSource.DEFAULT
+    return {name: value for name, value in options.items() if name == "task" or source(name) is not default}
 
 
 def _print(study: Study, threads: int) -> bool:

@@ -40,7 +40,7 @@ class Group:
 
     @property
     def scores(self) -> list[float]:
-        """The dev score after the last epoch, per seed."""
+        """The dev score of the returned network, per seed."""
         return self.values("dev", self.metric)
 
     @property

@@ -14,6 +14,7 @@ from attnreg.experiments.runs.catalogue import load_command
 from attnreg.experiments.runs.command import RecipeCommand
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_SEARCHED_OPTION = re.compile(r"(--[\w-]+)[ =]['\"]?\{([^{}]*)\}")
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,17 @@ class Method:
         pieces = _BRACES.split(self.text)  # text and values alternate
         choices = [piece.split(",") if number % 2 else [piece] for number, piece in enumerate(pieces)]
         return [Method("".join(chosen)) for chosen in itertools.product(*choices)]
+
+    @property
+    def searched(self) -> dict[str, list[str]]:
+        """The values in braces by option, in their order; empty if braces hold only part of a value.
+
+        Example:
+            >>> Method("ad-drop --p {0.1,0.3} --q 0.3 --every={1,2}").searched
+            {'--p': ['0.1', '0.3'], '--every': ['1', '2']}
+        """
+        found = {flag: values.split(",") for flag, values in _SEARCHED_OPTION.findall(self.text)}
+        return found if len(found) == len(_BRACES.findall(self.text)) else {}
 
     @property
     def slug(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from attnreg.errors import InputError
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.runs.reader import RunReader
-from attnreg.experiments.runs.settings import Settings
+from attnreg.experiments.runs.settings import Settings, with_defaults
 
 Role = Literal["final", "search", "equal time"]
 
@@ -66,11 +66,11 @@ class PlannedRun:
     def result(self) -> dict[str, Any]:
         """``result.json``, with the run's options under ``config``."""
         self.reader.check_files()
-        return {**self.reader.result, "config": self.reader.config}
+        return {**self.reader.result, "config": with_defaults(self.reader.config)}
 
     @property
     def score(self) -> float:
-        """The dev score after the last epoch, in the metric of the comparison."""
+        """The dev score of the returned network, in the metric of the comparison."""
         result = self.reader.result
         return float(result["dev"][result["metric"]])
 

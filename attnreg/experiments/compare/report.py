@@ -12,6 +12,7 @@ from attnreg.experiments.compare import document, tables
 from attnreg.experiments.compare.document import Block, Code, Heading, Paragraph, Picture, Table
 from attnreg.experiments.compare.group import Group, check_rows
 from attnreg.experiments.compare.study import Study
+from attnreg.experiments.plots.search import plot_search
 from attnreg.experiments.plots.seeds import plot_seeds
 from attnreg.experiments.runs.reporting import rounds_played
 
@@ -73,6 +74,12 @@ def write_report(study: Study) -> list[Table]:
         )
         equal = tables.equal_time([group for group in others if group.name in plain], plain)
         blocks += [Heading(f"Differences to {baseline.name} with the same training time"), equal, Paragraph(text)]
+    elif study.equal_time and _config(baseline, "patience") is not None:
+        text = (
+            f"There is no table with the same training time: --patience decides how long {baseline.name} trains, so "
+            "more epochs would not make it train for longer."
+        )
+        blocks += [Paragraph(text)]
     blocks += [Heading("Options"), tables.options(study, groups), *_tries(study, groups)]
     contents = {"md": document.markdown(blocks, study.folder), "html": document.self_contained_html(blocks)}
     for suffix, content in contents.items():
@@ -118,9 +125,11 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     }
     different = tables.not_common(groups)
     common = "; ".join(str(text) for name, text in shown.items() if name not in different)
+    stopping = {group.results[0]["config"]["patience"] is not None for group in groups}
+    when = "at the end of training" if True in stopping else "after the last epoch"
     yield (
         f"{_count(len(baseline.runs), 'seed')}; {baseline.results[0]['rows']} training rows, {baseline.size} dev rows; "
-        f"{common}. Each method is scored on dev after the last epoch, with the network that it returns."
+        f"{common}. Each method is scored on dev {when}, with the network that it returns."
     )
     if different:
         names = ", ".join(name.replace("_", " ") for name in different)
@@ -133,12 +142,29 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
             events.update(result.get("events", {}))
         if played := rounds_played(events, len(group.results)):
             yield f"{group.name}: {played}"
+        yield from _stopped(group)
         if held := group.results[0]["held_out"]:
             first = "first epoch" if held["epochs"] == 1 else f"first {held['epochs']} epochs"
             yield (
                 f"In its {first}, {group.name} held out {_count(held['rows'], 'training row')} for its reward, so it "
                 "trained on fewer rows, in another order."
             )
+
+
+def _stopped(group: Group) -> Iterator[str]:
+    """Say when the runs of a method with ``--patience`` stopped, and on which rows that depended."""
+    config = group.results[0]["config"]
+    if config["patience"] is None:
+        return
+    on_dev = config["stop_on"] == "dev"
+    rows = "the dev rows" if on_dev else f"{_count(group.results[0]['stopping']['rows'], 'row')} held out of train"
+    yield (
+        f"{group.name} stopped after {_count(config['patience'], 'evaluation')} without a better score on {rows}, "
+        f"{group.mean('stopping', 'last_epoch'):.1f} of {_count(config['epochs'], 'epoch')} on average, and returned "
+        f"the network of the best evaluation, in epoch {group.mean('stopping', 'returned_epoch'):.1f} on average."
+    )
+    if on_dev:
+        yield f"Warning: {group.name} chose its epoch by the dev scores, so they are biased upward."
 
 
 def _made(study: Study) -> str:
@@ -161,8 +187,19 @@ def _tries(study: Study, groups: Sequence[Group]) -> list[Block]:
             f"Values in braces were selected by the mean score on {study.search_rows} rows held out from train, over "
             f"{_count(study.search_seeds, 'separate seed')}. Dev was not used."
         )
-        blocks += [Paragraph(text), searched]
+        blocks += [Paragraph(text), searched, *_maps(study, groups[0].metric)]
     return blocks
+
+
+def _maps(study: Study, metric: str) -> Iterator[Picture]:
+    """Draw a heat map for each method of which exactly two options were searched."""
+    for method in study.methods:
+        chosen = study.chosen(method)
+        if len(method.searched) == 2 and chosen is not None:
+            path = study.folder / "plots" / f"search-{method.slug}.png"
+            means = study.search_means(method)
+            plot_search(method.searched, means, method.variants.index(chosen), metric, study.search_seeds, path)
+            yield Picture(path, f"Search of {method.text}: the mean score of each try. The framed one was chosen.")
 
 
 def _count(number: object, noun: str) -> str:
@@ -185,6 +222,7 @@ def _write_csv(study: Study) -> None:
                 **{f"dev_{name}": value for name, value in result["dev"].items()},
                 **{f"train_{name}": value for name, value in result["train"].items()},
                 "best_epoch": result["best_epoch"]["epoch"],
+                **{f"stopping_{name}": value for name, value in (result.get("stopping") or {}).items()},
                 "best_epoch_score": result["best_epoch"][result["metric"]],
                 **{name: result["config"][name] for name in ("epochs", "batch_size", "learning_rate", "train_size")},
                 **{name: value for name, value in result.items() if isinstance(value, (int, float))},

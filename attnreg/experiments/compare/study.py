@@ -110,7 +110,13 @@ class Study:
             return method.variants[0]
         if not finished(runs):
             return None
-        return max(method.variants, key=lambda variant: fmean(run.score for run in runs if run.method == variant))
+        means = self.search_means(method)
+        return method.variants[means.index(max(means))]
+
+    def search_means(self, method: Method) -> list[float]:
+        """Return the mean score of each variant on held-out rows, once its search has finished."""
+        runs = self.search_runs(method)
+        return [fmean(run.score for run in runs if run.method == variant) for variant in method.variants]
 
     def final_runs(self, method: Method) -> list[PlannedRun]:
         """Return the runs of a method that are reported."""
@@ -147,6 +153,8 @@ class Study:
             return
         decided = self._decided()
         plain = [run.result for run in finals[self.baseline]]
+        if plain[0]["config"]["patience"] is not None:
+            return  # more epochs would not make an early-stopped baseline train for longer
         epochs = int(plain[0]["config"]["epochs"])
         for method, runs in finals.items():
             if self._pair(method) not in decided and method != self.baseline:

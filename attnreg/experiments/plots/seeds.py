@@ -30,6 +30,6 @@ def plot_seeds(scores: Mapping[str, Sequence[float]], metric: str, path: Path) -
             axes.plot(mean, row + 0.25, "|", color=style.color, ms=14, mew=2.2)
         axes.set_yticks(range(len(scores)), list(scores))
         axes.set_ylim(len(scores) - 0.45, -0.55)
-        axes.set_xlabel(f"{metric.replace('_', ' ')} on dev, last epoch")
+        axes.set_xlabel(f"{metric.replace('_', ' ')} on dev")
         axes.grid(axis="x", color="#dddddd", lw=0.6)
         axes.set_axisbelow(True)

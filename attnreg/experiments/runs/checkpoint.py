@@ -15,22 +15,25 @@ from accelerate.utils import gather_object
 from attnreg.errors import InputError
 from attnreg.experiments.runs.history import History
 from attnreg.experiments.runs.state_files import read_state
+from attnreg.experiments.runs.stopping import Selection
 from attnreg.experiments.runs.telemetry import Telemetry
 from attnreg.training.method import TrainingMethod
 
 
 def checkpoint(
-    method: TrainingMethod, history: History, telemetry: Telemetry, accelerator: Accelerator
+    method: TrainingMethod, history: History, selection: Selection, telemetry: Telemetry, accelerator: Accelerator
 ) -> Mapping[str, Any]:
     """Collect the state of a run between two steps. All processes must call this at the same time.
 
     Returns:
-        ``method`` (networks, optimizers, schedules, providers), ``history``, ``scaler`` (the loss scale of fp16) and,
-        for each process, ``rows`` (forward and backward), ``telemetry`` and ``rng``.
+        ``method`` (networks, optimizers, schedules, providers), ``history``, ``best`` (weights of the best network,
+        with ``--patience``), ``scaler`` (the loss scale of fp16) and, for each process, ``rows`` (forward and
+        backward), ``telemetry`` and ``rng``.
     """
     return {
         "method": method.state_dict(),
         "history": vars(history),
+        "best": selection.weights,
         "rows": gather_object([[history.forward_rows, history.backward_rows]]),
         "telemetry": gather_object([telemetry.state_dict()]),
         "rng": gather_object([rng_state()]),
@@ -38,8 +41,10 @@ def checkpoint(
     }
 
 
-def restore(folder: Path, method: TrainingMethod, telemetry: Telemetry, accelerator: Accelerator) -> History:
-    """Load the newest checkpoint of a folder into the method and the telemetry, and return the history.
+def restore(
+    folder: Path, method: TrainingMethod, selection: Selection, telemetry: Telemetry, accelerator: Accelerator
+) -> History:
+    """Load the newest checkpoint of a folder into the method, the selection and the telemetry; return the history.
 
     Raises:
         InputError: if there is no checkpoint, it is damaged, or it belongs to another method or number of processes.
@@ -53,6 +58,7 @@ def restore(folder: Path, method: TrainingMethod, telemetry: Telemetry, accelera
             )
         method.load_state_dict(state["method"])
         history = History(**state["history"])
+        selection.weights = state.get("best", {})  # older checkpoints have none
         rank = accelerator.process_index
         history.forward_rows, history.backward_rows = state["rows"][rank]
         telemetry.load_state_dict(state["telemetry"][rank])

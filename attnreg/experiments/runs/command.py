@@ -126,6 +126,14 @@ def _settings(recipe: str, options: dict[str, Any]) -> Settings:
         )
     if task.name == "custom" and shared["data_dir"] is None:
         raise UsageError("--task custom needs --data-dir.")
+    if shared["patience"] is None:
+        for name in ("stop_on", "stopping_rows"):
+            if shared[name] is not None:
+                raise UsageError(f"--{name.replace('_', '-')} needs --patience, which stops a run early.")
+    elif shared["stop_on"] == "dev" and shared["stopping_rows"] is not None:
+        raise UsageError("--stopping-rows needs --stop-on held-out: with --stop-on dev, no rows are held out.")
+    else:
+        shared["stop_on"] = shared["stop_on"] or "held-out"
     for name in ("epochs", "batch_size", "learning_rate", "max_length"):
         if shared[name] is None:
             shared[name] = getattr(task, name)

@@ -23,6 +23,7 @@ class History:
         drop_rates: drop rate per attention site, mean over the steps in which the provider was active.
         active_steps: number of those steps.
         events: how often each event happened, such as ``"winner: attacker"``.
+        returned: name of the network that is returned, once training has finished.
     """
 
     epoch: int = 0
@@ -37,6 +38,7 @@ class History:
     drop_rates: dict[str, float] = field(default_factory=dict)
     active_steps: int = 0
     events: dict[str, int] = field(default_factory=dict)
+    returned: str = ""
 
     def of(self, network: str) -> list[dict[str, Any]]:
         """Return the evaluations of one network, in order."""

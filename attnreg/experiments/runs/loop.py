@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import signal
+import sys
 import time
 import warnings
+from typing import Any
 
 from accelerate.utils import set_seed
 
@@ -19,6 +20,7 @@ from attnreg.experiments.runs.outcome import conclude, peak_memory
 from attnreg.experiments.runs.passes import PassCounter
 from attnreg.experiments.runs.progress import Progress
 from attnreg.experiments.runs.setup import Setup
+from attnreg.experiments.runs.stopping import biased
 from attnreg.experiments.runs.telemetry import Telemetry
 from attnreg.provider.asleep import asleep_for
 from attnreg.provider.saving import to_json
@@ -27,6 +29,8 @@ from attnreg.training.method import TrainingMethod, Updater
 
 def fit(method: TrainingMethod, run: Setup) -> History:
     """Train, evaluate, keep the best model and write checkpoints; with ``--resume``, continue from the last one.
+
+    With ``--patience``, stop early, and return the method's :attr:`model` to its best weights.
 
     Args:
         method: the training method. Its :attr:`model` is saved whenever it reaches a new best score.
@@ -55,6 +59,8 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         to_json(method.provider)  # raises now if the provider could not be saved after the first epoch
         if why := asleep_for(method.provider, run.epochs):
             warnings.warn(why, AsleepWarning, stacklevel=2)
+    if run.settings.stop_on == "dev" and run.folder.writer:
+        print(biased(run.scored_on), file=sys.stderr)
     set_seed(run.settings.seed, device_specific=True)
     run.accelerator.wait_for_everyone()  # all processes must have checked the folder before one writes to it
     loop = _Loop(method, run)
@@ -65,8 +71,10 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         else:
             run.folder.create(run.settings)
         with run.tracked(), Progress(run, loop.history) as loop.progress:
-            while loop.history.epoch < run.epochs:
+            while loop.history.epoch < run.epochs and not loop.selection.is_over(loop.records):
                 loop.epoch()
+        loop.selection.give_back(method.model)
+        loop.history.returned = method.returned_name
         conclude(method, run, loop.history)
         if loop.interruption.signal:
             loop.stop()  # the caller must not continue after a signal
@@ -85,6 +93,12 @@ class _Loop:
         self.history = History()
         self.telemetry = Telemetry(run.log_telemetry, Updater(accelerator=run.accelerator).mean)
         self.divergence = DivergenceCheck(method, run.folder)
+        self.selection = run.selection()
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The evaluations of the network to return."""
+        return self.history.of(self.method.returned_name)
 
     def epoch(self) -> None:
         """Train for the rest of an epoch, then evaluate and save."""
@@ -117,7 +131,6 @@ class _Loop:
         history.drop_rates, rates = self.telemetry.mean_drop_rates(), self.telemetry.end_epoch()
         history.active_steps = self.telemetry.active_steps()
         history.events = dict(self.telemetry.event_counts)
-        best = max((r[run.task.metric] for r in history.of(method.returned_name)), default=-math.inf)
         last = history.epoch + 1 == run.epochs
         evaluated = last or (history.epoch + 1) % run.settings.evaluate_every == 0
         if evaluated:
@@ -125,14 +138,14 @@ class _Loop:
         history.epoch, history.batch = history.epoch + 1, 0
         history.seconds = time.perf_counter() - begin
         history.peak_memory = max(history.peak_memory, peak_memory() or 0)
-        if evaluated and history.of(method.returned_name)[-1][run.task.metric] > best:
+        if evaluated and self.selection.note(self.records, method.model):
             run.folder.save_model(method.model, run.tokenizer, method.provider)
         self.save()
 
     def _evaluate(self, drop_rates: dict[str, float]) -> None:
         run, history = self.run, self.history
         for name, network in self.method.networks.items():
-            metrics = evaluate_all(network, {"": run.dev, **run.further}, run.kind, run.accelerator)
+            metrics = evaluate_all(network, run.evaluated, run.kind, run.accelerator)
             record = {"network": name, "epoch": history.epoch + 1, "step": history.step, **metrics}
             if self.method.provider is not None:
                 record["drop_rate"] = drop_rates
@@ -166,11 +179,12 @@ class _Loop:
         """Write a checkpoint, unless training has diverged."""
         run = self.run
         self.divergence.check(self.history.step)
-        state = checkpoint(self.method, self.history, self.telemetry, run.accelerator)
+        state = checkpoint(self.method, self.history, self.selection, self.telemetry, run.accelerator)
         run.folder.save_checkpoint(self.history.step, state)
 
     def restore(self) -> None:
         """Continue from the last checkpoint."""
         run = self.run
-        self.history = restore(run.folder.checkpoints, self.method, self.telemetry, run.accelerator)
+        parts = (self.method, self.selection, self.telemetry)
+        self.history = restore(run.folder.checkpoints, *parts, run.accelerator)
         run.folder.keep_lines(metrics=len(self.history.evaluations), telemetry=self.telemetry.written)

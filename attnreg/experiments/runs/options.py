@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,40 @@ class Option(click.Option):
     def __init__(self, *args: Any, group: str = METHOD, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.group = group
+
+
+class Numbers(click.ParamType):
+    """Numbers separated by commas.
+
+    Args:
+        number: the type of each number.
+        example: noun and example, for the error message.
+        word: a word that is accepted instead of numbers.
+
+    Example:
+        >>> layers = Numbers(click.INT, "layer indices such as 0,-1", word="all")
+        >>> layers("0,2"), layers("all")
+        ([0, 2], 'all')
+    """
+
+    name = "numbers"
+
+    def __init__(self, number: click.ParamType, example: str, word: str | None = None) -> None:
+        self._number = number
+        self._expected = example if word is None else f"{word!r} or {example}"
+        self._word = word
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a list of numbers, or the word."""
+        if value == self._word or isinstance(value, list):
+            return value
+        try:
+            numbers = [self._number.convert(each, param, ctx) for each in value.split(",")]
+        except click.BadParameter:
+            numbers = [math.nan]
+        if any(math.isnan(number) for number in numbers):
+            self.fail(f"expected {self._expected}, got {value!r}.", param, ctx)
+        return numbers
 
 
 def option(*flags: str, group: str = METHOD, **kwargs: Any) -> Callable[[Any], Any]:
@@ -82,6 +117,40 @@ def argument(target: str, name: str, flag: str | None = None, **kwargs: Any) -> 
     else:
         own = {"type": _click_type(found.annotation, aliases)}
     return option(flag, name, **{**own, "default": found.default, "help": found.help, **kwargs})
+
+
+Preset = Mapping[str, Any]
+
+
+def preset(flag: str, presets: Mapping[str, Preset], **kwargs: Any) -> Callable[[Any], Any]:
+    """Make an option that chooses other defaults for a command. An option that is given wins; the recipe sees neither.
+
+    Args:
+        flag: the option's flag.
+        presets: for each choice, defaults by the names of the command's options. A function as default is called with
+            the value of ``--task``.
+        kwargs: arguments of :func:`option`.
+
+    Example:
+        >>> @click.command()
+        ... @preset("--size", {"small": {"rows": 10, "epochs": 2}})
+        ... @option("--rows", default=100)
+        ... @option("--epochs", default=20)
+        ... def command(**options): print(options)
+        >>> command(["--epochs", "5", "--size", "small"], standalone_mode=False)
+        {'epochs': 5, 'rows': 10}
+    """
+
+    def choose(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
+        if name is not None:
+            default = {each.name: each.default for each in context.command.params}.get("task")
+
+            def made(value: Any) -> Any:  # called once all given options are read, --task among them
+                return (lambda: value(context.params.get("task", default))) if callable(value) else value
+
+            context.default_map = {option: made(value) for option, value in presets[name].items()}
+
+    return option(flag, type=click.Choice(list(presets)), callback=choose, is_eager=True, expose_value=False, **kwargs)
 
 
 def _source(target: str) -> tuple[ast.AST, Mapping[str, ast.expr]]:

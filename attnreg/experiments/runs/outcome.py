@@ -16,7 +16,7 @@ from attnreg.training.method import TrainingMethod
 
 
 def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
-    """Evaluate the returned network after the last epoch and write the results.
+    """Evaluate the returned network at the end of training and write the results.
 
     ``predictions.jsonl`` has the label and the prediction (and the logits, for classes) of each dev row, in order.
     ``result.json`` has the scores on dev and on some training rows (as many as the kind's ``scored_train_rows``), the
@@ -49,6 +49,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "active_steps": history.active_steps,
         "events": history.events,
         "held_out": run.held_out,
+        "stopping": _stopping(run, history.of(method.returned_name)),
         "environment": {
             "device": _device_name(run.accelerator.device),
             "processes": run.accelerator.num_processes,
@@ -57,6 +58,19 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         },
     }
     run.folder.write_outcome(result, dev.records)
+
+
+def _stopping(run: Setup, records: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return when the run stopped and which epoch it returned to; ``None`` without ``--patience``."""
+    if run.settings.patience is None:
+        return None
+    selection = run.selection()
+    return {
+        "rows": None if run.stopping is None else len(run.stopping.references),  # `None` for dev
+        "score": selection.best(records)[selection.key],
+        "last_epoch": records[-1]["epoch"],
+        "returned_epoch": selection.best(records)["epoch"],
+    }
 
 
 def _device_name(device: torch.device) -> str:

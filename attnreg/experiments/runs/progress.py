@@ -13,6 +13,7 @@ from rich.text import Text
 
 from attnreg.experiments.runs.history import History
 from attnreg.experiments.runs.setup import Setup
+from attnreg.experiments.runs.stopping import STOPPING
 from attnreg.experiments.runs.telemetry import Telemetry
 
 
@@ -54,9 +55,11 @@ class Progress:
         if "drop_rate" in record:
             rates = list(record["drop_rate"].values())
             dropped = f"  drop rate {sum(rates) / len(rates):.3f}" if rates else "  nothing dropped"
+        key = f"{STOPPING}_{metric}"
+        held_out = f"  on stopping rows {record[key]:.4f}" if key in record else ""
         self._console.print(
             f"epoch {record['epoch']}/{self._run.epochs}  {record['network']:<9} {self._run.scored_on} loss "
-            f"{record['loss']:.4f}  {metric} {record[metric]:.4f}{dropped}",
+            f"{record['loss']:.4f}  {metric} {record[metric]:.4f}{held_out}{dropped}",
             highlight=False,
             soft_wrap=True,
         )

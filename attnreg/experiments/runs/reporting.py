@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+
+from attnreg.experiments.runs.stopping import biased
 
 if TYPE_CHECKING:  # `attnreg compare` needs only the tables
     from attnreg.experiments.runs.history import History
     from attnreg.experiments.runs.setup import Setup
 
 
-def report(run: Setup, history: History, plain: tuple[Setup, History] | None = None, notes: Sequence[str] = ()) -> None:
+def report(
+    run: Setup,
+    history: History,
+    plain: tuple[Setup, History] | None,
+    notes: Sequence[str],
+    tables: Mapping[str, Sequence[Sequence[str]]],
+) -> None:
     """Print the results of a run and write them to ``report.md``; see :meth:`attnreg.experiments.Run.report`."""
     metric = run.task.metric
-    header = ["network", "last epoch", "best epoch", "loss", "rows", "time (s)"]
+    stopping = run.settings.patience is not None
+    returned_epoch = ["returned epoch"] if stopping else []
+    header = ["network", *returned_epoch, "last epoch", "best epoch", "loss", "rows", "time (s)"]
     networks = dict.fromkeys(record["network"] for record in history.evaluations)
     entries = [(name if len(networks) > 1 else run.settings.recipe, run, history, name) for name in networks]
     if plain is not None:
@@ -28,8 +38,9 @@ def report(run: Setup, history: History, plain: tuple[Setup, History] | None = N
         rows.append(
             [
                 name,
+                *([_returned(its_run, its_history, network)] if stopping else []),
                 f"{records[-1][metric]:.4f}" + _of_epoch(records[-1]["epoch"], its_run.epochs),
-                f"{best[metric]:.4f} ({best['epoch']})",
+                _at(best, metric),
                 f"{records[-1]['loss']:.4f}",
                 str(len(its_run.train_rows)),
                 f"{its_history.seconds:.0f}",
@@ -45,6 +56,12 @@ def report(run: Setup, history: History, plain: tuple[Setup, History] | None = N
     notes = [*notes, _activity(history)] if rates or run.folder.has_provider else list(notes)
     if played := rounds_played(history.events):
         notes = [*notes, played]
+    if stopping:
+        notes = [*notes, _stopped(run, history)]
+        notes += [] if plain is None else [f"Plain fine-tuning: {_stopped(*plain)}"]
+        notes += [biased(run.scored_on)] if settings.stop_on == "dev" else []
+    for heading, (first, *others) in tables.items():
+        print_table(console, first, others, title=heading)
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
     console.print(f"Results saved to {run.folder.path}/.", highlight=False, soft_wrap=True)
@@ -52,9 +69,35 @@ def report(run: Setup, history: History, plain: tuple[Setup, History] | None = N
     if rates:
         text += ["Drop rate per layer, mean over the steps in which the provider was active:", ""]
         text += [*_markdown(["layer", "drop rate"], rates), ""]
+    for heading, (first, *others) in tables.items():
+        text += [f"{heading}:", "", *_markdown(first, others), ""]
     text += [f"{note}\n" for note in notes]
     with run.folder.written():
         run.folder.write_text("report.md", "\n".join(text))
+
+
+def _at(record: Mapping[str, Any], metric: str) -> str:
+    return f"{record[metric]:.4f} ({record['epoch']})"
+
+
+def _returned(run: Setup, history: History, network: str) -> str:
+    """Return the score of the network that the run returned, with its epoch; empty for the other network of a game."""
+    if network != history.returned:
+        return ""
+    return _at(run.selection().best(history.of(network)), run.task.metric)
+
+
+def _stopped(run: Setup, history: History) -> str:
+    """Say at which epoch a run with ``--patience`` stopped, and to which it returned."""
+    records, patience = history.of(history.returned), run.settings.patience
+    best = run.selection().best(records)["epoch"]
+    rows = f"{run.scored_on} rows" if run.stopping is None else f"{len(run.stopping.references)} rows held out of train"
+    if run.selection().is_over(records):
+        after = f"{patience} evaluations" if patience != 1 else "1 evaluation"
+        end = f"Stopped after epoch {history.epoch} of {run.epochs}: no better score on {rows} in {after}."
+    else:
+        end = f"Trained for all {run.epochs} epochs, with the best score on {rows} in epoch {best}."
+    return f"{end} The network of epoch {best} is returned."
 
 
 def _of_epoch(epoch: int, epochs: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,15 +50,22 @@ class Run(Setup):
         """
         return fit(method, self)
 
-    def report(self, history: History, plain: tuple[Setup, History] | None = None, notes: Sequence[str] = ()) -> None:
+    def report(
+        self,
+        history: History,
+        plain: tuple[Setup, History] | None = None,
+        notes: Sequence[str] = (),
+        tables: Mapping[str, Sequence[Sequence[str]]] | None = None,
+    ) -> None:
         """Print the results and write them to ``report.md``.
 
         Args:
             history: history of this run.
             plain: a plain fine-tuning run to compare with, and its history.
             notes: sentences to add below the tables.
+            tables: further tables by title; the first row is the header.
         """
-        report(self, history, plain, notes)
+        report(self, history, plain, notes, tables or {})
 
     def plain(self) -> Run:
         """Return a plain fine-tuning run with the same settings, with the folder ``baseline`` in this run's folder."""

@@ -81,7 +81,31 @@ class Settings:
     learning_rate: float = _task_default(
         TRAINING, "Peak learning rate of the model", type=click.FloatRange(min=0, min_open=True)
     )
+    schedule: str = _option(
+        TRAINING,
+        'Learning rate: "linear" (warm-up over a tenth of the steps, then decay to zero) or "constant".',
+        "linear",
+        type=click.Choice(["linear", "constant"]),
+    )
     evaluate_every: int = _option(TRAINING, "Evaluate every N epochs and after the last one.", 1, type=_POSITIVE)
+    patience: int | None = _option(
+        TRAINING,
+        "Stop after N evaluations without a better score, and return to the best network (default: do not stop).",
+        None,
+        type=_POSITIVE,
+    )
+    stop_on: str | None = _option(
+        TRAINING,
+        'Rows that --patience looks at: "held-out" (of train) or "dev" (biases dev scores) (default: held-out).',
+        None,
+        type=click.Choice(["held-out", "dev"]),
+    )
+    stopping_rows: int | None = _option(
+        TRAINING,
+        "Rows to hold out of train for --patience (default: a tenth of train, at most 256).",
+        None,
+        type=_POSITIVE,
+    )
     seed: int = _option(
         TRAINING,
         "Seed of the new head, the choice and order of rows, and dropout.",
@@ -131,7 +155,7 @@ class Settings:
         """List the options in which a saved configuration differs, as typed on the command line."""
         mine = self.to_dict()
         flat = {**{k: v for k, v in mine.items() if k != "own"}, **mine["own"]}
-        theirs = {**{k: v for k, v in config.items() if k != "own"}, **config.get("own", {})}
+        theirs = {**{k: v for k, v in with_defaults(config).items() if k != "own"}, **config.get("own", {})}
         return [
             f"{as_typed(self.flag(name), theirs.get(name)) or 'no ' + self.flag(name)} "
             f"(not {as_typed(self.flag(name), flat.get(name)) or 'given'})"
@@ -142,6 +166,18 @@ class Settings:
     def flag(self, name: str) -> str:
         """Return the flag of an option, without a value."""
         return self.flags.get(name, f"--{name.replace('_', '-')}")
+
+
+def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a saved configuration with the defaults of shared options that are newer than it.
+
+    Example:
+        >>> with_defaults({"epochs": 3})["schedule"]
+        'linear'
+    """
+    defaults = {each.name: each.default for each in dataclasses.fields(Settings) if "option" in each.metadata}
+    known = {name: value for name, value in defaults.items() if value is not MISSING and name not in _NOT_COMPARED}
+    return {**json.loads(json.dumps(known)), **config}
 
 
 def shared_options(*scopes: str, task: str | None = None) -> list[Callable[[Any], Any]]:

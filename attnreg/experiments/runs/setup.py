@@ -19,6 +19,7 @@ from attnreg.errors import InputError
 from attnreg.experiments.runs.batches import Labelled, TrainBatches, in_order
 from attnreg.experiments.runs.folder import RunFolder
 from attnreg.experiments.runs.settings import Settings
+from attnreg.experiments.runs.stopping import STOPPING, Selection
 from attnreg.experiments.runs.trackers import check_trackers, flattened, tracked
 from attnreg.experiments.tasks.data import load_data
 from attnreg.experiments.tasks.kinds import kind_class
@@ -89,6 +90,7 @@ class Setup:
             for name in self.task.validation[1:]
             if name in splits and settings.validation_rows is None
         }
+        self._stopping_rows = self._hold_out_to_stop()
         self._rows_left, self._held_until = self.train_rows, 0
 
     @property
@@ -121,6 +123,21 @@ class Setup:
         """Further validation sets of the task, by name."""
         return {name: self.labelled(rows) for name, rows in self._further_rows.items()}
 
+    @functools.cached_property
+    def stopping(self) -> Labelled | None:
+        """The rows held out of the whole run for ``--patience``, if any."""
+        return None if self._stopping_rows is None else self.labelled(self._stopping_rows)
+
+    @property
+    def evaluated(self) -> dict[str, Labelled]:
+        """All sets to evaluate during training, by name; the name of :attr:`dev` is empty."""
+        return {"": self.dev, **self.further, **({} if self.stopping is None else {STOPPING: self.stopping})}
+
+    def selection(self) -> Selection:
+        """Return the rule that chooses the network to keep."""
+        metric = self.task.metric
+        return Selection(metric if self.stopping is None else f"{STOPPING}_{metric}", self.settings.patience)
+
     @property
     def dev_batches(self) -> list[Batch]:
         """The batches of :attr:`dev`."""
@@ -149,15 +166,19 @@ class Setup:
         Raises:
             InputError: if no row is left to train on.
         """
-        rows, left = self.train_rows, len(self.train_rows) - size
-        if left < 1:
-            raise InputError(
-                f"Holding out {size} row{'s' * (size > 1)} needs at least {size + 1} training rows, got {len(rows)}."
-            )
-        held, self.train_rows = rows.select(range(left, left + size)), rows.select(range(left))
+        rows = self.train_rows
+        self.train_rows, held = _split(rows, size)
         self.held_out = {"rows": size, "epochs": self.epochs if epochs is None else min(epochs, self.epochs)}
         if epochs is not None and epochs < self.epochs:
             self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
+        return held
+
+    def _hold_out_to_stop(self) -> Any:
+        """Hold the rows for ``--patience`` out of the whole run, before any others; ``None`` if it needs none."""
+        settings, rows = self.settings, len(self.train_rows)
+        if settings.patience is None or settings.stop_on == "dev":
+            return None
+        self.train_rows, held = _split(self.train_rows, settings.stopping_rows or min(256, max(1, rows // 10)))
         return held
 
     def rows_in_order(self, rows: Any) -> list[Batch]:
@@ -186,9 +207,11 @@ class Setup:
         return optimizer
 
     def schedule(self, optimizer: Optimizer) -> LRScheduler:
-        """Make a schedule: linear warm-up over a tenth of the steps, then linear decay to zero."""
-        from transformers import get_linear_schedule_with_warmup  # late: it is slow to import
+        """Make the schedule that ``--schedule`` names."""
+        from transformers import get_constant_schedule, get_linear_schedule_with_warmup  # late: it is slow to import
 
+        if self.settings.schedule == "constant":
+            return get_constant_schedule(optimizer)
         return get_linear_schedule_with_warmup(optimizer, int(WARMUP_SHARE * self.total_steps), self.total_steps)
 
     def tracked(self) -> AbstractContextManager[None]:
@@ -209,6 +232,16 @@ class Setup:
         self.folder.append("metrics", record)
         numbers = {name: value for name, value in record.items() if name not in ("network", "step", "drop_rate")}
         self.accelerator.log(flattened(numbers, f"{self.scored_on}/{record['network']}/"), step=record["step"])
+
+
+def _split(rows: Any, size: int) -> tuple[Any, Any]:
+    """Split off the last rows."""
+    left = len(rows) - size
+    if left < 1:
+        raise InputError(
+            f"Holding out {size} row{'s' * (size > 1)} needs at least {size + 1} training rows, got {len(rows)}."
+        )
+    return rows.select(range(left)), rows.select(range(left, left + size))
 
 
 def _select(splits: Mapping[str, Any], settings: Settings) -> tuple[Any, Any]:

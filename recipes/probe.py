@@ -1,0 +1,52 @@
+"""Probing: fine-tune, then drop high, low or random attention at evaluation."""
+
+from typing import Any
+
+import click
+
+import attnreg
+from attnreg.experiments import Numbers, argument, option, recipe
+
+PROVIDER = "attnreg:AttributionProvider"
+
+
+@recipe(
+    "probe",
+    argument(PROVIDER, "p"),
+    option("--q", default="0,0.25,0.5,0.75,1", type=Numbers(click.FloatRange(0, 1), "probabilities such as 0,0.5,1"),
+           help="Probabilities of dropping each candidate, separated by commas."),
+    argument(PROVIDER, "method", type=click.Choice(["gradient", "integrated_gradients", "attention"])),
+    option("--layers", default="all", type=Numbers(click.INT, "layer indices such as 0,1,-1", word="all"),
+           help="Layers to mask: 'all' or indices such as 0,1,-1."),
+    argument(PROVIDER, "steps"),
+)  # fmt: skip
+def probe(
+    run: "attnreg.experiments.Run", p: float, q: list[float], method: Any, layers: str | list[int], **options: Any
+) -> None:
+    """Probing: fine-tune, then drop high, low or random attention at evaluation.
+
+    Example: attnreg recipe probe --task cola --p 0.3 --q 0,0.5,1
+    """
+    from attnreg.experiments.plots.probe import plot_probe
+    from attnreg.experiments.runs.probing import probed_scores
+
+    if run.task.kind == "seq2seq":
+        raise click.UsageError(f"Probing needs a task without generated text, got {run.task.name}.")
+    options["layers"] = None if isinstance(layers, str) else layers
+    attnreg.attach(run.model, attnreg.AttributionProvider(**options)).detach()  # refuses wrong layers before training
+    history = run.train()
+    metric, model = run.task.metric, run.model
+    plain = attnreg.experiments.evaluate(model, run.dev, run.kind, run.accelerator)[metric]
+    rows = [["none", "", "0.000", f"{plain:.4f}"]]
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    for name in ("high", "low", "random"):
+        chosen = {"method": "random"} if name == "random" else {"method": method, "region": name}
+        lines[name] = []
+        for rate in q:
+            found = probed_scores(run, model, attnreg.AttributionProvider(p, rate, **chosen, **options))
+            rows.append([name, f"{rate:g}", f"{found['dropped']:.3f}", f"{found[metric]:.4f}"])
+            lines[name].append((rate, found["dropped"], found[metric]))
+    table = [["candidates", "q", "share dropped", metric], *rows]
+    run.report(history, tables={f"Score on {run.scored_on} rows while attention is dropped, p = {p:g}": table})
+    if run.folder.writer:
+        plot_probe(lines, plain, f"{metric} on {run.scored_on}", run.folder.path / "plots" / "probe.png")

@@ -1,0 +1,79 @@
+"""Presets: other defaults by one option, which options that are given replace."""
+
+import json
+
+import pytest
+
+from attnreg.experiments.compare.method import Method
+from attnreg.experiments.compare.study import Study
+from attnreg.experiments.runs.catalogue import load_command
+from tests.commands import assert_sentence, ran
+
+PAPER = {
+    "batch_size": 16,
+    "epochs": 50,
+    "learning_rate": 1e-5,
+    "schedule": "constant",
+    "patience": 5,
+    "stop_on": "dev",
+    "method": "gradient",
+    "first_pass": "train",
+}
+
+
+def settings(*args):
+    chosen = load_command("ad-drop").settings(args).to_dict()
+    return {**chosen, **chosen["own"]}
+
+
+def changed(*args):
+    """The options that differ from those of a run with no preset."""
+    task = [word for word in args if word in ("--task", "mrpc", "cola")]
+    plain, chosen = settings(*task), settings(*args)
+    return {name: value for name, value in chosen.items() if value != plain[name] and name not in ("own", "flags")}
+
+
+def test_a_preset_changes_defaults_and_nothing_else():
+    paper = {name: value for name, value in PAPER.items() if name != "method"}  # which is the default anyway
+    assert changed("--regime", "paper") == paper
+    assert changed("--task", "cola", "--regime", "paper").items() <= PAPER.items()
+
+
+@pytest.mark.parametrize("args", [("--regime", "paper", "--task", "mrpc"), ("--task", "mrpc", "--regime", "paper")])
+def test_a_default_may_depend_on_the_task(args):
+    assert settings(*args)["method"] == "integrated_gradients"
+    assert settings(*args, "--method", "attention")["method"] == "attention"
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_an_option_that_is_given_wins_before_and_after_it(name):
+    given = {"schedule": "linear", "stop_on": "held-out", "method": "random", "first_pass": "eval"}.get(name, "3")
+    words = [f"--{name.replace('_', '-')}", given]
+    for args in (["--regime", "paper", *words], [*words, "--regime", "paper"]):
+        got = settings(*args)
+        assert str(got.pop(name)) in (given, f"{given}.0")
+        assert {**got, name: PAPER[name]}.items() >= PAPER.items()
+
+
+def test_it_trains_and_writes_the_resulting_values(cli, tmp_path):
+    small = ["--epochs", 2, "--train-size", 64, "--output-dir", "out"]
+    result = ran(cli("recipe", "ad-drop", "--regime", "paper", *small))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert {**config, **config["own"]}.items() >= {**PAPER, "epochs": 2, "train_size": 64}.items()
+    assert "Warning: --stop-on dev" in result.output
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["steps"] == 2 * 4
+    ran(cli("recipe", "ad-drop", "--regime", "paper", *small, "--resume"))
+    assert_sentence(cli("recipe", "ad-drop", *small, "--resume"), 1, "other options: resume with --batch-size 16")
+
+
+def test_a_wrong_name_is_refused(cli):
+    assert_sentence(cli("recipe", "ad-drop", "--regime", "ours"), 2, "'ours' is not 'paper'|one of 'paper'")
+
+
+def test_a_comparison_passes_on_only_what_was_given(cli, tmp_path):
+    args = ["finetune", "ad-drop --regime paper", "--seeds", 1, "--launcher", "commands", "--output-dir", "study"]
+    printed = ran(cli("compare", *args)).stdout
+    assert "--schedule" not in printed
+    study = Study([method := Method("ad-drop --regime paper")], method, ["--epochs", "7"], 1, tmp_path)
+    (run,) = study.runs()
+    assert (run.settings.schedule, run.settings.patience, run.settings.epochs) == ("constant", 5, 7)
