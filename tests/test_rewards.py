@@ -9,17 +9,20 @@ import torch
 import transformers as hf
 
 import attnreg
+from attnreg.errors import InputError
+from attnreg.training.noise import noisy_tokens
 from attnreg.training.rewards import (
+    MetricScore,
+    RewardRule,
     by_evidence,
     correctness,
     greedy,
-    mean_gap,
     negative_loss,
     proportional,
     reinforce_loss,
-    sign_of_gap,
     standardized_gap,
 )
+from tests.test_attacker_defender import make_batches, make_game
 
 INPUTS = {"input_ids": torch.tensor([[1, 2]])}
 ACTIONS = [torch.tensor(bits).view(1, 1, 1, 2, 2) for bits in itertools.product([False, True], repeat=4)]
@@ -34,12 +37,15 @@ def index_of(keep):
 @pytest.fixture
 def net():
     torch.manual_seed(0)
-    return attnreg.GNetProvider(4, 3, 1, 2, initial_keep=0.6).double()
+    made = attnreg.GNetProvider(4, 3, 1, 2, initial_keep=0.6).double()
+    made.calibrate(INPUTS)
+    return made
 
 
 def parameters(net):
     net = net.network
-    return [net.tokens.weight, net.positions.weight, net.qkv.weight, net.qkv.bias, net.bias]
+    norm = net.embedding_norm
+    return [net.tokens.weight, net.positions.weight, norm.weight, norm.bias, net.qkv.weight, net.qkv.bias, net.bias]
 
 
 def expected_reward(net):
@@ -82,7 +88,7 @@ def test_it_agrees_with_finite_differences(net):
                 down = float(expected_reward(net))
                 flat[i] += h
                 numeric.append(-(up - down) / (2 * h) / 4)
-    assert (torch.tensor(numeric) - exact).abs().max() < 1e-8
+    assert (torch.tensor(numeric) - exact).abs().max() < 1e-6
 
 
 def test_the_mean_of_many_samples_is_within_five_standard_errors(net):
@@ -130,8 +136,12 @@ def test_rewards_and_winners():
     a, d = torch.tensor([0.4, 0.1, 0.7, 0.2]), torch.tensor([0.1, 0.2, 0.3, 0.2])
     gaps = a - d
     t = gaps.mean() / (gaps.std() / 2)
-    assert mean_gap(gaps) == pytest.approx(0.15)
-    assert sign_of_gap(gaps) == 1
+    assert RewardRule("gap")(gaps) == pytest.approx(0.15)
+    assert RewardRule("scaled")(gaps) == pytest.approx(0.15)
+    assert RewardRule("sign")(gaps) == 1
+    assert RewardRule("standardized")(gaps) == pytest.approx(float(t))
+    assert torch.equal(RewardRule("gap", "sample")(gaps), gaps)
+    assert torch.equal(RewardRule("sign", "sample")(gaps), gaps.sign())
     assert standardized_gap(gaps) == pytest.approx(float(t))
     assert standardized_gap(gaps * 1e-5) == pytest.approx(float(t), abs=1e-4)
     assert float(by_evidence(a, d)) == pytest.approx(scipy.stats.norm.cdf(float(t)), abs=1e-5)
@@ -143,3 +153,84 @@ def test_rewards_and_winners():
     with pytest.raises(ValueError, match="Winner 'proportional' needs scores of 0 or more"):
         proportional(-a, -d)
     assert standardized_gap(torch.tensor([2.0])) == 1
+
+
+def test_a_metric_scores_all_rows_of_a_round_together():
+    """Matthews' correlation of all scored rows is no mean over batches."""
+    seen = []
+
+    def metric(labels, predictions):
+        seen.append((labels, predictions))
+        return 10.0 * len(seen)
+
+    rewards = make_batches(3, seed=9)
+    game = make_game(steps_per_round=1, reward_batches=rewards, score=MetricScore(metric))
+    result = game.step(make_batches(1)[0])
+    assert [len(labels) for labels, _ in seen] == [12, 12]  # once for each network
+    assert seen[0][0] == torch.cat([batch["labels"] for batch in rewards]).tolist()
+    assert (result.logs["defender_score"], result.logs["attacker_score"]) == (10.0, 20.0)
+    assert result.events == {"winner": "attacker"}  # without rows' scores, the better one
+    with pytest.raises(InputError, match="Expected `reward_per` 'round' with a metric as score"):
+        make_game(score=MetricScore(metric), reward_per="sample")
+
+
+def test_a_metric_needs_one_label_per_row():
+    config = hf.BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_labels=3)
+    batch = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[0, -100, 2]])}
+    with pytest.raises(InputError, match=r"A metric needs one label per row, got labels of shape \(1, 3\)"):
+        MetricScore(lambda a, b: 0.0)(hf.BertForTokenClassification(config), batch)
+
+
+def test_noise_replaces_a_share_of_the_tokens_by_others_of_the_batch():
+    torch.manual_seed(0)
+    ids = torch.randint(5, 100, (64, 50))
+    ids[:, 0] = 1
+    mask = torch.ones_like(ids)
+    mask[:, 40:] = 0
+    ids[:, 40:] = 0
+    noisy = noisy_tokens({"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0]}, 0.3, special_tokens=[1])
+    changed = noisy["input_ids"] != ids
+    assert not changed[:, 0].any()
+    assert not changed[:, 40:].any()
+    share = changed[:, 1:40].double().mean()  # a replaced token may be replaced by its like, once in about 95
+    assert share == pytest.approx(0.3 * (1 - 1 / 95), abs=5 * (0.21 / (64 * 39)) ** 0.5)
+    assert set(noisy["input_ids"].flatten().tolist()) <= set(ids.flatten().tolist())
+    assert noisy["labels"] is not None
+    with pytest.raises(InputError, match="holds no `input_ids` to add noise to"):
+        noisy_tokens({"pixel_values": torch.zeros(1)}, 0.1)
+
+
+def test_both_networks_are_scored_on_the_same_noisy_rows():
+    seen = []
+
+    def score(network, batch):
+        seen.append(batch["input_ids"])
+        return torch.zeros(len(batch["labels"]))
+
+    game = make_game(steps_per_round=2, reward_batches=None, reward_noise=0.9, score=score)
+    batches = make_batches(2)
+    for batch in batches:
+        game.step(batch)
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[2], seen[3])
+    assert not torch.equal(seen[0], batches[0]["input_ids"])
+
+
+def test_each_round_may_have_rows_of_its_own():
+    rounds, asked = make_batches(4, seed=9), []
+
+    def rows(number):
+        asked.append(number)
+        return [rounds[number]]
+
+    seen = []
+
+    def score(network, batch):
+        seen.append(id(batch))
+        return torch.zeros(len(batch["labels"]))
+
+    game = make_game(steps_per_round=2, reward_batches=rows, score=score)
+    for batch in make_batches(6):
+        game.step(batch)
+    assert asked == [0, 1, 2]
+    assert seen == [id(rounds[number]) for number in (0, 0, 1, 1, 2, 2)]

@@ -139,7 +139,7 @@ class Reinforce:
             self._gradients.append(list(gradients))
         else:
             self._gradients[attacker] = [
-                old if new is None else new if old is None else old + new
+                old if new is None else new if old is None else old.add_(new)  # in place: embeddings are large
                 for old, new in zip(self._gradients[attacker], gradients, strict=True)
             ]
 
@@ -162,8 +162,8 @@ class Reinforce:
             parameter.grad = None
             for weight, gradients in zip(weights, self._gradients, strict=True):
                 if (gradient := gradients[number]) is not None:
-                    share = weight / (self.steps * len(rewards)) * gradient
-                    parameter.grad = share if parameter.grad is None else parameter.grad + share
+                    gradient.mul_(weight / (self.steps * len(rewards)))
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._updater.average_gradients(self._generator.parameters())
         self._own_updater.step(self._generator, self.optimizer)
         self.baseline += (1 - self.momentum) * (mean - self.baseline)

@@ -1,0 +1,174 @@
+"""Credit by gradient, against exact derivatives on a small case in float64."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+
+import attnreg
+from attnreg.errors import InputError
+from attnreg.training.gradient_credit import GradientCredit
+from attnreg.training.method import Updater
+from tests.test_attacker_defender import make_batches, make_game, make_model, weights
+
+
+def case(**options):
+    """An Attacker without dropout, its G-Net, a teacher that does not change it, and two batches."""
+    model = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="eager").double()
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)  # away from the symmetry of an untrained model
+    generator = attnreg.GNetProvider.for_model(model, initial_keep=0.6, **options).double()
+    attnreg.attach(model, generator)
+    batch, reward = make_batches(2)
+    optimizer = torch.optim.SGD(generator.parameters(), lr=1.0)
+    return model, generator, batch, reward, optimizer
+
+
+def teacher_of(model, generator, reward, optimizer, **options):
+    options = {"price": 0.0, "max_grad_norm": None, **options}
+    return GradientCredit(generator, optimizer, Updater(), attacker=model, reward_batch=lambda: reward, **options)
+
+
+def reward_gradient(model, reward):
+    model.eval()
+    gradients = torch.autograd.grad(model(**reward).loss, list(model.parameters()), allow_unused=True)
+    model.train()
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(model.parameters(), gradients, strict=True)]
+
+
+def alignment(model, batch, direction, *, create_graph=False):
+    """The product of the reward's gradient with that of the training loss under the current masks."""
+    loss = model(**batch).loss
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=create_graph, allow_unused=True)
+    return sum((v * g).sum() for v, g in zip(direction, gradients, strict=True) if g is not None)
+
+
+@pytest.mark.parametrize("decisions", ["unit", "key"])
+def test_the_finite_difference_is_the_derivative_of_the_alignment(decisions):
+    model, generator, batch, reward, optimizer = case(decisions=decisions)
+    teacher = teacher_of(model, generator, reward, optimizer)
+    before = weights(model)
+    exact_direction = reward_gradient(model, reward)
+    length = math.sqrt(sum(float((v**2).sum()) for v in exact_direction))
+    direction = teacher._direction(reward)
+    for (name, ours), theirs in zip(direction.items(), (v for v in exact_direction if v.any()), strict=True):
+        assert torch.allclose(ours * length / 0.01, theirs, atol=1e-10), name
+    with generator.relaxed(batch, 0.5) as relaxed:
+        up, down = (teacher._slopes(batch, relaxed.masks, direction, sign) for sign in (1, -1))
+        exact = torch.autograd.grad(alignment(model, batch, exact_direction, create_graph=True), relaxed.masks)
+    for high, low, slope in zip(up, down, exact, strict=True):
+        ours = (high - low) / 2 * length / 0.01
+        assert (ours - slope).abs().max() < 1e-3 * slope.abs().max()
+        assert slope.abs().max() > 0
+    assert torch.equal(weights(model), before)  # to the bit
+    assert model.training
+
+
+def test_the_alignment_is_how_an_update_changes_the_reward_loss():
+    model, generator, batch, reward, _ = case()
+    direction = reward_gradient(model, reward)
+    with generator.relaxed(batch, 0.5):
+        predicted = float(alignment(model, batch, direction))
+        gradients = torch.autograd.grad(model(**batch).loss, list(model.parameters()), allow_unused=True)
+    model.eval()
+    before, rate = float(model(**reward).loss.detach()), 1e-6
+    with torch.no_grad():
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            if gradient is not None:
+                parameter -= rate * gradient
+        assert float(model(**reward).loss) - before == pytest.approx(-rate * predicted, rel=1e-3)
+
+
+def test_the_update_ascends_the_alignment():
+    model, generator, batch, reward, _ = case()
+    teacher = teacher_of(model, generator, reward, torch.optim.SGD(generator.parameters(), lr=3.0))
+    direction = reward_gradient(model, reward)
+
+    def aligned():
+        torch.manual_seed(7)  # the same noise in all masks
+        with generator.relaxed(batch, 0.5):
+            return float(alignment(model, batch, direction))
+
+    generator.calibrate(batch)
+    before = aligned()
+    for _ in range(10):
+        torch.manual_seed(7)
+        teacher.draw(batch)
+    assert aligned() > before + 0.01 * abs(before)
+
+
+def test_the_price_holds_the_rates():
+    moved = []
+    for price in (0.0, 100.0):
+        model, generator, batch, reward, _ = case()
+        optimizer = torch.optim.SGD(generator.parameters(), lr=3.0 if price == 0 else 0.03)
+        teacher = teacher_of(model, generator, reward, optimizer, price=price)
+        generator.calibrate(batch)
+        before = generator.keep_probability(batch)
+        torch.manual_seed(3)
+        for _ in range(20):
+            teacher.draw(batch)
+        moved.append(float((generator.keep_probability(batch) - before).abs().mean()))
+    divergence = []
+    for rate in (0.0, 0.03):  # the price alone, far from the initial rate, leads back to it
+        model, generator, batch, reward, _ = case()
+        generator.calibrate(batch)
+        generator.network.bias.data += 2.0
+        optimizer = torch.optim.SGD(generator.parameters(), lr=rate)
+        teacher = teacher_of(model, generator, reward, optimizer, price=100.0)
+        for _ in range(20):
+            teacher.draw(batch)
+        divergence.append(float((generator.keep_probability(batch) - 0.6).abs().mean()))
+    assert moved[1] < moved[0]
+    assert divergence[1] < 0.5 * divergence[0]
+
+
+def test_the_models_own_dropout_is_the_same_in_both_passes_and_draws_nothing_for_later():
+    model = make_model()
+    torch.manual_seed(0)
+    generator = attnreg.GNetProvider.for_model(model)
+    attnreg.attach(model, generator)
+    batch, reward = make_batches(2)
+    teacher = teacher_of(model, generator, reward, torch.optim.SGD(generator.parameters(), lr=0.1))
+    still = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    with generator.relaxed(batch, 0.5) as relaxed:
+        state = torch.get_rng_state()
+        up, down = (teacher._slopes(batch, relaxed.masks, still, sign) for sign in (1, -1))
+        assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(up, down, strict=True))
+
+
+def test_the_game_with_credit_by_gradient_learns_at_every_step_and_goes_on_after_a_stop():
+    make = lambda: make_game(make_model(), credit="gradient", winner="none", steps_per_round=2)  # noqa: E731
+    batches = make_batches(6)
+    unbroken = make()
+    seen = []
+    torch.manual_seed(1)
+    for number, batch in enumerate(batches):
+        if number == 3:
+            state, random = copy.deepcopy(unbroken.state_dict()), torch.get_rng_state()
+        unbroken.step(batch)
+        seen.append(weights(unbroken.generator))
+    assert all(not torch.equal(a, b) for a, b in itertools.pairwise(seen))
+    assert unbroken.rounds == 3
+    assert all(p.grad is None for p in unbroken.attacker.model.parameters())
+    resumed = make()
+    resumed.load_state_dict(state)
+    torch.set_rng_state(random)
+    for batch in batches[3:]:
+        resumed.step(batch)
+    assert torch.equal(weights(resumed.generator), seen[-1])
+    assert torch.equal(weights(resumed.attacker.model), weights(unbroken.attacker.model))
+
+
+def test_what_cannot_be_taught_by_gradient_is_refused():
+    model = make_model()
+    with pytest.raises(InputError, match="AttentionDropout cannot be taught by gradient: it has no `relaxed` masks"):
+        teacher_of(model, attnreg.AttentionDropout(0.1), None, None)
+    generator = attnreg.GNetProvider.for_model(model)
+    for options, sentence in (({"temperature": 0.0}, "`temperature`"), ({"price": -1.0}, "`price`")):
+        with pytest.raises(InputError, match=f"Expected {sentence}"):
+            teacher_of(model, generator, None, None, **options)
