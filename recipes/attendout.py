@@ -8,13 +8,12 @@ import attnreg
 from attnreg.experiments import argument, option, recipe
 
 GAME, GENERATOR = "attnreg.training:AttackerDefender", "attnreg:GNetProvider.for_model"
-ROUNDS, FEW_ROUNDS, LONGEST_ROUND = 30, 10, 8
 
 
 @recipe(
     "attendout",
     option("--round-steps", type=click.IntRange(min=1),
-           help=f"Steps per round, T in the paper (default: {LONGEST_ROUND}, or fewer for {ROUNDS} rounds)."),
+           help="Steps per round, T in the paper (default: 8, or fewer for 30 rounds)."),
     option("--batches-per-round", type=click.IntRange(min=1), default=None,
            help="Reward batches that each round is scored on, in turn (default: half as many as steps)."),
     option("--score", type=click.Choice(["loss", "accuracy", "metric"]), default="loss",
@@ -58,7 +57,7 @@ def attendout(
 
     Example: attnreg recipe attendout --task cola --epochs 3
     """
-    from attnreg.experiments.runs.rewards import metric_score
+    from attnreg.experiments.runs.rewards import metric_score, plan_rounds, too_few
     from attnreg.experiments.runs.rewards import reward_data as chosen_rows
     from attnreg.experiments.runs.watch import WatchedWord
 
@@ -74,13 +73,8 @@ def attendout(
     rewards = chosen_rows(run, reward_data, reward_rows, fresh_rows, reward_noise, game_epochs)
     warmup_steps, game_steps = int(warmup * run.total_steps), run.steps_in(game_epochs)
     steps = game_steps - warmup_steps
-    round_steps = round_steps or max(1, min(LONGEST_ROUND, steps // ROUNDS))
-    notes = [] if rewards.note is None else [rewards.note]
-    if 0 < (rounds := -(-steps // round_steps)) < FEW_ROUNDS:
-        notes.append(
-            f"Warning: the game has only {rounds} round{'s' * (rounds > 1)}, too few for the Generator to learn: raise "
-            "--game or --epochs, or lower --round-steps, --warmup or --batch-size."
-        )
+    round_steps, rounds = plan_rounds(steps, round_steps)
+    notes = [note for note in (rewards.note, too_few(rounds)) if note is not None]
     for note in notes:
         click.echo(note, err=True)
     heads = getattr(run.model.config, "num_attention_heads", 1) if masks == "per-head" else 1

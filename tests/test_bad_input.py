@@ -77,7 +77,7 @@ BAD = [
     bad("recipe", "ad-drop", "--every", 0, code=2, says="--every"),
     bad("recipe", "ad-drop", "--first-pass", "never", code=2, says="'never' is not one of"),
     bad("recipe", "ad-drop", "--target", "me", code=2, says="'me' is not one of"),
-    bad("recipe", "attendout", "--warmup", 0.5, code=2, says="--warmup must be below --game, got 0.5 and 0.3"),
+    bad("recipe", "attendout", "--warmup", 0.7, code=2, says="--warmup must be below --game, got 0.7 and 0.6"),
     bad("recipe", "attendout", "--masks", "shared", "--generator-heads", "per-head", code=2, says="--generator-heads per-head draws one mask per head: use --masks per-head"),
     bad("recipe", "attendout", "--game", 0, code=2, says="0.0 is not in the range 0<x<=1"),
     bad("recipe", "attendout", "--generator-lr", "nan", code=2, says="Expected a finite number for --generator-lr"),

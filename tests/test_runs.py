@@ -66,8 +66,9 @@ def test_run_folder(finished, recipe):
     assert {"epoch", "step", "loss", "matthews_correlation", "accuracy"} <= metrics[0].keys()
     telemetry = read_lines(run / "telemetry.jsonl")
     # Every ten steps, at the end of an epoch, and at the end of each round (of two steps, after a warm-up of one).
-    rounds = {3, 5, 7} if recipe == "attendout" else set()
+    rounds = {3, 5, 7, 8} if recipe == "attendout" else set()  # the game ends with a round of one step
     assert [record["step"] for record in telemetry] == sorted({8, 10, 16} | rounds)
+    assert ("The game had 4 rounds: the Attacker won" in (run / "report.md").read_text()) == (recipe == "attendout")
     assert {record["step"] for record in telemetry if "winner" in record} == rounds
     layers = [] if recipe in WITHOUT_PROVIDER else [f"encoder.{i}" for i in range(3)]
     assert list(telemetry[-1]["drop_rate"]) == layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +14,39 @@ from attnreg.training.referee import RewardBatches
 from attnreg.training.rewards import MetricScore, Score
 
 RewardData = Literal["held-out", "dev", "half-dev", "train", "noisy-train"]
+
+
+ROUNDS, FEW_ROUNDS, LONGEST_ROUND = 30, 10, 8
+
+
+def plan_rounds(steps: int, round_steps: int | None = None) -> tuple[int, int]:
+    """Return the steps of a round and the number of rounds of a game, the last of which may be shorter.
+
+    Args:
+        steps: steps of the game.
+        round_steps: steps of a round; by default 8, or fewer for 30 rounds.
+
+    Raises:
+        UsageError: if no step is left for the game.
+
+    Example:
+        >>> plan_rounds(450), plan_rounds(100), plan_rounds(100, 40)
+        ((8, 57), (3, 34), (40, 3))
+    """
+    if steps < 1:
+        raise UsageError("No step is left for the game: raise --game or --epochs, or lower --warmup.")
+    chosen = round_steps or max(1, min(LONGEST_ROUND, steps // ROUNDS))
+    return chosen, math.ceil(steps / chosen)
+
+
+def too_few(rounds: int) -> str | None:
+    """Return a warning if a game has too few rounds, with the options that change it."""
+    if rounds >= FEW_ROUNDS:
+        return None
+    return (
+        f"Warning: the game has only {rounds} round{'s' * (rounds > 1)}, too few for the Generator to learn: raise "
+        "--game or --epochs, or lower --round-steps, --warmup or --batch-size."
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,76 @@
+"""AttendOut on the command line: enough rounds, and rewards from every source."""
+
+import math
+
+import pytest
+
+from attnreg.experiments.runs.rewards import plan_rounds
+from attnreg.experiments.tasks import get_task
+from tests.commands import ran, read_lines
+
+GLUE = {"cola": 8551, "sst2": 67349, "mrpc": 3668, "qqp": 363846, "stsb": 5749, "mnli": 392702, "qnli": 104743,
+        "rte": 2490, "wnli": 635}  # fmt: skip
+SMALL = ["--epochs", 1, "--train-size", 96, "--no-baseline", "--warmup", 0, "--game", 1]
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_each_glue_task_has_thirty_rounds_by_default(name):
+    task, rows = get_task(name), GLUE[name]
+    held = min(256, rows // 10)
+    with_held, whole = (math.ceil(n / task.batch_size) for n in (rows - held, rows))
+    game_epochs = round(0.6 * task.epochs)
+    total = game_epochs * with_held + (task.epochs - game_epochs) * whole
+    _, rounds = plan_rounds(game_epochs * with_held - int(0.1 * total))
+    assert rounds >= 30
+
+
+def test_a_game_of_few_rounds_says_so_before_it_starts(cli, tmp_path):
+    result = ran(cli("recipe", "attendout", *SMALL, "--round-steps", 1, "--output-dir", "few"))
+    sentence = "Warning: the game has only 2 rounds, too few for the Generator to learn: raise --game or --epochs"
+    assert result.stderr.startswith(sentence)
+    assert sentence in (tmp_path / "few" / "report.md").read_text()
+    assert "The game had 2 rounds: the Attacker won" in result.stdout
+
+
+def test_a_game_without_a_round_is_refused(cli, tmp_path):
+    options = ["--epochs", 3, "--train-size", 96, "--warmup", 0.39, "--game", 0.4, "--output-dir", "none"]
+    refused = cli("recipe", "attendout", *options)
+    assert refused.exit_code == 2
+    assert "No step is left for the game: raise --game or --epochs, or lower --warmup." in refused.stderr
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--reward-data", "half-dev"],
+        ["--reward-data", "noisy-train", "--reward-per", "sample", "--reward-baseline", "leave-one-out"],
+        ["--reward-data", "dev", "--fresh-rows", 1],
+        ["--score", "metric", "--reward-rows", 9],
+        ["--credit", "gradient", "--decisions", "key", "--masks", "shared"],
+        ["--antithetic", "--decisions", "batch"],
+        ["--masks", "none", "--winner", "evidence"],
+    ],
+    ids=lambda options: "".join(map(str, options[:2])),
+)
+def test_every_way_of_rewarding_runs(cli, tmp_path, options):
+    ran(cli("recipe", "attendout", *SMALL, "--round-steps", 1, *options, "--output-dir", "out"))
+    rounds = [line for line in read_lines(tmp_path / "out" / "telemetry.jsonl") if "winner" in line]
+    assert len(rounds) == 2
+    assert all(math.isfinite(line["reward"]) for line in rounds)
+    if options[1] == "half-dev":
+        assert "unseen_accuracy" in read_lines(tmp_path / "out" / "metrics.jsonl")[-1]
+        assert "those of the other half" in (tmp_path / "out" / "report.md").read_text().lower()
+    if "--masks" in options and "none" in options:
+        assert not (tmp_path / "out" / "provider").exists()
+
+
+def test_a_word_is_watched(cli, tmp_path):
+    ran(cli("recipe", "attendout", *SMALL, "--round-steps", 1, "--watch", "robot", "--output-dir", "out"))
+    rounds = [line for line in read_lines(tmp_path / "out" / "telemetry.jsonl") if "winner" in line]
+    for line in rounds:
+        assert all(0 < line[f"{which}.{layer}"] < 1 for which in ("watched", "others") for layer in range(3))
+    for word, sentence in (("zebra", "does not know the word 'zebra'"), ("[UNK]", "No dev row contains the word")):
+        refused = cli("recipe", "attendout", *SMALL, "--watch", word, "--output-dir", "no")
+        assert refused.exit_code == 1
+        assert sentence in refused.stderr
