@@ -1,10 +1,13 @@
 """Measure how noisy the Generator's updates are, for each way of teaching it.
 
-From one state of the game (the built-in task with a planted word, sixteen steps of training), many single updates are
-made on random batches with random masks. If g is an update's gradient, ‖E g‖² / E‖g - E g‖² is its signal-to-noise
-ratio, and its inverse is about the number of updates after which their mean points more to the signal than to noise.
+If g is an update's gradient, ‖E g‖² / E‖g - E g‖² is its signal-to-noise ratio, and its inverse is about the number of
+updates after which their mean points more to the signal than to noise. Two tables:
 
-python benchmarks/variance.py --updates 200
+- With an oracle in place of the game, which rewards the share of a planted word's keys that was dropped.
+- In the game: from one state (the built-in task with a planted word, sixteen steps of training), many single updates on
+  random batches with random masks.
+
+python benchmarks/variance.py --oracle 2000 --updates 100
 """
 
 import copy
@@ -21,6 +24,8 @@ from attnreg.experiments.tasks import choose_task, load_data
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.model import load_model
 from attnreg.training import AttackerDefender, adamw
+from attnreg.training.method import Updater
+from attnreg.training.reinforce import Reinforce
 
 TRAIN = {"reward_batches": None}
 SAMPLE = {**TRAIN, "reward_per": "sample"}
@@ -40,6 +45,78 @@ WAYS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("credit by gradient, per unit", {}, {"credit": "gradient"}),
     ("credit by gradient, per key", {"decisions": "key"}, {"credit": "gradient"}),
 ]
+
+
+ORACLE_WAYS: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
+    ("one decision per unit (the paper's)", {}, {}, 1),
+    ("... 8 steps per round", {}, {}, 8),
+    ("... antithetic", {}, {"antithetic": True}, 1),
+    ("... rewards per sample", {}, {"per": "sample"}, 1),
+    ("... and leave-one-out", {}, {"per": "sample", "baseline": "leave-one-out"}, 1),
+    ("one decision per key", {"decisions": "key"}, {}, 1),
+    ("... antithetic", {"decisions": "key"}, {"antithetic": True}, 1),
+    ("... rewards per sample, leave-one-out", {"decisions": "key"}, {"per": "sample", "baseline": "leave-one-out"}, 1),
+    ("one decision per layer and batch", {"decisions": "batch"}, {}, 1),
+    ("... antithetic", {"decisions": "batch"}, {"antithetic": True}, 1),
+]
+PLANTED = 3
+
+
+class Ratio:
+    """The signal-to-noise ratio of gradients that come one by one, without bias."""
+
+    def __init__(self) -> None:
+        self.total, self.squares, self.count = torch.zeros(()), 0.0, 0
+
+    def add(self, gradient: torch.Tensor) -> None:
+        """Add a gradient."""
+        self.total = self.total + gradient.double()
+        self.squares += float(gradient.double().square().sum())
+        self.count += 1
+
+    def value(self) -> float:
+        """Return the ratio."""
+        noise = (self.squares - float(self.total.square().sum()) / self.count) / (self.count - 1)
+        return (float((self.total / self.count).square().sum()) - noise / self.count) / noise
+
+    def row(self, name: str) -> str:
+        """Return a row of the table."""
+        ratio = self.value()
+        if ratio < 1 / self.count:
+            return f"| {name} | below {1 / self.count:.4f} | more than {self.count} |"
+        return f"| {name} | {ratio:.4f} | {1 / ratio:.1f} |"
+
+
+def flat(module: torch.nn.Module) -> torch.Tensor:
+    """Return all parameters in one vector."""
+    return torch.cat([p.detach().flatten() for p in module.parameters()]).clone()
+
+
+def oracle_ratio(generator_options: dict[str, Any], options: dict[str, Any], steps: int, updates: int) -> Ratio:
+    """Return the ratio of single updates under the oracle's rewards."""
+    torch.manual_seed(0)
+    generator = attnreg.GNetProvider(30, 32, 3, 8, initial_keep=0.8, **generator_options)
+    start, ratio = None, Ratio()
+    optimizer = torch.optim.SGD(generator.parameters(), lr=1.0)
+    teacher = Reinforce(generator, optimizer, Updater(), max_grad_norm=None, momentum=0.98, **options)
+    for number in range(updates + 100):  # the first hundred settle the reward baseline
+        rewards: list[list[torch.Tensor]] = [[], []]
+        for _ in range(steps):
+            ids = torch.randint(4, 30, (16, 8))
+            ids[torch.arange(16), torch.randint(1, 8, (16,))] = PLANTED
+            teacher.draw({"input_ids": ids})
+            for each, keep in zip(rewards, (generator.keep, generator.opposite_keep), strict=True):
+                if keep is not None:
+                    each.append(1 - keep.float().mean((1, 2, 3))[ids == PLANTED])
+        start = flat(generator) if start is None else start
+        per_sample = [torch.cat(each) for each in rewards if each]
+        teacher.update(per_sample if options.get("per") == "sample" else [each.mean() for each in per_sample])
+        teacher.forget()
+        if number >= 100:
+            ratio.add(start - flat(generator))
+        with torch.no_grad():
+            torch.nn.utils.vector_to_parameters(start.clone(), generator.parameters())
+    return ratio
 
 
 class Data:
@@ -62,8 +139,8 @@ class Data:
         return self.kind.collate([{name: column[i] for name, column in chosen.items()} for i in range(size)])
 
 
-def signal_to_noise(data: Data, generator_options: dict[str, Any], game_options: dict[str, Any], updates: int) -> float:
-    """Return the signal-to-noise ratio of single updates."""
+def game_ratio(data: Data, generator_options: dict[str, Any], game_options: dict[str, Any], updates: int) -> Ratio:
+    """Return the ratio of single updates in the game."""
     torch.manual_seed(0)
     model = copy.deepcopy(data.model)
     generator = attnreg.GNetProvider.for_model(model, initial_keep=0.8, **generator_options)
@@ -87,33 +164,32 @@ def signal_to_noise(data: Data, generator_options: dict[str, Any], game_options:
         game.step(data.batch())
     for group in game._teacher.optimizer.param_groups:  # from here on, an update is the gradient itself
         group["lr"] = 1.0
-    before = torch.cat([p.detach().flatten() for p in generator.parameters()])
-    total = torch.zeros_like(before, dtype=torch.float64)
-    squares = 0.0
+    before, ratio = flat(generator), Ratio()
     for _ in range(updates):
         played = copy.deepcopy(game)
         for _ in range(steps):
             played.step(data.batch())
-        gradient = (before - torch.cat([p.detach().flatten() for p in played.generator.parameters()])).double()
-        total += gradient
-        squares += float(gradient.square().sum())
-    noise = (squares - float(total.square().sum()) / updates) / (updates - 1)
-    return (float((total / updates).square().sum()) - noise / updates) / noise
+        ratio.add(before - flat(played.generator))
+    return ratio
+
+
+HEADER = "| way | signal to noise of an update | updates until signal equals noise |\n| --- | ---: | ---: |"
 
 
 @click.command()
-@click.option("--updates", type=click.IntRange(min=2), default=200, show_default=True, help="Updates per way.")
-@click.option("--only", help="Only the ways whose number is in this list, such as 0,6.")
-def main(updates: int, only: str | None) -> None:
-    """Print the table."""
+@click.option("--oracle", type=click.IntRange(min=2), default=2000, show_default=True, help="Updates by the oracle.")
+@click.option("--updates", type=click.IntRange(min=2), default=100, show_default=True, help="Updates in the game.")
+@click.option("--only", help="Only the ways of the game whose number is in this list, such as 0,6.")
+def main(oracle: int, updates: int, only: str | None) -> None:
+    """Print both tables."""
+    click.echo(HEADER)
+    for name, generator_options, options, steps in ORACLE_WAYS:
+        click.echo(oracle_ratio(generator_options, options, steps, oracle).row(name))
     data = Data()
-    numbers = range(len(WAYS)) if only is None else [int(number) for number in only.split(",")]
-    click.echo("| way | signal to noise of an update | updates until signal equals noise |\n| --- | ---: | ---: |")
-    for number in numbers:
-        name, generator_options, game_options = WAYS[number]
-        ratio = signal_to_noise(data, generator_options, game_options, updates)
-        needed = f"{1 / ratio:.0f}" if ratio > 1 / updates else f"more than {updates}"
-        click.echo(f"| {name} | {ratio:.4f} | {needed} |")
+    click.echo(f"\n{HEADER}")
+    for number in range(len(WAYS)) if only is None else [int(number) for number in only.split(",")]:
+        name, generator_options, options = WAYS[number]
+        click.echo(game_ratio(data, generator_options, options, updates).row(name))
 
 
 if __name__ == "__main__":

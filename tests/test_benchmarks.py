@@ -10,7 +10,7 @@ RUN = "import json, runpy, sys; path, *sys.argv[1:] = json.loads(sys.argv[1]); s
 SMALLEST = {
     "steps.py": ["--shape", "tiny", "--rounds", "1", "--threads", "1", "--no-memory", "--only", "scores"],
     "ad_drop.py": ["--small", "--rounds", "1", "--threads", "1", "--no-integrated"],
-    "variance.py": ["--updates", "2", "--only", "1,10,13"],
+    "variance.py": ["--oracle", "2", "--updates", "2", "--only", "1,10,13"],
     "kill_and_resume.py": ["--kills", "1"],
 }
 

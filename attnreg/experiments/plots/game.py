@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnreg.experiments.plots.style import COLORS, moving_mean, picture
+from attnreg.experiments.plots.style import COLORS, moving_mean, picture, sequence
 from attnreg.experiments.runs.reader import RunReader
 
 
 def plot_game(run: RunReader, path: Path) -> bool:
     """Plot scores and winner of each round, the reward and its baseline, and the Attacker's probability of winning.
+
+    If the run watched a word, a fourth panel shows how often its keys are dropped, and all other keys, by layer.
 
     Returns:
         whether a round was finished; otherwise no file is written.
@@ -20,7 +22,9 @@ def plot_game(run: RunReader, path: Path) -> bool:
     number = list(range(1, len(rounds) + 1))
     attacker, defender = ([line[f"{name}_score"] for line in rounds] for name in ("attacker", "defender"))
     won = [line["winner"] == "attacker" for line in rounds]
-    with picture(path, width=9.0, height=7.0, rows=3) as (scores, rewards, wins):
+    layers = sum(name.startswith("watched.") for name in rounds[0])
+    panels = 4 if layers else 3
+    with picture(path, width=9.0, height=7.0 * panels / 3, rows=panels) as (scores, rewards, wins, *watched):
         scores.plot(number, attacker, "-", color=COLORS[2], lw=1.6, label="Attacker (masked in training)")
         scores.plot(number, defender, "--", color=COLORS[1], lw=1.6, label="Defender")
         for name, marker, color, which in (("Attacker", "^", COLORS[2], True), ("Defender", "o", COLORS[1], False)):
@@ -30,7 +34,10 @@ def plot_game(run: RunReader, path: Path) -> bool:
         scores.set(ylabel="score on reward data", title=f"The game: {run.title}")
         rewards.axhline(0, color="#999999", lw=0.8)
         rewards.vlines(number, 0, [line["reward"] for line in rounds], color=COLORS[3], lw=2.0, label="reward r")
-        rewards.plot(number, [line["baseline"] for line in rounds], "-", color=COLORS[0], lw=1.6, label="baseline b")
+        if "baseline" in rounds[0]:  # not in a game without masks
+            rewards.plot(
+                number, [line["baseline"] for line in rounds], "-", color=COLORS[0], lw=1.6, label="baseline b"
+            )
         rewards.set(ylabel="reward")
         window = max(1, len(rounds) // 8)
         wins.axhline(0.5, color="#999999", lw=0.8)
@@ -38,6 +45,12 @@ def plot_game(run: RunReader, path: Path) -> bool:
         wins.plot(number, moving_mean([float(w) for w in won], window), "-", color=COLORS[0], lw=1.6,
                   label=f"fraction won, last {window}")  # fmt: skip
         wins.set(ylabel="Attacker's wins", xlabel="round", ylim=(-0.05, 1.05))
-        for axes in (scores, rewards, wins):
+        for axes in watched:
+            for layer, color in enumerate(sequence(layers)):
+                for name, style in (("watched", "-"), ("others", ":")):
+                    rates = [line[f"{name}.{layer}"] for line in rounds]
+                    axes.plot(number, rates, style, color=color, lw=1.6, label=f"layer {layer}, {name} keys")
+            axes.set(ylabel="drop rate", xlabel="round", ylim=(0, 1))
+        for axes in (scores, rewards, wins, *watched):
             axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return True

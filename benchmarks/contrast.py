@@ -1,0 +1,55 @@
+"""Draw how often a planted word's keys are dropped, and all others, round by round, from the runs of a comparison.
+
+python benchmarks/contrast.py runs/compare-agreement docs/results/planted.png
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from attnreg.experiments.plots.style import COLORS, moving_mean, picture
+from attnreg.experiments.runs.reader import RunReader
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True))
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--name", "names", multiple=True, help="Title of a method's row, in the order of the folder names.")
+def main(folder: Path, path: Path, names: tuple[str, ...]) -> None:
+    """Draw one row of plots per method that was run with --watch, and print the mean contrast of its last quarter."""
+    methods = {}
+    for method in sorted(each for each in folder.iterdir() if each.is_dir()):
+        runs = [RunReader(run).rounds for run in sorted(method.glob("seed*")) if run.is_dir()]
+        watched = [rounds for rounds in runs if rounds and "watched.0" in rounds[0]]
+        if watched:
+            methods[method.name] = watched
+    layers = max(sum(name.startswith("watched.") for name in runs[0][0]) for runs in methods.values())
+    with picture(path, width=3.0 * layers, height=2.4 * len(methods), columns=layers, rows=len(methods)) as axes:
+        for row, (method, runs) in enumerate(methods.items()):
+            title = names[row] if row < len(names) else method
+            for layer in range(layers):
+                one = axes[row * layers + layer]
+                length = min(map(len, runs))
+                for which, color in (("watched", COLORS[2]), ("others", COLORS[1])):
+                    values = [[line[f"{which}.{layer}"] for line in rounds[:length]] for rounds in runs]
+                    for each in values:
+                        one.plot(range(1, length + 1), moving_mean(each, 10), color=color, lw=0.6, alpha=0.5)
+                    mean = [sum(column) / len(column) for column in zip(*values, strict=True)]
+                    label = "planted key" if which == "watched" else "other keys"
+                    one.plot(range(1, length + 1), moving_mean(mean, 10), color=color, lw=2.0, label=label)
+                one.set(ylim=(0, 1), title=f"{title}, layer {layer}" if not layer else f"layer {layer}")
+                one.set_ylabel("drop rate" if not layer else "")
+                one.set_xlabel("round" if row + 1 == len(methods) else "")
+                contrast = [
+                    sum(line[f"watched.{layer}"] - line[f"others.{layer}"] for line in rounds[-length // 4 :])
+                    / len(rounds[-length // 4 :])
+                    for rounds in runs
+                ]
+                click.echo(f"{method} layer {layer}: " + "  ".join(f"{each:+.3f}" for each in contrast))
+        axes[0].legend(frameon=False, loc="upper left")
+
+
+if __name__ == "__main__":
+    main()
