@@ -71,6 +71,32 @@ def test_rewards_of_other_rows_are_paired_in_order_and_again_from_the_first():
     assert torch.allclose(*updated)
 
 
+class Second(Updater):
+    """The second of two processes, of which the first has drawn five samples; nothing is averaged."""
+
+    processes, rank = 2, 1
+
+    def gathered(self, values):
+        return [5, *values]
+
+    def average_gradients(self, parameters):
+        pass
+
+
+def test_each_process_pairs_its_own_samples():
+    rewards, updated = torch.randn(13), []
+    for updater, given in ((Second(), rewards), (Updater(), rewards[5:])):
+        net = generator()
+        teacher = Reinforce(net, sgd(net), updater, per="sample", max_grad_norm=None)
+        teacher.rounds = 1
+        torch.manual_seed(3)
+        for batch in make_batches(2):
+            teacher.draw(batch)
+        teacher.update([given])
+        updated.append(weights(net))
+    assert torch.allclose(*updated)
+
+
 def test_antithetic_masks_are_opposites_and_both_are_rewarded():
     net = generator()
     twin = copy.deepcopy(net)

@@ -178,7 +178,7 @@ class AttackerDefender(TrainingMethod):
         self._teacher: Reinforce | GradientCredit | None = None
         one_of("credit", credit, get_args(CreditName))
         if policy is not None:
-            self._updater.share(policy)
+            self._updater.share(generator)
             optimizer = (generator_optimizer_factory or generator_adam)(policy)
             if credit == "gradient":
                 self._teacher = GradientCredit(

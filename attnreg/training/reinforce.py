@@ -184,8 +184,9 @@ class Reinforce:
         return [each / deviation if deviation else torch.zeros_like(each) for each in advantages]
 
     def _accumulate_samples(self, advantages: Sequence[Tensor]) -> None:
+        sizes = self._updater.gathered([sum(int(masks[0][1][0]) for _, masks in self._draws)])
         for attacker, each in enumerate(advantages):
-            begin = 0
+            begin = sum(sizes[: self._updater.rank])  # the rewards of all processes follow each other
             for batch, masks in self._draws:
                 with self._updater.autocast():
                     log_prob = self._generator.log_prob(batch, unpack(masks[attacker]))
