@@ -177,7 +177,7 @@ class AttackerDefender(TrainingMethod):
         self.generator: Any = policy
         self._teacher: Reinforce | GradientCredit | None = None
         one_of("credit", credit, get_args(CreditName))
-        if policy is not None:
+        if generator is not None and policy is not None:
             self._updater.share(generator)
             optimizer = (generator_optimizer_factory or generator_adam)(policy)
             if credit == "gradient":
