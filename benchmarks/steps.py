@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import transformers as hf
@@ -55,7 +56,7 @@ def ad_drop(**options: object) -> Arm:
     return arm
 
 
-def attendout(steps: int = T) -> Arm:
+def attendout(steps: int = T, generator_options: dict[str, Any] | None = None, **options: Any) -> Arm:
     """Return an arm with one round of AttendOut, scored on as many rows as one step has."""
 
     def arm(shape: Shape) -> tuple[Callable[[], object], int]:
@@ -63,11 +64,12 @@ def attendout(steps: int = T) -> Arm:
         heads = model.config.num_attention_heads
         game = AttackerDefender(
             model,
-            attnreg.GNetProvider.for_model(model, masks_per_layer=heads),
+            attnreg.GNetProvider.for_model(model, **(generator_options or {"masks_per_layer": heads})),
             lambda network: adamw(network, LEARNING_RATE),
             reward_batches=[shape.batch(seed=1)],
             steps_per_round=steps,
             accelerator=Accelerator(),
+            **options,
         )
 
         def a_round() -> None:
@@ -117,6 +119,12 @@ ARMS: dict[str, tuple[Arm, Arm]] = {
     "AD-DROP, gradient, all layers": (ad_drop(), plain),
     "AD-DROP, gradient, first pass in bfloat16": (ad_drop(first_pass_dtype="bfloat16"), plain),
     "AttendOut, a step of a round": (attendout(), plain),
+    "AttendOut, antithetic": (attendout(antithetic=True), plain),
+    "AttendOut, rewards per sample": (attendout(reward_per="sample"), plain),
+    "AttendOut, credit by gradient, per key": (
+        attendout(generator_options={"decisions": "key"}, credit="gradient"),
+        plain,
+    ),
 }
 MEMORY: dict[str, Arm] = {
     "plain": plain,

@@ -12,7 +12,7 @@ GAME, GENERATOR = "attnreg.training:AttackerDefender", "attnreg:GNetProvider.for
 
 @recipe(
     "attendout",
-    option("--round-steps", type=click.IntRange(min=1),
+    option("--round-steps", type=click.IntRange(min=1), default=None,
            help="Steps per round, T in the paper (default: 8, or fewer for 30 rounds)."),
     option("--batches-per-round", type=click.IntRange(min=1), default=None,
            help="Reward batches that each round is scored on, in turn (default: half as many as steps)."),
@@ -65,10 +65,16 @@ def attendout(
         raise click.UsageError(f"--warmup must be below --game, got {warmup} and {game}: the game would not begin.")
     if masks == "shared" and generator_heads == "per-head":
         raise click.UsageError("--generator-heads per-head draws one mask per head: use --masks per-head with it.")
-    if masks == "none" and watch:
-        raise click.UsageError("--watch needs a Generator: remove it for --masks none.")
+    unused = {"--watch": watch, "--decisions": decisions != "unit", "--generator-heads": generator_heads != "one",
+              "--feed-forward": feed_forward, "--share-embeddings": share_embeddings}  # fmt: skip
+    if masks == "none" and (given := [flag for flag, used in unused.items() if used]):
+        raise click.UsageError(f"{given[0]} needs a Generator: remove it for --masks none.")
+    if reward_noise != 0.15 and reward_data != "noisy-train":
+        raise click.UsageError("--reward-noise is for --reward-data noisy-train: remove it.")
     if score == "accuracy" and not run.kind.can_be_right:
         raise click.UsageError(f"Expected --score loss for the {run.task.kind} task {run.task.name}, got accuracy.")
+    if fresh_rows and batches_per_round:
+        raise click.UsageError("--fresh-rows are all scored in their round: remove --batches-per-round.")
     game_epochs = max(1, round(game * run.epochs))
     rewards = chosen_rows(run, reward_data, reward_rows, fresh_rows, reward_noise, game_epochs)
     warmup_steps, game_steps = int(warmup * run.total_steps), run.steps_in(game_epochs)
@@ -94,7 +100,7 @@ def attendout(
         scheduler_factory=run.schedule,
         generator_optimizer_factory=lambda network: attnreg.training.generator_adam(network, generator_lr, rate_lr),
         reward_batches=rewards.batches,
-        batches_per_round=batches_per_round or max(1, round_steps // 2),
+        batches_per_round=None if fresh_rows else batches_per_round or max(1, round_steps // 2),
         reward_noise=rewards.noise,
         special_tokens=run.tokenizer.all_special_ids,
         score=metric_score(run) if score == "metric" else score,  # type: ignore[arg-type]

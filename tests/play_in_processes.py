@@ -9,14 +9,26 @@ from accelerate import Accelerator
 from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
+from attnreg.providers._decisions import Decisions
 from attnreg.training import AttackerDefender
 
 
-class Sure(attnreg.GNetProvider):
+class SureOfItself(Decisions):
     """Drops what it would rather drop than the average."""
 
-    def _draw(self, logits):
+    asked = 0
+
+    def draw(self, logits, units):
+        SureOfItself.asked += 1
         return logits > logits.mean((-1, -2), keepdim=True) - 1e-4
+
+
+class Sure(attnreg.GNetProvider):
+    """Leaves nothing to chance."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._decisions = SureOfItself("unit", 1, 1)
 
 
 def batches(number, rows, seed):
@@ -40,9 +52,11 @@ def main(folder):
     )
     model = BertForSequenceClassification(config)
     rank, processes = accelerator.process_index, accelerator.num_processes
+    generator = Sure.for_model(model)
+    generator.calibrate(next(batches(1, 8, seed=2)))  # on whole batches: the game would only see this process's rows
     game = AttackerDefender(
         model,
-        Sure.for_model(model),
+        generator,
         lambda network: torch.optim.AdamW(network.parameters(), lr=1e-3),
         generator_optimizer_factory=lambda network: torch.optim.SGD(network.parameters(), lr=1e-1),
         reward_batches=list(batches(3, 8, seed=1)),
@@ -55,6 +69,7 @@ def main(folder):
     for batch in batches(8, 8, seed=2):
         result = game.step({name: tensor[rank::processes] for name, tensor in batch.items()})
         steps.append({**{name: float(value) for name, value in result.logs.items()}, **result.events})
+    assert SureOfItself.asked == 8
     record = {
         "steps": steps,
         "generator": [parameter.double().sum().item() for parameter in game.generator.parameters()],

@@ -138,9 +138,9 @@ def test_in_the_trainer(tmp_path):
 def test_a_game_without_room_for_a_round():
     model = BERT.build()
     generator = attnreg.GNetProvider.for_model(model)
-    with pytest.raises(ValueError, match="No round of 8 steps fits between `warmup_steps` 5 and `game_steps` 12"):
+    with pytest.raises(ValueError, match="No step is left for the game between `warmup_steps` 5 and `game_steps` 5"):
         AttackerDefender(
-            model, generator, lambda n: torch.optim.SGD(n.parameters(), lr=0.1), warmup_steps=5, game_steps=12
+            model, generator, lambda n: torch.optim.SGD(n.parameters(), lr=0.1), warmup_steps=5, game_steps=5
         )
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from attnreg.experiments.runs.catalogue import load_command
 from attnreg.experiments.runs.rewards import plan_rounds
 from attnreg.experiments.tasks import get_task
 from tests.commands import ran, read_lines
@@ -16,12 +17,33 @@ SMALL = ["--epochs", 1, "--train-size", 96, "--no-baseline", "--warmup", 0, "--g
 @pytest.mark.parametrize("name", GLUE)
 def test_each_glue_task_has_thirty_rounds_by_default(name):
     task, rows = get_task(name), GLUE[name]
-    held = min(256, rows // 10)
+    usual = {parameter.name: parameter.default for parameter in load_command("attendout").params}
+    held = min(usual["reward_rows"], rows // 10)
     with_held, whole = (math.ceil(n / task.batch_size) for n in (rows - held, rows))
-    game_epochs = round(0.6 * task.epochs)
+    game_epochs = max(1, round(usual["game"] * task.epochs))
     total = game_epochs * with_held + (task.epochs - game_epochs) * whole
-    _, rounds = plan_rounds(game_epochs * with_held - int(0.1 * total))
+    _, rounds = plan_rounds(game_epochs * with_held - int(usual["warmup"] * total), usual["round_steps"])
     assert rounds >= 30
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--masks", "none", "--decisions", "key"], "--decisions needs a Generator: remove it for --masks none"),
+        (["--masks", "none", "--antithetic"], "`antithetic` has no effect without a Generator"),
+        (["--reward-noise", 0.5], "--reward-noise is for --reward-data noisy-train"),
+        (["--fresh-rows", 2, "--batches-per-round", 1], "--fresh-rows are all scored in their round"),
+        (["--fresh-rows", 2, "--reward-data", "train"], "--fresh-rows needs rows besides the round's own"),
+        (["--fresh-rows", 1000], "Expected --fresh-rows of at most 9"),
+        (["--credit", "gradient", "--reward-data", "train"], "Expected `reward_batches` with credit 'gradient'"),
+        (["--credit", "gradient", "--reward-per", "sample"], "`reward_per` has no effect with credit 'gradient'"),
+    ],
+)
+def test_options_without_effect_are_refused_before_the_run_begins(cli, tmp_path, options, sentence):
+    refused = cli("recipe", "attendout", *SMALL, *options, "--output-dir", "no")
+    assert refused.exit_code in (1, 2)
+    assert sentence in refused.stderr
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_game_of_few_rounds_says_so_before_it_starts(cli, tmp_path):

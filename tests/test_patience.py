@@ -98,7 +98,7 @@ def test_by_held_out_rows_dev_decides_nothing(whole, recipe):
     assert got["rows"] + got["stopping"]["rows"] == 128
     assert got["stopping"]["rows"] == 12  # a tenth
     assert "no better score on 12 rows held out of train in" in outputs[recipe]
-    assert "Warning" not in outputs[recipe]
+    assert "Warning: --stop-on" not in outputs[recipe]
     saved = load_file(folder / recipe / "model" / "model.safetensors")
     best_weights = read_state(folder / recipe / "checkpoints")["best"]
     assert all(torch.equal(saved[name], best_weights[name]) for name in saved)

@@ -32,8 +32,15 @@ def test_masks_survive_packing():
         assert packed[0].numel() == -(-mask.numel() // 8)
 
 
-@pytest.mark.parametrize("kind", ["moving", "leave-one-out"])
-@pytest.mark.parametrize("decisions", ["unit", "key", "batch"])
+@pytest.mark.parametrize(
+    ("kind", "decisions"),
+    [
+        (k, d)
+        for k in ("moving", "leave-one-out")
+        for d in ("unit", "key", "batch")
+        if (k, d) != ("leave-one-out", "batch")
+    ],
+)
 def test_each_sample_is_weighted_by_its_own_advantage(kind, decisions):
     net = generator(decisions=decisions)
     twin = copy.deepcopy(net)
@@ -217,11 +224,24 @@ def test_such_a_game_goes_on_in_the_middle_of_a_round(options):
         ({"reward_noise": 0.1}, "Expected `reward_batches` None with `reward_noise`, got batches"),
         ({"credit": "x"}, "Expected `credit` to be one of reinforce, gradient, got 'x'"),
         ({"reward_batches": None, "credit": "gradient"}, "Expected `reward_batches` with credit 'gradient', got None"),
+        ({"credit": "gradient", "antithetic": True}, "`antithetic` has no effect with credit 'gradient'"),
+        ({"credit": "gradient", "reward_per": "sample"}, "`reward_per` has no effect with credit 'gradient'"),
+        ({"credit": "gradient", "reward_per": "x"}, "Expected `reward_per` to be one of round, sample"),
+        ({"price": 0.1}, "`price` has no effect with credit 'reinforce'"),
+        ({"price": -1.0}, "Expected `price`"),
+        (
+            {"variant": {"share_embeddings": True}, "reward_per": "sample"},
+            "`reward_per` 'round' with shared embeddings",
+        ),
+        (
+            {"variant": {"decisions": "batch"}, "reward_per": "sample", "reward_baseline": "leave-one-out"},
+            "Baseline 'leave-one-out' needs decisions for each sample",
+        ),
     ],
 )
 def test_options_that_do_not_fit(options, sentence):
     with pytest.raises(ValueError, match=sentence):
-        make_game(**options).step(make_batches(1)[0])
+        make_game(**options)
 
 
 def test_the_generator_of_a_composition_learns_under_it():
@@ -239,9 +259,9 @@ def test_the_generator_of_a_composition_learns_under_it():
         game.step(batch)
     assert not torch.equal(weights(net), before)
     assert all(float(rate) > 0.6 for rate in game.drop_rates().values())  # 1 - 0.5 * 0.5
-    for none in (attnreg.AttentionDropout(0.1), net & copy.deepcopy(net)):
+    for none in (attnreg.AttentionDropout(0.1), net & copy.deepcopy(net), attnreg.CrossTuning(net)):
         with pytest.raises(
-            InputError, match=r"Expected one Generator, such as a GNetProvider, in `generator`, got [02]"
+            InputError, match=r"Expected one Generator, .* alone or in a composition `a & b`, got [02] in"
         ):
             attnreg.training.AttackerDefender(make_model(), none, adamw)
     with pytest.raises(InputError, match="Expected the Generator alone with `antithetic`, got a composition"):
@@ -270,6 +290,32 @@ def test_masks_that_another_pass_took_are_an_error():
                 game.step(make_batches(1)[0])
         else:  # AD-DROP's first pass is not masked, so it draws no masks
             game.step(make_batches(1)[0])
+
+
+def test_credit_by_gradient_makes_passes_that_ad_drop_does_not_know():
+    model = make_model()
+    both = attnreg.GNetProvider.for_model(model) & attnreg.AttributionProvider()
+    with pytest.raises(InputError, match="AttributionProvider cannot be used with credit 'gradient'"):
+        attnreg.training.AttackerDefender(model, both, adamw, reward_batches=make_batches(1), credit="gradient")
+
+
+def test_the_choices_of_a_row_share_its_reward():
+    net = generator()
+    twin = copy.deepcopy(net)
+    teacher = Reinforce(net, sgd(net), Updater(), per="sample", max_grad_norm=None)
+    teacher.rounds = 1
+    batch = {"input_ids": torch.randint(1, 20, (2, 3, 5)), "labels": torch.tensor([0, 1])}
+    teacher.draw(batch)
+    teacher.update([torch.tensor([1.0, 0.0])])
+    (-twin.log_prob(batch, net.keep)[:3].mean() / 2).backward()
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(ours, theirs - theirs.grad, atol=1e-12)
+
+
+@pytest.mark.parametrize("option", [{"antithetic": True}, {"credit": "gradient"}, {"price": 0.5}])
+def test_without_a_generator_its_options_are_refused(option):
+    with pytest.raises(InputError, match=f"`{next(iter(option))}` has no effect without a Generator"):
+        attnreg.training.AttackerDefender(make_model(), None, adamw, reward_batches=make_batches(1), **option)
 
 
 def test_a_game_without_masks_is_one_of_selection():

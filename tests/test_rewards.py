@@ -169,7 +169,7 @@ def test_a_metric_scores_all_rows_of_a_round_together():
     assert [len(labels) for labels, _ in seen] == [12, 12]  # once for each network
     assert seen[0][0] == torch.cat([batch["labels"] for batch in rewards]).tolist()
     assert (result.logs["defender_score"], result.logs["attacker_score"]) == (10.0, 20.0)
-    assert result.events == {"winner": "attacker"}  # without rows' scores, the better one
+    assert result.logs["attacker_chance"] == 1.0  # without rows' scores, the better one wins
     with pytest.raises(InputError, match="Expected `reward_per` 'round' with a metric as score"):
         make_game(score=MetricScore(metric), reward_per="sample")
 

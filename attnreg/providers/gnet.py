@@ -346,6 +346,11 @@ class GNetProvider(MaskProvider):
         if not self._calibrated:
             self.calibrate(inputs)
 
+    @property
+    def calibrated(self) -> bool:
+        """Whether the biases have been set to ``initial_keep``."""
+        return self._calibrated
+
     @override
     def get_extra_state(self) -> Tensor:
         return torch.tensor(self._calibrated, device=self.network.bias.device)

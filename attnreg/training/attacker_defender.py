@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
-from attnreg.arguments import Count, Index, NotNegative, Probability, one_of, true_or_false, whole_number
+from attnreg.arguments import Count, Index, NotNegative, Probability, one_of, whole_number
 from attnreg.errors import InputError
 from attnreg.provider.base import MaskProvider
+from attnreg.training._game_options import CreditName, check_options, generator_in
 from attnreg.training.copying import copy_learner
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.gradient_credit import GradientCredit
@@ -24,7 +25,6 @@ from attnreg.training.referee import Referee, RewardBatches
 from attnreg.training.reinforce import Baseline, Reinforce
 from attnreg.training.rewards import Reward, RewardName, RewardPer, Score, ScoreName, Winner, WinnerName
 
-CreditName = Literal["reinforce", "gradient"]
 Returned = Literal["attacker", "defender"]
 
 
@@ -93,6 +93,7 @@ class AttackerDefender(TrainingMethod):
         AttendOut (arXiv 2104.04692), Algorithm 1 and Eq. 5.
 
     Example:
+        >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> from attnreg import GNetProvider
         >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
@@ -146,6 +147,17 @@ class AttackerDefender(TrainingMethod):
                 "the Generator would not learn. Lower `warmup_steps` or raise `game_steps`."
             )
         self.returns = one_of("returns", returns, get_args(Returned))
+        check_options(
+            generator,
+            {
+                "reward_per": reward_per,
+                "reward_baseline": reward_baseline,
+                "antithetic": antithetic,
+                "credit": credit,
+                "price": price,
+                "reward_batches": reward_batches,
+            },
+        )
         self._updater = Updater(max_grad_norm, accelerator)
         self._referee = Referee(
             self._updater,
@@ -160,9 +172,7 @@ class AttackerDefender(TrainingMethod):
         )
         self.game_steps = game_steps
         self.on_round = on_round
-        policy = None if generator is None else _generator_in(generator)
-        if true_or_false("antithetic", antithetic) and policy is not generator:
-            raise InputError("Expected the Generator alone with `antithetic`, got a composition.")
+        policy = None if generator is None else generator_in(generator)
 
         def learner(network: nn.Module, provider: MaskProvider | None) -> FineTuning:
             optimizer = optimizer_factory(network)
@@ -176,7 +186,6 @@ class AttackerDefender(TrainingMethod):
         self.defender = learner(model, None)
         self.generator: Any = policy
         self._teacher: Reinforce | GradientCredit | None = None
-        one_of("credit", credit, get_args(CreditName))
         if generator is not None and policy is not None:
             self._updater.share(generator)
             optimizer = (generator_optimizer_factory or generator_adam)(policy)
@@ -186,7 +195,7 @@ class AttackerDefender(TrainingMethod):
                     optimizer,
                     self._updater,
                     attacker=self.attacker.model,
-                    reward_batch=lambda: self._referee.next_batch(self.steps),
+                    reward_batch=self._referee.next_batch,
                     price=price,
                     max_grad_norm=max_grad_norm,
                 )
@@ -286,16 +295,17 @@ class AttackerDefender(TrainingMethod):
 
     def _begin(self, batch: Batch) -> None:
         """Let all processes begin the game with the same Generator, which its first batch changes."""
-        if not self.rounds and not self._moves and self._updater.processes > 1 and hasattr(self.generator, "calibrate"):
+        if self._updater.processes > 1 and not getattr(self.generator, "calibrated", True):
             self.generator.calibrate(batch)
             self._updater.share(self.generator)
 
     def _finish_round(self, logs: dict[str, Tensor | float]) -> str:
         attackers = [each.model for each in self._attackers]
-        verdict = self._referee.judge(self.defender.model, attackers, self.rounds)
+        verdict = self._referee.judge(self.defender.model, attackers)
         if self._teacher is not None:
             self._teacher.update(verdict.rewards)
-            logs["baseline"] = self._teacher.baseline
+            if (baseline := self._teacher.used_baseline) is not None:
+                logs["baseline"] = baseline
         if self._referee.copies:
             self._copy_to_others(self.attacker if verdict.attacker_wins else self.defender)
         elif self.twin is not None:
@@ -345,11 +355,3 @@ class AttackerDefender(TrainingMethod):
             self._teacher.load_state_dict(state["teacher"])
         self._referee.load_state_dict(state["referee"], next(self.defender.model.parameters()).device)
         self._moves, self.steps, self.wins = state["moves"], state["steps"], dict(state["wins"])
-
-
-def _generator_in(provider: MaskProvider) -> Any:
-    """Return the one Generator of a provider or composition."""
-    found = [each for each in provider.modules() if isinstance(each, MaskProvider) and hasattr(each, "sample")]
-    if len(found) != 1:
-        raise InputError(f"Expected one Generator, such as a GNetProvider, in `generator`, got {len(found)}.")
-    return found[0]

@@ -8,13 +8,15 @@ from torch import Tensor
 
 
 def pack(mask: Tensor) -> list[Tensor]:
-    """Pack a bool tensor; return its bytes and its shape.
+    """Pack a bool tensor; return its bytes and its shape, in which dimensions that were expanded have size 1.
 
     Example:
         >>> packed, shape = pack(torch.tensor([[True, False, True]]))
         >>> packed, unpack([packed, shape])
         (tensor([5], dtype=torch.uint8), tensor([[ True, False,  True]]))
     """
+    for dim in range(mask.dim()):
+        mask = mask.narrow(dim, 0, 1) if mask.stride(dim) == 0 and mask.shape[dim] else mask
     bits = mask.flatten().to(torch.uint8)
     bits = F.pad(bits, (0, -len(bits) % 8)).view(-1, 8)
     powers = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device)

@@ -23,8 +23,9 @@ STEP = 0.01  # length of the finite difference in the space of parameters, as in
 class GradientCredit:
     r"""Update a Generator by how the Attacker's next update changes the reward loss R, to first order.
 
-    The Attacker's update under masks M is :math:`-\eta\, g(M)` with :math:`g(M) = \nabla_\theta L(\theta; M)`, so it
-    changes R by :math:`-\eta\, v^\top g(M)` with :math:`v = \nabla_\theta R(\theta)`. The Generator therefore ascends
+    A step of gradient descent under masks M is :math:`-\eta\, g(M)` with :math:`g(M) = \nabla_\theta L(\theta; M)`. It
+    changes R by :math:`-\eta\, \lVert \nabla_\theta R \rVert\, v^\top g(M)`, where v is the gradient of R, of unit
+    length. The Generator therefore ascends
 
     .. math:: v^\top g(M) = \frac{d}{d\epsilon} L(\theta + \epsilon v; M)
               \approx \frac{L(\theta + \epsilon v; M) - L(\theta - \epsilon v; M)}{2 \epsilon}
@@ -39,7 +40,7 @@ class GradientCredit:
         optimizer: the G-Net's optimizer.
         updater: gives precision and processes.
         attacker: the model that the G-Net masks.
-        reward_batch: returns the next reward batch.
+        reward_batch: returns the reward batch of an update, numbered from 0.
         temperature: temperature of the relaxed masks.
         price: weight of the divergence from ``initial_keep``.
         max_grad_norm: clip the G-Net's gradient to this norm.
@@ -48,7 +49,7 @@ class GradientCredit:
         This project's own; the finite difference is that of DARTS (arXiv 1806.09055), Eq. 8.
     """
 
-    baseline = 0.0
+    used_baseline = None
 
     def __init__(
         self,
@@ -57,13 +58,15 @@ class GradientCredit:
         updater: Updater,
         *,
         attacker: nn.Module,
-        reward_batch: Callable[[], Batch],
+        reward_batch: Callable[[int], Batch],
         temperature: float = 0.5,
         price: NotNegative = 0.003,
         max_grad_norm: float | None = 1.0,
     ) -> None:
         if not hasattr(generator, "relaxed"):
             raise InputError(f"{type(generator).__name__} cannot be taught by gradient: it has no `relaxed` masks.")
+        if updater.accelerator is not None and updater.accelerator.mixed_precision == "fp16":
+            raise InputError("Credit 'gradient' needs float32 or bfloat16: float16 rounds small gradients to zero.")
         self.temperature = positive("temperature", temperature)
         self.price = not_negative("price", price)
         self.optimizer = optimizer
@@ -76,7 +79,7 @@ class GradientCredit:
 
     def draw(self, batch: Batch) -> None:
         """Update the G-Net before the Attacker trains on a batch under new masks."""
-        direction = self._direction(self.reward_batch())
+        direction = self._direction(self.reward_batch(self._updates))
         with self._generator.relaxed(batch, self.temperature) as relaxed:
             credit = [self._slopes(batch, relaxed.masks, direction, sign) for sign in (1, -1)]
         slopes = [(up - down) / 2 for up, down in zip(*credit, strict=True)]
@@ -85,7 +88,8 @@ class GradientCredit:
         of_logits = of_logits.masked_fill(~relaxed.valid, 0.0)
         count = max(1, int(relaxed.valid.sum()))
         self._updates += 1
-        self._square = MOMENTUM * self._square + (1 - MOMENTUM) * float(of_logits.double().square().sum()) / count
+        square = self._updater.mean(of_logits.double().square().sum() / count)  # the same in all processes
+        self._square = MOMENTUM * self._square + (1 - MOMENTUM) * float(square)
         deviation = math.sqrt(self._square / (1 - MOMENTUM**self._updates)) or 1.0
         divergence = functional.bernoulli_kl(relaxed.logits, self._generator.initial_keep)[relaxed.valid].mean()
         torch.autograd.backward([relaxed.logits, self.price * divergence], [-of_logits / (deviation * count), None])

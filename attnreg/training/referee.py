@@ -93,6 +93,8 @@ class Referee:
         self._noise, self._special_tokens = reward_noise, list(special_tokens)
         self._updater = updater
         self._played: list[Batch] = []  # the round's own batches, if it is scored on them
+        self.number = 0  # of the round
+        self._drawn: tuple[int, Sequence[Batch]] | None = None  # a round's number and reward batches
 
     def note(self, batch: Batch) -> None:
         """Take note of a training batch."""
@@ -103,15 +105,15 @@ class Referee:
         """Forget the current round."""
         self._played = []
 
-    def judge(self, defender: nn.Module, attackers: Sequence[nn.Module], number: int) -> Verdict:
+    def judge(self, defender: nn.Module, attackers: Sequence[nn.Module]) -> Verdict:
         """Score the networks in eval mode and draw the winner.
 
         Args:
             defender: the Defender.
             attackers: the Attacker and, with antithetic masks, its twin, which never wins.
-            number: number of the round, from 0.
         """
-        per_batch = [[self._scores(each, batch) for each in (defender, *attackers)] for batch in self._batches(number)]
+        per_batch = [[self._scores(each, batch) for each in (defender, *attackers)] for batch in self._batches()]
+        self.number += 1
         d, *a = (torch.cat(scores) for scores in zip(*self._updater.gathered(per_batch), strict=True))
         if (over := getattr(self.score, "over", None)) is not None:
             d, *a = (over(scores) for scores in (d, *a))
@@ -126,34 +128,37 @@ class Referee:
         network.train()
         return scores
 
-    def _batches(self, number: int) -> list[Batch]:
+    def _batches(self) -> list[Batch]:
         if self._rows is None:
             noise = self._noise
             return [noisy_tokens(batch, noise, self._special_tokens) if noise else batch for batch in self._played]
-        batches = self._rows(number) if callable(self._rows) else self._rows
+        batches = self._of_round()
         size = min(self.batches_per_round or len(batches), len(batches))
-        first = 0 if callable(self._rows) else number * size
+        first = 0 if callable(self._rows) else self.number * size
         mine = range(self._updater.rank, size, self._updater.processes)
         return [batches[(first + i) % len(batches)] for i in mine]
 
-    def next_batch(self, step: int) -> Batch:
-        """Return a reward batch for one step: another one for each step and process.
+    def _of_round(self) -> Sequence[Batch]:
+        assert self._rows is not None
+        if not callable(self._rows):
+            return self._rows
+        if self._drawn is None or self._drawn[0] != self.number:
+            self._drawn = self.number, self._rows(self.number)
+        return self._drawn[1]
 
-        Raises:
-            InputError: if there are no reward batches but the round's own.
-        """
-        if self._rows is None:
-            raise InputError("Expected `reward_batches` with credit 'gradient', got None.")
-        batches = self._rows(step) if callable(self._rows) else self._rows
-        return batches[(step * self._updater.processes + self._updater.rank) % len(batches)]
+    def next_batch(self, number: int) -> Batch:
+        """Return one of the round's reward batches, another one for each number and process."""
+        batches = self._of_round()
+        return batches[(number * self._updater.processes + self._updater.rank) % len(batches)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume."""
-        return {"played": self._updater.gathered([[dict(batch) for batch in self._played]])}  # each process has its own
+        played = self._updater.gathered([[dict(batch) for batch in self._played]])  # each process has its own
+        return {"played": played, "number": self.number}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Restore a state returned by :meth:`state_dict`."""
-        mine = state["played"][self._updater.rank]
+        self.number, mine = state["number"], state["played"][self._updater.rank]
         self._played = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in mine]
 
 

@@ -81,6 +81,11 @@ class Reinforce:
         self.per = one_of("reward_per", per, get_args(RewardPer))
         self.kind = one_of("baseline", baseline, get_args(Baseline))
         self.momentum = probability_below_one("baseline_momentum", momentum)
+        decisions = getattr(generator, "decisions", "unit")
+        if baseline == "leave-one-out" and decisions == "batch":
+            raise InputError("Baseline 'leave-one-out' needs decisions for each sample: use decisions 'unit' or 'key'.")
+        if per == "sample" and getattr(generator, "shared_tables", None):
+            raise InputError("Expected `reward_per` 'round' with shared embeddings, which change within a round.")
         if baseline == "leave-one-out" and per == "round":
             raise InputError("Expected `reward_per` 'sample' with baseline 'leave-one-out', got 'round'.")
         needed = ["sample"] + ["log_prob"] * (per == "sample") + ["sample_opposites", "opposite"] * antithetic
@@ -99,6 +104,11 @@ class Reinforce:
         self._draws: list[tuple[dict[str, Tensor], list[list[Tensor]]]] = []  # batches, and packed masks per Attacker
         self._drawn: Tensor | None = None  # the masks of the latest draw
         self.steps = 0  # of the current round
+
+    @property
+    def used_baseline(self) -> float | None:
+        """The moving average of rewards, if that is the baseline."""
+        return self.baseline if self.kind == "moving" else None
 
     def draw(self, batch: Batch) -> None:
         """Draw the masks of the Attackers' next forward passes."""
@@ -184,12 +194,13 @@ class Reinforce:
         return [each / deviation if deviation else torch.zeros_like(each) for each in advantages]
 
     def _accumulate_samples(self, advantages: Sequence[Tensor]) -> None:
-        sizes = self._updater.gathered([sum(int(masks[0][1][0]) for _, masks in self._draws)])
+        sizes = self._updater.gathered([sum(len(batch["labels"]) for batch, _ in self._draws)])
         for attacker, each in enumerate(advantages):
             begin = sum(sizes[: self._updater.rank])  # the rewards of all processes follow each other
             for batch, masks in self._draws:
                 with self._updater.autocast():
                     log_prob = self._generator.log_prob(batch, unpack(masks[attacker]))
+                log_prob = log_prob.view(len(batch["labels"]), -1).mean(1)  # the choices of a row share its reward
                 rows = torch.arange(begin, begin + len(log_prob)) % len(each)
                 self._accumulate(attacker, reinforce_loss(log_prob, each[rows].to(log_prob.device), 0.0))
                 begin += len(log_prob)

@@ -147,7 +147,12 @@ class RewardRule:
 
 
 def by_evidence(attacker: Tensor, defender: Tensor) -> Tensor:
-    """Return the probability, 0-d, that the Attacker is better, given the scores: Φ of the standardized gap."""
+    """Return the probability, 0-d, that the Attacker is better, given the scores: Φ of the standardized gap.
+
+    A single score has no standard error: the better one then wins.
+    """
+    if len(attacker) < 2:
+        return greedy(attacker, defender)
     return torch.special.ndtr(standardized_gap(attacker - defender))
 
 

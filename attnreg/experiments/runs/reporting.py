@@ -132,7 +132,8 @@ def rounds_played(events: Mapping[str, int], runs: int = 1) -> str:
             f"The game had {(attacker + defender) / runs:.1f} rounds on average: the Attacker won "
             f"{attacker / runs:.1f}, the Defender {defender / runs:.1f}."
         )
-    return f"The game had {attacker + defender} rounds: the Attacker won {attacker}, the Defender {defender}."
+    plural = "s" * (attacker + defender > 1)
+    return f"The game had {attacker + defender} round{plural}: the Attacker won {attacker}, the Defender {defender}."
 
 
 def print_table(

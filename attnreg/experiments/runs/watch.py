@@ -20,18 +20,24 @@ class WatchedWord:
     Args:
         run: gives the dev rows and the tokenizer.
         generator: the Generator to watch.
-        word: the word; its first token is watched.
+        word: the word, which must be one token.
 
     Raises:
-        InputError: if the tokenizer does not know the word, or no dev row contains it.
+        InputError: if the tokenizer does not know the word or splits it, or no dev row contains it.
     """
 
     def __init__(self, run: Setup, generator: GNetProvider, word: str) -> None:
         tokens = run.tokenizer(word, add_special_tokens=False)["input_ids"]
         if not tokens or (tokens[0] == run.tokenizer.unk_token_id and word != run.tokenizer.unk_token):
             raise InputError(f"The model's tokenizer does not know the word {word!r} of --watch: choose another.")
-        self.token = tokens[0]
-        having = [number for number, ids in enumerate(run.dev_rows["input_ids"]) if self.token in ids]
+        inside = run.tokenizer(f"a {word}", add_special_tokens=False)["input_ids"]  # as within a sentence
+        if len(tokens) > 1 and len(inside) > 2:
+            pieces = ", ".join(run.tokenizer.convert_ids_to_tokens(tokens))
+            raise InputError(
+                f"The model's tokenizer splits the word {word!r} of --watch into {pieces}: choose another."
+            )
+        self.token = inside[-1]
+        having = [n for n, ids in enumerate(run.dev_rows["input_ids"]) if self.token in torch.tensor(ids).flatten()]
         if not having:
             raise InputError(f"No dev row contains the word {word!r} of --watch: choose another.")
         self.generator = generator
