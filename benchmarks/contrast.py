@@ -18,7 +18,7 @@ from attnreg.experiments.runs.reader import RunReader
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--name", "names", multiple=True, help="Title of a method's row, in the order of the folder names.")
 def main(folder: Path, path: Path, names: tuple[str, ...]) -> None:
-    """Draw one row of plots per method that was run with --watch, and print the mean contrast of its last quarter."""
+    """Draw one row of plots per method that was run with --watch, and print the difference between the two early and late."""
     methods = {}
     for method in sorted(each for each in folder.iterdir() if each.is_dir()):
         runs = [RunReader(run).rounds for run in sorted(method.glob("seed*")) if run.is_dir()]
@@ -42,12 +42,14 @@ def main(folder: Path, path: Path, names: tuple[str, ...]) -> None:
                 one.set(ylim=(0, 1), title=f"{title}, layer {layer}" if not layer else f"layer {layer}")
                 one.set_ylabel("drop rate" if not layer else "")
                 one.set_xlabel("round" if row + 1 == len(methods) else "")
-                contrast = [
-                    sum(line[f"watched.{layer}"] - line[f"others.{layer}"] for line in rounds[-length // 4 :])
-                    / len(rounds[-length // 4 :])
-                    for rounds in runs
-                ]
-                click.echo(f"{method} layer {layer}: " + "  ".join(f"{each:+.3f}" for each in contrast))
+                for begin, end in ((16, 64), (3 * length // 4, length)):
+                    contrast = [
+                        sum(line[f"watched.{layer}"] - line[f"others.{layer}"] for line in rounds[begin:end])
+                        / (end - begin)
+                        for rounds in runs
+                    ]
+                    values = "  ".join(f"{each:+.3f}" for each in contrast)
+                    click.echo(f"{method}, layer {layer}, rounds {begin + 1} to {end}: {values}")
         axes[0].legend(frameon=False, loc="upper left")
 
 

@@ -47,9 +47,9 @@ def plot_game(run: RunReader, path: Path) -> bool:
         wins.set(ylabel="Attacker's wins", xlabel="round", ylim=(-0.05, 1.05))
         for axes in watched:
             for layer, color in enumerate(sequence(layers)):
-                for name, style in (("watched", "-"), ("others", ":")):
+                for name, whose, style in (("watched", "watched", "-"), ("others", "other", ":")):
                     rates = [line[f"{name}.{layer}"] for line in rounds]
-                    axes.plot(number, rates, style, color=color, lw=1.6, label=f"layer {layer}, {name} keys")
+                    axes.plot(number, rates, style, color=color, lw=1.6, label=f"layer {layer}, {whose} keys")
             axes.set(ylabel="drop rate", xlabel="round", ylim=(0, 1))
         for axes in (scores, rewards, wins, *watched):
             axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
