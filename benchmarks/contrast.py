@@ -18,7 +18,7 @@ from attnreg.experiments.runs.reader import RunReader
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--name", "names", multiple=True, help="Title of a method's row, in the order of the folder names.")
 def main(folder: Path, path: Path, names: tuple[str, ...]) -> None:
-    """Draw one row of plots per method that was run with --watch, and print the difference between the two early and late."""
+    """Draw one row of plots per method that was run with --watch, and print the differences early and late."""
     methods = {}
     for method in sorted(each for each in folder.iterdir() if each.is_dir()):
         runs = [RunReader(run).rounds for run in sorted(method.glob("seed*")) if run.is_dir()]
