@@ -35,12 +35,12 @@ def main(folder: Path, path: Path, names: tuple[str, ...]) -> None:
                 for which, color in (("watched", COLORS[2]), ("others", COLORS[1])):
                     values = [[line[f"{which}.{layer}"] for line in rounds[:length]] for rounds in runs]
                     for each in values:
-                        one.plot(range(1, length + 1), moving_mean(each, 10), color=color, lw=0.6, alpha=0.5)
+                        one.plot(range(1, length + 1), moving_mean(each, 5), color=color, lw=0.6, alpha=0.5)
                     mean = [sum(column) / len(column) for column in zip(*values, strict=True)]
                     label = "planted key" if which == "watched" else "other keys"
-                    one.plot(range(1, length + 1), moving_mean(mean, 10), color=color, lw=2.0, label=label)
-                one.set(ylim=(0, 1), title=f"{title}, layer {layer}" if not layer else f"layer {layer}")
-                one.set_ylabel("drop rate" if not layer else "")
+                    one.plot(range(1, length + 1), moving_mean(mean, 5), color=color, lw=2.0, label=label)
+                one.set(ylim=(0, 1), xscale="log", title=f"layer {layer}" if not row else "")  # learning is early
+                one.set_ylabel(f"{title}\ndrop rate" if not layer else "")
                 one.set_xlabel("round" if row + 1 == len(methods) else "")
                 for begin, end in ((16, 64), (3 * length // 4, length)):
                     contrast = [

@@ -104,7 +104,7 @@ def oracle_ratio(generator_options: dict[str, Any], options: dict[str, Any], ste
         for _ in range(steps):
             ids = torch.randint(4, 30, (16, 8))
             ids[torch.arange(16), torch.randint(1, 8, (16,))] = PLANTED
-            teacher.draw({"input_ids": ids})
+            teacher.draw({"input_ids": ids, "labels": ids[:, 0]})
             for each, keep in zip(rewards, (generator.keep, generator.opposite_keep), strict=True):
                 if keep is not None:
                     each.append(1 - keep.float().mean((1, 2, 3))[ids == PLANTED])

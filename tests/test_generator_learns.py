@@ -17,7 +17,7 @@ def batch():
     ids = torch.randint(4, 30, (16, 8))
     ids[:, 0] = 1
     ids[torch.arange(16), torch.randint(1, 8, (16,))] = PLANTED
-    return {"input_ids": ids}
+    return {"input_ids": ids, "labels": torch.zeros(16, dtype=torch.long)}
 
 
 def rates(generator, inputs, of=None):
