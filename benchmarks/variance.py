@@ -42,8 +42,8 @@ WAYS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("one decision per layer and batch", {"decisions": "batch"}, {}),
     ("... antithetic", {"decisions": "batch"}, {"antithetic": True}),
     ("one decision per head and batch", {"decisions": "batch", "masks_per_layer": 6}, {}),
-    ("credit by gradient, per unit", {}, {"credit": "gradient"}),
-    ("credit by gradient, per key", {"decisions": "key"}, {"credit": "gradient"}),
+    ("credit by gradient, per unit", {}, {"credit": "gradient", "price": 0.0}),
+    ("credit by gradient, per key", {"decisions": "key"}, {"credit": "gradient", "price": 0.0}),
 ]
 
 
@@ -153,7 +153,6 @@ def game_ratio(data: Data, generator_options: dict[str, Any], game_options: dict
             "steps_per_round": 1,
             "winner": "none",
             "reward": "gap",
-            "price": 0.0,
             "max_grad_norm": None,
             "generator_optimizer_factory": lambda network: torch.optim.SGD(network.parameters(), lr=0.0),
             **game_options,
