@@ -57,8 +57,7 @@ def attendout(
 
     Example: attnreg recipe attendout --task cola --epochs 3
     """
-    from attnreg.experiments.runs.rewards import metric_score, plan_rounds, too_few
-    from attnreg.experiments.runs.rewards import reward_data as chosen_rows
+    from attnreg.experiments.runs.rewards import choose_rewards, metric_score, plan_rounds, too_few
     from attnreg.experiments.runs.watch import WatchedWord
 
     if warmup >= game:
@@ -76,7 +75,7 @@ def attendout(
     if fresh_rows and batches_per_round:
         raise click.UsageError("--fresh-rows are all scored in their round: remove --batches-per-round.")
     game_epochs = max(1, round(game * run.epochs))
-    rewards = chosen_rows(run, reward_data, reward_rows, fresh_rows, reward_noise, game_epochs)
+    rewards = choose_rewards(run, reward_data, reward_rows, fresh_rows, reward_noise, game_epochs)
     warmup_steps, game_steps = int(warmup * run.total_steps), run.steps_in(game_epochs)
     steps = game_steps - warmup_steps
     round_steps, rounds = plan_rounds(steps, round_steps)

@@ -229,10 +229,14 @@ def test_memory_does_not_grow_with_the_round():
     assert held[0] == held[1]
 
 
-@variants
-def test_state_goes_on_in_the_middle_of_a_round(variant):
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"variant": VARIANTS[1]}, {"reward_per": "sample"}, {"antithetic": True}, {"credit": "gradient"}],
+    ids=["paper", "variant", "sample", "antithetic", "gradient"],
+)
+def test_state_goes_on_in_the_middle_of_a_round(options):
     batches = make_batches(10)
-    make = lambda: make_game(steps_per_round=4, warmup_steps=1, variant=variant)  # noqa: E731
+    make = lambda: make_game(steps_per_round=4, warmup_steps=1, **options)  # noqa: E731
     torch.manual_seed(0)
     unbroken = make()
     torch.manual_seed(1)
@@ -250,7 +254,7 @@ def test_state_goes_on_in_the_middle_of_a_round(variant):
     for name, network in unbroken.networks.items():
         assert torch.equal(weights(network), weights(resumed.networks[name]))
     assert torch.equal(weights(unbroken.generator), weights(resumed.generator))
-    assert (resumed.wins, resumed._teacher.baseline) == (unbroken.wins, unbroken._teacher.baseline)
+    assert (resumed.wins, resumed._teacher.used_baseline) == (unbroken.wins, unbroken._teacher.used_baseline)
     assert unbroken.rounds == 2
 
 

@@ -1,12 +1,14 @@
 """REINFORCE with rewards per sample, leave-one-out baselines, antithetic masks and scaled rewards, by the formula."""
 
 import copy
+import inspect
 
 import pytest
 import torch
 
 import attnreg
 from attnreg.errors import InputError
+from attnreg.training._game_options import _USUAL
 from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Updater
 from attnreg.training.reinforce import Reinforce
@@ -22,6 +24,12 @@ def generator(**options):
 
 def sgd(net):
     return torch.optim.SGD(net.parameters(), lr=1.0)
+
+
+def assert_updated(net, twin):
+    """A step of gradient descent with rate 1 leads from the twin, which holds the gradient, to the G-Net."""
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(ours, theirs - theirs.grad, atol=1e-12)
 
 
 def test_masks_survive_packing():
@@ -59,8 +67,7 @@ def test_each_sample_is_weighted_by_its_own_advantage(kind, decisions):
         log_prob = twin.log_prob(batches[number // 4], keeps[number // 4])[number % 4]
         loss = loss - (float(reward) - baseline) * log_prob / 12
     loss.backward()
-    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(ours, theirs - theirs.grad, atol=1e-12)
+    assert_updated(net, twin)
     assert teacher.baseline == pytest.approx(0.3 + 0.1 * (float(rewards.mean()) - 0.3))
 
 
@@ -119,8 +126,7 @@ def test_antithetic_masks_are_opposites_and_both_are_rewarded():
         loss = loss - (1.5 - 0.25) * twin.log_prob(batch, first).mean() / 4
         loss = loss - (-0.5 - 0.25) * twin.log_prob(batch, second).mean() / 4
     loss.backward()
-    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(ours, theirs - theirs.grad, atol=1e-12)
+    assert_updated(net, twin)
     together = (torch.stack([k[0] for k in keeps]).double() + torch.stack([k[1] for k in keeps])).mean()
     assert together == pytest.approx(1.2, abs=0.05)  # each keeps 0.6
     for batch, (first, second) in zip(batches, keeps, strict=True):
@@ -194,26 +200,6 @@ def test_a_custom_reward_per_sample_works_in_the_game():
         game = make_game(steps_per_round=1, reward=wrong, reward_per=per)
         with pytest.raises(InputError, match=rf"Expected `reward` to return shape .* with `reward_per` '{per}', got"):
             game.step(make_batches(1)[0])
-
-
-@pytest.mark.parametrize("options", [{"reward_per": "sample"}, {"antithetic": True}], ids=["sample", "antithetic"])
-def test_such_a_game_goes_on_in_the_middle_of_a_round(options):
-    batches = make_batches(7)
-    make = lambda: make_game(steps_per_round=3, **options)  # noqa: E731
-    unbroken = make()
-    torch.manual_seed(1)
-    for batch in batches[:5]:
-        unbroken.step(batch)
-    state, random = copy.deepcopy(unbroken.state_dict()), torch.get_rng_state()
-    for batch in batches[5:]:
-        unbroken.step(batch)
-    resumed = make()
-    resumed.load_state_dict(state)
-    torch.set_rng_state(random)
-    for batch in batches[5:]:
-        resumed.step(batch)
-    assert torch.equal(weights(unbroken.generator), weights(resumed.generator))
-    assert resumed.rounds == 2
 
 
 @pytest.mark.parametrize(
@@ -308,8 +294,12 @@ def test_the_choices_of_a_row_share_its_reward():
     teacher.draw(batch)
     teacher.update([torch.tensor([1.0, 0.0])])
     (-twin.log_prob(batch, net.keep)[:3].mean() / 2).backward()
-    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(ours, theirs - theirs.grad, atol=1e-12)
+    assert_updated(net, twin)
+
+
+def test_what_counts_as_given_is_what_differs_from_the_default():
+    signature = inspect.signature(attnreg.training.AttackerDefender).parameters
+    assert {name: signature[name].default for name in _USUAL} == _USUAL
 
 
 @pytest.mark.parametrize("option", [{"antithetic": True}, {"credit": "gradient"}, {"price": 0.5}])

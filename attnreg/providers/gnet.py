@@ -210,11 +210,11 @@ class GNetProvider(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        if self._relaxed is not None:
-            self._check_heads(site)
-            mask = self._relaxed.masks[site.layer]
-            return None if site.stack != self._stack else Mask(normalized=mask, kept=mask.detach() > 0.5)
-        return self.mask_of(site, self.keep)
+        if self._relaxed is None or site.stack != self._stack:
+            return self.mask_of(site, self.keep)
+        self._check_heads(site)
+        mask = self._relaxed.masks[site.layer]
+        return Mask(normalized=mask, kept=mask.detach() > 0.5)
 
     def mask_of(self, site: AttentionSite, keep: Tensor | None) -> Mask | None:
         """Return the mask of a site from masks of all layers, ``(B, L, M, N, N)``."""

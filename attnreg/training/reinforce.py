@@ -21,25 +21,26 @@ Baseline = Literal["moving", "leave-one-out"]
 
 
 class Generator(Protocol):
-    """A provider that knows the probability of the masks it draws, such as :class:`attnreg.GNetProvider`."""
+    """A provider that knows the probability of the masks it draws, such as :class:`attnreg.GNetProvider`.
+
+    Only :meth:`sample` is always needed: :meth:`log_prob` and :attr:`keep` for rewards per sample, the others for
+    antithetic masks.
+    """
+
+    keep: Tensor | None
+    opposite_keep: Tensor | None
 
     def sample(self, inputs: Batch) -> Tensor:
         """Draw the masks of the next forward pass and return their log-probability, ``(B,)``, differentiable."""
 
-
-class GeneratorWithOpposites(Generator, Protocol):
-    """A Generator that can also draw two opposite masks, and tell the probability of masks drawn before."""
-
-    keep: Tensor | None
+    def log_prob(self, inputs: Batch, keep: Tensor) -> Tensor:
+        """Return the log-probability of masks, ``(B,)``, differentiable."""
 
     def sample_opposites(self, inputs: Batch) -> tuple[Tensor, Tensor]:
         """Draw masks and their opposites; return the log-probability of both, ``(B,)`` each."""
 
     def opposite(self) -> MaskProvider:
         """Return a provider that masks another model with the opposite masks."""
-
-    def log_prob(self, inputs: Batch, keep: Tensor) -> Tensor:
-        """Return the log-probability of masks, ``(B,)``, differentiable."""
 
 
 class Reinforce:

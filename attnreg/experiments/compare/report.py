@@ -135,7 +135,7 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
         names = ", ".join(name.replace("_", " ") for name in different)
         yield f"The methods differ in {names}: see the options below."
     for group in groups:
-        if group.results[0]["config"]["own"].get("reward_data") == "dev":
+        if group.results[0]["config"]["own"].get("reward_data") in ("dev", "half-dev"):
             yield f"Warning: {group.name} took its rewards from the dev rows, so its dev scores are biased."
         events = Counter[str]()
         for result in group.results:

@@ -14,8 +14,6 @@ from attnreg.training.referee import RewardBatches
 from attnreg.training.rewards import MetricScore, Score
 
 RewardData = Literal["held-out", "dev", "half-dev", "train", "noisy-train"]
-
-
 ROUNDS, FEW_ROUNDS, LONGEST_ROUND = 30, 10, 8
 
 
@@ -64,7 +62,7 @@ class Rewards:
     note: str | None = None
 
 
-def reward_data(run: Setup, data: RewardData, rows: int, fresh: int | None, noise: float, epochs: int) -> Rewards:
+def choose_rewards(run: Setup, data: RewardData, rows: int, fresh: int | None, noise: float, epochs: int) -> Rewards:
     """Choose the rows that rounds are scored on.
 
     Args:
