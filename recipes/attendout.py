@@ -34,7 +34,8 @@ GAME, GENERATOR = "attnreg.training:AttackerDefender", "attnreg:GNetProvider.for
            help="Fraction of training, from its start, in which only the Defender trains; less than --game."),
     option("--game", type=click.FloatRange(0, 1, min_open=True), default=0.6,
            help="Fraction of epochs after which the game ends and only the returned network trains."),
-    option("--generator-lr", type=click.FloatRange(min=0), default=1e-3, help="Learning rate of the Generator."),
+    option("--generator-lr", type=click.FloatRange(min=0),
+           help="Learning rate of the Generator (default: 1e-3, but less for a width above 64)."),
     option("--rate-lr", type=click.FloatRange(min=0), default=5e-2,
            help="Learning rate of the Generator's biases, which set the drop rate of each layer."),
     *(argument(GENERATOR, name) for name in ("initial_keep", "decisions")),
@@ -50,7 +51,7 @@ GAME, GENERATOR = "attnreg.training:AttackerDefender", "attnreg:GNetProvider.for
 def attendout(
     run: "attnreg.experiments.Run", round_steps: int | None, batches_per_round: int | None, score: str,
     reward_data: Any, reward_rows: int, fresh_rows: int | None, reward_noise: float, warmup: float, game: float,
-    generator_lr: float, rate_lr: float, initial_keep: float, decisions: Any, masks: str, generator_heads: str,
+    generator_lr: float | None, rate_lr: float, initial_keep: float, decisions: Any, masks: str, generator_heads: str,
     feed_forward: bool, share_embeddings: bool, watch: str | None, baseline: bool, **choices: Any,
 ) -> None:  # fmt: skip
     """AttendOut: a Generator learns dropout masks from a game of two models.

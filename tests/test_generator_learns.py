@@ -1,5 +1,7 @@
 """A Generator learns where there is something to learn: an oracle rewards what it drops, at default learning rates."""
 
+import math
+
 import pytest
 import torch
 
@@ -28,10 +30,10 @@ def rates(generator, inputs, of=None):
     return (dropped * chosen).sum((0, 2, 3)) / chosen.sum((0, 2, 3))
 
 
-def taught(goal, *, decisions="unit", per="round", antithetic=False, rounds=120):
+def taught(goal, *, width=32, decisions="unit", per="round", antithetic=False, rounds=120):
     """A Generator after rounds of two steps, whose reward is the share that it dropped, or kept, of some keys."""
     torch.manual_seed(0)
-    generator = attnreg.GNetProvider(30, 32, 3, 8, initial_keep=0.8, decisions=decisions)
+    generator = attnreg.GNetProvider(30, width, 3, 8, initial_keep=0.8, decisions=decisions)
     teacher = Reinforce(
         generator, generator_adam(generator), Updater(), scaled=True, per=per, antithetic=antithetic,
         baseline="leave-one-out" if per == "sample" else "moving",
@@ -59,8 +61,14 @@ def taught(goal, *, decisions="unit", per="round", antithetic=False, rounds=120)
 
 ways = pytest.mark.parametrize(
     "way",
-    [{"rounds": 240}, {"decisions": "key", "rounds": 50}, {"per": "sample", "rounds": 40}, {"antithetic": True}],
-    ids=["paper", "key", "sample", "antithetic"],
+    [
+        {"rounds": 240},
+        {"decisions": "key", "rounds": 50},
+        {"per": "sample", "rounds": 40},
+        {"antithetic": True},
+        {"per": "sample", "rounds": 20, "width": 384},
+    ],
+    ids=["paper", "key", "sample", "antithetic", "wide"],
 )
 
 
@@ -101,3 +109,20 @@ def test_every_layer_answers_alike(decisions):
         (gradient,) = torch.autograd.grad(inside, model.network.tokens.weight)
         gradients.append(gradient.norm())
     assert min(gradients) > 0.1 * max(gradients)
+
+
+def test_noise_leaves_the_rates_of_a_wide_generator_about_where_they_were():
+    """With a learning rate that does not fall with the width, they run to 0 or 1 within six rounds."""
+    furthest = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        generator = attnreg.GNetProvider(30, 384, 6, 8, initial_keep=0.9)
+        teacher = Reinforce(generator, generator_adam(generator), Updater(), scaled=True)
+        first = batch()
+        generator.calibrate(first)
+        for _ in range(40):
+            teacher.draw(batch())
+            teacher.update([torch.randn(())])
+            teacher.forget()
+        furthest.append((torch.logit(rates(generator, first)) - math.log(0.1 / 0.9)).abs().max())
+    assert sorted(furthest)[1] < 1.2
