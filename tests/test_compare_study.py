@@ -161,6 +161,20 @@ def test_rounds_and_rewards_from_dev_are_told(tmp_path):
     assert "took its rewards from the dev rows, so its dev scores are biased" in report
 
 
+def test_memorized_labels_are_in_the_report(tmp_path):
+    study = study_of(tmp_path, "finetune", "attention-dropout", options=["--label-noise", "0.4"])
+    for run in study.runs():
+        share = 0.5 if run.method.text == "finetune" else 0.25
+        write(run, 0.5, mislabelled={"rows": 40, "memorized": share + 0.1 * run.seed, "recovered": 0.3})
+    write_report(study)
+    report = (study.folder / "report.md").read_text()
+    assert "40% of the training rows, and of rows held out of train, had a wrong label." in report
+    fitted = table(report, "Fit")
+    assert [(row["memorized"], row["recovered"]) for row in fitted] == [("0.550", "0.300"), ("0.300", "0.300")]
+    with (study.folder / "results.csv").open() as file:
+        assert next(csv.DictReader(file))["mislabelled_memorized"] == "0.5"
+
+
 def test_rows_held_out_are_told(tmp_path):
     study = study_of(tmp_path, "finetune", "attention-layerdrop", equal_time=False)
     with study.begun():

@@ -58,6 +58,11 @@ def write_report(study: Study) -> list[Table]:
            if baseline.has("dev", "calibration_error")
            else "There is no calibration error, because predictions are not one class per row.")
     )  # fmt: skip
+    if any(group.results[0].get("mislabelled") for group in groups):
+        text += (
+            " Some training rows had a wrong label, drawn by the seed: memorized is the share of them that the network "
+            "gives this label, recovered the share that it gives the true one."
+        )
     blocks += [Heading("Fit"), tables.fit(groups), Paragraph(text)]
     text = (
         "Values are means over seeds; ratios are relative to the baseline. Time is training time, without evaluation, "
@@ -131,6 +136,8 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
         f"{_count(len(baseline.runs), 'seed')}; {baseline.results[0]['rows']} training rows, {baseline.size} dev rows; "
         f"{common}. Each method is scored on dev {when}, with the network that it returns."
     )
+    if "label_noise" not in different and (noise := _config(baseline, "label_noise")):
+        yield f"{noise:.0%} of the training rows, and of rows held out of train, had a wrong label."
     if different:
         names = ", ".join(name.replace("_", " ") for name in different)
         yield f"The methods differ in {names}: see the options below."
@@ -223,6 +230,7 @@ def _write_csv(study: Study) -> None:
                 **{f"train_{name}": value for name, value in result["train"].items()},
                 "best_epoch": result["best_epoch"]["epoch"],
                 **{f"stopping_{name}": value for name, value in (result.get("stopping") or {}).items()},
+                **{f"mislabelled_{name}": value for name, value in (result.get("mislabelled") or {}).items()},
                 "best_epoch_score": result["best_epoch"][result["metric"]],
                 **{name: result["config"][name] for name in ("epochs", "batch_size", "learning_rate", "train_size")},
                 **{name: value for name, value in result.items() if isinstance(value, (int, float))},

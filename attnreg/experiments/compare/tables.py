@@ -46,8 +46,9 @@ def differences(groups: Sequence[Group], baseline: Group) -> Table:
 
 
 def fit(groups: Sequence[Group]) -> Table:
-    """Score and loss on train and dev, and the calibration error."""
+    """Score and loss on train and dev, the calibration error, and what became of training rows with a wrong label."""
     header = ["method", "train", "dev", "gap", "train loss", "dev loss", "calibration error"]
+    noisy = any(group.results[0].get("mislabelled") for group in groups)
     rows = []
     for group in groups:
         train, dev = group.mean("train", group.metric), group.mean("dev", group.metric)
@@ -55,7 +56,10 @@ def fit(groups: Sequence[Group]) -> Table:
         calibrated = group.has("dev", "calibration_error")
         calibration = f"{group.mean('dev', 'calibration_error'):.3f}" if calibrated else ""
         rows.append([group.name, f"{train:.4f}", f"{dev:.4f}", f"{train - dev:+.4f}", *losses, calibration])
-    return Table(header, rows)
+        if noisy:
+            wrong = [f"{group.mean('mislabelled', name):.3f}" for name in ("memorized", "recovered")]
+            rows[-1] += wrong if group.results[0].get("mislabelled") else ["", ""]
+    return Table([*header, "memorized", "recovered"] if noisy else header, rows)
 
 
 def cost(groups: Sequence[Group], baseline: Group) -> Table:

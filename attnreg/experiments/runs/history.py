@@ -24,6 +24,7 @@ class History:
         active_steps: number of those steps.
         events: how often each event happened, such as ``"winner: attacker"``.
         returned: name of the network that is returned, once training has finished.
+        mislabelled: what became of training rows with a wrong label, once training has finished; ``None`` without any.
     """
 
     epoch: int = 0
@@ -39,6 +40,7 @@ class History:
     active_steps: int = 0
     events: dict[str, int] = field(default_factory=dict)
     returned: str = ""
+    mislabelled: dict[str, Any] | None = None
 
     def of(self, network: str) -> list[dict[str, Any]]:
         """Return the evaluations of one network, in order."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
+from torch import nn
 
 from attnreg.experiments.runs.evaluation import evaluate, evaluate_all, predict
 from attnreg.experiments.runs.history import History
@@ -20,7 +22,8 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
 
     ``predictions.jsonl`` has the label and the prediction (and the logits, for classes) of each dev row, in order.
     ``result.json`` has the scores on dev and on some training rows (as many as the kind's ``scored_train_rows``), the
-    calibration error, time, memory and passes. It is written last: a run folder that has it has finished training.
+    calibration error, what became of rows with a wrong label, time, memory and passes. It is written last: a run folder
+    that has it has finished training.
     """
     kind = run.kind
     some = run.train_rows.select(range(min(kind.scored_train_rows, len(run.train_rows))))
@@ -30,6 +33,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         **kind.score(dev.records),
         **evaluate_all(method.model, run.further, kind, run.accelerator),
     }
+    history.mislabelled = _mislabelled(method.model, run)
     forward, backward = run.total(history.forward_rows, history.backward_rows)
     result: dict[str, Any] = {
         "metric": run.task.metric,
@@ -37,6 +41,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "dev": {**scores, "calibration_error": kind.calibration_error(dev.records)},
         "train": evaluate(method.model, run.labelled(some), kind, run.accelerator),
         "train_rows_scored": len(some),
+        "mislabelled": history.mislabelled,
         "best_epoch": history.best(run.task.metric, method.returned_name),
         "rows": len(run.train_rows),
         "steps": history.step,
@@ -58,6 +63,17 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         },
     }
     run.folder.write_outcome(result, dev.records)
+
+
+def _mislabelled(network: nn.Module, run: Setup) -> dict[str, Any] | None:
+    """Return how many of the training rows with a wrong label get this label, or the true one; ``None`` without any."""
+    truth = {row: label for row, label in run.true_labels.items() if row < len(run.train_rows)}
+    if not truth:
+        return None
+    records = predict(network, run.labelled(run.train_rows.select(list(truth))), run.kind, run.accelerator).records
+    right = [record["prediction"] == label for record, label in zip(records, truth.values(), strict=True)]
+    memorized = [record["prediction"] == record["label"] for record in records]
+    return {"rows": len(truth), "memorized": fmean(memorized), "recovered": fmean(right)}
 
 
 def _stopping(run: Setup, records: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -56,6 +56,8 @@ def report(
     notes = [*notes, _activity(history)] if rates or run.folder.has_provider else list(notes)
     if played := rounds_played(history.events):
         notes = [*notes, played]
+    if (wrong := history.mislabelled) is not None:
+        notes = [*notes, _memorized(wrong)]
     if stopping:
         notes = [*notes, _stopped(run, history)]
         notes += [] if plain is None else [f"Plain fine-tuning: {_stopped(*plain)}"]
@@ -114,6 +116,13 @@ def _activity(history: History) -> str:
     return (
         f"The regularizer was active in {history.active_steps} of {history.step} steps and dropped {mean:.1%} of the "
         f"attention in {len(dropping)} of {len(history.drop_rates)} layers."
+    )
+
+
+def _memorized(wrong: Mapping[str, Any]) -> str:
+    return (
+        f"{wrong['rows']} training rows had a wrong label: the network gives {wrong['memorized']:.1%} of them this "
+        f"label (it memorized it), and {wrong['recovered']:.1%} the true one."
     )
 
 

@@ -72,6 +72,12 @@ class Settings:
     train_size: int | None = _option(
         DATA, "Train on this many rows, drawn by the seed (default: all).", None, type=_POSITIVE
     )
+    label_noise: float = _option(
+        DATA,
+        "Give this share of the training rows, and of rows held out of train, a wrong label (classification).",
+        0.0,
+        type=click.FloatRange(0, 1),
+    )
     validation_rows: int | None = _option(
         DATA, "Hold out this many rows of train and evaluate on them instead of dev.", None, scope="run", type=_POSITIVE
     )

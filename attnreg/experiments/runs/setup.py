@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, UsageError
 from attnreg.experiments.runs.batches import Labelled, TrainBatches, in_order
 from attnreg.experiments.runs.folder import RunFolder
 from attnreg.experiments.runs.settings import Settings
@@ -23,6 +23,7 @@ from attnreg.experiments.runs.stopping import STOPPING, Selection
 from attnreg.experiments.runs.trackers import check_trackers, flattened, tracked
 from attnreg.experiments.tasks.data import load_data
 from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.label_noise import mislabel
 from attnreg.experiments.tasks.model import load_model
 from attnreg.provider.base import MaskProvider
 from attnreg.training.method import Batch
@@ -85,6 +86,9 @@ class Setup:
         self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, settings.max_length)
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
+        self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
+        if settings.label_noise:
+            self._mislabel(settings.label_noise)
         self._further_rows = {
             name.removeprefix("validation_"): self.kind.encode(splits[name])
             for name in self.task.validation[1:]
@@ -172,6 +176,16 @@ class Setup:
         if epochs is not None and epochs < self.epochs:
             self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
         return held
+
+    def _mislabel(self, share: float) -> None:
+        if not self.kind.one_class_per_row:
+            raise UsageError(
+                f"--label-noise is for classification, but {self.task.name} is a {self.task.kind} task: remove it."
+            )
+        classes, seed = len(self.task.labels), self.settings.seed
+        self.train_rows, self.true_labels = mislabel(self.train_rows, share, classes, seed)
+        if self.settings.validation_rows is not None:  # rows held out of noisy data are noisy
+            self.dev_rows, _ = mislabel(self.dev_rows, share, classes, seed + 1)
 
     def _hold_out_to_stop(self) -> Any:
         """Hold the rows for ``--patience`` out of the whole run, before any others; ``None`` if it needs none."""

@@ -40,6 +40,8 @@ class Kind(ABC):
     needs_choices: ClassVar[bool] = False
     #: whether the head has one output per class
     has_classes: ClassVar[bool] = False
+    #: whether the label of a row is one of these classes
+    one_class_per_row: ClassVar[bool] = False
     #: the form of a row's classes, before "at least two classes" in a message
     labels_form: ClassVar[str] = ""
     #: whether a prediction is either right or wrong

@@ -23,6 +23,7 @@ class Classification(Kind):
     head: ClassVar[str] = "AutoModelForSequenceClassification"
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "macro_f1", "matthews_correlation")
     has_classes: ClassVar[bool] = True
+    one_class_per_row: ClassVar[bool] = True
 
     @classmethod
     @override
