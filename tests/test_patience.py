@@ -156,7 +156,7 @@ def test_a_constant_rate_stays(tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
-        (["--stop-on", "dev"], 2, "--stop-on needs --patience, which stops a run early"),
+        (["--stop-on", "dev"], 2, "--stop-on needs --patience or --select best"),
         (["--stopping-rows", 5], 2, "--stopping-rows needs --patience"),
         (["--patience", 1, "--stop-on", "dev", "--stopping-rows", 5], 2, "--stopping-rows needs --stop-on held-out"),
         (

@@ -16,6 +16,7 @@ PAPER = {
     "schedule": "constant",
     "patience": 5,
     "stop_on": "dev",
+    "select": "best",
     "method": "gradient",
     "first_pass": "train",
 }
@@ -47,7 +48,13 @@ def test_a_default_may_depend_on_the_task(args):
 
 @pytest.mark.parametrize("name", PAPER)
 def test_an_option_that_is_given_wins_before_and_after_it(name):
-    given = {"schedule": "linear", "stop_on": "held-out", "method": "random", "first_pass": "eval"}.get(name, "3")
+    given = {
+        "schedule": "linear",
+        "stop_on": "held-out",
+        "method": "random",
+        "first_pass": "eval",
+        "select": "last",
+    }.get(name, "3")
     words = [f"--{name.replace('_', '-')}", given]
     for args in (["--regime", "paper", *words], [*words, "--regime", "paper"]):
         got = settings(*args)

@@ -83,7 +83,7 @@ def test_run_folder(finished, recipe):
 
 
 @pytest.mark.parametrize("recipe", SOME)
-def test_the_kept_model_is_the_best_epochs_and_loads_plainly(finished, recipe):
+def test_the_kept_model_is_the_last_epochs_and_loads_plainly(finished, recipe):
     from attnreg.experiments import evaluate
     from attnreg.experiments.runs.batches import in_order
     from attnreg.experiments.tasks.kinds import kind_class
@@ -94,9 +94,9 @@ def test_the_kept_model_is_the_best_epochs_and_loads_plainly(finished, recipe):
     kind = kind_class("classification")(get_task("agreement"), tokenizer, 32)
     rows = kind.encode(load_splits(get_task("agreement"))["validation"])
     network = "attacker" if recipe == "attendout" else "model"
-    best = max(r["matthews_correlation"] for r in read_lines(run / "metrics.jsonl") if r["network"] == network)
+    last = [r["matthews_correlation"] for r in read_lines(run / "metrics.jsonl") if r["network"] == network][-1]
     got = evaluate(model, in_order(rows, len(rows), kind, torch.device("cpu")), kind)["matthews_correlation"]
-    assert got == pytest.approx(best, abs=2e-3)  # padding to another length moves the last bits
+    assert got == pytest.approx(last, abs=2e-3)  # padding to another length moves the last bits
     if recipe not in WITHOUT_PROVIDER:
         attnreg.MaskProvider.from_pretrained(run / "provider")
 

@@ -9,7 +9,7 @@ import click
 
 from attnreg.experiments.runs.command import GroupedCommand
 from attnreg.experiments.runs.options import option, together
-from attnreg.experiments.runs.settings import DATA, shared_options
+from attnreg.experiments.runs.settings import DATA, OUTPUT, shared_options
 from attnreg.experiments.tasks.task import TASKS
 
 RUNNING = "Running"
@@ -25,19 +25,26 @@ RUNNING = "Running"
 @together(shared_options("task"))
 @option("--data-dir", group=DATA, help="Folder with validation or test files (default: the run's, for its own task).")
 @option("--split", group=DATA, type=click.Choice(["validation", "test"]), default="validation", help="Split to score.")
+@option("--name", group=OUTPUT, help="Name of the file with the scores (default: by task, data folder and split).")
 @option("--batch-size", group=RUNNING, type=click.IntRange(1, 100_000), default=64, help="Rows per forward pass.")
 @option(
     "--device", group=RUNNING, type=click.Choice(["cpu", "cuda", "mps"]), help="Device (default: the best available)."
 )
-def evaluate(run: Path, data_dir: str | None, split: str, batch_size: int, device: str | None, **options: Any) -> None:
+def evaluate(
+    run: Path, data_dir: str | None, split: str, name: str | None, batch_size: int, device: str | None, **options: Any
+) -> None:
     """Score a trained model on other data or on another task.
 
-    RUN is a run folder; the scores are saved in RUN/evaluations. The classes of another task are matched by name. For
-    an mnli model on hans, neutral and contradiction count as non-entailment.
+    RUN is a run folder; its network is the one that its report scores. The scores are saved in RUN/evaluations. The
+    classes of another task are matched by name. For an mnli model on hans, neutral and contradiction count as
+    non-entailment.
     """
     from attnreg.experiments.runs.saved import score_saved
 
-    path, result = score_saved(run, options, data_dir=data_dir, split=split, batch_size=batch_size, device=device)
+    path, result = score_saved(
+        run, options, data_dir=data_dir, split=split, batch_size=batch_size, device=device, name=name
+    )
     scores = "  ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
     click.echo(f"{result['task']}, {split}, {result['rows']} rows: {scores}")
+    click.echo(f"Network: {result['network']['select']} (epoch {result['network']['epoch']}).")
     click.echo(f"Scores saved to {path}")

@@ -130,7 +130,7 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     }
     different = tables.not_common(groups)
     common = "; ".join(str(text) for name, text in shown.items() if name not in different)
-    stopping = {group.results[0]["config"]["patience"] is not None for group in groups}
+    stopping = {group.results[0]["config"]["stop_on"] is not None for group in groups}
     when = "at the end of training" if True in stopping else "after the last epoch"
     yield (
         f"{_count(len(baseline.runs), 'seed')}; {baseline.results[0]['rows']} training rows, {baseline.size} dev rows; "
@@ -159,18 +159,23 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
 
 
 def _stopped(group: Group) -> Iterator[str]:
-    """Say when the runs of a method with ``--patience`` stopped, and on which rows that depended."""
+    """Say when the runs of a method with ``--patience`` or ``--select best`` stopped, and which rows decided."""
     config = group.results[0]["config"]
-    if config["patience"] is None:
+    if config["stop_on"] is None:
         return
     on_dev = config["stop_on"] == "dev"
     rows = "the dev rows" if on_dev else f"{_count(group.results[0]['stopping']['rows'], 'row')} held out of train"
-    yield (
-        f"{group.name} stopped after {_count(config['patience'], 'evaluation')} without a better score on {rows}, "
-        f"{group.mean('stopping', 'last_epoch'):.1f} of {_count(config['epochs'], 'epoch')} on average, and returned "
-        f"the network of the best evaluation, in epoch {group.mean('stopping', 'returned_epoch'):.1f} on average."
-    )
-    if on_dev:
+    last, returned = (f"{group.mean('stopping', f'{name}_epoch'):.1f}" for name in ("last", "returned"))
+    epochs = _count(config["epochs"], "epoch")
+    which = "best evaluation" if config["select"] == "best" else "last evaluation"
+    end = f"{group.name} trained for {epochs}"
+    if config["patience"] is not None:
+        without = f"{_count(config['patience'], 'evaluation')} without a better score on {rows}"
+        end = f"{group.name} stopped after {without}, {last} of {epochs} on average"
+    else:
+        which += f" on {rows}"
+    yield f"{end}, and returned the network of the {which}, in epoch {returned} on average."
+    if on_dev and config["select"] == "best":
         yield f"Warning: {group.name} chose its epoch by the dev scores, so they are biased upward."
 
 

@@ -126,10 +126,11 @@ def _settings(recipe: str, options: dict[str, Any]) -> Settings:
         )
     if task.name == "custom" and shared["data_dir"] is None:
         raise UsageError("--task custom needs --data-dir.")
-    if shared["patience"] is None:
+    shared["select"] = shared["select"] or ("last" if shared["patience"] is None else "best")
+    if shared["patience"] is None and shared["select"] == "last":
         for name in ("stop_on", "stopping_rows"):
             if shared[name] is not None:
-                raise UsageError(f"--{name.replace('_', '-')} needs --patience, which stops a run early.")
+                raise UsageError(f"--{name.replace('_', '-')} needs --patience or --select best.")
     elif shared["stop_on"] == "dev" and shared["stopping_rows"] is not None:
         raise UsageError("--stopping-rows needs --stop-on held-out: with --stop-on dev, no rows are held out.")
     else:

@@ -30,10 +30,10 @@ from attnreg.training.method import TrainingMethod, Updater
 def fit(method: TrainingMethod, run: Setup) -> History:
     """Train, evaluate, keep the best model and write checkpoints; with ``--resume``, continue from the last one.
 
-    With ``--patience``, stop early, and return the method's :attr:`model` to its best weights.
+    With ``--patience``, stop early. With ``--select best``, return the method's :attr:`model` to its best weights.
 
     Args:
-        method: the training method. Its :attr:`model` is saved whenever it reaches a new best score.
+        method: the training method. Its :attr:`model` is saved when it is the one that the run will return.
         run: gives the data and the folder for the results.
 
     Returns:
@@ -135,10 +135,11 @@ class _Loop:
         evaluated = last or (history.epoch + 1) % run.settings.evaluate_every == 0
         if evaluated:
             self._evaluate(rates)
+        ended = last or self.selection.is_over(self.records)
         history.epoch, history.batch = history.epoch + 1, 0
         history.seconds = time.perf_counter() - begin
         history.peak_memory = max(history.peak_memory, peak_memory() or 0)
-        if evaluated and self.selection.note(self.records, method.model):
+        if evaluated and self.selection.note(self.records, method.model) and (run.settings.returns_best or ended):
             run.folder.save_model(method.model, run.tokenizer, method.provider)
         self.save()
 

@@ -54,6 +54,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "active_steps": history.active_steps,
         "events": history.events,
         "held_out": run.held_out,
+        "returned": _returned(run, history.of(method.returned_name)),
         "stopping": _stopping(run, history.of(method.returned_name)),
         "environment": {
             "device": _device_name(run.accelerator.device),
@@ -76,16 +77,24 @@ def _mislabelled(network: nn.Module, run: Setup) -> dict[str, Any] | None:
     return {"rows": len(truth), "memorized": fmean(memorized), "recovered": fmean(right)}
 
 
+def _returned(run: Setup, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return which network the run returned, which is the one that is scored and saved."""
+    return {
+        "select": "best" if run.settings.returns_best else "last",
+        "epoch": run.selection().returned(records)["epoch"],
+    }
+
+
 def _stopping(run: Setup, records: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return when the run stopped and which epoch it returned to; ``None`` without ``--patience``."""
-    if run.settings.patience is None:
+    """Return which rows decided, when the run stopped and which epoch is its best; ``None`` if no rows decided."""
+    if run.settings.patience is None and not run.settings.returns_best:
         return None
     selection = run.selection()
     return {
         "rows": None if run.stopping is None else len(run.stopping.references),  # `None` for dev
         "score": selection.best(records)[selection.key],
         "last_epoch": records[-1]["epoch"],
-        "returned_epoch": selection.best(records)["epoch"],
+        "returned_epoch": selection.returned(records)["epoch"],
     }
 
 

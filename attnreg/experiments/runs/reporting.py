@@ -24,7 +24,7 @@ def report(
 ) -> None:
     """Print the results of a run and write them to ``report.md``; see :meth:`attnreg.experiments.Run.report`."""
     metric = run.task.metric
-    stopping = run.settings.patience is not None
+    stopping = run.settings.stop_on is not None
     returned_epoch = ["returned epoch"] if stopping else []
     header = ["network", *returned_epoch, "last epoch", "best epoch", "loss", "rows", "time (s)"]
     networks = dict.fromkeys(record["network"] for record in history.evaluations)
@@ -62,6 +62,8 @@ def report(
         notes = [*notes, _stopped(run, history)]
         notes += [] if plain is None else [f"Plain fine-tuning: {_stopped(*plain)}"]
         notes += [biased(run.scored_on)] if settings.stop_on == "dev" else []
+    else:
+        notes = [*notes, f"The network of the last epoch ({history.epoch}) is returned, scored and saved."]
     for heading, (first, *others) in tables.items():
         print_table(console, first, others, title=heading)
     for note in notes:
@@ -86,11 +88,11 @@ def _returned(run: Setup, history: History, network: str) -> str:
     """Return the score of the network that the run returned, with its epoch; empty for the other network of a game."""
     if network != history.returned:
         return ""
-    return _at(run.selection().best(history.of(network)), run.task.metric)
+    return _at(run.selection().returned(history.of(network)), run.task.metric)
 
 
 def _stopped(run: Setup, history: History) -> str:
-    """Say at which epoch a run with ``--patience`` stopped, and to which it returned."""
+    """Say at which epoch a run with ``--patience`` or ``--select best`` stopped, and to which it returned."""
     records, patience = history.of(history.returned), run.settings.patience
     best = run.selection().best(records)["epoch"]
     rows = f"{run.scored_on} rows" if run.stopping is None else f"{len(run.stopping.references)} rows held out of train"
@@ -99,7 +101,8 @@ def _stopped(run: Setup, history: History) -> str:
         end = f"Stopped after epoch {history.epoch} of {run.epochs}: no better score on {rows} in {after}."
     else:
         end = f"Trained for all {run.epochs} epochs, with the best score on {rows} in epoch {best}."
-    return f"{end} The network of epoch {best} is returned."
+    returned = run.selection().returned(records)["epoch"]
+    return f"{end} The network of epoch {returned} is returned, scored and saved."
 
 
 def _of_epoch(epoch: int, epochs: int) -> str:

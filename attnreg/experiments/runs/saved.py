@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,8 +33,9 @@ def score_saved(
     split: str = "validation",
     batch_size: int = 64,
     device: str | None = None,
+    name: str | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Score the saved model (from the best epoch) of a run and write the result to the run's ``evaluations`` folder.
+    """Score the network that a run returned, and write the result to the run's ``evaluations`` folder.
 
     Args:
         run: the run folder.
@@ -43,12 +45,14 @@ def score_saved(
         split: ``"validation"`` (all validation sets of the task) or ``"test"``.
         batch_size: rows per batch.
         device: device (default: the best available).
+        name: name of the written file, without suffix (default: by task, data folder and split).
 
     Returns:
         The path of the written file, and its content.
 
     Raises:
-        InputError: if the folder holds no run with a model, or the data or the classes do not fit the model.
+        InputError: if the folder holds no run with a model, the data or the classes do not fit the model, or the name
+            is that of another evaluation.
     """
     config = _config(run)
     task = _task(config, options)
@@ -56,8 +60,9 @@ def score_saved(
     if task.kind != own.kind:
         raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
     classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
-    if data_dir is None and task.name == own.name:
-        data_dir = config.get("data_dir")
+    own_folder = config.get("data_dir") if task.name == own.name else None
+    if data_dir is None:
+        data_dir = own_folder
     # Evaluation needs no training split; the classes come from the model.
     wanted = replace(task, evaluation_only=True, labels=task.labels or classes)
     task, splits = load_data(wanted, data_dir)
@@ -74,17 +79,21 @@ def score_saved(
     if split == "validation":
         names.update({name.removeprefix("validation_"): name for name in task.validation[1:] if name in splits})
     sets = {name: in_order(kind.encode(splits[theirs]), batch_size, kind, place) for name, theirs in names.items()}
-    result = {
+    what = {
         "task": task.name,
         "split": split,
-        "data_dir": data_dir,
+        "data_dir": _absolute(data_dir),
+    }
+    path = _place(run / "evaluations", what, name, _absolute(own_folder))
+    result = {
+        **what,
+        "network": _returned(run),
         "rows": len(sets[""].references),
         "metrics": evaluate_all(model.to(place), sets, kind),
         "classes": None
         if reading is None
         else {name: task.labels[i] for name, i in zip(classes, reading, strict=True)},
     }
-    path = run / "evaluations" / f"{_stem(task, data_dir, split)}.json"
     path.parent.mkdir(exist_ok=True)
     with replaced_file(path) as file:
         file.write(json.dumps(result, indent=2) + "\n")
@@ -101,6 +110,14 @@ def _config(run: Path) -> dict[str, Any]:
         return {**config, "task": str(config["task"]), "max_length": int(config["max_length"])}
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"Cannot read the run's options in {run / 'config.json'}: {error!r}.") from error
+
+
+def _returned(run: Path) -> dict[str, Any]:
+    reader = RunReader(run)
+    if not reader.finished:
+        raise InputError(f"The run in {run} has not finished: continue it with --resume.")
+    # Runs of earlier versions saved the network of the best epoch, although they scored that of the last.
+    return dict(reader.result.get("returned", {"select": "best", "epoch": reader.result["best_epoch"]["epoch"]}))
 
 
 def _task(config: Mapping[str, Any], options: Mapping[str, str | None]) -> Task:
@@ -122,6 +139,35 @@ def _classes(model: Path) -> tuple[str, ...]:
         raise InputError(f"Cannot read the class names in {model / 'config.json'}: {error!r}.") from error
 
 
-def _stem(task: Task, data_dir: str | None, split: str) -> str:
-    name = f"custom-{Path(data_dir or '').resolve().name}" if task.name == "custom" else task.name
-    return name if split == "validation" else f"{name}-{split}"
+def _absolute(folder: str | None) -> str | None:
+    return None if folder is None else str(Path(folder).resolve())
+
+
+def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: str | None) -> Path:
+    """Choose the file of an evaluation, so that only the same evaluation, made again, replaces it."""
+    if name is not None:
+        path = folder / f"{name}.json"
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise InputError(f"Expected --name to be a file name, got {name!r}.")
+        if _made_before(path, what) is False:
+            raise InputError(f"{path} is the evaluation of other data: choose another --name.")
+        return path
+    other = "" if what["data_dir"] in (None, own_folder) else Path(what["data_dir"]).name
+    usual = {"", what["task"], "validation"}
+    parts = [what["task"], *(part for part in (other, what["split"]) if part not in usual)]
+    path = folder / f"{'-'.join(parts)}.json"
+    if _made_before(path, what) is not False:
+        return path
+    mark = hashlib.sha256(str(what["data_dir"]).encode()).hexdigest()[:8]  # another folder of the same name
+    return folder / f"{'-'.join([*parts, mark])}.json"
+
+
+def _made_before(path: Path, what: Mapping[str, Any]) -> bool | None:
+    """Whether a file holds an evaluation of the same data; ``None`` if there is no file."""
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return all(content.get(key) == value for key, value in what.items())
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -94,21 +94,29 @@ class Settings:
         type=click.Choice(["linear", "constant"]),
     )
     evaluate_every: int = _option(TRAINING, "Evaluate every N epochs and after the last one.", 1, type=_POSITIVE)
+    select: str | None = _option(
+        TRAINING,
+        'Network to return, score and save: of the "last" epoch, or of the "best" evaluation on the rows of --stop-on '
+        "(default: last; best with --patience).",
+        None,
+        type=click.Choice(["last", "best"]),
+    )
     patience: int | None = _option(
         TRAINING,
-        "Stop after N evaluations without a better score, and return to the best network (default: do not stop).",
+        "Stop after N evaluations without a better score (default: do not stop).",
         None,
         type=_POSITIVE,
     )
     stop_on: str | None = _option(
         TRAINING,
-        'Rows that --patience looks at: "held-out" (of train) or "dev" (biases dev scores) (default: held-out).',
+        'Rows that --patience and --select best look at: "held-out" (of train) or "dev" (biases dev scores) '
+        "(default: held-out).",
         None,
         type=click.Choice(["held-out", "dev"]),
     )
     stopping_rows: int | None = _option(
         TRAINING,
-        "Rows to hold out of train for --patience (default: a tenth of train, at most 256).",
+        "Rows to hold out of train for --stop-on held-out (default: a tenth of train, at most 256).",
         None,
         type=_POSITIVE,
     )
@@ -142,6 +150,11 @@ class Settings:
     )
     own: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def returns_best(self) -> bool:
+        """Whether the network of the best evaluation is returned, not the last one."""
+        return self.select == "best" or (self.select is None and self.patience is not None)
 
     def chosen_task(self) -> Task:
         """Return the task that the options define.
@@ -183,7 +196,8 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """
     defaults = {each.name: each.default for each in dataclasses.fields(Settings) if "option" in each.metadata}
     known = {name: value for name, value in defaults.items() if value is not MISSING and name not in _NOT_COMPARED}
-    return {**json.loads(json.dumps(known)), **config}
+    chosen = {"select": "last" if config.get("patience") is None else "best"}
+    return {**json.loads(json.dumps(known)), **chosen, **config}
 
 
 def shared_options(*scopes: str, task: str | None = None) -> list[Callable[[Any], Any]]:

@@ -129,7 +129,7 @@ class Setup:
 
     @functools.cached_property
     def stopping(self) -> Labelled | None:
-        """The rows held out of the whole run for ``--patience``, if any."""
+        """The rows held out of the whole run for ``--patience`` or ``--select best``, if any."""
         return None if self._stopping_rows is None else self.labelled(self._stopping_rows)
 
     @property
@@ -140,7 +140,8 @@ class Setup:
     def selection(self) -> Selection:
         """Return the rule that chooses the network to keep."""
         metric = self.task.metric
-        return Selection(metric if self.stopping is None else f"{STOPPING}_{metric}", self.settings.patience)
+        key = metric if self.stopping is None else f"{STOPPING}_{metric}"
+        return Selection(key, self.settings.patience, best=self.settings.returns_best)
 
     @property
     def dev_batches(self) -> list[Batch]:
@@ -188,9 +189,9 @@ class Setup:
             self.dev_rows, _ = mislabel(self.dev_rows, share, classes, seed + 1)
 
     def _hold_out_to_stop(self) -> Any:
-        """Hold the rows for ``--patience`` out of the whole run, before any others; ``None`` if it needs none."""
+        """Hold the rows of ``--stop-on held-out`` out of the whole run, before any others; ``None`` without it."""
         settings, rows = self.settings, len(self.train_rows)
-        if settings.patience is None or settings.stop_on == "dev":
+        if settings.stop_on == "dev" or (settings.patience is None and not settings.returns_best):
             return None
         self.train_rows, held = _split(self.train_rows, settings.stopping_rows or min(256, max(1, rows // 10)))
         return held

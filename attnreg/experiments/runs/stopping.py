@@ -1,4 +1,4 @@
-"""The network that a run keeps, and when ``--patience`` stops the run."""
+"""The network that a run returns, and when ``--patience`` stops the run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ STOPPING = "stopping"  # the rows held out for --patience, among the evaluated s
 
 
 class Selection:
-    """Chooses the epoch with the best score, the earliest one in a tie; with patience, decides when to stop.
+    """Chooses the network to return; with patience, decides when to stop.
+
+    The best evaluation is the earliest one in a tie.
 
     Args:
         key: key of the score in the records of :attr:`attnreg.experiments.runs.history.History.evaluations`.
         patience: number of evaluations in a row without a better score after which the run stops; ``None`` trains for
-            all epochs and does not keep the weights.
+            all epochs.
+        best: return the network of the best evaluation, whose weights are kept, instead of the last one.
 
     Example:
         >>> selection = Selection("accuracy", patience=2)
@@ -27,9 +30,10 @@ class Selection:
         (True, [False, False, False, False, True])
     """
 
-    def __init__(self, key: str, patience: int | None = None) -> None:
+    def __init__(self, key: str, patience: int | None = None, *, best: bool = False) -> None:
         self.key = key
         self.patience = patience
+        self._returns_best = best
         self.weights: dict[str, Tensor] = {}  # of the best network so far
 
     def best(self, records: Sequence[Record]) -> Record:
@@ -40,16 +44,20 @@ class Selection:
         """Whether the run is to stop after these evaluations."""
         return bool(records) and self.patience is not None and len(records) - self._best(records) > self.patience
 
+    def returned(self, records: Sequence[Record]) -> Record:
+        """Return the record of the network to return, of the evaluations so far."""
+        return self.best(records) if self._returns_best else records[-1]
+
     def note(self, records: Sequence[Record], network: nn.Module) -> bool:
-        """Whether the last evaluation is the best so far; with patience, keep a copy of the network's weights then."""
-        is_best = self._best(records) == len(records) - 1
-        if is_best and self.patience is not None:
+        """Whether the network that was just evaluated is the one to return so far; keep the weights of a best one."""
+        if self._returns_best and (is_best := self.best(records) is records[-1]):
             self.weights = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
-        return is_best
+            return is_best
+        return not self._returns_best
 
     def give_back(self, network: nn.Module) -> None:
-        """With patience, return a network to its best weights."""
-        if self.patience is not None:
+        """Give a network the weights of the best evaluation, if that is the one to return."""
+        if self._returns_best:
             network.load_state_dict(self.weights)
 
     def _best(self, records: Sequence[Record]) -> int:
