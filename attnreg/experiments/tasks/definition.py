@@ -63,5 +63,5 @@ class Task:
 
     @property
     def metric(self) -> str:
-        """The metric that is reported first and selects the best epoch."""
+        """The metric that is reported first, and that methods and epochs are compared by."""
         return self.metrics[0]
