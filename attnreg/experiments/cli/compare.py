@@ -16,6 +16,7 @@ from attnreg.experiments.runs.settings import OUTPUT, shared_options
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from attnreg.experiments.compare.planned import PlannedRun
     from attnreg.experiments.compare.study import Study
 
 COMPARISON, RUNNING = "Comparison", "Running"
@@ -103,6 +104,8 @@ def _print(study: Study, threads: int) -> bool:
     """Print commands for the unfinished runs; return whether there are any."""
     from attnreg.experiments.compare.launch import commands
 
+    for text in study.set_outdated_aside():
+        click.echo(text, err=True)
     if pending := [run for run in study.runs() if not run.finished]:
         count = commands(pending, threads, click.echo)
         text = f"{count} runs to start, {len(pending) - count} running. Repeat this command when they have finished."
@@ -116,7 +119,7 @@ def _make(study: Study, own: dict[str, Any], on_cpu: bool, console: Console) -> 
 
     jobs = own["jobs"] or _usual_jobs(own["threads"], on_cpu)
     launch = local(jobs, own["threads"]) if own["launcher"] == "local" else ray(own["threads"], on_cpu)
-    while pending := [run for run in study.runs() if not run.finished]:
+    while pending := _pending(study, console):
         with Board(study.runs(), jobs if own["launcher"] == "local" else len(pending), console) as board:
             try:
                 launch(pending, board)
@@ -130,6 +133,13 @@ def _make(study: Study, own: dict[str, Any], on_cpu: bool, console: Console) -> 
                 f"{len(board.failed)} of the runs failed. The log of the first, {log}, ends with: "
                 f"{lines[-1] if lines else 'nothing'}"
             )
+
+
+def _pending(study: Study, console: Console) -> list[PlannedRun]:
+    """Return the runs to make; say which have become outdated."""
+    for text in study.set_outdated_aside():
+        console.print(text, highlight=False, soft_wrap=True)
+    return [run for run in study.runs() if not run.finished]
 
 
 def _usual_jobs(threads: int, on_cpu: bool) -> int:

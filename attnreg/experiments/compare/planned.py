@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.method import Method
+from attnreg.experiments.runs.content import changed
 from attnreg.experiments.runs.reader import RunReader
 from attnreg.experiments.runs.settings import Settings, with_defaults
 
@@ -95,11 +96,29 @@ class PlannedRun:
         if not (self.folder / "config.json").is_file():
             if any(not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise InputError(f"{self.folder} holds files but no run: choose another --output-dir.")
-        elif differences := self.settings.differences(self.reader.config):
+        elif (differences := self.settings.differences(self.reader.config)) and not self.changed:
             raise InputError(
                 f"The run in {self.folder} has other options than this comparison: {', '.join(differences)}. Give the "
                 "same options, or another --output-dir."
             )
+
+    @property
+    def changed(self) -> list[str]:
+        """What has changed since the run in the folder was started, although its command is the same."""
+        if not (self.folder / "config.json").is_file():
+            return []
+        settings, config = self.settings, self.reader.config
+        different = settings.different(config)
+        if different not in ([], ["provider"]):  # another command
+            return []
+        return [*(["the provider's file"] if different else []), *changed(settings.content(), config)]
+
+    def set_aside(self, folder: Path) -> None:
+        """Move what the run has written to another folder."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.rename(folder)
+        if self.log.is_file():
+            self.log.rename(folder.with_name(self.log.name))
 
     def command_line(self) -> list[str]:
         """Return the arguments of ``attnreg`` that start or resume the run."""

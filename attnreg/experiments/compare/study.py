@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -92,6 +93,23 @@ class Study:
         for longer in self.equal_time_methods().values():
             runs += self.equal_time_runs(longer)
         return list({run.folder: run for run in reversed(runs)}.values())[::-1]  # two methods may come to the same run
+
+    def set_outdated_aside(self) -> list[str]:
+        """Move runs whose data, recipe or attnreg has changed to the folder ``outdated``; say what is made anew.
+
+        Call it whenever new runs have become known.
+        """
+        reasons = Counter[str]()
+        first = 1 + max((int(path.name) for path in (self.folder / "outdated").glob("[0-9]*")), default=0)
+        for run in self.runs():
+            if new := run.changed:
+                reasons[" and ".join(new)] += 1
+                run.set_aside(self.folder / "outdated" / str(first) / run.folder.relative_to(self.folder))
+        return [
+            f"Since {count} of the runs, {reason} changed: they are made anew. The old ones are in "
+            f"{self.folder / 'outdated' / str(first)}."
+            for reason, count in reasons.items()
+        ]
 
     def search_runs(self, method: Method) -> list[PlannedRun]:
         """Return the runs that select a method's values."""

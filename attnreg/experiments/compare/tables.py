@@ -116,7 +116,7 @@ def options(study: Study, groups: Sequence[Group]) -> Table:
 def not_common(groups: Sequence[Group]) -> list[str]:
     """Names of the shared options (those of all recipes) in which these runs differ."""
     configs = [group.results[0]["config"] for group in groups]
-    left_out = {"own", "recipe", "attnreg"}
+    left_out = {"own", "recipe", "attnreg", "content"}
     return [name for name in configs[0] if name not in left_out and any(c[name] != configs[0][name] for c in configs)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -140,4 +141,5 @@ def _settings(recipe: str, options: dict[str, Any]) -> Settings:
             shared[name] = getattr(task, name)
     shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{recipe}-{task.name}-seed{shared['seed']}"
     flags = {str(parameter.name): parameter.opts[0] for parameter in click.get_current_context().command.params}
-    return Settings(recipe=recipe, own=own, flags=flags, **shared)
+    source = inspect.unwrap(click.get_current_context().command.callback or _settings).__code__.co_filename
+    return Settings(recipe=recipe, own=own, flags=flags, recipe_file=source, **shared)

@@ -10,10 +10,10 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from attnreg import __version__
 from attnreg._checksums import SUMS, checksums_of
 from attnreg._files import exclusive, replaced_file, replaced_folder
 from attnreg.errors import InputError, StoppedError
+from attnreg.experiments.runs.content import changed
 from attnreg.experiments.runs.reader import LOCK, RunReader
 from attnreg.experiments.runs.settings import Settings
 from attnreg.experiments.runs.state_files import recover_states, write_state
@@ -37,7 +37,7 @@ class RunFolder:
 
         Raises:
             InputError: if the folder is not empty and ``--resume`` is not given; or if it is given, and the folder
-                holds no run or a run with other options.
+                holds no run, a run with other options, or one of another version, recipe file or data.
         """
         config = self.path / "config.json"
         if not settings.resume:
@@ -57,12 +57,16 @@ class RunFolder:
             raise InputError(
                 f"The run in {self.path} was started with other options: resume with {', '.join(differences)}."
             )
+        if new := changed(settings.content(), RunReader(self.path).config):
+            raise InputError(
+                f"Since the run in {self.path} was started, {' and '.join(new)} changed: start it in a new folder."
+            )
 
     def create(self, settings: Settings) -> None:
         """Make the folder and write ``config.json``."""
         if self.writer:
             self._make()
-            self.write("config", {"attnreg": __version__, **settings.to_dict()})
+            self.write("config", {"content": settings.content(), **settings.to_dict()})
             self.keep_lines(metrics=0, telemetry=0)  # left by a run that was killed before its first checkpoint
 
     def _make(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from attnreg.experiments.runs.content import content_of
 from attnreg.experiments.runs.options import option
 from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.kinds import KINDS
@@ -21,7 +22,7 @@ LARGEST = 2**31 - 1
 DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
 _POSITIVE = click.IntRange(min=1)
 # A resumed run may differ from the original in these.
-_NOT_COMPARED = {"output_dir", "resume", "device", "save_steps", "report_to", "flags"}
+_NOT_COMPARED = {"output_dir", "resume", "device", "save_steps", "report_to", "flags", "recipe_file"}
 
 
 def _option(group: str, help: str, default: Any = MISSING, *, scope: str = "all", **kwargs: Any) -> Any:
@@ -53,7 +54,7 @@ class Settings:
     """The options of one run.
 
     ``own`` holds the recipe's own options. ``flags`` maps the names of options to their flags, by default the name with
-    dashes.
+    dashes. ``recipe_file`` is the file that defines the recipe.
     """
 
     recipe: str
@@ -150,6 +151,7 @@ class Settings:
     )
     own: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, str] = field(default_factory=dict)
+    recipe_file: str | None = None
 
     @property
     def returns_best(self) -> bool:
@@ -172,15 +174,27 @@ class Settings:
 
     def differences(self, config: dict[str, Any]) -> list[str]:
         """List the options in which a saved configuration differs, as typed on the command line."""
-        mine = self.to_dict()
-        flat = {**{k: v for k, v in mine.items() if k != "own"}, **mine["own"]}
-        theirs = {**{k: v for k, v in with_defaults(config).items() if k != "own"}, **config.get("own", {})}
+        flat, theirs = self._flat(config)
         return [
             f"{as_typed(self.flag(name), theirs.get(name)) or 'no ' + self.flag(name)} "
             f"(not {as_typed(self.flag(name), flat.get(name)) or 'given'})"
-            for name in sorted(flat.keys() | theirs.keys() - {"attnreg"})
-            if name != "attnreg" and flat.get(name) != theirs.get(name)
+            for name in self.different(config)
         ]
+
+    def different(self, config: dict[str, Any]) -> list[str]:
+        """Return the names of the options in which a saved configuration differs."""
+        flat, theirs = self._flat(config)
+        names = sorted((flat.keys() | theirs.keys()) - {"attnreg", "content"})
+        return [name for name in names if flat.get(name) != theirs.get(name)]
+
+    def _flat(self, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return these options and those of a saved configuration, with the recipe's own options beside the others."""
+        mine, theirs = self.to_dict(), with_defaults(config)
+        return ({**mine, **mine["own"], "own": None}, {**theirs, **config.get("own", {}), "own": None})
+
+    def content(self) -> dict[str, str | None]:
+        """Return what the results depend on besides these options; see :func:`.content.content_of`."""
+        return content_of(self.recipe_file, self.data_dir)
 
     def flag(self, name: str) -> str:
         """Return the flag of an option, without a value."""

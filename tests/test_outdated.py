@@ -1,0 +1,102 @@
+"""Runs whose data, recipe, provider or version has changed since: they are made anew, or not resumed, and never lost."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from attnreg.experiments.compare.method import Method
+from attnreg.experiments.compare.study import Study
+from attnreg.experiments.runs import content
+from attnreg.experiments.tasks import get_task, load_splits
+from tests.commands import assert_sentence, ran
+from tests.task_data import write_rows
+from tests.test_compare_study import write
+
+METHODS = ["finetune", "mine.py", "regularize --provider p.yaml"]
+
+
+def changes():
+    """What is done to the files of a comparison, by what is said of it, and the methods that are made anew."""
+    return {
+        "the data": (lambda: edit("data/validation.jsonl", '"label": 1', '"label": 0'), METHODS),
+        "the recipe's file": (lambda: edit("mine.py", "q=0.2", "q=0.3"), ["mine.py"]),
+        "the provider's file": (lambda: edit("p.yaml", "0.1", "0.2"), METHODS[2:]),
+        "attnreg's version": (lambda: None, METHODS),
+    }
+
+
+def edit(name, old, new):
+    text = Path(name).read_text()
+    assert old in text
+    Path(name).write_text(text.replace(old, new, 1))
+
+
+@pytest.fixture
+def files(cli, tmp_path):
+    """A data folder, a recipe file and a provider file in the current folder."""
+    (tmp_path / "data").mkdir()
+    for split, size in (("train", 60), ("validation", 100)):
+        write_rows(tmp_path / "data" / f"{split}.jsonl", load_splits(get_task("agreement"))[split].to_list()[:size])
+    ran(cli("copy", "ad-drop", "mine.py"))
+    text = (tmp_path / "mine.py").read_text()
+    (tmp_path / "mine.py").write_text(f"{text}\n# q=0.2\n")
+    (tmp_path / "p.yaml").write_text("- DropHead: {p: 0.1}\n")
+    return tmp_path
+
+
+def study(folder):
+    methods = [Method(text) for text in METHODS]
+    return Study(methods, methods[0], ["--data-dir", "data", "--epochs", "1"], 2, folder / "study", equal_time=False)
+
+
+def made(folder):
+    """A comparison with runs that are written down here."""
+    whole = study(folder)
+    with whole.begun():
+        for run in whole.runs():
+            write(run, 0.5)
+            config = {**run.settings.to_dict(), "content": run.settings.content()}
+            (run.folder / "config.json").write_text(json.dumps(config))
+            run.log.write_text("old")
+    return whole
+
+
+@pytest.mark.parametrize("what", changes())
+def test_what_depends_on_a_change_is_made_anew(files, cli, monkeypatch, what):
+    made(files)
+    change, methods = changes()[what]
+    command = ["compare", *METHODS, "--data-dir", "data", "--epochs", 1, "--seeds", 2, "--no-equal-time"]
+    command += ["--output-dir", "study"]
+    assert "Report saved" in ran(cli(*command)).output  # nothing is made anew
+    change()
+    if what == "attnreg's version":
+        monkeypatch.setattr(content, "__version__", "99")
+    result = ran(cli(*command, "--launcher", "commands"))
+    count = 2 * len(methods)
+    says = f"Since {count} of the runs, {what} changed: they are made anew. The old ones are in study/outdated/1."
+    assert says in result.output
+    assert len(re.findall(r"attnreg recipe .*--output-dir study/", result.output)) == count
+    outdated = files / "study" / "outdated" / "1"
+    assert len(list(outdated.glob("*/seed*/result.json"))) == len(list(outdated.glob("*/seed*.log"))) == count
+    assert sum(run.finished for run in study(files).runs()) == 6 - count
+
+
+def test_an_older_run_that_does_not_tell_is_kept(files):
+    whole = study(files)
+    with whole.begun():
+        for run in whole.runs():
+            write(run, 0.5)
+    edit("data/validation.jsonl", '"label": 1', '"label": 0')
+    assert whole.set_outdated_aside() == []
+
+
+def test_a_run_is_not_resumed_on_other_data_or_with_another_recipe(files, cli):
+    args = ["recipe", "mine.py", "--data-dir", "data", "--epochs", 1, "--device", "cpu", "--output-dir", "out"]
+    ran(cli(*args))
+    ran(cli(*args, "--resume"))
+    edit("mine.py", "q=0.2", "q=0.3")
+    edit("data/train.jsonl", '"label": 1', '"label": 0')
+    says = "Since the run in out was started, the recipe's file and the data changed: start it in a new folder"
+    assert_sentence(cli(*args, "--resume"), 1, says)
