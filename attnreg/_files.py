@@ -79,6 +79,7 @@ def replaced_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     new.mkdir()
     try:
         yield new
+        _give_usual_modes(new)
         if path.exists():
             path.rename(old)
         new.rename(path)
@@ -86,6 +87,17 @@ def replaced_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         recover_folder(path)
         for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _give_usual_modes(folder: Path) -> None:
+    """Give files the mode that new files have; safetensors writes its files for their owner alone."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 def recover_folder(path: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_batch_always_has_something_to_guess(kind, encoded):
 def test_pre_training_goes_on_to_the_same_end(cli, tmp_path, provider):
     whole = ran(cli("recipe", "pretrain", *SMALL[:-1], "whole", *provider))
     assert "Perplexity of the hidden words: " in whole.output
-    stopped = cli("recipe", "pretrain", *SMALL, *provider, "--save-steps", 1)
+    stopped = cli("recipe", "pretrain", *SMALL, *provider, "--save-steps", 1, "--keep-checkpoints")
     assert stopped.exit_code == 0
     checkpoints = sorted((tmp_path / "out" / "checkpoints").glob("step-*"))
     assert len(checkpoints) >= 1

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from attnreg import __version__
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.runs import content
@@ -57,7 +58,7 @@ def made(folder):
     with whole.begun():
         for run in whole.runs():
             write(run, 0.5)
-            config = {**run.settings.to_dict(), "content": run.settings.content()}
+            config = {"attnreg": __version__, "content": run.settings.content(), **run.settings.to_dict()}
             (run.folder / "config.json").write_text(json.dumps(config))
             run.log.write_text("old")
     return whole

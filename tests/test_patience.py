@@ -15,7 +15,19 @@ from tests.commands import assert_sentence, invoke, ran, read_lines
 from tests.test_run_data import make, texts, trained_on
 from tests.test_stopping import at_step, contents, listen_to_ctrl_c  # noqa: F401 (a fixture)
 
-SMALL = ["--epochs", 8, "--train-size", 128, "--batch-size", 32, "--device", "cpu", "--metric", "accuracy"]
+SMALL = [
+    "--epochs",
+    8,
+    "--train-size",
+    128,
+    "--batch-size",
+    32,
+    "--device",
+    "cpu",
+    "--metric",
+    "accuracy",
+    "--keep-checkpoints",
+]
 EARLY = {
     "finetune": ["--patience", 2],
     "attendout": ["--patience", 1, "--round-steps", 2, "--game", 0.5, "--no-baseline"],

@@ -18,7 +18,7 @@ from attnreg.experiments.tasks import get_task, load_splits
 from tests.cases import tiny_bert
 from tests.commands import invoke, ran, read_lines
 
-SMALL = ["--epochs", 2, "--train-size", 256, "--batch-size", 32, "--device", "cpu"]
+SMALL = ["--epochs", 2, "--train-size", 256, "--batch-size", 32, "--device", "cpu", "--keep-checkpoints"]
 RECIPES = {
     "finetune": [],
     "attention-layerdrop": ["--drop-rate", 0.5],
@@ -165,6 +165,19 @@ def test_resuming_a_finished_run_shows_its_report_again(finished, cli):
     before = (run / "report.md").read_text()
     ran(cli("recipe", "finetune", *SMALL, "--output-dir", run, "--resume"))
     assert (run / "report.md").read_text() == before
+
+
+def test_a_finished_run_keeps_no_checkpoint_and_files_have_the_usual_mode(cli, tmp_path):
+    args = ["recipe", "attendout", *SMALL[:-1], "--epochs", 1, "--round-steps", 2, "--output-dir", "out"]
+    output = ran(cli(*args)).output
+    assert not list((tmp_path / "out").rglob("checkpoints"))
+    (tmp_path / "new").touch()
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert {path.stat().st_mode for path in files} == {(tmp_path / "new").stat().st_mode}
+    assert any(path.suffix == ".safetensors" for path in files)
+    again = ran(cli(*args, "--resume")).output
+    assert again.strip() == (tmp_path / "out" / "report.md").read_text().strip()
+    assert "attacker" in output
 
 
 def test_attendout_compares_with_plain_fine_tuning_on_the_same_data_and_seed(finished, cli, tmp_path):

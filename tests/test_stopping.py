@@ -15,7 +15,7 @@ from attnreg.experiments.runs.progress import Progress
 from attnreg.experiments.runs.state_files import read_state
 from tests.commands import invoke, ran, read_lines
 
-SMALL = ["--epochs", 2, "--train-size", 256, "--validation-rows", 64, "--output-dir", "out"]
+SMALL = ["--epochs", 2, "--train-size", 256, "--validation-rows", 64, "--keep-checkpoints", "--output-dir", "out"]
 RECIPES = {"finetune": [], "ad-drop": [], "attendout": ["--round-steps", 2, "--no-baseline"]}
 
 

@@ -79,6 +79,14 @@ def recipe(
         @functools.wraps(function)
         def callback(**options: Any) -> None:
             settings = _settings(name, options)
+            if settings.resume:
+                from attnreg.experiments.runs.folder import RunFolder  # late: it imports torch
+
+                folder = RunFolder(settings.output_dir)
+                folder.check(settings)
+                if (report := folder.last_report) is not None:
+                    click.echo(report)
+                    return
             from attnreg.experiments.runs.run import Run
 
             function(Run(settings), **settings.own)

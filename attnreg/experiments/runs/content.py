@@ -10,11 +10,11 @@ from typing import Any
 
 from attnreg import __version__
 
-NAMES = {"attnreg": "attnreg's version", "recipe": "the recipe's file", "data": "the data"}
+NAMES = {"recipe": "the recipe's file", "data": "the data", "attnreg": "attnreg's version"}
 
 
 def content_of(recipe_file: str | None, data_dir: str | None) -> dict[str, str | None]:
-    """Return the version of attnreg, and checksums of the recipe and of all files of the data folder.
+    """Return checksums of the recipe and of all files of the data folder.
 
     Data from the hub or from the package has no checksum.
 
@@ -23,7 +23,6 @@ def content_of(recipe_file: str | None, data_dir: str | None) -> dict[str, str |
         data_dir: the value of ``--data-dir``.
     """
     return {
-        "attnreg": __version__,
         "recipe": _checksum(recipe_file) if recipe_file and Path(recipe_file).is_file() else None,
         "data": None if data_dir is None else _checksum(data_dir),
     }
@@ -37,13 +36,12 @@ def changed(mine: Mapping[str, str | None], config: Mapping[str, Any]) -> list[s
         config: the content of the run's ``config.json``.
 
     Example:
-        >>> changed({"attnreg": "2", "recipe": "a", "data": None}, {"content": {"attnreg": "1", "recipe": "a"}})
-        ["attnreg's version"]
+        >>> changed({"recipe": "a", "data": None}, {"attnreg": "0.0.1", "content": {"recipe": "b"}})
+        ["the recipe's file", "attnreg's version"]
     """
-    theirs = config.get("content")
-    if not isinstance(theirs, Mapping):
-        return []
-    return [NAMES[name] for name, value in mine.items() if name in theirs and theirs[name] != value]
+    theirs = {**config.get("content", {}), **{name: config[name] for name in ("attnreg",) if name in config}}
+    both = {**mine, "attnreg": __version__}
+    return [NAMES[name] for name, value in both.items() if name in theirs and theirs[name] != value]
 
 
 def _checksum(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from attnreg import __version__
 from attnreg._checksums import SUMS, checksums_of
 from attnreg._files import exclusive, replaced_file, replaced_folder
 from attnreg.errors import InputError, StoppedError
@@ -66,7 +68,7 @@ class RunFolder:
         """Make the folder and write ``config.json``."""
         if self.writer:
             self._make()
-            self.write("config", {"content": settings.content(), **settings.to_dict()})
+            self.write("config", {"attnreg": __version__, "content": settings.content(), **settings.to_dict()})
             self.keep_lines(metrics=0, telemetry=0)  # left by a run that was killed before its first checkpoint
 
     def _make(self) -> None:
@@ -120,6 +122,18 @@ class RunFolder:
         """Write a checkpoint, then remove the previous one."""
         if self.writer:
             write_state(self.checkpoints, step, state)
+
+    def remove_checkpoints(self) -> None:
+        """Remove the checkpoints of a finished run."""
+        if self.writer:
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    @property
+    def last_report(self) -> str | None:
+        """The report of a finished run that has no checkpoint to go on from."""
+        path = self.path / "report.md"
+        over = RunReader(self.path).finished and not self.checkpoints.exists() and path.is_file()
+        return path.read_text(encoding="utf-8") if over else None
 
     def last_good(self) -> str:
         """Return a sentence that names the last checkpoint."""

@@ -78,6 +78,9 @@ def report(
     text += [f"{note}\n" for note in notes]
     with run.folder.written():
         run.folder.write_text("report.md", "\n".join(text))
+    if not settings.keep_checkpoints:
+        for each in (run, *(() if plain is None else plain[:1])):
+            each.folder.remove_checkpoints()
 
 
 def _at(record: Mapping[str, Any], metric: str) -> str:

@@ -22,7 +22,16 @@ LARGEST = 2**31 - 1
 DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
 _POSITIVE = click.IntRange(min=1)
 # A resumed run may differ from the original in these.
-_NOT_COMPARED = {"output_dir", "resume", "device", "save_steps", "report_to", "flags", "recipe_file"}
+_NOT_COMPARED = {
+    "output_dir",
+    "resume",
+    "device",
+    "save_steps",
+    "report_to",
+    "flags",
+    "recipe_file",
+    "keep_checkpoints",
+}
 
 
 def _option(group: str, help: str, default: Any = MISSING, *, scope: str = "all", **kwargs: Any) -> Any:
@@ -145,6 +154,9 @@ class Settings:
     )
     save_steps: int | None = _option(
         OUTPUT, "Save a checkpoint every N steps, besides the one after each epoch.", None, scope="run", type=_POSITIVE
+    )
+    keep_checkpoints: bool = _option(
+        OUTPUT, "Keep the last checkpoint of a finished run.", False, scope="run", is_flag=True
     )
     report_to: tuple[str, ...] = _option(
         OUTPUT, "Also log to this tracker (tensorboard, wandb, ...); repeatable.", (), scope="run", multiple=True
