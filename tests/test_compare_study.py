@@ -150,6 +150,22 @@ def test_what_cannot_be_measured_is_left_blank(tmp_path):
     assert "Warning: the environments of the runs differ: device cpu; threads 0 | device cpu; threads 1." in report
 
 
+def test_on_a_cpu_times_are_cpu_times_and_elsewhere_the_clocks(tmp_path):
+    for device, ratio in {"cpu": "2.00", "H200": "9.00"}.items():
+        study = study_of(tmp_path / device, "finetune", "attention-dropout", options=["--epochs", "10"])
+        for run in study.runs():
+            plain = run.method.text == "finetune"
+            environment = {"device": device, "threads": 1}
+            cpu = 5.0 if plain else 10.0
+            write(run, 0.5, 10.0 if plain else 90.0, training_cpu_seconds=cpu, environment=environment)
+        write_report(study)
+        rows = table((study.folder / "report.md").read_text(), "Cost")
+        assert [row["time ratio"] for row in rows] == ["1.00", ratio]
+        with study.begun():
+            longer = study.equal_time_methods().values()
+        assert [method.text for method in longer] == [f"finetune --epochs {10 * float(ratio):.0f}"]
+
+
 def test_rounds_and_rewards_from_dev_are_told(tmp_path):
     study = study_of(tmp_path, "finetune", "attendout --reward-data half-dev")
     for number, run in enumerate(study.runs()):

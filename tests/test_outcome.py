@@ -30,6 +30,7 @@ def test_result_and_predictions(cli, tmp_path):
     assert (got["forward_rows"], got["backward_rows"]) == (3 * 64, 3 * 64)
     assert (got["rows"], got["steps"], got["active_steps"]) == (64, 4, 2)
     assert 0 < got["training_seconds"] < got["seconds"]
+    assert 0 < got["training_cpu_seconds"] < 1.5 * got["training_seconds"]  # on one thread, with its helpers
     assert got["peak_memory_bytes"] > 10**8
     predictions = read_lines("out/predictions.jsonl")
     labels = load_splits(get_task("agreement"))["validation"]["label"]

@@ -66,9 +66,10 @@ def write_report(study: Study) -> list[Table]:
     blocks += [Heading("Fit"), tables.fit(groups), Paragraph(text)]
     text = (
         "Values are means over seeds; ratios are relative to the baseline. Time is training time, without evaluation, "
-        "checkpoints and searches. Forward and backward passes are counted in rows of the fine-tuned networks; a "
-        "Generator's passes appear only in the time. Memory is the peak of the process on a CPU, and of tensors on a "
-        "GPU. The drop rate is the mean over active steps and over the layers in the column before it."
+        "checkpoints and searches; on a CPU it is CPU time, which other work on the machine hardly changes. Forward "
+        "and backward passes are counted in rows of the fine-tuned networks; a Generator's passes appear only in the "
+        "time. Memory is the peak of the process on a CPU, and of tensors on a GPU. The drop rate is the mean over "
+        "active steps and over the layers in the column before it."
     )
     blocks += [Heading("Cost"), tables.cost(groups, baseline), Paragraph(text)]
     if plain:

@@ -12,6 +12,7 @@ from statistics import fmean
 
 from attnreg._files import exclusive, replaced_file
 from attnreg.errors import InputError, UsageError
+from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun, Role, finished
 from attnreg.experiments.runs.reader import LOCK
@@ -170,14 +171,13 @@ class Study:
         if len(finals) < len(self.methods) or not all(map(finished, finals.values())):
             return
         decided = self._decided()
-        plain = [run.result for run in finals[self.baseline]]
-        if plain[0]["config"]["patience"] is not None:
+        plain = Group(self.baseline.text, finals[self.baseline])
+        if plain.results[0]["config"]["patience"] is not None:
             return  # more epochs would not make an early-stopped baseline train for longer
-        epochs = int(plain[0]["config"]["epochs"])
+        epochs = int(plain.results[0]["config"]["epochs"])
         for method, runs in finals.items():
             if self._pair(method) not in decided and method != self.baseline:
-                theirs = fmean(run.result["training_seconds"] for run in runs)
-                ratio = theirs / fmean(result["training_seconds"] for result in plain)
+                ratio = Group(method.text, runs).training_time / plain.training_time
                 decided[self._pair(method)] = (
                     max(epochs + 1, round(epochs * ratio)) if ratio >= EQUAL_TIME_FROM else None
                 )

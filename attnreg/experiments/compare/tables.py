@@ -68,18 +68,19 @@ def cost(groups: Sequence[Group], baseline: Group) -> Table:
         *("method", "training time (s)", "time ratio", "memory ratio", "forward ratio", "backward ratio"),
         *("active steps", "layers", "drop rate"),
     ]
-    names = ["training_seconds", "peak_memory_bytes", "forward_rows", "backward_rows"]
+    names = ["peak_memory_bytes", "forward_rows", "backward_rows"]
     rows = []
     for group in groups:
         # 0 stands for "not measured": memory on some systems, passes of a network without logits.
-        plain = [baseline.mean(name) for name in names]
-        ratios = [f"{group.mean(name) / value:.2f}" if value else "" for name, value in zip(names, plain, strict=True)]
+        pairs = [(group.training_time, baseline.training_time)]
+        pairs += [(group.mean(name), baseline.mean(name)) for name in names]
+        ratios = [f"{mine / plain:.2f}" if plain else "" for mine, plain in pairs]
         active = f"{group.mean('active_steps') / group.mean('steps'):.0%}"
         by_layer = [result["drop_rates"] for result in group.results]
         layers = {name for rates in by_layer for name, rate in rates.items() if rate > 0}
         rates = [rates.get(name, 0.0) for rates in by_layer for name in layers] or [0.0]
         acted = [active, f"{len(layers)} of {len(by_layer[0])}", f"{sum(rates) / len(rates):.3f}"]
-        seconds = f"{group.mean('training_seconds'):.0f}"
+        seconds = f"{group.training_time:.0f}"
         rows.append([group.name, seconds, *ratios, *(acted if any(by_layer) else ["", "", ""])])
     return Table(header, rows)
 
@@ -95,8 +96,8 @@ def equal_time(groups: Sequence[Group], longer: Mapping[str, Group]) -> Table:
     for group, result, p in zip(groups, results, holm([result.p for result in results]), strict=True):
         plain = longer[group.name]
         mean = f"{sum(plain.scores) / len(plain.scores):.4f}"
-        seconds = plain.mean("training_seconds")
-        times = [f"{seconds:.0f}", f"{seconds / group.mean('training_seconds'):.2f}"]
+        seconds = plain.training_time
+        times = [f"{seconds:.0f}", f"{seconds / group.training_time:.2f}"]
         rows.append([group.name, plain.name, *times, mean, *_difference(result), _p(p)])
     return Table(header, rows)
 

@@ -16,6 +16,7 @@ class History:
         step: number of optimizer steps so far.
         seconds: time of training and evaluation, including the time before a resume.
         training_seconds: time of training steps only.
+        training_cpu_seconds: CPU time of training steps, which other work on the machine does not change much.
         peak_memory: in bytes; see :func:`attnreg.experiments.runs.outcome.peak_memory`.
         forward_rows: rows that went forward through the networks in training steps.
         backward_rows: rows whose gradients went backward.
@@ -32,6 +33,7 @@ class History:
     step: int = 0
     seconds: float = 0.0
     training_seconds: float = 0.0
+    training_cpu_seconds: float = 0.0
     peak_memory: int = 0
     forward_rows: int = 0
     backward_rows: int = 0

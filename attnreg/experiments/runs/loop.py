@@ -107,7 +107,7 @@ class _Loop:
         passes = PassCounter(history.forward_rows, history.backward_rows)
         if not history.batch:
             method.on_epoch(history.epoch)
-        clock = time.perf_counter()
+        clock, cpu = time.perf_counter(), time.process_time()
         for batch in run.train_batches(history.epoch).epoch(history.epoch, skip=history.batch):
             with passes.counting(method.learners):
                 result = method.step(batch)
@@ -118,13 +118,14 @@ class _Loop:
             self.telemetry.note(history.step, result, method.drop_rates(by_head=True))
             now = time.perf_counter()
             history.seconds, history.training_seconds = now - begin, history.training_seconds + now - clock
+            history.training_cpu_seconds += time.process_time() - cpu
             self.progress.step(history, self.telemetry)
             stopped = self._is_to_stop()
             if stopped or (run.settings.save_steps and history.step % run.settings.save_steps == 0):
                 self.save()
             if stopped:
                 self.stop()
-            clock = time.perf_counter()
+            clock, cpu = time.perf_counter(), time.process_time()
         self.telemetry.flush(history.step)  # waits for the device
         history.training_seconds += time.perf_counter() - clock
         self.divergence.check(history.step)

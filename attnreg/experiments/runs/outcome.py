@@ -47,6 +47,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "steps": history.step,
         "seconds": history.seconds,
         "training_seconds": history.training_seconds,
+        "training_cpu_seconds": history.training_cpu_seconds,
         "peak_memory_bytes": history.peak_memory,
         "forward_rows": forward,
         "backward_rows": backward,
