@@ -23,7 +23,7 @@ RUNNING = "Running"
 @click.argument("run", type=click.Path(path_type=Path))
 @option("--task", group=DATA, help=f"One of {', '.join(TASKS)} (default: the run's).")
 @together(shared_options("task"))
-@option("--data-dir", group=DATA, help="Folder with validation or test files (default: the run's, for its own task).")
+@option("--data-dir", group=DATA, help="Folder with validation or test, or one file (default: the run's own).")
 @option("--split", group=DATA, type=click.Choice(["validation", "test"]), default="validation", help="Split to score.")
 @option("--name", group=OUTPUT, help="Name of the file with the scores (default: by task, data folder and split).")
 @option("--batch-size", group=RUNNING, type=click.IntRange(1, 100_000), default=64, help="Rows per forward pass.")

@@ -55,20 +55,20 @@ def has_attention(folder: Path) -> bool:
 
 
 def _attention(run: RunReader, path: Path, layer: int) -> None:
-    """Plot the attention of the first dev row that is short enough to read."""
+    """Plot the attention of the first dev row that is short enough to read; a training row if there is no dev split."""
     from attnreg.experiments.runs.settings import TASK_OPTIONS
     from attnreg.experiments.tasks import choose_task, load_data, load_model
     from attnreg.experiments.tasks.kinds import kind_class
     from attnreg.experiments.tasks.kinds.base import REFERENCE
 
     chosen = choose_task(run.config["task"], **{name: run.config.get(name) for name in TASK_OPTIONS})
-    task, splits = load_data(chosen, run.config["data_dir"])
+    task, splits = load_data(chosen, run.config["data_dir"], needs_validation=False)
     model, tokenizer = load_model(task, str(run.folder / "model"))
     layers = int(model.config.num_hidden_layers)
     if not 0 <= layer < layers:
         raise InputError(f"Expected --layer from 0 to {layers - 1}, the layers of {run.folder}/model, got {layer}.")
     kind = kind_class(task.kind)(task, tokenizer, run.config["max_length"])
-    rows = kind.encode(splits["validation"]).remove_columns(REFERENCE)
+    rows = kind.encode(splits.get("validation", splits.get("train"))).remove_columns(REFERENCE)
     number = next((i for i, ids in enumerate(rows["input_ids"]) if 8 <= kind.length(ids) <= LONGEST_SAMPLE), 0)
     batch = kind.collate([rows[number]])
     ids = batch["input_ids"]

@@ -17,8 +17,9 @@ from attnreg.experiments.runs.batches import in_order
 from attnreg.experiments.runs.evaluation import evaluate_all
 from attnreg.experiments.runs.reader import RunReader
 from attnreg.experiments.runs.settings import TASK_OPTIONS
-from attnreg.experiments.tasks.data import load_data
+from attnreg.experiments.tasks.data import load_data, names_in
 from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.files import WHOLE
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.base import reading_of
 from attnreg.experiments.tasks.model import load_model
@@ -61,11 +62,13 @@ def score_saved(
         raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
     classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
     own_folder = config.get("data_dir") if task.name == own.name else None
-    if data_dir is None:
+    if data_dir is None and own_folder is not None:
         data_dir = own_folder
+        if WHOLE in names_in(own, Path(data_dir)).values():
+            raise InputError(f"{run} was trained on rows of {data_dir}: use --data-dir to give other rows to score.")
     # Evaluation needs no training split; the classes come from the model.
     wanted = replace(task, evaluation_only=True, labels=task.labels or classes)
-    task, splits = load_data(wanted, data_dir)
+    task, splits = load_data(wanted, data_dir, needs_validation=split == "validation")
     rows_of = "validation" if split not in splits and _is_validation(split, task, data_dir) else split
     if rows_of not in splits:
         raise InputError(f"No labelled {split} split in {data_dir or task.hub or task.name}.")
@@ -127,8 +130,10 @@ def _task(config: Mapping[str, Any], options: Mapping[str, str | None]) -> Task:
 
 
 def _is_validation(split: str, task: Task, data_dir: str | None) -> bool:
-    """Whether the task uses this split for validation, as IMDB does with its test split."""
-    return split == task.validation[0] and (data_dir is None or not any(Path(data_dir).glob("validation.*")))
+    """Whether the rows of this split are read as validation, as IMDB's test split and a single file are."""
+    if data_dir is None:
+        return split == task.validation[0]
+    return names_in(task, Path(data_dir)).get("validation") in (split, WHOLE)
 
 
 def _classes(model: Path) -> tuple[str, ...]:

@@ -54,6 +54,14 @@ def _of_task(help: str, **kwargs: Any) -> Any:
     return _option(DATA, help, None, scope="task", **kwargs)
 
 
+def _joined(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> str | None:
+    return ",".join(values) if values else None
+
+
+def _columns(help: str) -> Any:
+    return _of_task(help, multiple=True, callback=_joined)
+
+
 def _task_default(group: str, what: str, **kwargs: Any) -> Any:
     return _option(group, f"{what} (default: the task's).", **kwargs)
 
@@ -69,14 +77,14 @@ class Settings:
     recipe: str
     task: str = _option(DATA, "Task to train on; see `attnreg list tasks`.", "agreement")
     kind: str | None = _of_task("Kind of a custom task (default: classification).", type=click.Choice(list(KINDS)))
-    text_columns: str | None = _of_task("Text column of a custom task, or two separated by a comma.")
+    text_columns: str | None = _columns("Text column of a custom task; for two, use a comma or repeat it.")
     label_column: str | None = _of_task("Label column of a custom task (default: label).")
-    choice_columns: str | None = _of_task("Choice columns of a custom multiple-choice task, separated by commas.")
+    choice_columns: str | None = _columns("Choice columns of a custom multiple-choice task, or one of lists.")
     metric: str | None = _of_task("Metric to report first, also to choose the best epoch by (default: the task's).")
     model: str | None = _option(DATA, "Folder or Hub name of the model (default: the task's).", None)
     data_dir: str | None = _option(
         DATA,
-        "Folder with train and validation files: .jsonl[.gz], .csv, .tsv or .parquet (default: the task's own).",
+        "Folder with train and validation as .jsonl, .json, .csv, .tsv or .parquet, or as saved by datasets.",
         None,
     )
     train_size: int | None = _option(

@@ -50,7 +50,9 @@ class Setup:
         self.held_out: dict[str, int] | None = None
         self.folder = RunFolder(settings.output_dir)
         self.folder.check(settings)
-        self.task, splits = load_data(settings.chosen_task(), settings.data_dir)
+        self.task, splits = load_data(
+            settings.chosen_task(), settings.data_dir, needs_validation=settings.validation_rows is None
+        )
         if settings.device not in (None, "cpu") and not getattr(torch, settings.device).is_available():
             raise InputError(f"No {settings.device} device found. Use --device cpu, or leave --device out.")
         check_trackers(settings.report_to)
@@ -261,7 +263,7 @@ def _split(rows: Any, size: int) -> tuple[Any, Any]:
 
 def _select(splits: Mapping[str, Any], settings: Settings) -> tuple[Any, Any]:
     """Shuffle train and take the rows to train on; score on dev, or on the last of the shuffled rows."""
-    train, dev = splits["train"].shuffle(seed=settings.seed), splits["validation"]
+    train, dev = splits["train"].shuffle(seed=settings.seed), splits.get("validation")
     left = len(train) - (settings.validation_rows or 0)
     if left < 1:
         raise InputError(f"Expected --validation-rows below {len(train)}, got {settings.validation_rows}.")

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import json
-import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import datasets
 
@@ -17,16 +12,10 @@ from attnreg.errors import InputError
 from attnreg.experiments.tasks import agreement
 from attnreg.experiments.tasks.columns import class_names, column_of, names_of, top_column
 from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.files import WHOLE, choose_names, find_files, missing_split, one_format, wanted_names
 from attnreg.experiments.tasks.hub import offline_if_unreachable
 from attnreg.experiments.tasks.kinds import kind_class
-
-READERS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".jsonl": ("json", {}),
-    ".jsonl.gz": ("json", {}),
-    ".csv": ("csv", {"keep_default_na": False}),  # "NA" and "null" are words
-    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t", "quoting": csv.QUOTE_NONE}),  # GLUE's format
-    ".parquet": ("parquet", {}),
-}
+from attnreg.experiments.tasks.reading import one_line, read_files, read_saved
 
 
 def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, datasets.Dataset]:
@@ -34,9 +23,9 @@ def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, dat
 
     Args:
         task: the task.
-        data_dir: a folder with ``train``, ``validation`` and optionally ``test`` as ``.jsonl``, ``.jsonl.gz``,
-            ``.csv``, ``.tsv`` or ``.parquet``, with the hub's column names. By default the data comes from the hub,
-            or is built in.
+        data_dir: a folder with ``train``, ``validation`` and optionally ``test``, with the hub's column names: written
+            by ``save_to_disk`` of ``datasets``, or files as :func:`attnreg.experiments.tasks.files.find_files` finds
+            them. By default the data comes from the hub, or is built in.
 
     Returns:
         the splits by name: ``"train"`` (unless the task is evaluation-only), ``"validation"``, the task's other
@@ -54,19 +43,23 @@ def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, dat
     return load_data(task, data_dir)[1]
 
 
-def load_data(task: Task, data_dir: str | Path | None = None) -> tuple[Task, dict[str, datasets.Dataset]]:
+def load_data(
+    task: Task, data_dir: str | Path | None = None, *, needs_validation: bool = True
+) -> tuple[Task, dict[str, datasets.Dataset]]:
     """Load the splits of a task; also return the task with its class names, which may come from the data.
 
     Args:
         task: the task.
-        data_dir: as in :func:`load_splits`.
+        data_dir: as in :func:`load_splits`. Data that is not divided into splits, such as a single file, is ``train``,
+            or ``validation`` for an evaluation-only task.
+        needs_validation: whether a folder without ``validation`` is an error.
 
     Raises:
         InputError: if the data cannot be found or does not fit the task.
     """
     datasets.disable_progress_bars()
     if data_dir is not None:
-        splits = dict(_from_folder(task, Path(data_dir)))
+        splits = _from_folder(task, Path(data_dir), needs_validation)
     elif task.embedded:
         of_split = getattr(agreement, task.embedded)
         splits = {name: datasets.Dataset.from_list(of_split(name)) for name in agreement.SIZES}
@@ -101,7 +94,7 @@ def _from_hub(task: Task) -> dict[str, datasets.Dataset]:
                 f"The hub cannot be reached, and {named} for task {task.name!r} is not in the local cache: use "
                 "--data-dir to give a folder with train and validation as .jsonl, .csv, .tsv or .parquet."
             ) from error
-        raise InputError(f"Cannot load {named} from the hub: {_one_line(error)}") from error
+        raise InputError(f"Cannot load {named} from the hub: {one_line(error)}") from error
     primary, *further = task.validation
     wanted = {"validation": primary, **{name: name for name in further}}
     if not task.evaluation_only:
@@ -113,66 +106,37 @@ def _from_hub(task: Task) -> dict[str, datasets.Dataset]:
     return {name: found[theirs] for name, theirs in wanted.items()}
 
 
-def _from_folder(task: Task, folder: Path) -> Iterator[tuple[str, datasets.Dataset]]:
-    if not folder.is_dir():
-        raise InputError(f"Expected --data-dir to be a folder, got {folder}: no such folder.")
-    primary, *further = task.validation
-    splits = {"train": ["train"], "validation": ["validation", primary], **{name: [name] for name in further}}
-    needed = {"train", "validation"}
-    if task.evaluation_only:
-        del splits["train"]
+def names_in(task: Task, folder: Path) -> dict[str, str]:
+    """Return the name under which a folder has each split; ``WHOLE`` for data that is not divided into splits.
+
+    Raises:
+        InputError: if there is no such folder, or it has a split twice.
+    """
+    return _named(task, folder)[1]
+
+
+def _named(task: Task, folder: Path) -> tuple[Mapping[str, datasets.Dataset | list[Path]], dict[str, str]]:
+    wanted = wanted_names(task)
+    saved = read_saved(folder)
+    found: Mapping[str, datasets.Dataset | list[Path]]
+    found = saved or find_files(folder, {name for groups in wanted.values() for group in groups for name in group})
+    if WHOLE in found:
+        return found, {"validation" if task.evaluation_only else "train": WHOLE}
+    return found, choose_names(wanted, found, folder)
+
+
+def _from_folder(task: Task, folder: Path, needs_validation: bool) -> dict[str, datasets.Dataset]:
+    found, chosen = _named(task, folder)
+    needed = [*([] if task.evaluation_only else ["train"]), *(["validation"] if needs_validation else [])]
+    if missing := [split for split in needed if split not in chosen]:
+        hint = ", or hold out rows of train with --validation-rows" if missing == ["validation"] else ""
+        raise missing_split(missing[0], found, folder, "" if task.evaluation_only else hint)
     texts = [*task.columns, *task.choices, *([task.label] if kind_class(task.kind).has_text_labels else [])]
-    read = set()
-    for split, names in {**splits, "test": ["test"]}.items():
-        files = [folder / f"{name}{suffix}" for name in dict.fromkeys(names) for suffix in READERS]
-        found = [file for file in files if file.is_file()]
-        if not found and split in needed:
-            raise InputError(f"No {split} file in {folder}: add one of {', '.join(file.name for file in files)}.")
-        if split == "validation" and found:  # "validation" takes precedence over the hub's name of the split
-            stem = found[0].name.partition(".")[0]
-            found = [file for file in found if file.name.partition(".")[0] == stem]
-        if len(found) > 1:
-            raise InputError(f"{folder} has {len(found)} files for split {split}: keep only one of them.")
-        if found and found[0] not in read:  # the test split may already be used as validation
-            read.add(found[0])
-            yield split, _read(found[0], texts, task.label)
-
-
-def _read(file: Path, texts: Collection[str], label: str) -> datasets.Dataset:
-    builder, options = READERS[next(suffix for suffix in READERS if file.name.endswith(suffix))]
-    if builder == "csv":
-        options = {**options, "converters": dict.fromkeys(texts, str)}  # numbers in a text column stay text
-    if not file.stat().st_size:
-        raise InputError(f"{file} is empty: it must have rows.")
-    with tempfile.TemporaryDirectory() as cache:
-        try:
-            # In memory, because a cache on disk could become stale or fill the disk.
-            return datasets.load_dataset(
-                builder, data_files=str(file), split="train", cache_dir=cache, keep_in_memory=True, **options
-            )
-        except (datasets.exceptions.DatasetGenerationError, OSError, ValueError, EOFError, IndexError) as error:
-            if builder == "csv" and label not in texts and type(error.__cause__).__module__.startswith("pyarrow"):
-                try:  # a label far down is not a number, as the rows before it suggested: read labels as text
-                    return _read(file, [*texts, label], label)
-                except InputError:
-                    pass
-            raise InputError(_complaint(file, error)) from error
-
-
-def _complaint(file: Path, error: BaseException) -> str:
-    if ".jsonl" in file.name:
-        number = 0
-        try:
-            with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
-                for number, line in enumerate(lines, 1):
-                    if line.strip() and not isinstance(json.loads(line), dict):
-                        return f"Line {number} of {file} must be one JSON object, got {line.strip()[:60]!r}."
-        except (ValueError, OSError, EOFError) as reason:
-            return f"Line {number} of {file} must be one JSON object, but cannot be read: {_one_line(reason)}."
-    if "corresponds to no data" in str(error):
-        return f"{file} has no rows."
-    cause = error.__cause__ or error
-    return f"Cannot read {file} as {file.suffix}: {_one_line(cause)}"
+    splits = {}
+    for split, name in chosen.items():
+        rows = found[name]
+        splits[split] = read_files(one_format(split, rows), texts, task.label) if isinstance(rows, list) else rows
+    return splits
 
 
 def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
@@ -191,7 +155,7 @@ def _has_labels(task: Task, rows: datasets.Dataset) -> bool:
         return True  # an empty split must reach the check that rejects it
     if top_column(task.label, rows.column_names) not in rows.column_names:
         return False
-    return any(label not in (-1, None) for label in column_of(rows, task.label))
+    return any(label not in (-1, None, "") for label in column_of(rows, task.label))
 
 
 def _check_classes(task: Task, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:
@@ -208,7 +172,3 @@ def _check_classes(task: Task, splits: Mapping[str, datasets.Dataset], places: M
                 f"Label {strange[0]!r} in column {task.label} of {places[name]} does not occur in split train: spell "
                 "classes alike in all splits, and remove the rows of classes that train lacks."
             )
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
