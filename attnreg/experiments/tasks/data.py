@@ -73,6 +73,8 @@ def load_data(
         del splits["test"]  # GLUE's test labels are not public
     for name, rows in splits.items():
         _check_columns(task, rows, places[name])
+    task, plain = kind.plain(task, splits, places)
+    splits = dict(plain)
     if task.name == "custom" and kind.has_classes and not task.labels:
         _check_classes(task, splits, places)
     task = replace(task, labels=kind.label_names(task, splits, where))
@@ -131,7 +133,8 @@ def _from_folder(task: Task, folder: Path, needs_validation: bool) -> dict[str, 
     if missing := [split for split in needed if split not in chosen]:
         hint = ", or hold out rows of train with --validation-rows" if missing == ["validation"] else ""
         raise missing_split(missing[0], found, folder, "" if task.evaluation_only else hint)
-    texts = [*task.columns, *task.choices, *([task.label] if kind_class(task.kind).has_text_labels else [])]
+    kind = kind_class(task.kind)
+    texts = [*task.columns, *task.choices, *([task.label] if kind.has_text_labels or kind.needs_choices else [])]
     splits = {}
     for split, name in chosen.items():
         rows = found[name]

@@ -21,7 +21,7 @@ class Task:
         label: the label column.
         labels: class names, in the order of integer labels. Empty if there are no classes, or if their names come
             from the data.
-        choices: the columns of the choices, for kind ``"multiple-choice"``.
+        choices: the columns of the choices, or one column of lists, for kind ``"multiple-choice"``.
         merges: maps the classes of models of other tasks to classes of this task, for ``attnreg evaluate``.
         validation: evaluation splits, by their names on the hub; the first one selects the best epoch.
         evaluation_only: whether the task only scores models of other tasks, with no training data of its own.

@@ -65,7 +65,8 @@ def choose_task(
         kind: a name in :data:`attnreg.experiments.tasks.kinds.KINDS` (default: classification).
         text_columns: names of the text columns, separated by commas.
         label_column: name of the label column (default: ``label``).
-        choice_columns: names of the columns with the choices, separated by commas; for kind ``"multiple-choice"``.
+        choice_columns: names of the columns with the choices, separated by commas, or of one column of lists; for kind
+            ``"multiple-choice"``.
         metric: metric that is reported first and selects the best epoch (default: the task's).
 
     Raises:
@@ -107,10 +108,10 @@ def _custom(template: Task, kind: str, texts: str | None, label: str | None, cho
         raise UsageError(
             f"Expected at most {expected.most_columns} --text-columns for --kind {kind}, got {len(columns)}: {texts}."
         )
-    if expected.needs_choices != (len(chosen_from) > 1):
+    if expected.needs_choices != bool(chosen_from):
         raise UsageError(
-            "Expected two or more --choice-columns for --kind multiple-choice, and none for other kinds, got "
-            f"{choices or 'none'} for --kind {kind}."
+            "Expected --choice-columns for --kind multiple-choice (two or more, or one of lists), and none for other "
+            f"kinds, got {choices or 'none'} for --kind {kind}."
         )
     return replace(
         template,

@@ -62,6 +62,22 @@ class Kind(ABC):
         self.reading = reading
 
     @classmethod
+    def plain(
+        cls, task: Task, splits: Mapping[str, Dataset], places: Mapping[str, str]
+    ) -> tuple[Task, Mapping[str, Dataset]]:
+        """Return the task and its rows in the form that the other methods take; by default as they are.
+
+        Args:
+            task: the task.
+            splits: its rows, by the name of the split; the columns are known to exist.
+            places: where the rows of each split are from, for messages.
+
+        Raises:
+            InputError: if a row does not have such a form.
+        """
+        return task, splits
+
+    @classmethod
     def label_names(cls, task: Task, splits: Mapping[str, Dataset], where: Any) -> tuple[str, ...]:
         """Return the class names, from the task or else from the data; empty if the kind has no classes.
 

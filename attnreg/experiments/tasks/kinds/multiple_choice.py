@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
+from attnreg.experiments.tasks.answers import plain_choices
 from attnreg.experiments.tasks.columns import Classes, column_of, converted
 from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.kinds.base import REFERENCE
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MultipleChoice(Classification):
-    """One choice per row, labelled by its number from 0.
+    """One choice per row. :func:`attnreg.experiments.tasks.answers.plain_choices` reads choices and labels.
 
     The first text column is the first segment. The second segment is the other text column, if any, and one choice.
     """
@@ -26,6 +28,13 @@ class MultipleChoice(Classification):
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
     needs_choices: ClassVar[bool] = True
     has_classes: ClassVar[bool] = False
+
+    @classmethod
+    @override
+    def plain(
+        cls, task: Task, splits: Mapping[str, Dataset], places: Mapping[str, str]
+    ) -> tuple[Task, Mapping[str, Dataset]]:
+        return plain_choices(task, splits, places)
 
     @classmethod
     @override
