@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from attnreg.errors import UsageError
 from attnreg.experiments.runs.command import GroupedCommand
 from attnreg.experiments.runs.options import option, together
 from attnreg.experiments.runs.settings import DATA, OUTPUT, shared_options
@@ -24,14 +25,28 @@ RUNNING = "Running"
 @option("--task", group=DATA, help=f"One of {', '.join(TASKS)} (default: the run's).")
 @together(shared_options("task"))
 @option("--data-dir", group=DATA, help="Folder with validation or test, or one file (default: the run's own).")
-@option("--split", group=DATA, type=click.Choice(["validation", "test"]), default="validation", help="Split to score.")
+@option("--split", group=DATA, type=click.Choice(["validation", "test"]), help="Split to score (default: validation).")
+@option(
+    "--submission",
+    group=DATA,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Instead of scoring, write GLUE's file (such as CoLA.tsv) for the test split into this folder.",
+)
 @option("--name", group=OUTPUT, help="Name of the file with the scores (default: by task, data folder and split).")
 @option("--batch-size", group=RUNNING, type=click.IntRange(1, 100_000), default=64, help="Rows per forward pass.")
 @option(
     "--device", group=RUNNING, type=click.Choice(["cpu", "cuda", "mps"]), help="Device (default: the best available)."
 )
 def evaluate(
-    run: Path, data_dir: str | None, split: str, name: str | None, batch_size: int, device: str | None, **options: Any
+    run: Path,
+    data_dir: str | None,
+    split: str | None,
+    submission: Path | None,
+    name: str | None,
+    batch_size: int,
+    device: str | None,
+    **options: Any,
 ) -> None:
     """Score a trained model on other data or on another task.
 
@@ -39,8 +54,16 @@ def evaluate(
     classes of another task are matched by name. For an mnli model on hans, neutral and contradiction count as
     non-entailment.
     """
-    from attnreg.experiments.runs.saved import score_saved
+    from attnreg.experiments.runs.saved import score_saved, submit_saved
 
+    if submission is not None:
+        if split == "validation":
+            raise UsageError("--submission is for the test split: remove --split validation.")
+        files = submit_saved(run, submission, options, data_dir=data_dir, batch_size=batch_size, device=device)
+        for file, rows in files.items():
+            click.echo(f"Predictions of {rows} rows saved to {file}")
+        return
+    split = split or "validation"
     path, result = score_saved(
         run, options, data_dir=data_dir, split=split, batch_size=batch_size, device=device, name=name
     )

@@ -1,28 +1,30 @@
-"""Score the model of a finished run on other data, of the same task or another one."""
+"""Score the model of a finished run on other data, of the same task or another one, or write its predictions."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from attnreg._files import replaced_file
 from attnreg.errors import InputError
 from attnreg.experiments.runs.batches import in_order
-from attnreg.experiments.runs.evaluation import evaluate_all
+from attnreg.experiments.runs.evaluation import evaluate_all, predict
 from attnreg.experiments.runs.reader import RunReader
 from attnreg.experiments.runs.settings import TASK_OPTIONS
-from attnreg.experiments.tasks.data import load_data, names_in
+from attnreg.experiments.tasks.data import load_data, load_inputs, names_in
 from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.files import WHOLE
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.kinds.base import reading_of
+from attnreg.experiments.tasks.kinds.base import Kind, reading_of
 from attnreg.experiments.tasks.model import load_model
+from attnreg.experiments.tasks.submission import submission, submission_files
 from attnreg.experiments.tasks.task import choose_task
 
 
@@ -61,11 +63,9 @@ def score_saved(
     if task.kind != own.kind:
         raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
     classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
+    if data_dir is None and task.name == own.name:
+        data_dir = _own_data(run, config, own)
     own_folder = config.get("data_dir") if task.name == own.name else None
-    if data_dir is None and own_folder is not None:
-        data_dir = own_folder
-        if WHOLE in names_in(own, Path(data_dir)).values():
-            raise InputError(f"{run} was trained on rows of {data_dir}: use --data-dir to give other rows to score.")
     # Evaluation needs no training split; the classes come from the model.
     wanted = replace(task, evaluation_only=True, labels=task.labels or classes)
     task, splits = load_data(wanted, data_dir, needs_validation=split == "validation")
@@ -73,11 +73,8 @@ def score_saved(
     if rows_of not in splits:
         raise InputError(f"No labelled {split} split in {data_dir or task.hub or task.name}.")
     reading = None if classes == task.labels else reading_of(classes, task)
-    model, tokenizer = load_model(replace(task, labels=classes), str(run / "model"))
-    kind = kind_class(task.kind)(task, tokenizer, int(config["max_length"]), reading)
-    if device not in (None, "cpu") and not getattr(torch, str(device)).is_available():
-        raise InputError(f"No {device} device found. Use --device cpu, or leave --device out.")
-    place = torch.device(device) if device else torch.accelerator.current_accelerator() or torch.device("cpu")
+    place = _device(device)
+    model, kind = _model(run, config, task, classes, reading)
     names = {"": rows_of}
     if split == "validation":
         names.update({name.removeprefix("validation_"): name for name in task.validation[1:] if name in splits})
@@ -101,6 +98,67 @@ def score_saved(
     with replaced_file(path) as file:
         file.write(json.dumps(result, indent=2) + "\n")
     return path, result
+
+
+def submit_saved(
+    run: Path,
+    folder: Path,
+    options: Mapping[str, str | None],
+    *,
+    data_dir: str | None = None,
+    batch_size: int = 64,
+    device: str | None = None,
+) -> dict[Path, int]:
+    """Write the predictions of a run's saved model on the test split of a GLUE task, as GLUE's server takes them.
+
+    Args:
+        run: the run folder.
+        folder: where to write the files, such as ``CoLA.tsv``.
+        options: as in :func:`score_saved`.
+        data_dir: a folder with ``test``, or a single file (default: the run's, if the task is the run's).
+        batch_size: rows per batch.
+        device: device (default: the best available).
+
+    Returns:
+        The number of rows in each written file.
+
+    Raises:
+        UsageError: if the task is not in GLUE.
+        InputError: if the folder holds no run with a model, or the data or the classes do not fit the model.
+    """
+    config = _config(run)
+    task, own = _task(config, options), _task(config, {})
+    files = submission_files(task.name)
+    if task.kind != own.kind:
+        raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
+    if data_dir is None and task.name == own.name:
+        data_dir = _own_data(run, config, own)
+    if data_dir is not None and len(files) > 1 and Path(data_dir).is_file():
+        raise InputError(f"{task.name} has {len(files)} test splits, {', '.join(files)}: give a folder with both.")
+    tests = {file: load_inputs(task, split, data_dir) for split, file in files.items()}
+    classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
+    place = _device(device)
+    model, kind = _model(run, config, task, classes, None if classes == task.labels else reading_of(classes, task))
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, rows in tests.items():
+        records = predict(model.to(place), in_order(kind.encode(rows), batch_size, kind, place), kind).records
+        with replaced_file(folder / file) as written:
+            written.write(submission(task, rows, [record["prediction"] for record in records]))
+    return {folder / file: len(rows) for file, rows in tests.items()}
+
+
+def _model(
+    run: Path, config: Mapping[str, Any], task: Task, classes: tuple[str, ...], reading: Sequence[int] | None
+) -> tuple[nn.Module, Kind]:
+    """Load the saved model of a run, and the kind that encodes the rows of a task for it."""
+    model, tokenizer = load_model(replace(task, labels=classes), str(run / "model"))
+    return model, kind_class(task.kind)(task, tokenizer, int(config["max_length"]), reading)
+
+
+def _device(name: str | None) -> torch.device:
+    if name not in (None, "cpu") and not getattr(torch, str(name)).is_available():
+        raise InputError(f"No {name} device found. Use --device cpu, or leave --device out.")
+    return torch.device(name) if name else torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
 def _config(run: Path) -> dict[str, Any]:
@@ -127,6 +185,13 @@ def _task(config: Mapping[str, Any], options: Mapping[str, str | None]) -> Task:
     name = options.get("task") or config["task"]
     own = config if name == config["task"] else {}
     return choose_task(name, **{option: options.get(option) or own.get(option) for option in TASK_OPTIONS})
+
+
+def _own_data(run: Path, config: Mapping[str, Any], own: Task) -> str | None:
+    data_dir = config.get("data_dir")
+    if data_dir is not None and WHOLE in names_in(own, Path(data_dir)).values():
+        raise InputError(f"{run} was trained on rows of {data_dir}: use --data-dir to give other rows.")
+    return data_dir
 
 
 def _is_validation(split: str, task: Task, data_dir: str | None) -> bool:

@@ -83,13 +83,48 @@ def load_data(
     return task, splits
 
 
-def _from_hub(task: Task) -> dict[str, datasets.Dataset]:
+def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> datasets.Dataset:
+    """Load a split whose labels are missing or not to be looked at: the label of each row is 0.
+
+    Args:
+        task: a task with class names, or without classes.
+        split: the name of the split.
+        data_dir: as in :func:`load_splits`, or a single file.
+
+    Raises:
+        InputError: if the data cannot be found or does not fit the task.
+    """
+    datasets.disable_progress_bars()
+    place = f"split {split} of {data_dir or task.hub}"
+    if data_dir is None:
+        found, named = _on_hub(task)
+        if split not in found:
+            raise InputError(f"Split {split} is missing from {named}, which has {', '.join(found)}.")
+        rows = found[split]
+    else:
+        folder = Path(data_dir)
+        there = read_saved(folder) or find_files(folder, {split})
+        name = WHOLE if WHOLE in there else split
+        if name not in there:
+            raise missing_split(split, there, folder)
+        some = there[name]
+        rows = read_files(one_format(split, some), task.columns, task.label) if isinstance(some, list) else some
+    if task.label in rows.column_names:
+        rows = rows.remove_columns(task.label)
+    rows = rows.add_column(task.label, [0] * len(rows))
+    _check_columns(task, rows, place)
+    kind_class(task.kind).check(task, rows, place)
+    return rows
+
+
+def _on_hub(task: Task) -> tuple[dict[str, datasets.Dataset], str]:
+    """Return the splits of a task on the hub, and the name of its data."""
     assert task.hub is not None
     online = offline_if_unreachable()
     repository, configuration = task.hub
     named = repository if configuration is None else f"{repository} ({configuration})"
     try:
-        found = dict(datasets.load_dataset(repository, configuration))
+        return dict(datasets.load_dataset(repository, configuration)), named
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         if not online:
             raise InputError(
@@ -97,6 +132,10 @@ def _from_hub(task: Task) -> dict[str, datasets.Dataset]:
                 "--data-dir to give a folder with train and validation as .jsonl, .csv, .tsv or .parquet."
             ) from error
         raise InputError(f"Cannot load {named} from the hub: {one_line(error)}") from error
+
+
+def _from_hub(task: Task) -> dict[str, datasets.Dataset]:
+    found, named = _on_hub(task)
     primary, *further = task.validation
     wanted = {"validation": primary, **{name: name for name in further}}
     if not task.evaluation_only:

@@ -1,0 +1,91 @@
+"""Predictions on GLUE's test splits, which have no labels, in the files that its server takes."""
+
+import pytest
+import torch
+
+from attnreg.experiments.tasks import get_task, load_model
+from tests import task_data as made
+from tests.commands import assert_sentence, ran
+
+QUICK = ["--epochs", 1, "--max-length", 32, "--device", "cpu", "--model", "bert", "--output-dir", "out"]
+
+
+@pytest.fixture
+def home(tmp_path):
+    torch.manual_seed(0)
+    made.tiny_bert(tmp_path / "bert")
+    return tmp_path
+
+
+def two_sentences(rng):
+    row = made.pair(rng, labels=("entailment", "not_entailment"))
+    return {"sentence1": row["premise"], "sentence2": row["hypothesis"], "label": row["label"]}
+
+
+def acceptable(rng):
+    return {"sentence": " ".join(made.words(rng)), "label": rng.randrange(2)}
+
+
+MAKERS = {"cola": acceptable, "rte": two_sentences, "mrpc": two_sentences, "stsb": made.similarity}
+FILES = {"cola": "CoLA.tsv", "rte": "RTE.tsv", "mrpc": "MRPC.tsv", "stsb": "STS-B.tsv"}
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_the_file_holds_the_models_predictions(cli, home, task):
+    test = made.make(MAKERS[task], 9, 2)
+    texts = [[row[column] for column in get_task(task).columns] for row in test]
+    unlabelled = [{**row, "label": -1, "idx": number} for number, row in enumerate(test)]
+    made.write(home / "data", train=32, validation=8, maker=MAKERS[task], test=unlabelled[::-1])
+    ran(cli("recipe", "finetune", "--task", task, "--data-dir", "data", *QUICK))
+    result = ran(cli("evaluate", "out", "--submission", "glue/mine", "--device", "cpu"))
+    assert result.output.endswith(f"Predictions of 9 rows saved to glue/mine/{FILES[task]}\n")
+    assert [path.name for path in (home / "glue" / "mine").iterdir()] == [FILES[task]]
+    head, *lines = (home / "glue" / "mine" / FILES[task]).read_text().splitlines()
+    assert head == "index\tprediction"
+    model, tokenizer = load_model(get_task(task), str(home / "out" / "model"))
+    with torch.no_grad():
+        logits = [model.eval()(**tokenizer(*words, return_tensors="pt")).logits[0] for words in texts]
+    if task == "stsb":
+        assert [float(line.split("\t")[1]) for line in lines] == pytest.approx([min(max(float(score), 0), 5) for score in logits], abs=1e-3)  # fmt: skip
+        return
+    written = ["entailment", "not_entailment"] if task == "rte" else ["0", "1"]
+    assert lines == [f"{number}\t{written[int(score.argmax())]}" for number, score in enumerate(logits)]
+    assert not (home / "out" / "evaluations").exists()
+
+
+def test_the_two_files_of_mnli(cli, home):
+    made.write_rows(home / "one.jsonl", made.make(acceptable, 16, 0))
+    tests = {f"test_{name}": [{**row, "label": None} for row in made.make(made.pair, count, 2)] for name, count in (("matched", 3), ("mismatched", 4))}  # fmt: skip
+    made.write(home / "data", train=32, validation=8, **tests)
+    ran(cli("recipe", "finetune", "--task", "mnli", "--data-dir", "data", *QUICK))
+    ran(cli("evaluate", "out", "--submission", "glue", "--device", "cpu"))
+    for name, count in (("MNLI-m.tsv", 3), ("MNLI-mm.tsv", 4)):
+        _, *lines = (home / "glue" / name).read_text().splitlines()
+        assert [int(line.split("\t")[0]) for line in lines] == list(range(count))
+        assert {line.split("\t")[1] for line in lines} <= {"entailment", "neutral", "contradiction"}
+    for args, code, says in [
+        (["--data-dir", "data/test_matched.jsonl"], 1, "mnli has 2 test splits, test_matched, test_mismatched: give a folder with both"),
+        (["--split", "validation"], 2, "--submission is for the test split: remove --split validation"),
+        (["--task", "hans"], 2, "--submission is for the tasks of GLUE, cola, .*: remove it for hans"),
+    ]:  # fmt: skip
+        assert_sentence(cli("evaluate", "out", "--submission", "other", *args), code, says)
+    ran(
+        cli(
+            "recipe",
+            "finetune",
+            "--task",
+            "cola",
+            "--data-dir",
+            "one.jsonl",
+            "--validation-rows",
+            4,
+            *QUICK[:-1],
+            "whole",
+        )
+    )
+    says = "whole was trained on rows of one.jsonl: use --data-dir to give other rows"
+    assert_sentence(cli("evaluate", "whole", "--submission", "other"), 1, says)
+    (home / "data" / "test_mismatched.jsonl").unlink()
+    says = "No test_mismatched file in data, which has test_matched.jsonl, train.jsonl, validation.jsonl: add test_mis"
+    assert_sentence(cli("evaluate", "out", "--submission", "other"), 1, says)
+    assert not (home / "other").exists()
