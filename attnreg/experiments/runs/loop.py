@@ -16,9 +16,11 @@ from attnreg.experiments.runs.divergence import DivergenceCheck
 from attnreg.experiments.runs.evaluation import evaluate_all
 from attnreg.experiments.runs.history import History
 from attnreg.experiments.runs.interruption import Interruption
+from attnreg.experiments.runs.loss_trend import growing_loss
 from attnreg.experiments.runs.outcome import conclude, peak_memory
 from attnreg.experiments.runs.passes import PassCounter
 from attnreg.experiments.runs.progress import Progress
+from attnreg.experiments.runs.reader import RunReader
 from attnreg.experiments.runs.setup import Setup
 from attnreg.experiments.runs.stopping import biased
 from attnreg.experiments.runs.telemetry import Telemetry
@@ -59,8 +61,9 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         to_json(method.provider)  # raises now if the provider could not be saved after the first epoch
         if why := asleep_for(method.provider, run.epochs):
             warnings.warn(why, AsleepWarning, stacklevel=2)
-    if run.settings.stop_on == "dev" and run.folder.writer:
-        print(biased(run.scored_on), file=sys.stderr)
+    if run.folder.writer:
+        for warning in (*run.warnings, *([biased(run.scored_on)] if run.settings.stop_on == "dev" else [])):
+            print(warning, file=sys.stderr)
     set_seed(run.settings.seed, device_specific=True)
     run.accelerator.wait_for_everyone()  # all processes must have checked the folder before one writes to it
     loop = _Loop(method, run)
@@ -76,6 +79,9 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         loop.selection.give_back(method.model)
         loop.history.returned = method.returned_name
         conclude(method, run, loop.history)
+        if run.folder.writer and (growth := growing_loss(RunReader(run.folder.path).telemetry, loop.records)):
+            print(growth, file=sys.stderr)
+            run.warnings.append(growth)
         if loop.interruption.signal:
             loop.stop()  # the caller must not continue after a signal
     return loop.history

@@ -64,6 +64,7 @@ def report(
         notes += [biased(run.scored_on)] if settings.stop_on == "dev" else []
     else:
         notes = [*notes, f"The network of the last epoch ({history.epoch}) is returned, scored and saved."]
+    notes = [*notes, *run.warnings, *([] if plain is None else [f"Plain fine-tuning: {w}" for w in plain[0].warnings])]
     for heading, (first, *others) in tables.items():
         print_table(console, first, others, title=heading)
     for note in notes:

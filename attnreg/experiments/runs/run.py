@@ -74,4 +74,6 @@ class Run(Setup):
         resume = any((folder / "checkpoints").glob("step-*"))
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)  # stopped before its first checkpoint: nothing to continue
-        return Run(replace(self.settings, output_dir=folder, resume=resume, recipe="finetune", own={}))
+        plain = Run(replace(self.settings, output_dir=folder, resume=resume, recipe="finetune", own={}))
+        plain.warnings.clear()  # this run has given them
+        return plain

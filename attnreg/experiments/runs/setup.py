@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.runs.batches import Labelled, TrainBatches, in_order
+from attnreg.experiments.runs.data_checks import data_warnings
 from attnreg.experiments.runs.folder import RunFolder
 from attnreg.experiments.runs.settings import Settings
 from attnreg.experiments.runs.stopping import STOPPING, Selection
@@ -88,6 +89,8 @@ class Setup:
         self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, settings.max_length)
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
+        # Printed before training, and repeated in the report.
+        self.warnings = data_warnings(self.kind, train, dev, self.scored_on)
         self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
         if settings.label_noise:
             self._mislabel(settings.label_noise)

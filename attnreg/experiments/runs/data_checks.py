@@ -1,0 +1,92 @@
+"""Look for mistakes in the data before training: rows that dev shares with train, absent classes, cut inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attnreg.experiments.tasks.columns import column_of
+from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.kinds.base import Kind
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+CHECKED = 1000  # training rows whose length is looked at
+MUCH = 0.2  # of these rows
+_UNCUT = 1_000_000
+_SHOWN = 5
+
+
+def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> list[str]:
+    """Return one sentence for each probable mistake.
+
+    Args:
+        kind: the kind of task, with the run's tokenizer and maximum length.
+        train: the rows to train on, not yet encoded.
+        dev: the rows that the run is scored on.
+        scored_on: their name.
+    """
+    found = (shared_rows(kind.task, train, dev, scored_on), absent_classes(kind, train), cut_inputs(kind, train))
+    return [f"Warning: {sentence}" for sentence in found if sentence is not None]
+
+
+def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev") -> str | None:
+    """Say how many dev rows have the same texts as a training row.
+
+    Example:
+        >>> from datasets import Dataset
+        >>> from attnreg.experiments.tasks import get_task
+        >>> train, dev = (Dataset.from_dict({"sentence": texts}) for texts in (["a", "b"], ["b", "c"]))
+        >>> shared_rows(get_task("cola"), train, dev)
+        '1 of 2 dev rows is also in train (same texts), so the score is too high: remove such rows from train.'
+    """
+    known = set(_texts(task, train))
+    count = sum(texts in known for texts in _texts(task, dev))
+    if not count:
+        return None
+    return (
+        f"{count} of {len(dev)} {scored_on} rows {'is' if count == 1 else 'are'} also in train (same texts), so the "
+        "score is too high: remove such rows from train."
+    )
+
+
+def absent_classes(kind: Kind, train: Dataset) -> str | None:
+    """Name the classes that no training row has."""
+    if not kind.has_classes:
+        return None
+    labels = {label for row in kind.gold(kind.task, train) for label in (row if isinstance(row, list) else [row])}
+    names = kind.task.labels
+    if len(labels) == 1:
+        return f"all training rows have the class {names[labels.pop()]}, so there is nothing to learn."
+    absent = [name for number, name in enumerate(names) if number not in labels]
+    if not absent:
+        return None
+    more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
+    which = f"class {absent[0]}" if len(absent) == 1 else f"classes {', '.join(absent[:_SHOWN])}{more}"
+    return f"no training row has the {which}: raise --train-size, or add such rows."
+
+
+def cut_inputs(kind: Kind, train: Dataset) -> str | None:
+    """Say how many inputs are cut and how long the longest one is, if more than a fifth are cut."""
+    some = train.select(range(min(CHECKED, len(train))))
+    limit = kind.max_length
+    if sum(length >= limit for length in _lengths(kind, some)) <= MUCH * len(some):
+        return None
+    lengths = _lengths(type(kind)(kind.task, kind.tokenizer, _UNCUT), some)
+    cut = sum(length > limit for length in lengths)
+    if cut <= MUCH * len(lengths):
+        return None
+    which = "" if len(some) == len(train) else "the first "
+    return (
+        f"{cut} of {which}{len(lengths)} training inputs ({cut / len(lengths):.0%}) are cut by --max-length {limit}; "
+        f"the longest has {max(lengths)} tokens."
+    )
+
+
+def _texts(task: Task, rows: Dataset) -> list[Any]:
+    columns = [column_of(rows, column) for column in (*task.columns, *task.choices)]
+    return [tuple(tuple(one) if isinstance(one, list) else one for one in row) for row in zip(*columns, strict=True)]
+
+
+def _lengths(kind: Kind, rows: Dataset) -> list[int]:
+    return [kind.length(ids) for ids in kind.encode(rows)["input_ids"]]

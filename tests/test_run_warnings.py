@@ -1,0 +1,124 @@
+"""Warnings of data and of training that is probably not meant: on stderr, and in the report."""
+
+import pytest
+
+from attnreg.experiments.runs.loss_trend import growing_loss
+from tests import task_data as made
+from tests.commands import ran
+
+LABELS = ["entailment", "neutral", "contradiction"]
+
+
+@pytest.fixture
+def home(tmp_path):
+    made.tiny_bert(tmp_path / "bert")
+    return tmp_path
+
+
+def warned(result, folder="out"):
+    """The warnings of a run, which the report repeats."""
+    lines = [line for line in result.stderr.splitlines() if line.startswith("Warning: ")]
+    report = (folder / "report.md").read_text().split("\n")
+    assert all(line in report for line in lines)
+    assert sum(line.startswith("Warning: ") for line in report) == len(lines)
+    return [line.removeprefix("Warning: ") for line in lines]
+
+
+def write(folder, train, validation):
+    folder.mkdir()
+    for split, rows in (("train", train), ("validation", validation)):
+        made.write_rows(folder / f"{split}.jsonl", rows)
+
+
+def run(cli, home, *options, task="mnli", recipe="finetune"):
+    args = [
+        "--task",
+        task,
+        "--data-dir",
+        "data",
+        "--model",
+        "bert",
+        "--epochs",
+        1,
+        "--max-length",
+        32,
+        "--device",
+        "cpu",
+    ]
+    return warned(ran(cli("recipe", recipe, *args, *options, "--output-dir", "out")), home / "out")
+
+
+def pairs(count, words=3, labels=LABELS, start=0):
+    return [
+        {"premise": " ".join(["red"] * words), "hypothesis": f"one {number}", "label": labels[number % len(labels)]}
+        for number in range(start, start + count)
+    ]
+
+
+def test_data_with_nothing_wrong_gives_no_warning(cli, home):
+    write(home / "data", pairs(12), pairs(6, start=20))
+    assert run(cli, home) == []
+
+
+def test_dev_rows_that_are_in_train(cli, home):
+    write(home / "data", pairs(12), [*pairs(2, start=10), *pairs(3, start=20)])
+    assert run(cli, home) == [
+        "2 of 5 dev rows are also in train (same texts), so the score is too high: remove such rows from train."
+    ]
+
+
+def test_classes_that_no_training_row_has(cli, home):
+    write(home / "data", pairs(12, labels=LABELS[:2]), pairs(6, start=20))
+    assert run(cli, home) == ["no training row has the class contradiction: raise --train-size, or add such rows."]
+
+
+def test_a_single_class_among_the_rows_drawn(cli, home):
+    write(home / "data", pairs(12), pairs(6, start=20))
+    (warning,) = run(cli, home, "--train-size", 1)
+    assert warning.startswith("all training rows have the class ")
+    assert warning.endswith(", so there is nothing to learn.")
+
+
+def test_tags_that_no_training_row_has(cli, home):
+    rows = [{"tokens": ["Anna", "went", made.WORDS[number]], "ner_tags": ["B-PER", "O", "O"]} for number in range(8)]
+    write(home / "data", rows[:6], rows[6:])
+    (warning,) = run(cli, home, task="conll2003")
+    assert warning == (
+        "no training row has the classes I-PER, B-ORG, I-ORG, B-LOC, I-LOC and 2 more: raise --train-size, or add such rows."
+    )
+
+
+def test_inputs_that_are_cut(cli, home):
+    write(home / "data", [*pairs(9), *pairs(2, words=40, start=9)], pairs(6, start=20))
+    assert run(cli, home) == []  # 2 of 11 are less than a fifth
+    (home / "out").rename(home / "before")
+    made.write_rows(home / "data" / "train.jsonl", [*pairs(9), *pairs(3, words=40, start=9)])
+    (warning,) = run(cli, home)
+    longest = 1 + 40 + 1 + 2 + 1  # "one 9", and special tokens
+    assert warning == f"3 of 12 training inputs (25%) are cut by --max-length 32; the longest has {longest} tokens."
+
+
+def test_a_baseline_does_not_repeat_the_warnings(cli, home):
+    write(home / "data", pairs(40, labels=LABELS[:2]), pairs(6, start=50))
+    game = ["--batch-size", 4, "--round-steps", 1, "--epochs", 2, "--game", 1]
+    assert len(run(cli, home, *game, recipe="attendout")) == 1
+
+
+def test_a_loss_that_only_grows(cli, tmp_path):
+    args = ["--train-size", 64, "--epochs", 3, "--learning-rate", 1, "--schedule", "constant", "--device", "cpu"]
+    (warning,) = warned(ran(cli("recipe", "finetune", *args, "--output-dir", "out")), tmp_path / "out")
+    assert warning.startswith("the training loss grew from ")
+    assert warning.endswith("(up to epoch 3): lower --learning-rate, unless the regularizer became stronger.")
+
+
+@pytest.mark.parametrize(
+    ("losses", "grew"),
+    [([0.7, 0.8, 0.9], True), ([0.7, 0.9, 0.8], True), ([0.7, 0.6, 0.9], False), ([0.7, 0.7], False), ([0.7], False)],
+)
+def test_a_loss_grew_if_no_epoch_is_as_good_as_the_first(losses, grew):
+    lines = [{"step": 5 * number, "loss": loss} for number, loss in enumerate(losses, 1)]
+    evaluations = [{"epoch": number, "step": 5 * number} for number in range(1, len(losses) + 1)]
+    assert (growing_loss(lines, evaluations) is not None) == grew
+    # A mean over more steps counts for more, and lines within an epoch belong to it.
+    lines = [{"step": 1, "loss": 9.0}, {"step": 10, "loss": 1.0}, {"step": 20, "loss": 1.7}]
+    assert growing_loss(lines, [{"epoch": 1, "step": 10}, {"epoch": 2, "step": 20}]) is None
