@@ -37,16 +37,18 @@ def probe(
     history = run.train()
     metric, model = run.task.metric, run.model
     plain = attnreg.experiments.evaluate(model, run.dev, run.kind, run.accelerator)[metric]
-    rows = [["none", "", "0.000", f"{plain:.4f}"]]
+    rows = [["none", "none", "0.000", f"{plain:.4f}"]]
     lines: dict[str, list[tuple[float, float, float]]] = {}
     for name in ("high", "low", "random"):
         chosen = {"method": "random"} if name == "random" else {"method": method, "region": name}
         lines[name] = []
         for rate in q:
-            found = probed_scores(run, model, attnreg.AttributionProvider(p, rate, **chosen, **options))
-            rows.append([name, f"{rate:g}", f"{found['dropped']:.3f}", f"{found[metric]:.4f}"])
-            lines[name].append((rate, found["dropped"], found[metric]))
+            scores = probed_scores(run, model, attnreg.AttributionProvider(p, rate, **chosen, **options))
+            rows.append([name, f"{rate:g}", f"{scores['dropped']:.3f}", f"{scores[metric]:.4f}"])
+            lines[name].append((rate, scores["dropped"], scores[metric]))
     table = [["candidates", "q", "share dropped", metric], *rows]
     run.report(history, tables={f"Score on {run.scored_on} rows while attention is dropped, p = {p:g}": table})
     if run.folder.writer:
-        plot_probe(lines, plain, f"{metric} on {run.scored_on}", run.folder.path / "plots" / "probe.png")
+        found: dict[str, Any] = {"lines": lines, "plain": plain, "score": f"{metric} on {run.scored_on}"}
+        run.folder.write("probe", found)  # so that `attnreg plot` can draw the picture again
+        plot_probe(**found, path=run.folder.path / "plots" / "probe.png")

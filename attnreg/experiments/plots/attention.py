@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.colors import PowerNorm
 from torch import Tensor, nn
 
 import attnreg
@@ -43,44 +44,48 @@ def plot_attention(
     *,
     layer: int = 0,
     head: int | None = None,
+    choice: int = 0,
 ) -> None:
     """Plot the attention of one sample and the positions that a provider drops.
+
+    The grey of attention weights grows with their square root, from 0 to 1, in every plot: the small weights of a long
+    or untrained attention stay apart, and plots can be compared.
 
     Args:
         model: the model, with nothing attached.
         batch: model inputs of one row, with ``labels``.
-        tokens: the row's tokens.
+        tokens: the tokens to plot; positions after them (padding) are left out.
         provider: the provider; an :class:`attnreg.AttributionProvider` also shows attributions and candidate region.
         path: the PNG file to save.
         layer: index of the layer (default: 0).
         head: index of the head (default: the head with the most attribution, or the first).
+        choice: for multiple choice, index of the choice to plot; only the predicted choice has attributions.
     """
     watched = _Watched(provider.train())
     with attnreg.attach(model, watched) as handle, torch.random.fork_rng():
         torch.manual_seed(0)  # so that the plot is reproducible
         label = next(site.label for site in handle.sites if site.layer == layer)
         watched.label = label
-        attention = explain(model, batch, handle, [label], method="attention")[label][0]
+        weights = explain(model, batch, handle, [label], method="attention")[label]
         watched.attribute(model, batch)
         was_training = model.training
         with torch.no_grad(), handle.probing():
             model.train()(**batch)
         model.train(was_training)
     attributions = getattr(provider, "attributions", {}).get(label)
-    shape = attention.shape
     if head is None:
-        head = 0 if attributions is None else int(attributions[0].abs().sum((1, 2)).argmax())
-    panels: list[tuple[str, Tensor, str]] = [("attention", attention[head], "Greys")]
+        head = 0 if attributions is None else int(attributions[choice].abs().sum((1, 2)).argmax())
+    panels: list[tuple[str, Tensor, str]] = [("attention (square-root scale)", weights[choice, head], "Greys")]
     if isinstance(provider, attnreg.AttributionProvider) and attributions is not None and watched.site is not None:
         region = functional.candidate_region(attributions, watched.site.valid, provider.p, provider.region)
-        by_row = attributions[0, head] / attributions[0, head].abs().amax(-1, keepdim=True).clamp(min=1e-30)
+        by_row = attributions[choice, head] / attributions[choice, head].abs().amax(-1, keepdim=True).clamp(min=1e-30)
         panels.append(
             (f"attribution by {provider.method.replace('_', ' ')}, each row on its own scale", by_row, "PuOr")
         )
-        panels.append((f"candidate region, p = {provider.p:g}", region[0, head], "Greys"))
+        panels.append((f"candidate region, p = {provider.p:g}", region[choice, head], "Greys"))
     kept = None if watched.mask is None else watched.mask.units_kept
     kept = torch.ones((), dtype=torch.bool) if kept is None else kept
-    panels.append(("dropped", ~kept.expand(1, *shape)[0, head], "Greys"))
+    panels.append(("dropped", ~kept.expand(weights.shape)[choice, head], "Greys"))
     with picture(path, width=1.2 + 3.6 * len(panels), height=4.4, columns=len(panels)) as grid:
         for number, (axes, (title, values, colors)) in enumerate(zip(grid, panels, strict=True)):
             _matrix(axes, values, colors, tokens, title, with_rows=number == 0)
@@ -88,7 +93,7 @@ def plot_attention(
 
 
 def _matrix(axes: Any, values: Tensor, colors: str, tokens: Sequence[str], title: str, *, with_rows: bool) -> None:
-    shown = values.float().cpu().numpy()
+    shown = values[: len(tokens), : len(tokens)].float().cpu().numpy()
     if values.dtype == torch.bool:
         axes.imshow(shown, cmap=colors, vmin=0, vmax=1.2)
     elif colors == "PuOr":
@@ -96,7 +101,8 @@ def _matrix(axes: Any, values: Tensor, colors: str, tokens: Sequence[str], title
         image = axes.imshow(shown, cmap=colors, vmin=-limit, vmax=limit)  # signed: 0 is white
         axes.figure.colorbar(image, ax=axes, shrink=0.6, ticks=[-limit, 0, limit])
     else:
-        axes.figure.colorbar(axes.imshow(shown, cmap=colors, vmin=0), ax=axes, shrink=0.6)
+        image = axes.imshow(shown, cmap=colors, norm=PowerNorm(0.5, 0, 1))
+        axes.figure.colorbar(image, ax=axes, shrink=0.6, ticks=[0, 0.1, 0.3, 0.6, 1])
     axes.set_title(title)
     axes.set_xticks(range(len(tokens)), tokens, rotation=90)
     axes.set_yticks(range(len(tokens)), tokens if with_rows else [])

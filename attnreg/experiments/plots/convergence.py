@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnreg.experiments.plots.style import moving_mean, picture, styles
+from attnreg.experiments.plots.style import count_axis, moving_mean, picture, point_alone, styles
 from attnreg.experiments.runs.reader import RunReader
 
 
@@ -22,7 +22,7 @@ def plot_convergence(runs: dict[str, RunReader], path: Path) -> None:
             key = f"{network}_loss" if network != "model" else "loss"
             losses = [(line["step"], line[key]) for line in run.telemetry if key in line]
             means = moving_mean([value for _, value in losses], max(1, len(losses) // 25))
-            train.plot([step for step, _ in losses], means, lw=1.5, **look)
+            train.plot([step for step, _ in losses], means, lw=1.5, marker=point_alone(means), **look)
             records = [record for record in run.metrics if record["network"] == network]
             steps = [record["step"] for record in records]
             loss.plot(steps, [record["loss"] for record in records], marker=style.marker, ms=4, lw=1.5, **look)
@@ -33,6 +33,7 @@ def plot_convergence(runs: dict[str, RunReader], path: Path) -> None:
         score.legend(frameon=False, fontsize="small")
         for axes in (train, loss, score):
             axes.grid(axis="y", color="#dddddd", lw=0.6)
+        count_axis(train, loss, score)
 
 
 def _networks(run: RunReader) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from attnreg.experiments.plots.style import moving_mean, picture, sequence, styles
+from attnreg.experiments.plots.style import count_axis, moving_mean, picture, sequence, styles
 from attnreg.experiments.runs.reader import RunReader
 
 
@@ -27,7 +27,8 @@ def plot_drop_rates(run: RunReader, path: Path) -> bool:
                 axes.plot(steps, mean, linestyle=style.line, marker=style.marker, color=color, ms=4, lw=1.6,
                           markevery=max(1, len(steps) // 8), label=site)  # fmt: skip
         axes.set(xlabel="step", ylabel="drop rate", title=f"Drop rate per layer: {run.title}")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, max(1.05 * axes.get_ylim()[1], 0.01))
+        count_axis(axes)
         named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         axes.legend(named.values(), named.keys(), frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return True

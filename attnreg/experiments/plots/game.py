@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnreg.experiments.plots.style import COLORS, moving_mean, picture, sequence
+from attnreg.experiments.plots.style import COLORS, count_axis, moving_mean, picture, point_alone, sequence
 from attnreg.experiments.runs.reader import RunReader
 
 
@@ -24,9 +24,10 @@ def plot_game(run: RunReader, path: Path) -> bool:
     won = [line["winner"] == "attacker" for line in rounds]
     layers = sum(name.startswith("watched.") for name in rounds[0])
     panels = 4 if layers else 3
+    alone = point_alone(rounds)
     with picture(path, width=9.0, height=7.0 * panels / 3, rows=panels) as (scores, rewards, wins, *watched):
-        scores.plot(number, attacker, "-", color=COLORS[2], lw=1.6, label="Attacker (masked in training)")
-        scores.plot(number, defender, "--", color=COLORS[1], lw=1.6, label="Defender")
+        scores.plot(number, attacker, "-", marker=alone, color=COLORS[2], lw=1.6, label="Attacker (masked in training)")
+        scores.plot(number, defender, "--", marker=alone, color=COLORS[1], lw=1.6, label="Defender")
         for name, marker, color, which in (("Attacker", "^", COLORS[2], True), ("Defender", "o", COLORS[1], False)):
             points = [(n, max(a, d)) for n, a, d, w in zip(number, attacker, defender, won, strict=True) if w is which]
             scores.plot(*(zip(*points, strict=True) if points else ((), ())), marker, color=color, ms=6, mfc="white",
@@ -35,22 +36,23 @@ def plot_game(run: RunReader, path: Path) -> bool:
         rewards.axhline(0, color="#999999", lw=0.8)
         rewards.vlines(number, 0, [line["reward"] for line in rounds], color=COLORS[3], lw=2.0, label="reward r")
         if "baseline" in rounds[0]:  # not in a game without masks
-            rewards.plot(
-                number, [line["baseline"] for line in rounds], "-", color=COLORS[0], lw=1.6, label="baseline b"
-            )
+            baselines = [line["baseline"] for line in rounds]
+            rewards.plot(number, baselines, "-", marker=alone, color=COLORS[0], lw=1.6, label="baseline b")
         rewards.set(ylabel="reward")
         window = max(1, len(rounds) // 8)
         wins.axhline(0.5, color="#999999", lw=0.8)
         wins.plot(number, [line["attacker_chance"] for line in rounds], ".", color=COLORS[4], label="win probability")
-        wins.plot(number, moving_mean([float(w) for w in won], window), "-", color=COLORS[0], lw=1.6,
+        wins.plot(number, moving_mean([float(w) for w in won], window), "-", marker=alone, color=COLORS[0], lw=1.6,
                   label=f"fraction won, last {window}")  # fmt: skip
         wins.set(ylabel="Attacker's wins", xlabel="round", ylim=(-0.05, 1.05))
         for axes in watched:
             for layer, color in enumerate(sequence(layers)):
                 for name, whose, style in (("watched", "watched", "-"), ("others", "other", ":")):
                     rates = [line[f"{name}.{layer}"] for line in rounds]
-                    axes.plot(number, rates, style, color=color, lw=1.6, label=f"layer {layer}, {whose} keys")
+                    label = f"layer {layer}, {whose} keys"
+                    axes.plot(number, rates, style, marker=alone, color=color, lw=1.6, label=label)
             axes.set(ylabel="drop rate", xlabel="round", ylim=(0, 1))
         for axes in (scores, rewards, wins, *watched):
             axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        count_axis(scores, rewards, wins, *watched)
     return True

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 import attnreg
 from attnreg.errors import InputError
 from attnreg.experiments.plots.attention import plot_attention
 from attnreg.experiments.plots.convergence import plot_convergence
 from attnreg.experiments.plots.drop_rates import plot_drop_rates
 from attnreg.experiments.plots.game import plot_game
+from attnreg.experiments.plots.probe import plot_probe
 from attnreg.experiments.runs.reader import RunReader
 from attnreg.provider.base import MaskProvider
 
@@ -43,6 +46,9 @@ def plot_run(folder: Path, layer: int = 0) -> list[Path]:
         made.append(plots / "convergence.png")
     if plot_game(run, plots / "game.png"):
         made.append(plots / "game.png")
+    if run.probe is not None:
+        plot_probe(**run.probe, path=plots / "probe.png")
+        made.append(plots / "probe.png")
     if has_attention(folder):
         _attention(run, plots / "attention.png", layer)
         made.append(plots / "attention.png")
@@ -71,9 +77,15 @@ def _attention(run: RunReader, path: Path, layer: int) -> None:
     rows = kind.encode(splits.get("validation", splits.get("train"))).remove_columns(REFERENCE)
     number = next((i for i, ids in enumerate(rows["input_ids"]) if 8 <= kind.length(ids) <= LONGEST_SAMPLE), 0)
     batch = kind.collate([rows[number]])
-    ids = batch["input_ids"]
-    tokens = tokenizer.convert_ids_to_tokens(ids.reshape(-1, ids.shape[-1])[0])  # for multiple choice, the first choice
-    plot_attention(model, batch, tokens, _innermost(run.folder / "provider"), path, layer=layer)
+    choice = 0
+    if task.choices:
+        with torch.no_grad():
+            choice = int(model.eval()(**batch).logits.argmax())
+    ids = batch["input_ids"].reshape(-1, batch["input_ids"].shape[-1])[choice]
+    length = int(batch["attention_mask"].reshape(-1, len(ids))[choice].nonzero().max()) + 1
+    tokens = tokenizer.convert_ids_to_tokens(ids[:length])
+    provider = _innermost(run.folder / "provider")
+    plot_attention(model, batch, tokens, provider, path, layer=layer, choice=choice)
 
 
 def _innermost(folder: Path) -> MaskProvider:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 
 class Style(NamedTuple):
@@ -36,6 +37,25 @@ def styles() -> Iterator[Style]:
 def sequence(count: int) -> list[Any]:
     """Return ``count`` colours from dark to light, for ordered lines such as layers."""
     return [colormaps["viridis"](0.9 * number / max(1, count - 1)) for number in range(count)]
+
+
+def count_axis(*axes: Axes) -> None:
+    """Give the x axes of steps, epochs or rounds whole numbers only."""
+    for one in axes:
+        one.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        low, high = one.get_xlim()
+        if high - low < 1:  # a single step or round: some room around it
+            one.set_xlim((low + high) / 2 - 0.5, (low + high) / 2 + 0.5)
+
+
+def point_alone(values: Sized) -> str | None:
+    """Return the marker of a line without markers: a dot if the line is one point, which would not be seen.
+
+    Example:
+        >>> point_alone([0.5]), point_alone([0.5, 0.6])
+        ('.', None)
+    """
+    return "." if len(values) == 1 else None
 
 
 @contextmanager
