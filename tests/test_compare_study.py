@@ -138,7 +138,7 @@ def test_every_number_of_the_report(tmp_path):
     assert "No options were searched" in report
 
 
-def test_what_cannot_be_measured_is_left_blank(tmp_path):
+def test_what_cannot_be_measured_says_so(tmp_path):
     study = study_of(tmp_path, "finetune", "ad-drop", equal_time=False)
     for run in study.runs():
         write(run, 0.5 + 0.1 * run.seed, peak_memory_bytes=0, environment={"device": "cpu", "threads": run.seed})
@@ -146,7 +146,7 @@ def test_what_cannot_be_measured_is_left_blank(tmp_path):
         pass
     write_report(study)
     report = (tmp_path / "study" / "report.md").read_text()
-    assert table(report, "Cost")[1]["memory ratio"] == ""
+    assert table(report, "Cost")[1]["memory ratio"] == "not measured"
     assert "Warning: the environments of the runs differ: device cpu; threads 0 | device cpu; threads 1." in report
 
 

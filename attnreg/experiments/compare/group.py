@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -44,9 +44,23 @@ class Group:
         return self.values("dev", self.metric)
 
     @property
-    def deviation(self) -> float | None:
-        """Standard deviation of the scores; ``None`` for a single seed."""
-        return stdev(self.scores) if len(self.scores) > 1 else None
+    def trivial(self) -> tuple[str, list[float]] | None:
+        """Name and dev scores, per seed, of a predictor that ignores its input.
+
+        ``None`` if the kind of task has none, or if the runs are from before it was measured.
+        """
+        found = [result.get("trivial") for result in self.results]
+        if not all(found):
+            return None
+        return found[0]["predictor"], [float(each["dev"][self.metric]) for each in found]
+
+    @property
+    def collapsed(self) -> list[int]:
+        """Seeds of the networks that predict the same class for every dev row, although the labels differ."""
+        if not self.has_classes or len(set(self.labels.tolist())) == 1:
+            return []
+        pairs = zip(self.runs, self.predictions, strict=True)
+        return [run.seed for run, predicted in pairs if len(set(predicted.tolist())) == 1]
 
     def values(self, *path: str) -> list[float]:
         """Return the number under these keys of ``result.json``, per seed."""
@@ -88,9 +102,14 @@ class Group:
         return [np.array([row["prediction"] for row in records]) for records in self.records]
 
     @property
+    def has_classes(self) -> bool:
+        """Whether each dev row has one class, and so has its prediction."""
+        return all(isinstance(self.records[0][0][name], int) for name in ("label", "prediction"))
+
+    @property
     def counts_rows(self) -> bool:
         """Whether a confusion matrix of the dev rows determines the metric."""
-        return self.metric in CONFUSION and not isinstance(self.records[0][0]["label"], list)
+        return self.metric in CONFUSION and self.has_classes
 
 
 def check_rows(groups: Sequence[Group]) -> None:

@@ -6,6 +6,7 @@ import csv
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 from attnreg._files import replaced_file
 from attnreg.experiments.compare import document, tables
@@ -31,9 +32,11 @@ def write_report(study: Study) -> list[Table]:
     if baseline.counts_rows:
         check_rows([baseline, *others, *plain.values()])
     _write_csv(study)
-    shown = [tables.scores(groups)] + ([tables.differences(others, baseline)] if others else [])
+    shown = [tables.scores(groups, baseline)] + ([tables.differences(others, baseline)] if others else [])
     path = study.folder / "plots" / "seeds.png"
-    plot_seeds({group.name: group.scores for group in (*groups, *plain.values())}, baseline.metric, path)
+    trivial = None if baseline.trivial is None else (baseline.trivial[0], fmean(baseline.trivial[1]))
+    scores = {group.name: group.scores for group in (*groups, *plain.values())}
+    plot_seeds(scores, baseline.metric, path, trivial)
     blocks: list[Block] = [
         Heading(
             f"{', '.join(group.name for group in groups)} on {_config(baseline, 'task')}: {baseline.metric} on dev"
@@ -43,6 +46,7 @@ def write_report(study: Study) -> list[Table]:
         Paragraph(_made(study)),
         Heading("Scores"),
         shown[0],
+        *(Paragraph(text) for text in _trivial(groups, baseline)),
         Picture(path, "Points: seeds, in the same order for each method. Bars: mean and 95 % interval (Student's t)."),
     ]
     if others:
@@ -50,6 +54,7 @@ def write_report(study: Study) -> list[Table]:
             "A difference is the method's score minus the baseline's, paired by seed. The interval over seeds and p "
             "come from Student's paired t-test: they show what other seeds would change on the same dev rows. "
             f"{_over_rows(baseline)} p (Holm) is corrected for the number of methods in this table; intervals are not."
+            f"{_no_interval(shown[1])}"
         )
         blocks += [Heading(f"Differences to {baseline.name}"), shown[1], Paragraph(text)]
     text = (
@@ -63,13 +68,14 @@ def write_report(study: Study) -> list[Table]:
             " Some training rows had a wrong label, drawn by the seed: memorized is the share of them that the network "
             "gives this label, recovered the share that it gives the true one."
         )
-    blocks += [Heading("Fit"), tables.fit(groups), Paragraph(text)]
+    blocks += [Heading("Fit"), tables.fit(groups, baseline), Paragraph(text)]
     text = (
         "Values are means over seeds; ratios are relative to the baseline. Time is training time, without evaluation, "
         "checkpoints and searches; on a CPU it is CPU time, which other work on the machine hardly changes. Forward "
         "and backward passes are counted in rows of the fine-tuned networks; a Generator's passes appear only in the "
         "time. Memory is the peak of the process on a CPU, and of tensors on a GPU. The drop rate is the mean over "
-        "active steps and over the layers in the column before it."
+        "active steps and over the layers in the column before it; a method without "
+        "an attention regularizer has none."
     )
     blocks += [Heading("Cost"), tables.cost(groups, baseline), Paragraph(text)]
     if plain:
@@ -79,6 +85,7 @@ def write_report(study: Study) -> list[Table]:
             "is the baseline's time over the method's. p (Holm) is corrected within this table."
         )
         equal = tables.equal_time([group for group in others if group.name in plain], plain)
+        text += _no_interval(equal)
         blocks += [Heading(f"Differences to {baseline.name} with the same training time"), equal, Paragraph(text)]
     elif study.equal_time and _config(baseline, "patience") is not None:
         text = (
@@ -92,6 +99,26 @@ def write_report(study: Study) -> list[Table]:
         with replaced_file(study.folder / f"report.{suffix}") as file:
             file.write(content)
     return shown
+
+
+def _trivial(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
+    """Say what the trivial predictor is, and which networks are no better because they predict a single class."""
+    if baseline.trivial is not None:
+        name = baseline.trivial[0]
+        answer = "most frequent class" if name == "majority class" else "mean"
+        yield f"{name.capitalize()} predicts the {answer} of the training rows for every row."
+    for group in groups:
+        if group.collapsed:
+            seeds = f"{_count(len(group.collapsed), 'seed')} ({', '.join(map(str, group.collapsed))})"
+            yield f"Collapsed: {group.name} predicts the same class for all dev rows with {seeds}."
+
+
+def _no_interval(table: Table) -> str:
+    """Return a footnote to the cells of a table of differences that have no interval."""
+    cells = {cell for row in table.rows for cell in row}
+    if "1 seed" in cells:
+        return " With 1 seed there is no interval over seeds and no test."
+    return " All equal: the difference is the same for every seed, so there is no test." if "all equal" in cells else ""
 
 
 def _config(group: Group, name: str) -> object:

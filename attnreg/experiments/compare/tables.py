@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from attnreg.experiments.compare.document import Table
@@ -14,18 +15,23 @@ from attnreg.experiments.runs.settings import as_typed
 from attnreg.experiments.tasks.metrics import CONFUSION
 
 
-def scores(groups: Sequence[Group]) -> Table:
-    """Mean, standard deviation, and the score of every seed."""
-    rows = [
-        [
-            group.name,
-            f"{sum(group.scores) / len(group.scores):.4f}",
-            "" if group.deviation is None else f"{group.deviation:.4f}",
-            "  ".join(f"{score:.3f}" for score in group.scores),
-        ]
-        for group in groups
-    ]
-    return Table(["method", "mean", "SD", f"seeds, from {groups[0].runs[0].seed}"], rows, texts=(0, 3))
+def scores(groups: Sequence[Group], baseline: Group) -> Table:
+    """Mean, standard deviation, and the score of every seed; last, the trivial predictor.
+
+    Networks that predict a single class are in a column of their own, if there are any.
+    """
+    header = ["method", "mean", "SD", f"seeds, from {groups[0].runs[0].seed}"]
+    trivial = [] if baseline.trivial is None else [baseline.trivial]
+    rows = []
+    for name, values in [*((group.name, group.scores) for group in groups), *trivial]:
+        deviation = f"{stdev(values):.4f}" if len(values) > 1 else "1 seed"
+        rows.append([name, f"{fmean(values):.4f}", deviation, "  ".join(f"{score:.3f}" for score in values)])
+    if any(group.collapsed for group in groups):
+        header.append("collapsed")
+        for row, group in zip(rows, groups, strict=False):
+            row.append(_seeds(group.collapsed) if group.collapsed else "no")
+        rows[len(groups) :] = [[*row, "constant"] for row in rows[len(groups) :]]
+    return Table(header, rows, texts=(0, 3, 4))
 
 
 def differences(groups: Sequence[Group], baseline: Group) -> Table:
@@ -34,7 +40,8 @@ def differences(groups: Sequence[Group], baseline: Group) -> Table:
     adjusted = holm([result.p for result in results])
     header = ["method", "difference", "95 % over seeds", "p", "p (Holm)"]
     rows = [
-        [group.name, *_difference(result), _p(p)] for group, result, p in zip(groups, results, adjusted, strict=True)
+        [group.name, *_difference(result, p, len(group.runs))]
+        for group, result, p in zip(groups, results, adjusted, strict=True)
     ]
     if baseline.counts_rows:
         header.append("95 % over dev rows")
@@ -45,8 +52,11 @@ def differences(groups: Sequence[Group], baseline: Group) -> Table:
     return Table(header, rows)
 
 
-def fit(groups: Sequence[Group]) -> Table:
-    """Score and loss on train and dev, the calibration error, and what became of training rows with a wrong label."""
+def fit(groups: Sequence[Group], baseline: Group) -> Table:
+    """Score and loss on train and dev, the calibration error, and what became of training rows with a wrong label.
+
+    The last line is the trivial predictor, which has no loss.
+    """
     header = ["method", "train", "dev", "gap", "train loss", "dev loss", "calibration error"]
     noisy = any(group.results[0].get("mislabelled") for group in groups)
     rows = []
@@ -54,11 +64,15 @@ def fit(groups: Sequence[Group]) -> Table:
         train, dev = group.mean("train", group.metric), group.mean("dev", group.metric)
         losses = [f"{group.mean(split, 'loss'):.3f}" for split in ("train", "dev")]
         calibrated = group.has("dev", "calibration_error")
-        calibration = f"{group.mean('dev', 'calibration_error'):.3f}" if calibrated else ""
+        calibration = f"{group.mean('dev', 'calibration_error'):.3f}" if calibrated else "none"
         rows.append([group.name, f"{train:.4f}", f"{dev:.4f}", f"{train - dev:+.4f}", *losses, calibration])
         if noisy:
-            wrong = [f"{group.mean('mislabelled', name):.3f}" for name in ("memorized", "recovered")]
-            rows[-1] += wrong if group.results[0].get("mislabelled") else ["", ""]
+            measured, names = group.results[0].get("mislabelled"), ("memorized", "recovered")
+            rows[-1] += [f"{group.mean('mislabelled', name):.3f}" if measured else "no noise" for name in names]
+    if baseline.trivial is not None:
+        train, dev = (baseline.mean("trivial", split, baseline.metric) for split in ("train", "dev"))
+        row = [baseline.trivial[0], f"{train:.4f}", f"{dev:.4f}", f"{train - dev:+.4f}"]
+        rows.append([*row, *["none"] * (len(header) + 2 * noisy - len(row))])
     return Table([*header, "memorized", "recovered"] if noisy else header, rows)
 
 
@@ -74,14 +88,14 @@ def cost(groups: Sequence[Group], baseline: Group) -> Table:
         # 0 stands for "not measured": memory on some systems, passes of a network without logits.
         pairs = [(group.training_time, baseline.training_time)]
         pairs += [(group.mean(name), baseline.mean(name)) for name in names]
-        ratios = [f"{mine / plain:.2f}" if plain else "" for mine, plain in pairs]
+        ratios = [f"{mine / plain:.2f}" if plain else "not measured" for mine, plain in pairs]
         active = f"{group.mean('active_steps') / group.mean('steps'):.0%}"
         by_layer = [result["drop_rates"] for result in group.results]
         layers = {name for rates in by_layer for name, rate in rates.items() if rate > 0}
         rates = [rates.get(name, 0.0) for rates in by_layer for name in layers] or [0.0]
         acted = [active, f"{len(layers)} of {len(by_layer[0])}", f"{sum(rates) / len(rates):.3f}"]
         seconds = f"{group.training_time:.0f}"
-        rows.append([group.name, seconds, *ratios, *(acted if any(by_layer) else ["", "", ""])])
+        rows.append([group.name, seconds, *ratios, *(acted if any(by_layer) else ["none", "none", "none"])])
     return Table(header, rows)
 
 
@@ -95,10 +109,10 @@ def equal_time(groups: Sequence[Group], longer: Mapping[str, Group]) -> Table:
     rows = []
     for group, result, p in zip(groups, results, holm([result.p for result in results]), strict=True):
         plain = longer[group.name]
-        mean = f"{sum(plain.scores) / len(plain.scores):.4f}"
+        mean = f"{fmean(plain.scores):.4f}"
         seconds = plain.training_time
         times = [f"{seconds:.0f}", f"{seconds / group.training_time:.2f}"]
-        rows.append([group.name, plain.name, *times, mean, *_difference(result), _p(p)])
+        rows.append([group.name, plain.name, *times, mean, *_difference(result, p, len(group.runs))])
     return Table(header, rows)
 
 
@@ -110,7 +124,7 @@ def options(study: Study, groups: Sequence[Group]) -> Table:
         shared = {name: group.results[0]["config"][name] for name in not_common(groups)}
         flag = group.runs[0].settings.flag
         told = [as_typed(flag(name), value) for name, value in {**shared, **own}.items()]
-        rows.append([method.text, " ".join(text for text in told if text), str(len(method.variants))])
+        rows.append([method.text, " ".join(text for text in told if text) or "none", str(len(method.variants))])
     return Table(["method", "options", "tries"], rows, texts=(0, 1))
 
 
@@ -128,15 +142,29 @@ def tries(study: Study) -> Table | None:
         runs, chosen = study.search_runs(method), study.chosen(method)
         for variant in method.variants if runs else ():
             own = [run.score for run in runs if run.method == variant]
-            mark = "chosen" if variant == chosen else ""
-            rows.append([variant.text, f"{sum(own) / len(own):.4f}", "  ".join(f"{score:.3f}" for score in own), mark])
-    return Table(["tried", "mean on held-out rows", "seeds, from 1000", ""], rows, texts=(0, 3)) if rows else None
+            mark = "chosen" if variant == chosen else "no"
+            rows.append([variant.text, f"{fmean(own):.4f}", "  ".join(f"{score:.3f}" for score in own), mark])
+    if not rows:
+        return None
+    searched = next(method for method in study.methods if study.search_runs(method))
+    runs = [run for run in study.search_runs(searched) if run.method == searched.variants[0]]
+    if (trivial := Group("", runs).trivial) is not None:
+        name, values = trivial
+        rows.append([name, f"{fmean(values):.4f}", "  ".join(f"{score:.3f}" for score in values), "no"])
+    return Table(["tried", "mean on held-out rows", "seeds, from 1000", "choice"], rows, texts=(0, 3))
 
 
-def _difference(result: Difference) -> list[str]:
-    interval = "" if math.isnan(result.low) else f"[{result.low:+.4f}, {result.high:+.4f}]"
-    return [f"{result.mean:+.4f}", interval, _p(result.p)]
+def _difference(result: Difference, adjusted: float, seeds: int) -> list[str]:
+    """Return the mean, the interval, p and the adjusted p; without an interval, why there is none."""
+    mean = f"{result.mean:+.4f}"
+    if math.isnan(result.low):
+        return [mean, *["1 seed" if seeds == 1 else "all equal"] * 3]
+    return [mean, f"[{result.low:+.4f}, {result.high:+.4f}]", _p(result.p), _p(adjusted)]
 
 
 def _p(value: float) -> str:
-    return "" if math.isnan(value) else "<0.0001" if value < 0.0001 else f"{value:.4f}"
+    return "<0.0001" if value < 0.0001 else f"{value:.4f}"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"

@@ -11,13 +11,16 @@ from scipy import stats
 from attnreg.experiments.plots.style import picture, styles
 
 
-def plot_seeds(scores: Mapping[str, Sequence[float]], metric: str, path: Path) -> None:
+def plot_seeds(
+    scores: Mapping[str, Sequence[float]], metric: str, path: Path, trivial: tuple[str, float] | None = None
+) -> None:
     """Plot the scores of methods: seeds as points, mean and 95 % interval (Student's t) as a bar.
 
     Args:
         scores: one score per seed for each method; the seeds are in the same order.
         metric: name of the metric.
         path: the PNG file to save.
+        trivial: name and score of a predictor that ignores its input, drawn as a thin line.
     """
     with picture(path, width=8.0, height=0.9 + 0.55 * len(scores)) as (axes,):
         for row, ((_, values), style) in enumerate(zip(scores.items(), styles(), strict=False)):
@@ -28,6 +31,11 @@ def plot_seeds(scores: Mapping[str, Sequence[float]], metric: str, path: Path) -
                 half = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
                 axes.errorbar(mean, row + 0.25, xerr=half, color=style.color, capsize=4, lw=1.8)
             axes.plot(mean, row + 0.25, "|", color=style.color, ms=14, mew=2.2)
+        if trivial is not None:
+            name, score = trivial
+            axes.axvline(score, color="#666666", lw=0.8, ls=":", zorder=0)
+            axes.annotate(name, (score, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), ha="center",
+                          textcoords="offset points", fontsize="small", color="#666666", annotation_clip=False)  # fmt: skip
         axes.set_yticks(range(len(scores)), list(scores))
         axes.set_ylim(len(scores) - 0.45, -0.55)
         axes.set_xlabel(f"{metric.replace('_', ' ')} on dev")

@@ -26,6 +26,7 @@ class History:
         events: how often each event happened, such as ``"winner: attacker"``.
         returned: name of the network that is returned, once training has finished.
         mislabelled: what became of training rows with a wrong label, once training has finished; ``None`` without any.
+        trivial: scores of a predictor that ignores its input, once training has finished; ``None`` if there is none.
     """
 
     epoch: int = 0
@@ -43,6 +44,7 @@ class History:
     events: dict[str, int] = field(default_factory=dict)
     returned: str = ""
     mislabelled: dict[str, Any] | None = None
+    trivial: dict[str, Any] | None = None
 
     def of(self, network: str) -> list[dict[str, Any]]:
         """Return the evaluations of one network, in order."""

@@ -14,6 +14,7 @@ from torch import nn
 from attnreg.experiments.runs.evaluation import evaluate, evaluate_all, predict
 from attnreg.experiments.runs.history import History
 from attnreg.experiments.runs.setup import Setup
+from attnreg.experiments.runs.trivial import trivial_scores
 from attnreg.training.method import TrainingMethod
 
 
@@ -22,8 +23,8 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
 
     ``predictions.jsonl`` has the label and the prediction (and the logits, for classes) of each dev row, in order.
     ``result.json`` has the scores on dev and on some training rows (as many as the kind's ``scored_train_rows``), the
-    calibration error, what became of rows with a wrong label, time, memory and passes. It is written last: a run folder
-    that has it has finished training.
+    calibration error, the scores of a predictor that ignores its input, what became of rows with a wrong label, time,
+    memory and passes. It is written last: a run folder that has it has finished training.
     """
     kind = run.kind
     some = run.train_rows.select(range(min(kind.scored_train_rows, len(run.train_rows))))
@@ -34,6 +35,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         **evaluate_all(method.model, run.further, kind, run.accelerator),
     }
     history.mislabelled = _mislabelled(method.model, run)
+    history.trivial = trivial_scores(run, some)
     forward, backward = run.total(history.forward_rows, history.backward_rows)
     result: dict[str, Any] = {
         "metric": run.task.metric,
@@ -41,6 +43,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "dev": {**scores, "calibration_error": kind.calibration_error(dev.records)},
         "train": evaluate(method.model, run.labelled(some), kind, run.accelerator),
         "train_rows_scored": len(some),
+        "trivial": history.trivial,
         "mislabelled": history.mislabelled,
         "best_epoch": history.best(run.task.metric, method.returned_name),
         "rows": len(run.train_rows),

@@ -46,6 +46,9 @@ def report(
                 f"{its_history.seconds:.0f}",
             ]
         )
+    if (trivial := history.trivial) is not None:
+        cells = [f"{trivial['dev'][metric]:.4f}", "none", "none", str(len(run.train_rows)), "0"]
+        rows.append([trivial["predictor"], *(["none"] if stopping else []), *cells])
     rates = [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]
     settings = run.settings
     title = f"{settings.recipe} on {settings.task}: {metric} on {run.scored_on} rows, seed {settings.seed}"
@@ -89,9 +92,9 @@ def _at(record: Mapping[str, Any], metric: str) -> str:
 
 
 def _returned(run: Setup, history: History, network: str) -> str:
-    """Return the score of the network that the run returned, with its epoch; empty for the other network of a game."""
+    """Return the score of the network that the run returned, with its epoch, or that it is the other one of a game."""
     if network != history.returned:
-        return ""
+        return "not returned"
     return _at(run.selection().returned(history.of(network)), run.task.metric)
 
 

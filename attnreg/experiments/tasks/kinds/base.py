@@ -52,6 +52,8 @@ class Kind(ABC):
     has_text_labels: ClassVar[bool] = False
     #: whether :meth:`collate` uses torch's random generator
     draws: ClassVar[bool] = False
+    #: name of the predictor that gives every row the same answer; ``None`` if the kind has none
+    trivial_predictor: ClassVar[str | None] = None
     #: number of training rows that are scored after training
     scored_train_rows: ClassVar[int] = 1000
 
@@ -178,6 +180,10 @@ class Kind(ABC):
     def record(self, answer: Any, reference: Any) -> Record:
         """Return a row of ``predictions.jsonl``: ``label``, ``prediction`` and, for classes, ``logits``."""
         return {"label": reference, "prediction": answer}
+
+    def trivial_answer(self, references: Sequence[Any]) -> Any:
+        """Return the prediction of the kind's trivial predictor, from the references of the training rows."""
+        raise NotImplementedError(f"{type(self).__name__} has no trivial predictor.")
 
     def score(self, records: Iterable[Record]) -> dict[str, float]:
         """Return the task's metrics, by name."""

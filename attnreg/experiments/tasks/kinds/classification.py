@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
@@ -24,6 +25,7 @@ class Classification(Kind):
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "macro_f1", "matthews_correlation")
     has_classes: ClassVar[bool] = True
     one_class_per_row: ClassVar[bool] = True
+    trivial_predictor: ClassVar[str | None] = "majority class"
 
     @classmethod
     @override
@@ -56,6 +58,11 @@ class Classification(Kind):
     def record(self, answer: Any, reference: Any) -> Record:
         best = max(range(len(answer)), key=answer.__getitem__)
         return {"label": reference, "prediction": self._read(best), "logits": answer}
+
+    @override
+    def trivial_answer(self, references: Sequence[Any]) -> Any:
+        counts = Counter(references)
+        return min(counts, key=lambda label: (-counts[label], label))
 
     @override
     def calibration_error(self, records: Iterable[Record]) -> float | None:

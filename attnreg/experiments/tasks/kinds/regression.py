@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
@@ -22,6 +23,7 @@ class Regression(Kind):
     head: ClassVar[str] = "AutoModelForSequenceClassification"
     metrics: ClassVar[tuple[str, ...]] = ("pearson", "spearman")
     can_be_right: ClassVar[bool] = False
+    trivial_predictor: ClassVar[str | None] = "mean of train"
 
     @classmethod
     @override
@@ -36,3 +38,7 @@ class Regression(Kind):
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
         return output.logits.float().flatten().cpu().tolist()
+
+    @override
+    def trivial_answer(self, references: Sequence[Any]) -> Any:
+        return fmean(references)
