@@ -57,6 +57,14 @@ def spawn(warm, tmp_path):
 
 
 @pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are made but not drawn: their files are stubs."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.write_bytes(b"\x89PNG"))
+
+
+@pytest.fixture
 def real_data():
     """The folder of real data sets that stands beside a developer's checkout."""
     folder = Path(__file__).parent.parent.parent / "shared" / "data"

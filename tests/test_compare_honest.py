@@ -14,6 +14,8 @@ from tests.commands import invoke, ran, read_lines
 from tests.test_compare_study import LABELS, study_of, table, write
 from tests.test_plots import keeping
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 TRIVIAL = {"predictor": "majority class", "dev": {"accuracy": 0.55}, "train": {"accuracy": 0.6}}
 
 

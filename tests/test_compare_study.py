@@ -16,6 +16,8 @@ from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.report import write_report
 from attnreg.experiments.compare.study import Study
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def study_of(tmp_path, *methods, **options):
     options = {"options": [], "seeds": 2, "folder": tmp_path / "study", "search_rows": 10, **options}

@@ -54,7 +54,8 @@ EPILOG = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --
 def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     """Compare training methods over several seeds.
 
-    METHOD is a recipe, or a recipe and its own options in quotes (see the example). All methods use the same data, row
+    METHOD is a recipe, or a recipe and its own options in quotes (see the example); 'NAME=RECIPE --options' gives it a
+    short name for the tables, figures and folders. All methods use the same data, row
     order, initial classifier and evaluation. Values in braces are tried on rows held out from train, and the best one
     runs with all seeds.
 
@@ -68,11 +69,13 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     own = {name: options.pop(name) for name in _OWN}
     if own["jobs"] is not None and own["launcher"] != "local":
         raise UsageError(f"--jobs is only for --launcher local: remove it for --launcher {own['launcher']}.")
-    chosen = [Method(text) for text in methods]
+    chosen = [Method.parse(text) for text in methods]
     default = next((method for method in chosen if method.words[0] == "finetune"), chosen[0])
-    baseline = default if own["baseline"] is None else Method(own["baseline"])
-    if baseline not in chosen:
-        raise UsageError(f"Expected --baseline to be one of the methods, got {baseline.text!r}.")
+    wanted = own["baseline"]
+    named = (method for method in chosen if wanted in (method.name, method.text, method.typed))
+    baseline = default if wanted is None else next(named, None)
+    if baseline is None:
+        raise UsageError(f"Expected --baseline to be one of the methods, got {wanted!r}.")
     study = Study(
         methods=chosen,
         baseline=baseline,

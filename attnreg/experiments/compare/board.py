@@ -45,7 +45,7 @@ class Board:
             else:
                 self.failed.append(run)
                 outcome = f"failed: see {run.log}"
-        name = f"{run.method.text} ({run.role})" if run.role != "final" else run.method.text
+        name = f"{run.method.name} ({run.role})" if run.role != "final" else run.method.name
         self._console.print(
             f"{name}, seed {run.seed}: {outcome}; {self._summary()}", highlight=False, markup=False, soft_wrap=True
         )
@@ -72,8 +72,8 @@ class Board:
         for column in ("done", "running", "left", "score"):
             table.add_column(column, justify="right")
         with self._lock:
-            for role, text in dict.fromkeys((run.role, run.method.text) for run in self._runs):
-                runs = [run for run in self._runs if (run.role, run.method.text) == (role, text)]
+            for role, text in dict.fromkeys((run.role, run.method.name) for run in self._runs):
+                runs = [run for run in self._runs if (run.role, run.method.name) == (role, text)]
                 scores = [run.score for run in runs if run.finished]
                 running = sum(run in self._running for run in runs)
                 score = f"{fmean(scores):.4f}" if scores else ""

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
+:root { color-scheme: light dark; --text: #1a1a1a; --page: #fff; --line: #ddd; --strong: #888; --code: #f3f3f3; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #ebebeb; --page: #171717; --line: #444; --strong: #777; --code: #262626; }
+  a { color: #8ab4f8; }
+}
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem;
+  color: var(--text); background: var(--page); overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 .wide { overflow-x: auto; } table { font-size: .9em; border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .45rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
-.text { text-align: left; white-space: normal; } th { border-bottom: 2px solid #888; }
-img { max-width: 100%; } pre { background: #f3f3f3; overflow-x: auto; padding: .6rem; }
+th, td { padding: .3rem .45rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+.text { text-align: left; white-space: normal; min-width: 8em; } th { border-bottom: 2px solid var(--strong); }
+figure { margin: 1rem 0; } img { max-width: 100%; } pre { background: var(--code); overflow-x: auto; padding: .6rem; }
 """
 
 
@@ -60,13 +67,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file with a caption."""
+    """A PNG file with a caption, and its version for dark pages, if any."""
 
     path: Path
     caption: str
+    dark: Path | None = None
 
 
-Block = Heading | Paragraph | Code | Table | Picture
+@dataclass(frozen=True)
+class Contents:
+    """A list of links to all headings but the title."""
+
+
+Block = Heading | Paragraph | Code | Table | Picture | Contents
 
 
 def markdown(blocks: Sequence[Block], folder: Path) -> str:
@@ -87,6 +100,8 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
             parts.append(f"{'##' if number else '#'} {block.text}")
         elif isinstance(block, Paragraph):
             parts.append(block.text)
+        elif isinstance(block, Contents):
+            parts.append("\n".join(f"- [{text}](#{_anchor(text)})" for text in _chapters(blocks)))
         elif isinstance(block, Code):
             parts.append("\n".join(["```", *block.lines, "```"]))
         elif isinstance(block, Picture):
@@ -104,15 +119,21 @@ def self_contained_html(blocks: Sequence[Block]) -> str:
     title = html.escape(next(block.text for block in blocks if isinstance(block, Heading)))
     for number, block in enumerate(blocks):
         if isinstance(block, Heading):
-            level = "h2" if number else "h1"
-            body.append(f"<{level}>{html.escape(block.text)}</{level}>")
+            tags = (f'h2 id="{_anchor(block.text)}"', "h2") if number else ("h1", "h1")
+            body.append(f"<{tags[0]}>{html.escape(block.text)}</{tags[1]}>")
+        elif isinstance(block, Contents):
+            links = (f'<li><a href="#{_anchor(text)}">{html.escape(text)}</a></li>' for text in _chapters(blocks))
+            body.append(f"<nav><ul>{''.join(links)}</ul></nav>")
         elif isinstance(block, Paragraph):
             body.append(f"<p>{html.escape(block.text)}</p>")
         elif isinstance(block, Code):
             body.append("<pre>" + html.escape("\n".join(block.lines)) + "</pre>")
         elif isinstance(block, Picture):
-            data, caption = base64.b64encode(block.path.read_bytes()).decode(), html.escape(block.caption)
-            image = f'<img alt="{caption}" src="data:image/png;base64,{data}">'
+            caption = html.escape(block.caption)
+            image = f'<img alt="{caption}" src="{_embedded(block.path)}">'
+            if block.dark is not None:
+                source = f'<source srcset="{_embedded(block.dark)}" media="(prefers-color-scheme: dark)">'
+                image = f"<picture>{source}{image}</picture>"
             body.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
         else:
             lines = "".join(
@@ -125,6 +146,19 @@ def self_contained_html(blocks: Sequence[Block]) -> str:
         + "\n".join(body)
         + "\n</body></html>\n"
     )
+
+
+def _chapters(blocks: Sequence[Block]) -> list[str]:
+    return [block.text for block in blocks if isinstance(block, Heading)][1:]
+
+
+def _anchor(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub forms it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def _embedded(path: Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _row(table: Table, tag: str, cells: Sequence[str]) -> str:

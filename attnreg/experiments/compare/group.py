@@ -49,7 +49,7 @@ class Group:
 
         ``None`` if the kind of task has none, or if the runs are from before it was measured.
         """
-        found = [result.get("trivial") for result in self.results]
+        found: list[dict[str, Any]] = [result.get("trivial") or {} for result in self.results]
         if not all(found):
             return None
         return found[0]["predictor"], [float(each["dev"][self.metric]) for each in found]

@@ -6,14 +6,17 @@ import hashlib
 import itertools
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from attnreg.errors import UsageError
 from attnreg.experiments.runs.catalogue import load_command
 from attnreg.experiments.runs.command import RecipeCommand
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_ALIAS = re.compile(r"([A-Za-z0-9]\w*(?:-\w+)*)=(?=\S)")
+_FOLDERS = ("search", "plots")  # of a comparison, besides those of the methods
 _SEARCHED_OPTION = re.compile(r"(--[\w-]+)[ =]['\"]?\{([^{}]*)\}")
 
 
@@ -25,15 +28,44 @@ class Method:
 
     Args:
         text: the recipe and its options.
+        alias: a short name for reports and folders, if any.
 
     Example:
         >>> [variant.text for variant in Method("ad-drop --p 0.3 --q {0.1,0.3}").variants]
         ['ad-drop --p 0.3 --q 0.1', 'ad-drop --p 0.3 --q 0.3']
         >>> Method("ad-drop --p 0.3").slug
         'ad-drop--p0.3'
+        >>> high = Method.parse("high=ad-drop --p 0.3")
+        >>> high.name, high.text, high.slug
+        ('high', 'ad-drop --p 0.3', 'high')
     """
 
     text: str
+    alias: str | None = None
+
+    @classmethod
+    def parse(cls, typed: str) -> Method:
+        """Read ``RECIPE --options`` or ``NAME=RECIPE --options``.
+
+        Raises:
+            UsageError: if a folder of the comparison has this name.
+        """
+        found = _ALIAS.match(typed)
+        if found is None or Path(typed.split()[0]).is_file():  # one's own recipe, in a file with such a name
+            return cls(typed)
+        if found[1] in _FOLDERS:
+            raise UsageError(f"A comparison has a folder {found[1]}: choose another name than in {typed!r}.")
+        return cls(typed[found.end() :], found[1])
+
+    @property
+    def name(self) -> str:
+        """The alias, or else the recipe and its options."""
+        return self.alias or self.text
+
+    @property
+    def typed(self) -> str:
+        """The method as on the command line."""
+        return self.text if self.alias is None else f"{self.alias}={self.text}"
 
     @property
     def words(self) -> list[str]:
@@ -69,8 +101,14 @@ class Method:
     def variants(self) -> list[Method]:
         """One method for each combination of the values in braces; the method itself if there are no braces."""
         pieces = _BRACES.split(self.text)  # text and values alternate
+        if len(pieces) == 1:
+            return [self]
         choices = [piece.split(",") if number % 2 else [piece] for number, piece in enumerate(pieces)]
-        return [Method("".join(chosen)) for chosen in itertools.product(*choices)]
+        return [Method("".join(chosen), self._alias_of(chosen[1::2])) for chosen in itertools.product(*choices)]
+
+    def _alias_of(self, values: Sequence[str]) -> str | None:
+        """Return the alias of a variant; no alias that is typed has such a form."""
+        return self.alias and f"{self.alias}={','.join(values)}"
 
     @property
     def searched(self) -> dict[str, list[str]]:
@@ -85,14 +123,15 @@ class Method:
 
     @property
     def slug(self) -> str:
-        """Folder name: the words, with a short hash if they had to be changed."""
-        name = "".join(self.words)
+        """Folder name: the words of the name, with a short hash if they had to be changed."""
+        words = self.words if self.alias is None else self.alias.split()
+        name = "".join(words)
         good = re.sub(r"[^\w.=,-]", "_", name)[:80]
-        return good if good == name else f"{good}-{hashlib.sha256(' '.join(self.words).encode()).hexdigest()[:8]}"
+        return good if good == name else f"{good}-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:8]}"
 
     def with_option(self, name: str, value: object) -> Method:
         """Return this method with one more option."""
-        return Method(f"{self.text} {name} {value}")
+        return Method(f"{self.text} {name} {value}", self.alias and f"{self.alias} {name} {value}")
 
 
 def common_options(options: Mapping[str, object]) -> list[str]:

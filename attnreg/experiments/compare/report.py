@@ -6,37 +6,33 @@ import csv
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from statistics import fmean
+from pathlib import Path
 
 from attnreg._files import replaced_file
-from attnreg.experiments.compare import document, tables
-from attnreg.experiments.compare.document import Block, Code, Heading, Paragraph, Picture, Table
+from attnreg.experiments.compare import classes, document, figures, tables
+from attnreg.experiments.compare.document import Block, Code, Contents, Heading, Paragraph, Table
 from attnreg.experiments.compare.group import Group, check_rows
 from attnreg.experiments.compare.study import Study
-from attnreg.experiments.plots.search import plot_search
-from attnreg.experiments.plots.seeds import plot_seeds
 from attnreg.experiments.runs.reporting import rounds_played
 
 
 def write_report(study: Study) -> list[Table]:
     """Write the report of a comparison whose runs are all finished; return the tables to print on the screen."""
     groups = [
-        Group(method.text, study.final_runs(chosen))
+        Group(method.name, study.final_runs(chosen))
         for method in study.methods
         if (chosen := study.chosen(method)) is not None
     ]
-    baseline = next(group for group in groups if group.name == study.baseline.text)
+    baseline = next(group for group in groups if group.name == study.baseline.name)
     others = [group for group in groups if group is not baseline]
     longer = study.equal_time_methods()
-    plain = {method.text: Group(more.text, study.equal_time_runs(more)) for method, more in longer.items()}
-    if baseline.counts_rows:
+    plain = {method.name: Group(more.name, study.equal_time_runs(more)) for method, more in longer.items()}
+    if baseline.has_classes:
         check_rows([baseline, *others, *plain.values()])
     _write_csv(study)
-    shown = [tables.scores(groups, baseline)] + ([tables.differences(others, baseline)] if others else [])
-    path = study.folder / "plots" / "seeds.png"
-    trivial = None if baseline.trivial is None else (baseline.trivial[0], fmean(baseline.trivial[1]))
-    scores = {group.name: group.scores for group in (*groups, *plain.values())}
-    plot_seeds(scores, baseline.metric, path, trivial)
+    scores = tables.scores(groups, baseline)
+    shown = [scores, tables.differences(others, baseline)] if others else [scores]
+    folder = study.folder / "plots"
     blocks: list[Block] = [
         Heading(
             f"{', '.join(group.name for group in groups)} on {_config(baseline, 'task')}: {baseline.metric} on dev"
@@ -44,10 +40,7 @@ def write_report(study: Study) -> list[Table]:
         Code([_command(study)]),
         *(Paragraph(text) for text in _setting(groups, baseline)),
         Paragraph(_made(study)),
-        Heading("Scores"),
-        shown[0],
-        *(Paragraph(text) for text in _trivial(groups, baseline)),
-        Picture(path, "Points: seeds, in the same order for each method. Bars: mean and 95 % interval (Student's t)."),
+        Contents(),
     ]
     if others:
         text = (
@@ -56,7 +49,12 @@ def write_report(study: Study) -> list[Table]:
             f"{_over_rows(baseline)} p (Holm) is corrected for the number of methods in this table; intervals are not."
             f"{_no_interval(shown[1])}"
         )
-        blocks += [Heading(f"Differences to {baseline.name}"), shown[1], Paragraph(text)]
+        picture = figures.differences(others, baseline, folder)
+        blocks += [Heading(f"Differences to {baseline.name}"), picture, shown[1], Paragraph(text)]
+    trivial = (Paragraph(text) for text in _trivial(groups, baseline))
+    picture = figures.seeds([*groups, *plain.values()], baseline, folder)
+    blocks += [Heading("Scores"), scores, *trivial, picture]
+    blocks += [Heading("Learning curves"), *figures.learning(groups, folder)]
     text = (
         f"Train is the score on {baseline.results[0]['train_rows_scored']} of the training rows. "
         + ("The calibration error is the expected calibration error on dev, with 15 bins."
@@ -69,6 +67,8 @@ def write_report(study: Study) -> list[Table]:
             "gives this label, recovered the share that it gives the true one."
         )
     blocks += [Heading("Fit"), tables.fit(groups, baseline), Paragraph(text)]
+    if baseline.has_classes:
+        blocks += _classes(groups, folder)
     text = (
         "Values are means over seeds; ratios are relative to the baseline. Time is training time, without evaluation, "
         "checkpoints and searches; on a CPU it is CPU time, which other work on the machine hardly changes. Forward "
@@ -93,12 +93,29 @@ def write_report(study: Study) -> list[Table]:
             "more epochs would not make it train for longer."
         )
         blocks += [Paragraph(text)]
-    blocks += [Heading("Options"), tables.options(study, groups), *_tries(study, groups)]
+    blocks += [Heading("Options"), tables.options(study, groups), *_tries(study, groups, folder)]
     contents = {"md": document.markdown(blocks, study.folder), "html": document.self_contained_html(blocks)}
     for suffix, content in contents.items():
         with replaced_file(study.folder / f"report.{suffix}") as file:
             file.write(content)
     return shown
+
+
+def _classes(groups: Sequence[Group], folder: Path) -> Iterator[Block]:
+    """Show each class and the calibration, for tasks with one class per row."""
+    names = classes.class_names(groups)
+    if len(names) <= classes.MOST_CLASSES:
+        text = (
+            "Values are means over seeds. Precision: of the rows that are predicted to be in the class, the share that "
+            "is. Recall: of the rows of the class, the share that is predicted. F1 is their harmonic mean."
+        )
+        yield Heading("Classes")
+        yield figures.confusion(groups, names, folder)
+        yield tables.classes(groups, names)
+        yield Paragraph(text)
+    if found := figures.calibration(groups, folder):
+        yield Heading("Calibration")
+        yield from found
 
 
 def _trivial(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
@@ -126,9 +143,9 @@ def _config(group: Group, name: str) -> object:
 
 
 def _command(study: Study) -> str:
-    words = ["attnreg", "compare", *(method.text for method in study.methods), *study.options]
+    words = ["attnreg", "compare", *(method.typed for method in study.methods), *study.options]
     words += ["--seeds", str(study.seeds), *(["--first-seed", str(study.first_seed)] if study.first_seed else [])]
-    words += ["--baseline", study.baseline.text, "--output-dir", str(study.folder)]
+    words += ["--baseline", study.baseline.name, "--output-dir", str(study.folder)]
     if any(study.search_runs(method) for method in study.methods):
         words += ["--search-seeds", str(study.search_seeds), "--search-rows", str(study.search_rows)]
     switches = {"--keep-models": study.keep_models, "--no-equal-time": not study.equal_time}
@@ -214,8 +231,8 @@ def _made(study: Study) -> str:
     return f"{start}: {' | '.join(described)}."
 
 
-def _tries(study: Study, groups: Sequence[Group]) -> list[Block]:
-    counts = {method.text: len(method.variants) for method in study.methods}
+def _tries(study: Study, groups: Sequence[Group], folder: Path) -> list[Block]:
+    counts = {method.name: len(method.variants) for method in study.methods}
     if max(counts.values()) == 1:
         return [Paragraph("No options were searched: each method has one set of options.")]
     blocks: list[Block] = []
@@ -227,19 +244,8 @@ def _tries(study: Study, groups: Sequence[Group]) -> list[Block]:
             f"Values in braces were selected by the mean score on {study.search_rows} rows held out from train, over "
             f"{_count(study.search_seeds, 'separate seed')}. Dev was not used."
         )
-        blocks += [Paragraph(text), searched, *_maps(study, groups[0].metric)]
+        blocks += [Paragraph(text), searched, *figures.searches(study, groups[0].metric, folder)]
     return blocks
-
-
-def _maps(study: Study, metric: str) -> Iterator[Picture]:
-    """Draw a heat map for each method of which exactly two options were searched."""
-    for method in study.methods:
-        chosen = study.chosen(method)
-        if len(method.searched) == 2 and chosen is not None:
-            path = study.folder / "plots" / f"search-{method.slug}.png"
-            means = study.search_means(method)
-            plot_search(method.searched, means, method.variants.index(chosen), metric, study.search_seeds, path)
-            yield Picture(path, f"Search of {method.text}: the mean score of each try. The framed one was chosen.")
 
 
 def _count(number: object, noun: str) -> str:
@@ -253,7 +259,7 @@ def _write_csv(study: Study) -> None:
         result = run.result
         rows.append(
             {
-                "method": run.method.text,
+                "method": run.method.name,
                 "role": run.role,
                 "seed": run.seed,
                 "scored_on": result["scored_on"],

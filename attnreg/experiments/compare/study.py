@@ -62,7 +62,7 @@ class Study:
             InputError: if the folder holds other files, or runs with other options.
         """
         slugs = [method.slug for method in self.methods]
-        if twice := [method.text for method in self.methods if slugs.count(method.slug) > 1]:
+        if twice := [method.typed for method in self.methods if slugs.count(method.slug) > 1]:
             raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
         searched = [SEARCH_SEED, SEARCH_SEED + self.search_seeds - 1]
         if any(len(method.variants) > 1 for method in self.methods) and (
@@ -215,8 +215,8 @@ class Study:
 
     def _write(self, decided: dict[str, int | None]) -> None:
         study = {
-            "methods": [method.text for method in self.methods],
-            "baseline": self.baseline.text,
+            "methods": [method.typed for method in self.methods],
+            "baseline": self.baseline.typed,
             "options": list(self.options),
             "seeds": self.seeds,
             "first_seed": self.first_seed,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from attnreg.experiments.compare.classes import class_scores
 from attnreg.experiments.compare.document import Table
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.statistics import Difference, bootstrap_over_rows, holm, paired_difference
@@ -76,6 +77,17 @@ def fit(groups: Sequence[Group], baseline: Group) -> Table:
     return Table([*header, "memorized", "recovered"] if noisy else header, rows)
 
 
+def classes(groups: Sequence[Group], names: Sequence[str]) -> Table:
+    """Precision, recall and F1 of each class, and its number of dev rows."""
+    rows = []
+    for group in groups:
+        found = zip(names, class_scores(group, len(names)), strict=True)
+        for number, (name, scores) in enumerate(found):
+            size = int((group.labels == number).sum())
+            rows.append([group.name, name, str(size), *(f"{score:.3f}" for score in scores)])
+    return Table(["method", "class", "dev rows", "precision", "recall", "F1"], rows, texts=(0, 1))
+
+
 def cost(groups: Sequence[Group], baseline: Group) -> Table:
     """Time, memory and passes relative to the baseline, and the drop rate."""
     header = [
@@ -124,8 +136,14 @@ def options(study: Study, groups: Sequence[Group]) -> Table:
         shared = {name: group.results[0]["config"][name] for name in not_common(groups)}
         flag = group.runs[0].settings.flag
         told = [as_typed(flag(name), value) for name, value in {**shared, **own}.items()]
-        rows.append([method.text, " ".join(text for text in told if text) or "none", str(len(method.variants))])
-    return Table(["method", "options", "tries"], rows, texts=(0, 1))
+        rows.append([method.name, " ".join(text for text in told if text) or "none", str(len(method.variants))])
+    header = ["method", "options", "tries"]
+    if any(method.alias for method in study.methods):
+        header.insert(1, "as given")
+        for row, method in zip(rows, study.methods, strict=True):
+            row.insert(1, method.text)
+        return Table(header, rows, texts=(0, 1, 2))
+    return Table(header, rows, texts=(0, 1))
 
 
 def not_common(groups: Sequence[Group]) -> list[str]:
@@ -143,7 +161,7 @@ def tries(study: Study) -> Table | None:
         for variant in method.variants if runs else ():
             own = [run.score for run in runs if run.method == variant]
             mark = "chosen" if variant == chosen else "no"
-            rows.append([variant.text, f"{fmean(own):.4f}", "  ".join(f"{score:.3f}" for score in own), mark])
+            rows.append([variant.name, f"{fmean(own):.4f}", "  ".join(f"{score:.3f}" for score in own), mark])
     if not rows:
         return None
     searched = next(method for method in study.methods if study.search_runs(method))

@@ -26,7 +26,7 @@ def plot_search(
     """
     (first, rows), (second, columns) = searched.items()
     scores = np.array(means).reshape(len(rows), len(columns))
-    with picture(path, width=2.6 + 0.85 * len(columns), height=1.4 + 0.6 * len(rows)) as (axes,):
+    with picture(path, width=2.6 + 0.85 * len(columns), height=1.4 + 0.6 * len(rows), published=True) as (axes,):
         image = axes.imshow(scores, cmap="viridis", origin="lower", aspect="auto")
         for (row, column), score in np.ndenumerate(scores):
             dark = score < scores.min() + 0.6 * np.ptp(scores)

@@ -43,6 +43,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "dev": {**scores, "calibration_error": kind.calibration_error(dev.records)},
         "train": evaluate(method.model, run.labelled(some), kind, run.accelerator),
         "train_rows_scored": len(some),
+        "classes": list(run.task.labels),
         "trivial": history.trivial,
         "mislabelled": history.mislabelled,
         "best_epoch": history.best(run.task.metric, method.returned_name),

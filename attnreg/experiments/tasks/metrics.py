@@ -29,6 +29,8 @@ METRICS: dict[str, type[evaluate.Metric]] = {}
 class _Metric(evaluate.Metric):
     """The base class of metrics: enters each under its key in :data:`METRICS` and describes it to ``evaluate``."""
 
+    bounds: tuple[float, float] = (0.0, 1.0)  # the lowest and the highest possible score
+
     def __init_subclass__(
         cls, *, key: str, about: str, citation: str = "", features: datasets.Features = _LABELS
     ) -> None:
@@ -51,6 +53,8 @@ class MatthewsCorrelation(
         >>> MatthewsCorrelation(keep_in_memory=True).compute(predictions=[1, 0, 1, 1], references=[1, 0, 0, 1])
         {'matthews_correlation': 0.5773502691896258}
     """
+
+    bounds = (-1.0, 1.0)
 
     def _score(self, predictions: Any, references: Any) -> float:
         return sk.matthews_corrcoef(references, predictions)
@@ -101,6 +105,8 @@ class Pearson(_Metric, key="pearson", about="Pearson's correlation", citation="P
         0.982
     """
 
+    bounds = (-1.0, 1.0)
+
     def _score(self, predictions: Any, references: Any) -> float:
         return _correlation(stats.pearsonr, predictions, references)
 
@@ -112,6 +118,8 @@ class Spearman(_Metric, key="spearman", about="Spearman's correlation", citation
         >>> Spearman(keep_in_memory=True).compute(predictions=[1.0, 2.0, 9.0], references=[2.0, 4.0, 6.0])
         {'spearman': 1.0}
     """
+
+    bounds = (-1.0, 1.0)
 
     def _score(self, predictions: Any, references: Any) -> float:
         return _correlation(stats.spearmanr, predictions, references)
@@ -146,6 +154,8 @@ class Bleu(_Metric, key="bleu", about="sacreBLEU", citation="Post, 2018", featur
         >>> Bleu(keep_in_memory=True).compute(predictions=["a b c d e"], references=["a b c d e"])
         {'bleu': 100.0}
     """
+
+    bounds = (0.0, 100.0)
 
     def _score(self, predictions: Any, references: Any) -> float:
         from sacrebleu import corpus_bleu
