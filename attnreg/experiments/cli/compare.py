@@ -86,14 +86,17 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     )
     study.check()
     with study.begun():
+        trouble = None
         if own["launcher"] == "commands":
             if _print(study, own["threads"]):
                 return
         else:
-            _make(study, own, options["device"] == "cpu", Console())
+            trouble = _make(study, own, options["device"] == "cpu", Console())
         for run in study.runs():
             run.tidy()  # runs from elsewhere, or from a comparison that was killed, are not tidy yet
         _show(study, Console())
+        if trouble is not None:
+            raise InputError(trouble)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -116,26 +119,26 @@ def _print(study: Study, threads: int) -> bool:
     return bool(pending)
 
 
-def _make(study: Study, own: dict[str, Any], on_cpu: bool, console: Console) -> None:
+def _make(study: Study, own: dict[str, Any], on_cpu: bool, console: Console) -> str | None:
+    """Make the runs; return why some have not finished, if so."""
     from attnreg.experiments.compare.board import Board
     from attnreg.experiments.compare.launch import local, ray
 
     jobs = own["jobs"] or _usual_jobs(own["threads"], on_cpu)
     launch = local(jobs, own["threads"]) if own["launcher"] == "local" else ray(own["threads"], on_cpu)
-    while pending := _pending(study, console):
+    tried: set[PlannedRun] = set()
+    while pending := [run for run in _pending(study, console) if run not in tried]:
+        tried.update(pending)  # a run that fails is not made again, until the command is repeated
         with Board(study.runs(), jobs if own["launcher"] == "local" else len(pending), console) as board:
             try:
                 launch(pending, board)
             except KeyboardInterrupt:
-                raise click.ClickException("Stopped. Repeat the command to continue.") from None
+                return "Stopped. Repeat the command to continue."
         study.decide()
-        if board.failed:
-            log = board.failed[0].log
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
-            raise InputError(
-                f"{len(board.failed)} of the runs failed. The log of the first, {log}, ends with: "
-                f"{lines[-1] if lines else 'nothing'}"
-            )
+    failed = [run for run in study.runs() if run.failure is not None]
+    if not failed:
+        return None
+    return f"{len(failed)} of the runs failed. The log of the first, {failed[0].log}, ends with: {failed[0].failure}"
 
 
 def _pending(study: Study, console: Console) -> list[PlannedRun]:
@@ -154,11 +157,17 @@ def _usual_jobs(threads: int, on_cpu: bool) -> int:
 
 
 def _show(study: Study, console: Console) -> None:
+    from attnreg.experiments.compare.incomplete import incomplete
     from attnreg.experiments.compare.report import write_report
     from attnreg.experiments.runs.reporting import print_table
 
-    for table in write_report(study):
+    shown = write_report(study)
+    for table in shown:
         print_table(console, table.header, table.rows, table.texts)
+    if not shown:
+        return
+    for block in incomplete(study):
+        console.print(block.text.replace("*", ""), highlight=False, soft_wrap=True, markup=False)
     console.print(
         f"Report saved to {study.folder}/report.md and {study.folder}/report.html.", highlight=False, soft_wrap=True
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnreg.experiments.compare import classes
 from attnreg.experiments.compare.document import Block, Paragraph, Picture
-from attnreg.experiments.compare.group import Group
+from attnreg.experiments.compare.group import Group, paired
 from attnreg.experiments.compare.statistics import paired_difference
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.plots.confusion import plot_confusion
@@ -24,7 +24,8 @@ from attnreg.experiments.tasks.metrics import METRICS
 
 def differences(others: Sequence[Group], baseline: Group, folder: Path) -> Picture:
     """Plot the paired differences to the baseline."""
-    found = {group.name: paired_difference(group.scores, baseline.scores) for group in others}
+    pairs = paired(others, [baseline] * len(others))
+    found = {mine.name: paired_difference(mine.scores, plain.scores) for mine, plain in pairs}
     estimates = {name: (each.mean, each.low, each.high) for name, each in found.items()}
     low, high = _bounds(baseline)
     path = folder / "differences.png"

@@ -33,6 +33,12 @@ class Group:
         """``result.json`` of each run, with the run's options under ``config``."""
         return [run.result for run in self.runs]
 
+    def on(self, other: Group) -> Group | None:
+        """Return these runs with only the seeds that another method has too, if there are any."""
+        seeds = {run.seed for run in other.runs}
+        common = [run for run in self.runs if run.seed in seeds]
+        return Group(self.name, common) if common else None
+
     @property
     def metric(self) -> str:
         """The name of the metric that methods are compared by."""
@@ -110,6 +116,12 @@ class Group:
     def counts_rows(self) -> bool:
         """Whether a confusion matrix of the dev rows determines the metric."""
         return self.metric in CONFUSION and self.has_classes
+
+
+def paired(groups: Sequence[Group], others: Sequence[Group]) -> list[tuple[Group, Group]]:
+    """Pair groups, with only the seeds that both have; leave out pairs without a common seed."""
+    both = [(mine.on(theirs), theirs.on(mine)) for mine, theirs in zip(groups, others, strict=True)]
+    return [(mine, theirs) for mine, theirs in both if mine is not None and theirs is not None]
 
 
 def check_rows(groups: Sequence[Group]) -> None:

@@ -7,11 +7,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 from attnreg.errors import InputError
+from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun
 
 
@@ -63,22 +64,23 @@ def local(jobs: int, threads: int) -> Launcher:
 
     def launch(runs: Sequence[PlannedRun], watcher: Watcher) -> None:
         children: list[subprocess.Popen[bytes]] = []
+        broken: set[Method] = set()  # if a method's first run fails, its others probably would
 
         def make(run: PlannedRun) -> None:
+            if run.method in broken:
+                return
             watcher.started(run)
             run.prepare()
             _make(run.command_line(), str(run.log), threads, children.append)
             run.tidy()
             watcher.ended(run)
-            if not any(other.finished for other in runs):
-                pool.shutdown(wait=False, cancel_futures=True)  # if the first run fails, the others probably would
+            if not any(other.finished for other in runs if other.method == run.method):
+                broken.add(run.method)
 
         with ThreadPoolExecutor(jobs) as pool:
             try:
                 for _ in pool.map(make, runs):
                     pass
-            except CancelledError:
-                pass
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 for child in children:

@@ -64,6 +64,16 @@ class PlannedRun:
         return self.reader.finished
 
     @property
+    def failure(self) -> str | None:
+        """Why the run has ended without a result: the last line of its log; ``None`` if it has not failed."""
+        if self.finished or not self.log.is_file() or self.reader.running:
+            return None
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return next(
+            (line for line in reversed(lines) if line.startswith("Error: ")), lines[-1] if lines else "no output"
+        )
+
+    @property
     def result(self) -> dict[str, Any]:
         """``result.json``, with the run's options under ``config``."""
         self.reader.check_files()
@@ -139,6 +149,11 @@ class PlannedRun:
         if self.finished and (self.folder / "checkpoints").is_dir() and not self.reader.running:
             for name in (*(() if self.keep_model else ("model", "provider")), "checkpoints"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
+
+
+def finished_of(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the runs that have a result."""
+    return [run for run in runs if run.finished]
 
 
 def finished(runs: Sequence[PlannedRun]) -> bool:

@@ -12,23 +12,32 @@ from attnreg._files import replaced_file
 from attnreg.experiments.compare import classes, document, figures, tables
 from attnreg.experiments.compare.document import Block, Code, Contents, Heading, Paragraph, Table
 from attnreg.experiments.compare.group import Group, check_rows
+from attnreg.experiments.compare.incomplete import incomplete
+from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.runs.reporting import rounds_played
 
 
 def write_report(study: Study) -> list[Table]:
-    """Write the report of a comparison whose runs are all finished; return the tables to print on the screen."""
+    """Write the report of a comparison, of the runs that have finished; return the tables to print on the screen.
+
+    Without any finished run there is no report, and no table.
+    """
     groups = [
-        Group(method.name, study.final_runs(chosen))
+        Group(method.name, runs)
         for method in study.methods
-        if (chosen := study.chosen(method)) is not None
+        if (chosen := study.chosen(method)) is not None and (runs := finished_of(study.final_runs(chosen)))
     ]
-    baseline = next(group for group in groups if group.name == study.baseline.name)
-    others = [group for group in groups if group is not baseline]
-    longer = study.equal_time_methods()
-    plain = {method.name: Group(more.name, study.equal_time_runs(more)) for method, more in longer.items()}
+    if not groups:
+        return []
+    baseline = next((group for group in groups if group.name == study.baseline.name), groups[0])
+    has_baseline = baseline.name == study.baseline.name
+    others = [group for group in groups if group is not baseline and has_baseline and group.on(baseline) is not None]
+    longer = {method.name: (more, finished_of(study.equal_time_runs(more)))
+              for method, more in study.equal_time_methods().items()}  # fmt: skip
+    plain = {name: Group(more.name, runs) for name, (more, runs) in longer.items() if runs}
     if baseline.has_classes:
-        check_rows([baseline, *others, *plain.values()])
+        check_rows([*groups, *plain.values()])
     _write_csv(study)
     scores = tables.scores(groups, baseline)
     shown = [scores, tables.differences(others, baseline)] if others else [scores]
@@ -37,6 +46,7 @@ def write_report(study: Study) -> list[Table]:
         Heading(
             f"{', '.join(group.name for group in groups)} on {_config(baseline, 'task')}: {baseline.metric} on dev"
         ),
+        *incomplete(study),
         Code([_command(study)]),
         *(Paragraph(text) for text in _setting(groups, baseline)),
         Paragraph(_made(study)),
@@ -47,7 +57,9 @@ def write_report(study: Study) -> list[Table]:
             "A difference is the method's score minus the baseline's, paired by seed. The interval over seeds and p "
             "come from Student's paired t-test: they show what other seeds would change on the same dev rows. "
             f"{_over_rows(baseline)} p (Holm) is corrected for the number of methods in this table; intervals are not."
-            f"{_no_interval(shown[1])}"
+            f"{_no_interval(shown[1])} Detectable is the true difference that a test over these seeds would find with "
+            f"a probability of 0.8, as far as these differences vary; seeds for {tables.one_point(baseline):g} is the "
+            "number of seeds that would find one point."
         )
         picture = figures.differences(others, baseline, folder)
         blocks += [Heading(f"Differences to {baseline.name}"), picture, shown[1], Paragraph(text)]
@@ -225,7 +237,7 @@ def _stopped(group: Group) -> Iterator[str]:
 
 
 def _made(study: Study) -> str:
-    environments = {tuple(run.result["environment"].items()) for run in study.runs()}
+    environments = {tuple(run.result["environment"].items()) for run in finished_of(study.runs())}
     described = ("; ".join(" ".join(map(str, pair)) for pair in environment) for environment in sorted(environments))
     start = "Environment" if len(environments) == 1 else "Warning: the environments of the runs differ"
     return f"{start}: {' | '.join(described)}."
@@ -255,7 +267,7 @@ def _count(number: object, noun: str) -> str:
 def _write_csv(study: Study) -> None:
     """Write one line per run, including search runs."""
     rows = []
-    for run in study.runs():
+    for run in finished_of(study.runs()):
         result = run.result
         rows.append(
             {

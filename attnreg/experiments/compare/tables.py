@@ -9,11 +9,13 @@ from typing import Any
 
 from attnreg.experiments.compare.classes import class_scores
 from attnreg.experiments.compare.document import Table
-from attnreg.experiments.compare.group import Group
+from attnreg.experiments.compare.group import Group, paired
+from attnreg.experiments.compare.planned import finished_of
+from attnreg.experiments.compare.power import detectable, seeds_needed
 from attnreg.experiments.compare.statistics import Difference, bootstrap_over_rows, holm, paired_difference
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.runs.settings import as_typed
-from attnreg.experiments.tasks.metrics import CONFUSION
+from attnreg.experiments.tasks.metrics import CONFUSION, METRICS
 
 
 def scores(groups: Sequence[Group], baseline: Group) -> Table:
@@ -37,20 +39,40 @@ def scores(groups: Sequence[Group], baseline: Group) -> Table:
 
 def differences(groups: Sequence[Group], baseline: Group) -> Table:
     """Each method's score minus the baseline's, paired by seed."""
-    results = [paired_difference(group.scores, baseline.scores) for group in groups]
+    pairs = paired(groups, [baseline] * len(groups))
+    results = [paired_difference(mine.scores, plain.scores) for mine, plain in pairs]
     adjusted = holm([result.p for result in results])
     header = ["method", "difference", "95 % over seeds", "p", "p (Holm)"]
     rows = [
-        [group.name, *_difference(result, p, len(group.runs))]
-        for group, result, p in zip(groups, results, adjusted, strict=True)
+        [mine.name, *_difference(result, p, len(mine.runs))]
+        for (mine, _), result, p in zip(pairs, results, adjusted, strict=True)
     ]
     if baseline.counts_rows:
         header.append("95 % over dev rows")
-        for row, group in zip(rows, groups, strict=True):
-            metric = CONFUSION[group.metric]
-            low, high = bootstrap_over_rows(metric, baseline.labels, group.predictions, baseline.predictions)
+        for row, (mine, plain) in zip(rows, pairs, strict=True):
+            metric = CONFUSION[mine.metric]
+            low, high = bootstrap_over_rows(metric, plain.labels, mine.predictions, plain.predictions)
             row.append(f"[{low:+.4f}, {high:+.4f}]")
+    point = one_point(baseline)
+    header += ["detectable", f"seeds for {point:g}"]
+    for row, (mine, plain) in zip(rows, pairs, strict=True):
+        row += _power([a - b for a, b in zip(mine.scores, plain.scores, strict=True)], point)
     return Table(header, rows)
+
+
+def one_point(group: Group) -> float:
+    """Return one point of the metric: 0.01, or 1 for a metric whose best score is 100."""
+    metric = METRICS.get(group.metric)
+    return 1.0 if metric is not None and metric.bounds[1] == 100 else 0.01
+
+
+def _power(gaps: Sequence[float], point: float) -> list[str]:
+    """Return the difference that these seeds would show, and how many seeds would show one of a point."""
+    if len(gaps) < 2:
+        return ["1 seed", "1 seed"]
+    deviation = stdev(gaps)
+    needed = seeds_needed(point, deviation)
+    return [f"{detectable(deviation, len(gaps)):.4f}", "over 100000" if needed is None else str(needed)]
 
 
 def fit(groups: Sequence[Group], baseline: Group) -> Table:
@@ -117,10 +139,10 @@ def equal_time(groups: Sequence[Group], longer: Mapping[str, Group]) -> Table:
         *("method", "longer baseline", "baseline time (s)", "time ratio", "baseline mean"),
         *("difference", "95 % over seeds", "p", "p (Holm)"),
     ]
-    results = [paired_difference(group.scores, longer[group.name].scores) for group in groups]
+    pairs = paired(groups, [longer[group.name] for group in groups])
+    results = [paired_difference(group.scores, plain.scores) for group, plain in pairs]
     rows = []
-    for group, result, p in zip(groups, results, holm([result.p for result in results]), strict=True):
-        plain = longer[group.name]
+    for (group, plain), result, p in zip(pairs, results, holm([result.p for result in results]), strict=True):
         mean = f"{fmean(plain.scores):.4f}"
         seconds = plain.training_time
         times = [f"{seconds:.0f}", f"{seconds / group.training_time:.2f}"]
@@ -130,8 +152,9 @@ def equal_time(groups: Sequence[Group], longer: Mapping[str, Group]) -> Table:
 
 def options(study: Study, groups: Sequence[Group]) -> Table:
     """The options of each method, and the number of combinations that were tried to select them."""
-    rows = []
-    for method, group in zip(study.methods, groups, strict=True):
+    rows, methods = [], {method.name: method for method in study.methods}
+    for group in groups:
+        method = methods[group.name]
         own: dict[str, Any] = dict(group.results[0]["config"]["own"])
         shared = {name: group.results[0]["config"][name] for name in not_common(groups)}
         flag = group.runs[0].settings.flag
@@ -140,8 +163,8 @@ def options(study: Study, groups: Sequence[Group]) -> Table:
     header = ["method", "options", "tries"]
     if any(method.alias for method in study.methods):
         header.insert(1, "as given")
-        for row, method in zip(rows, study.methods, strict=True):
-            row.insert(1, method.text)
+        for row in rows:
+            row.insert(1, methods[row[0]].text)
         return Table(header, rows, texts=(0, 1, 2))
     return Table(header, rows, texts=(0, 1))
 
@@ -157,15 +180,17 @@ def tries(study: Study) -> Table | None:
     """The score of each searched combination on held-out rows; ``None`` if nothing was searched."""
     rows = []
     for method in study.methods:
-        runs, chosen = study.search_runs(method), study.chosen(method)
-        for variant in method.variants if runs else ():
+        runs, chosen = finished_of(study.search_runs(method)), study.chosen(method)
+        for variant in method.variants:
             own = [run.score for run in runs if run.method == variant]
+            if not own:
+                continue
             mark = "chosen" if variant == chosen else "no"
             rows.append([variant.name, f"{fmean(own):.4f}", "  ".join(f"{score:.3f}" for score in own), mark])
     if not rows:
         return None
-    searched = next(method for method in study.methods if study.search_runs(method))
-    runs = [run for run in study.search_runs(searched) if run.method == searched.variants[0]]
+    runs = [run for method in study.methods for run in finished_of(study.search_runs(method))]
+    runs = [run for run in runs if run.method == runs[0].method]
     if (trivial := Group("", runs).trivial) is not None:
         name, values = trivial
         rows.append([name, f"{fmean(values):.4f}", "  ".join(f"{score:.3f}" for score in values), "no"])
