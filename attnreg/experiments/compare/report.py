@@ -138,8 +138,8 @@ def _trivial(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
         yield f"{name.capitalize()} predicts the {answer} of the training rows for every row."
     for group in groups:
         if group.collapsed:
-            seeds = f"{_count(len(group.collapsed), 'seed')} ({', '.join(map(str, group.collapsed))})"
-            yield f"Collapsed: {group.name} predicts the same class for all dev rows with {seeds}."
+            seeds = tables.seeds_of(group.collapsed)
+            yield f"Collapsed: {group.name} predicts the same class for all dev rows ({seeds})."
 
 
 def _no_interval(table: Table) -> str:

@@ -32,7 +32,7 @@ def scores(groups: Sequence[Group], baseline: Group) -> Table:
     if any(group.collapsed for group in groups):
         header.append("collapsed")
         for row, group in zip(rows, groups, strict=False):
-            row.append(_seeds(group.collapsed) if group.collapsed else "no")
+            row.append(seeds_of(group.collapsed) if group.collapsed else "no")
         rows[len(groups) :] = [[*row, "constant"] for row in rows[len(groups) :]]
     return Table(header, rows, texts=(0, 3, 4))
 
@@ -209,5 +209,11 @@ def _p(value: float) -> str:
     return "<0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
-def _seeds(seeds: Sequence[int]) -> str:
+def seeds_of(seeds: Sequence[int]) -> str:
+    """Name seeds.
+
+    Example:
+        >>> seeds_of([0]), seeds_of([0, 2])
+        ('seed 0', 'seeds 0, 2')
+    """
     return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"

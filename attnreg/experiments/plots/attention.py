@@ -78,7 +78,8 @@ def plot_attention(
     panels: list[tuple[str, Tensor, str]] = [("attention (square-root scale)", weights[choice, head], "Greys")]
     if isinstance(provider, attnreg.AttributionProvider) and attributions is not None and watched.site is not None:
         region = functional.candidate_region(attributions, watched.site.valid, provider.p, provider.region)
-        by_row = attributions[choice, head] / attributions[choice, head].abs().amax(-1, keepdim=True).clamp(min=1e-30)
+        shown = attributions[choice, head, : len(tokens), : len(tokens)]
+        by_row = shown / shown.abs().amax(-1, keepdim=True).clamp(min=1e-30)
         panels.append(
             (f"attribution by {provider.method.replace('_', ' ')}, each row on its own scale", by_row, "PuOr")
         )

@@ -25,7 +25,7 @@ def on_dark(color: Any) -> tuple[float, float, float, float]:
     Example:
         >>> from matplotlib.colors import to_hex
         >>> to_hex(on_dark("white")) == PAGE, to_hex(on_dark("black")), to_hex(on_dark("#0072B2"))
-        (True, '#ebebeb', '#1ab1ff')
+        (True, '#ebebeb', '#1aacff')
     """
     red, green, blue, alpha = to_rgba(color)
     hue, light, saturation = colorsys.rgb_to_hls(red, green, blue)

@@ -116,7 +116,7 @@ def folded(name: str, width: int = 24, lines: int = 4) -> str:
 
     Example:
         >>> folded("ad-drop --p 0.3 --q 0.5 --region low", width=20)
-        'ad-drop --p 0.3 --q\\n0.5 --region low'
+        'ad-drop --p 0.3 --q\n0.5 --region low'
     """
     parts = wrap(name, width, break_on_hyphens=False) or [""]
     if len(parts) > lines:
