@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
+from attnreg._nearest import did_you_mean
 from attnreg.errors import InputError
 
 Probability: TypeAlias = float  # in [0, 1]
@@ -84,7 +85,8 @@ def true_or_false(name: str, value: bool) -> bool:
 def one_of(name: str, value: Choice, choices: Sequence[str]) -> Choice:
     """Return ``value`` if it is one of the choices."""
     if value not in choices:
-        raise InputError(f"Expected `{name}` to be one of {', '.join(choices)}, got {value!r}.")
+        near = did_you_mean(value, choices) if isinstance(value, str) else ""
+        raise InputError(f"Expected `{name}` to be one of {', '.join(choices)}, got {value!r}.{near}")
     return value
 
 

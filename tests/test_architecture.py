@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 # Each room may import from itself and from those before it; "injection" and its like hold folders of their own.
 ROOMS = [
     "attnreg.errors",
+    "attnreg._nearest",
     "attnreg.arguments",
     "attnreg._lazy",
     "attnreg._files",

@@ -136,6 +136,7 @@ def test_every_kind_has_a_head_of_transformers():
         ({"name": "custom", "text_columns": "a,"}, "Expected --text-columns to be different column names"),
         ({"name": "custom", "text_columns": "a,a"}, "Expected --text-columns to be different column names"),
         ({"name": "custom", "text_columns": "a", "kind": "speech"}, "Expected --kind to be one of classification, .* got 'speech'"),
+        ({"name": "custom", "text_columns": "a", "kind": "token"}, r"Expected --kind to be one of .*, got 'token'. Did you mean tokens\?$"),
         ({"name": "custom", "text_columns": "a", "kind": "multiple-choice"}, r"Expected --choice-columns for --kind multiple-choice \(two or more, or one of lists\)"),
         ({"name": "custom", "text_columns": "a", "choice_columns": "b,c"}, "Expected --choice-columns .* got b,c for --kind classification"),
         ({"name": "custom", "text_columns": "a", "kind": "tokens", "metric": "f1"}, "to be one of accuracy, entity_f1, got 'f1'"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from attnreg._nearest import did_you_mean
 from attnreg.errors import InputError
 from attnreg.provider.base import MaskProvider
 from attnreg.provider.saving import build, known_providers, shown
@@ -121,6 +122,7 @@ def _description(node: ast.expr, text: str, known: Mapping[str, type[MaskProvide
     if name not in known:
         raise InputError(
             f"Expected a provider among {', '.join(sorted(known))}, got {name!r}; see `attnreg list providers`."
+            f"{did_you_mean(name, known)}"
         )
     values = [_value(argument, text, known) for argument in node.args]
     names = [option.arg for option in node.keywords]
@@ -131,8 +133,10 @@ def _description(node: ast.expr, text: str, known: Mapping[str, type[MaskProvide
     try:
         bound = signature.bind_partial(*values, **options).arguments
     except TypeError as error:
+        unknown = next((option for option in options if option not in signature.parameters), "")
         raise InputError(
             f"Expected the arguments of {name}{shown(signature)}, got {ast.unparse(node)}: {error}."
+            f"{did_you_mean(unknown, signature.parameters)}"
         ) from None
     named = {name for name, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD}
     for schedules in [bound.pop(name) for name in named & bound.keys()]:

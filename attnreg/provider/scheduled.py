@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from attnreg._nearest import did_you_mean
 from attnreg.arguments import one_of, probability, whole_number
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo
@@ -183,6 +184,9 @@ def _check(provider: MaskProvider, lines: Mapping[str, Line]) -> None:
     for name, line in lines.items():
         if name not in provider.schedulable:
             can = ", ".join(provider.schedulable) or "none"
-            raise InputError(f"Expected an argument of {kind} that a schedule can change ({can}), got {name!r}.")
+            raise InputError(
+                f"Expected an argument of {kind} that a schedule can change ({can}), got {name!r}."
+                f"{did_you_mean(name, provider.schedulable)}"
+            )
         for value in line.values:
             type(provider)(**{**provider.config, name: value})  # raises if the value is out of range

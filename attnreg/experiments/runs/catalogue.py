@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 from pathlib import Path
 
+from attnreg._nearest import did_you_mean
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.runs.command import RecipeCommand
 
@@ -36,7 +37,10 @@ def find_recipe(name: str) -> Path:
     """
     files = recipe_files()
     if name not in files:
-        raise UsageError(f"Expected a recipe among {', '.join(files)}, got {name!r}; see `attnreg list recipes`.")
+        raise UsageError(
+            f"Expected a recipe among {', '.join(files)}, got {name!r}; see `attnreg list recipes`."
+            f"{did_you_mean(name, files)}"
+        )
     return files[name]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 
+from attnreg._nearest import did_you_mean
 from attnreg.errors import InputError
 
 
@@ -22,7 +23,7 @@ def check_trackers(names: Sequence[str]) -> None:
     if missing := [name for name in names if name not in available]:
         raise InputError(
             f"Expected --report-to to be an installed tracker ({', '.join(available) or 'none found'}), got "
-            f"{', '.join(missing)}. Install its package."
+            f"{', '.join(missing)}. Install its package.{did_you_mean(missing[0], available)}"
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import datasets
 
+from attnreg._nearest import did_you_mean
 from attnreg.errors import InputError
 from attnreg.experiments.tasks import agreement
 from attnreg.experiments.tasks.columns import class_names, column_of, names_of, top_column
@@ -188,7 +189,7 @@ def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
     if missing := [column for column in wanted if column not in rows.column_names]:
         raise InputError(
             f"Missing columns in {place}: {', '.join(missing)}. Task {task.name!r} needs {', '.join(wanted)}; the data "
-            f"has {', '.join(rows.column_names)}."
+            f"has {', '.join(rows.column_names)}.{did_you_mean(missing[0], rows.column_names)}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from attnreg._nearest import did_you_mean
 from attnreg.errors import UsageError
 from attnreg.experiments.tasks import further, glue
 from attnreg.experiments.tasks.definition import Task as Task
@@ -45,7 +46,10 @@ def get_task(name: str) -> Task:
         UsageError: if there is no such task.
     """
     if name not in TASKS:
-        raise UsageError(f"Expected a task among {', '.join(TASKS)}, got {name!r}. See `attnreg list tasks`.")
+        raise UsageError(
+            f"Expected a task among {', '.join(TASKS)}, got {name!r}. See `attnreg list tasks`."
+            f"{did_you_mean(name, TASKS)}"
+        )
     return TASKS[name]
 
 
@@ -93,13 +97,16 @@ def choose_task(
         return task
     known = kind_class(task.kind).metrics
     if metric not in known:
-        raise UsageError(f"Expected --metric for a {task.kind} task to be one of {', '.join(known)}, got {metric!r}.")
+        raise UsageError(
+            f"Expected --metric for a {task.kind} task to be one of {', '.join(known)}, got {metric!r}."
+            f"{did_you_mean(metric, known)}"
+        )
     return replace(task, metrics=tuple(dict.fromkeys((metric, *task.metrics))))
 
 
 def _custom(template: Task, kind: str, texts: str | None, label: str | None, choices: str | None) -> Task:
     if kind not in KINDS:
-        raise UsageError(f"Expected --kind to be one of {', '.join(KINDS)}, got {kind!r}.")
+        raise UsageError(f"Expected --kind to be one of {', '.join(KINDS)}, got {kind!r}.{did_you_mean(kind, KINDS)}")
     expected = kind_class(kind)
     columns, chosen_from = _names("--text-columns", texts), _names("--choice-columns", choices)
     if not columns:
