@@ -88,10 +88,11 @@ def test_train_alone_when_rows_of_it_are_held_out(cli, tmp_path):
     write(tmp_path / "folder" / "train.jsonl", rows())
     table().save_to_disk(tmp_path / "saved")
     for place in ("file/reviews.csv", "folder", "saved"):
-        args = ["recipe", "scheduled-bernoulli", "--data-dir", place, *QUICK, "--output-dir", f"out-{place[:5]}"]
+        recipe = "scheduled-bernoulli" if place == "saved" else "finetune"
+        args = ["recipe", recipe, "--data-dir", place, *QUICK, "--output-dir", f"out-{place[:5]}"]
         assert_sentence(cli(*args), 1, "or hold out rows of train with --validation-rows")
         ran(cli(*args, "--validation-rows", 2))
-        ran(cli("plot", f"out-{place[:5]}"))
+    assert "attention.png" in ran(cli("plot", "out-saved")).output
     assert_sentence(cli("evaluate", "out-file/"), 1, "out-file was trained on rows of file/reviews.csv: use --data-dir")
     write(tmp_path / "new.json", rows(3))
     for split in ("validation", "test"):

@@ -249,7 +249,9 @@ def test_columns_of_numbers_are_text_where_text_is_wanted(tmp_path, suffix):
 
 def test_a_test_split_without_labels_is_left_alone(tmp_path):
     rows = [{"sentence": "a", "label": label} for label in (0, 1)]
-    for number, test in enumerate(([{"sentence": "a"}], [{"sentence": "a", "label": None}])):
+    for number, test in enumerate(
+        ([{"sentence": "a"}], [{"sentence": "a", "label": None}], [{"sentence": "a", "label": ""}])
+    ):
         folder = write(tmp_path / str(number), train=rows, validation=rows, test=test)
         assert list(load_splits(get_task("cola"), folder)) == ["train", "validation"]
     pairs = made.make(made.translation, 2, 0)

@@ -84,7 +84,7 @@ class Settings:
     model: str | None = _option(DATA, "Folder or Hub name of the model (default: the task's).", None)
     data_dir: str | None = _option(
         DATA,
-        "Folder with train and validation as .jsonl, .json, .csv, .tsv or .parquet, or as saved by datasets.",
+        "Folder with train and validation: .json[l], .csv, .tsv, .parquet or save_to_disk (default: the task's own).",
         None,
     )
     train_size: int | None = _option(
