@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,7 @@ from attnreg.experiments.runs.options import option, together
 from attnreg.experiments.runs.settings import OUTPUT, shared_options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from attnreg.experiments.compare.planned import PlannedRun
+    from attnreg.experiments.compare.plan import Plan
     from attnreg.experiments.compare.study import Study
 
 COMPARISON, RUNNING = "Comparison", "Running"
@@ -40,35 +37,57 @@ _OPTIONS = (
     option("--launcher", group=RUNNING, type=click.Choice(["local", "ray", "commands"]), default="local",
            help="Run on this machine, on a Ray cluster, or print commands for your scheduler."),
     option("--keep-models", group=OUTPUT, is_flag=True, help="Keep the model of every run but those of a search."),
+    option("--study", group=COMPARISON, type=click.Path(path_type=Path),
+           help="YAML file with methods, tasks and options, instead of METHODs and their options."),
+    option("--write-study", group=COMPARISON, type=click.Path(path_type=Path),
+           help="Write this comparison as a YAML file for --study, and end."),
+    option("--dry-run", group=RUNNING, is_flag=True, help="Print the runs and an estimate of their time, and end."),
     option("--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
            help="Folder for the results (default: runs/compare-TASK)."),
 )  # fmt: skip
 _OF_STUDY = ("first_seed", "equal_time", "search_seeds", "search_rows", "keep_models")
-_OWN = ("baseline", "jobs", "threads", "launcher", "output_dir", *_OF_STUDY)
+_OF_MAKING = ("jobs", "threads", "launcher", "dry_run", "output_dir")
+_OWN = ("baseline", "study", "write_study", *_OF_MAKING, *_OF_STUDY)
 EPILOG = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --task cola --seeds 5"
 
 
 @click.command("compare", cls=GroupedCommand, epilog=EPILOG)
-@click.argument("methods", nargs=-1, required=True, metavar="METHOD...")
+@click.argument("methods", nargs=-1, metavar="[METHOD...]")
 @together((*_OPTIONS, *shared_options("task", "all")))
 def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     """Compare training methods over several seeds.
 
     METHOD is a recipe, or a recipe and its own options in quotes (see the example); 'NAME=RECIPE --options' gives it a
-    short name for the tables, figures and folders. All methods use the same data, row
-    order, initial classifier and evaluation. Values in braces are tried on rows held out from train, and the best one
-    runs with all seeds.
+    short name for the tables, figures and folders. All methods use the same data, row order, initial classifier and
+    evaluation. Values in braces are tried on rows held out from train, and the best one runs with all seeds. A study
+    file (--study) does this on several tasks.
 
     To continue after a stop, or to add seeds or methods, run the command again; finished runs are reused.
     """
-    from rich.console import Console
-
-    from attnreg.experiments.compare.method import Method, common_options
-    from attnreg.experiments.compare.study import Study
-
     own = {name: options.pop(name) for name in _OWN}
     if own["jobs"] is not None and own["launcher"] != "local":
         raise UsageError(f"--jobs is only for --launcher local: remove it for --launcher {own['launcher']}.")
+    plan = _from_file(own, methods) if own["study"] is not None else _from_command(own, methods, seeds, options)
+    plan.check()
+    if own["write_study"] is not None:
+        _write(plan, own["write_study"])
+    elif own["dry_run"]:
+        from rich.console import Console
+
+        from attnreg.experiments.compare.make import describe
+
+        describe(list(plan.studies.values()), Console())
+    else:
+        _make(plan, own, options["device"])
+
+
+def _from_command(own: dict[str, Any], methods: tuple[str, ...], seeds: int, options: dict[str, Any]) -> Plan:
+    from attnreg.experiments.compare.method import Method, common_options
+    from attnreg.experiments.compare.plan import Plan
+    from attnreg.experiments.compare.study import Study
+
+    if not methods:
+        raise UsageError("Expected METHODs to compare, or --study FILE.")
     chosen = [Method.parse(text) for text in methods]
     default = next((method for method in chosen if method.words[0] == "finetune"), chosen[0])
     wanted = own["baseline"]
@@ -76,27 +95,78 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     baseline = default if wanted is None else next(named, None)
     if baseline is None:
         raise UsageError(f"Expected --baseline to be one of the methods, got {wanted!r}.")
+    folder = own["output_dir"] or Path("runs") / f"compare-{options['task']}"
     study = Study(
         methods=chosen,
         baseline=baseline,
         options=common_options(_given(options)),
         seeds=seeds,
-        folder=own["output_dir"] or Path("runs") / f"compare-{options['task']}",
+        folder=folder,
         **{name: own[name] for name in _OF_STUDY},
     )
-    study.check()
-    with study.begun():
-        trouble = None
-        if own["launcher"] == "commands":
-            if _print(study, own["threads"]):
-                return
-        else:
-            trouble = _make(study, own, options["device"] == "cpu", Console())
-        for run in study.runs():
-            run.tidy()  # runs from elsewhere, or from a comparison that was killed, are not tidy yet
-        _show(study, Console())
-        if trouble is not None:
-            raise InputError(trouble)
+    return Plan({options["task"]: study}, folder)
+
+
+def _from_file(own: dict[str, Any], methods: tuple[str, ...]) -> Plan:
+    from attnreg.experiments.compare.plan import read_plan
+
+    context = click.get_current_context()
+    typed = [name for name in context.params
+             if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]  # fmt: skip
+    if stray := [name for name in typed if name not in ("study", *_OF_MAKING)]:
+        flag = "METHOD" if stray[0] == "methods" else f"--{stray[0].replace('_', '-')}"
+        raise UsageError(f"{flag} belongs into the study file: remove it, or remove --study.")
+    return read_plan(own["study"], own["output_dir"])
+
+
+def _write(plan: Plan, path: Path) -> None:
+    from attnreg._files import replaced_file
+    from attnreg.experiments.compare.plan import written
+
+    if path.exists():
+        raise UsageError(f"{path} exists: choose another file for --write-study.")
+    (study,) = plan.studies.values()
+    with replaced_file(path) as file:
+        file.write(written(study))
+    click.echo(f"Study written to {path}. Run it with: attnreg compare --study {path}")
+
+
+def _make(plan: Plan, own: dict[str, Any], device: str | None) -> None:
+    from rich.console import Console
+
+    from attnreg.experiments.compare.launch import local, ray
+    from attnreg.experiments.compare.make import make, show, usual_jobs
+    from attnreg.experiments.compare.plan_report import write_plan_report
+    from attnreg.experiments.compare.scoring import score_further
+    from attnreg.experiments.runs.reporting import print_table
+
+    console, troubles, threads = Console(), list[str](), own["threads"]
+    for name, study in plan.studies.items():
+        if own["study"] is not None:
+            console.rule(name)
+        with study.begun():
+            if own["launcher"] == "commands":
+                if _print(study, threads):
+                    troubles.append("")
+                    continue
+            else:
+                on_cpu = "cpu" in (device, study.option("device"))
+                jobs = (own["jobs"] or usual_jobs(threads, on_cpu)) if own["launcher"] == "local" else None
+                launch = ray(threads, on_cpu) if jobs is None else local(jobs, threads)
+                if (trouble := make(study, launch, jobs, console)) is not None:
+                    troubles.append(trouble)
+            for run in study.runs():
+                run.tidy()  # runs from elsewhere, or from a comparison that was killed, are not tidy yet
+            troubles += score_further(study, plan.score_on.get(name, ()), study.option("device"))
+            show(study, console)
+        if troubles and troubles[-1].startswith("Stopped."):
+            break
+    if own["study"] is not None and (tables := write_plan_report(plan)):
+        for table in tables:
+            print_table(console, table.header, table.rows, table.texts)
+        console.print(f"Report of the study saved to {plan.folder}/report.md and report.html.", highlight=False)
+    if said := [trouble for trouble in troubles if trouble]:
+        raise InputError(" ".join(said))
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -117,57 +187,3 @@ def _print(study: Study, threads: int) -> bool:
         text = f"{count} runs to start, {len(pending) - count} running. Repeat this command when they have finished."
         click.echo(text, err=True)
     return bool(pending)
-
-
-def _make(study: Study, own: dict[str, Any], on_cpu: bool, console: Console) -> str | None:
-    """Make the runs; return why some have not finished, if so."""
-    from attnreg.experiments.compare.board import Board
-    from attnreg.experiments.compare.launch import local, ray
-
-    jobs = own["jobs"] or _usual_jobs(own["threads"], on_cpu)
-    launch = local(jobs, own["threads"]) if own["launcher"] == "local" else ray(own["threads"], on_cpu)
-    tried: set[PlannedRun] = set()
-    while pending := [run for run in _pending(study, console) if run not in tried]:
-        tried.update(pending)  # a run that fails is not made again, until the command is repeated
-        with Board(study.runs(), jobs if own["launcher"] == "local" else len(pending), console) as board:
-            try:
-                launch(pending, board)
-            except KeyboardInterrupt:
-                return "Stopped. Repeat the command to continue."
-        study.decide()
-    failed = [run for run in study.runs() if run.failure is not None]
-    if not failed:
-        return None
-    return f"{len(failed)} of the runs failed. The log of the first, {failed[0].log}, ends with: {failed[0].failure}"
-
-
-def _pending(study: Study, console: Console) -> list[PlannedRun]:
-    """Return the runs to make; say which have become outdated."""
-    for text in study.set_outdated_aside():
-        console.print(text, highlight=False, soft_wrap=True)
-    return [run for run in study.runs() if not run.finished]
-
-
-def _usual_jobs(threads: int, on_cpu: bool) -> int:
-    import torch
-
-    if torch.cuda.is_available() and not on_cpu:
-        return 1  # parallel runs would share the GPU's memory
-    return max(1, min(4, (os.cpu_count() or 1) // threads))
-
-
-def _show(study: Study, console: Console) -> None:
-    from attnreg.experiments.compare.incomplete import incomplete
-    from attnreg.experiments.compare.report import write_report
-    from attnreg.experiments.runs.reporting import print_table
-
-    shown = write_report(study)
-    for table in shown:
-        print_table(console, table.header, table.rows, table.texts)
-    if not shown:
-        return
-    for block in incomplete(study):
-        console.print(block.text.replace("*", ""), highlight=False, soft_wrap=True, markup=False)
-    console.print(
-        f"Report saved to {study.folder}/report.md and {study.folder}/report.html.", highlight=False, soft_wrap=True
-    )

@@ -33,6 +33,14 @@ RUNNING = "Running"
     metavar="DIR",
     help="Instead of scoring, write GLUE's file (such as CoLA.tsv) for the test split into this folder.",
 )
+@option(
+    "--class",
+    "classes",
+    group=DATA,
+    multiple=True,
+    metavar="LABEL=CLASS",
+    help="The model's class for a label of the data, such as pos=positive; repeatable.",
+)
 @option("--name", group=OUTPUT, help="Name of the file with the scores (default: by task, data folder and split).")
 @option("--batch-size", group=RUNNING, type=click.IntRange(1, 100_000), default=64, help="Rows per forward pass.")
 @option(
@@ -43,6 +51,7 @@ def evaluate(
     data_dir: str | None,
     split: str | None,
     submission: Path | None,
+    classes: tuple[str, ...],
     name: str | None,
     batch_size: int,
     device: str | None,
@@ -64,10 +73,18 @@ def evaluate(
             click.echo(f"Predictions of {rows} rows saved to {file}")
         return
     split = split or "validation"
+    renamed = dict(_pair(text) for text in classes)
     path, result = score_saved(
-        run, options, data_dir=data_dir, split=split, batch_size=batch_size, device=device, name=name
+        run, options, data_dir=data_dir, split=split, batch_size=batch_size, device=device, name=name, classes=renamed
     )
     scores = "  ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
     click.echo(f"{result['task']}, {split}, {result['rows']} rows: {scores}")
     click.echo(f"Network: {result['network']['select']} (epoch {result['network']['epoch']}).")
     click.echo(f"Scores saved to {path}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    label, sign, name = text.partition("=")
+    if not (label and sign and name):
+        raise UsageError(f"Expected --class LABEL=CLASS, such as --class pos=positive, got {text!r}.")
+    return label, name

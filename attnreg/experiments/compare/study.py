@@ -85,6 +85,16 @@ class Study:
         for run in self.runs():
             run.check()
 
+    def option(self, name: str) -> str | None:
+        """Return the value of an option of all runs, if it is given.
+
+        Args:
+            name: its flag without the dashes.
+        """
+        words = list(self.options)
+        flag = f"--{name}"
+        return words[words.index(flag) + 1] if flag in words else None
+
     def runs(self) -> list[PlannedRun]:
         """Return every run known so far. Runs that depend on a search or on measured times are added later."""
         runs: list[PlannedRun] = []

@@ -44,7 +44,7 @@ def differences(groups: Sequence[Group], baseline: Group) -> Table:
     adjusted = holm([result.p for result in results])
     header = ["method", "difference", "95 % over seeds", "p", "p (Holm)"]
     rows = [
-        [mine.name, *_difference(result, p, len(mine.runs))]
+        [mine.name, *difference_cells(result, p, len(mine.runs))]
         for (mine, _), result, p in zip(pairs, results, adjusted, strict=True)
     ]
     if baseline.counts_rows:
@@ -146,7 +146,7 @@ def equal_time(groups: Sequence[Group], longer: Mapping[str, Group]) -> Table:
         mean = f"{fmean(plain.scores):.4f}"
         seconds = plain.training_time
         times = [f"{seconds:.0f}", f"{seconds / group.training_time:.2f}"]
-        rows.append([group.name, plain.name, *times, mean, *_difference(result, p, len(group.runs))])
+        rows.append([group.name, plain.name, *times, mean, *difference_cells(result, p, len(group.runs))])
     return Table(header, rows)
 
 
@@ -197,15 +197,16 @@ def tries(study: Study) -> Table | None:
     return Table(["tried", "mean on held-out rows", "seeds, from 1000", "choice"], rows, texts=(0, 3))
 
 
-def _difference(result: Difference, adjusted: float, seeds: int) -> list[str]:
+def difference_cells(result: Difference, adjusted: float, seeds: int) -> list[str]:
     """Return the mean, the interval, p and the adjusted p; without an interval, why there is none."""
     mean = f"{result.mean:+.4f}"
     if math.isnan(result.low):
         return [mean, *["1 seed" if seeds == 1 else "all equal"] * 3]
-    return [mean, f"[{result.low:+.4f}, {result.high:+.4f}]", _p(result.p), _p(adjusted)]
+    return [mean, f"[{result.low:+.4f}, {result.high:+.4f}]", p_cell(result.p), p_cell(adjusted)]
 
 
-def _p(value: float) -> str:
+def p_cell(value: float) -> str:
+    """Format a p-value."""
     return "<0.0001" if value < 0.0001 else f"{value:.4f}"
 
 

@@ -37,6 +37,7 @@ def score_saved(
     batch_size: int = 64,
     device: str | None = None,
     name: str | None = None,
+    classes: Mapping[str, str] | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Score the network that a run returned, and write the result to the run's ``evaluations`` folder.
 
@@ -49,6 +50,7 @@ def score_saved(
         batch_size: rows per batch.
         device: device (default: the best available).
         name: name of the written file, without suffix (default: by task, data folder and split).
+        classes: other names for classes of the data, by their labels there.
 
     Returns:
         The path of the written file, and its content.
@@ -62,19 +64,19 @@ def score_saved(
     own = _task(config, {})
     if task.kind != own.kind:
         raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
-    classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
+    own_classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
     if data_dir is None and task.name == own.name:
         data_dir = _own_data(run, config, own)
     own_folder = config.get("data_dir") if task.name == own.name else None
     # Evaluation needs no training split; the classes come from the model.
-    wanted = replace(task, evaluation_only=True, labels=task.labels or classes)
-    task, splits = load_data(wanted, data_dir, needs_validation=split == "validation")
+    wanted = replace(task, evaluation_only=True, labels=task.labels or own_classes)
+    task, splits = load_data(wanted, data_dir, needs_validation=split == "validation", classes=classes)
     rows_of = "validation" if split not in splits and _is_validation(split, task, data_dir) else split
     if rows_of not in splits:
         raise InputError(f"No labelled {split} split in {data_dir or task.hub or task.name}.")
-    reading = None if classes == task.labels else reading_of(classes, task)
+    reading = None if own_classes == task.labels else reading_of(own_classes, task)
     place = _device(device)
-    model, kind = _model(run, config, task, classes, reading)
+    model, kind = _model(run, config, task, own_classes, reading)
     names = {"": rows_of}
     if split == "validation":
         names.update({name.removeprefix("validation_"): name for name in task.validation[1:] if name in splits})
@@ -92,7 +94,7 @@ def score_saved(
         "metrics": evaluate_all(model.to(place), sets, kind),
         "classes": None
         if reading is None
-        else {name: task.labels[i] for name, i in zip(classes, reading, strict=True)},
+        else {name: task.labels[i] for name, i in zip(own_classes, reading, strict=True)},
     }
     path.parent.mkdir(exist_ok=True)
     with replaced_file(path) as file:

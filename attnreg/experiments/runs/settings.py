@@ -249,6 +249,7 @@ def shared_options(*scopes: str, task: str | None = None) -> list[Callable[[Any]
     return made
 
 
+SHARED = {each.name for each in dataclasses.fields(Settings) if each.metadata.get("scope") in ("task", "all")}
 TASK_OPTIONS = [each.name for each in dataclasses.fields(Settings) if each.metadata.get("scope") == "task"]
 
 

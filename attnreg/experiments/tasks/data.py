@@ -17,6 +17,7 @@ from attnreg.experiments.tasks.files import WHOLE, choose_names, find_files, mis
 from attnreg.experiments.tasks.hub import offline_if_unreachable
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.reading import one_line, read_files, read_saved
+from attnreg.experiments.tasks.renaming import rename_classes
 
 
 def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, datasets.Dataset]:
@@ -45,7 +46,11 @@ def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, dat
 
 
 def load_data(
-    task: Task, data_dir: str | Path | None = None, *, needs_validation: bool = True
+    task: Task,
+    data_dir: str | Path | None = None,
+    *,
+    needs_validation: bool = True,
+    classes: Mapping[str, str] | None = None,
 ) -> tuple[Task, dict[str, datasets.Dataset]]:
     """Load the splits of a task; also return the task with its class names, which may come from the data.
 
@@ -54,6 +59,7 @@ def load_data(
         data_dir: as in :func:`load_splits`. Data that is not divided into splits, such as a single file, is ``train``,
             or ``validation`` for an evaluation-only task.
         needs_validation: whether a folder without ``validation`` is an error.
+        classes: other names for classes, by their labels in the data.
 
     Raises:
         InputError: if the data cannot be found or does not fit the task.
@@ -74,6 +80,8 @@ def load_data(
         del splits["test"]  # GLUE's test labels are not public
     for name, rows in splits.items():
         _check_columns(task, rows, places[name])
+    if classes:
+        splits = rename_classes(task, splits, classes)
     task, plain = kind.plain(task, splits, places)
     splits = dict(plain)
     if task.name == "custom" and kind.has_classes and not task.labels:

@@ -1,0 +1,235 @@
+"""A study file: several comparisons of the same methods, one per task, and what is asked of them together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from attnreg._nearest import did_you_mean
+from attnreg.errors import InputError
+from attnreg.experiments.compare.method import Method, common_options
+from attnreg.experiments.compare.study import Study
+from attnreg.experiments.runs.settings import SHARED
+
+_KEYS = {
+    *("methods", "baseline", "tasks", "options", "seeds", "first_seed", "search", "equal_time", "keep_models"),
+    *("primary", "equivalence", "score_on", "output_dir"),
+}
+_SCORING = {"name", "task", "data_dir", "split", "classes"}
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Rows that finished networks are also scored on.
+
+    Args:
+        name: its name in files and tables.
+        task: the task (default: that of the comparison).
+        data_dir: the data folder (default: that of the comparison).
+        split: ``"validation"`` or ``"test"``.
+        classes: class of the model for each class of the data, where names differ.
+    """
+
+    name: str
+    task: str | None = None
+    data_dir: str | None = None
+    split: str = "validation"
+    classes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Comparisons of the same methods on several tasks.
+
+    Args:
+        studies: the comparisons, by name.
+        primary: the two methods whose difference the study is about, the second subtracted from the first.
+        equivalence: differences below it count as equal in practice.
+        score_on: what networks are also scored on, by name of the comparison.
+        folder: the output folder, with a folder for each comparison.
+    """
+
+    studies: Mapping[str, Study]
+    folder: Path
+    primary: tuple[str, str] | None = None
+    equivalence: float | None = None
+    score_on: Mapping[str, Sequence[Scoring]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Check all comparisons before the first run.
+
+        Raises:
+            UsageError: if a method, an option or the primary contrast is wrong.
+            InputError: if a folder holds other files, or runs with other options.
+        """
+        for study in self.studies.values():
+            study.check()
+
+
+def read_plan(path: Path, folder: Path | None = None) -> Plan:
+    """Read a study file.
+
+    Args:
+        path: the YAML file.
+        folder: the output folder (default: the file's ``output_dir``, or else ``runs/NAME`` after the file).
+
+    Raises:
+        InputError: if the file cannot be read, or a key or a value is wrong.
+        UsageError: if a method is wrong.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"Cannot read the study {path}: {' '.join(str(error).split())}") from error
+    whole = _mapping(content, _KEYS, f"the study {path}")
+    methods = _methods(whole.get("methods"), path)
+    baseline = _named(whole.get("baseline", methods[0].name), methods, "baseline", path)
+    search = _mapping(whole.get("search", {}), {"seeds", "rows"}, f"`search` in {path}")
+    place = folder or Path(whole.get("output_dir") or Path("runs") / path.stem)
+    common = _options(whole.get("options", {}), f"`options` in {path}")
+    tasks = whole.get("tasks") or [{}]
+    if not isinstance(tasks, list):
+        raise InputError(f"Expected `tasks` in {path} to be a list, got {tasks!r}.")
+    shared_scores = _scorings(whole.get("score_on", []), path)
+    studies: dict[str, Study] = {}
+    score_on: dict[str, list[Scoring]] = {}
+    for number, task in enumerate(tasks, 1):
+        where = f"task {number} in {path}"
+        given = _mapping(task, {*SHARED, "name", "score_on"}, where)
+        entry = {key.replace("-", "_"): value for key, value in given.items()}
+        scorings = [*shared_scores, *_scorings(entry.pop("score_on", []), path)]
+        for name, options in _expanded(entry, common, where):
+            if name in studies:
+                raise InputError(f"Two comparisons in {path} are called {name!r}: give one of them another `name`.")
+            studies[name] = Study(
+                methods=methods,
+                baseline=baseline,
+                options=common_options(options),
+                seeds=_number(whole.get("seeds", 5), "seeds", path, least=1),
+                folder=place / name,
+                equal_time=_yes_or_no(whole.get("equal_time", False), "equal_time", path),
+                search_seeds=_number(search.get("seeds", 1), "search: seeds", path, least=1),
+                search_rows=_number(search.get("rows", 500), "search: rows", path, least=1),
+                keep_models=_yes_or_no(whole.get("keep_models", bool(scorings)), "keep_models", path),
+                first_seed=_number(whole.get("first_seed", 0), "first_seed", path, least=0),
+            )
+            score_on[name] = scorings
+    if any(score_on.values()) and not next(iter(studies.values())).keep_models:
+        raise InputError(f"`score_on` in {path} needs the models: remove `keep_models: false`.")
+    return Plan(studies, place, _contrast(whole.get("primary"), methods, path), _region(whole, path), score_on)
+
+
+def written(study: Study) -> str:
+    """Return the study file of a comparison that was given on the command line."""
+    words = iter(study.options)
+    options = {word.removeprefix("--").replace("-", "_"): next(words) for word in words}
+    content = {
+        "methods": {method.name: method.text for method in study.methods},
+        "baseline": study.baseline.name,
+        "tasks": [{name: options.pop(name) for name in ("task", "data_dir", "model", "train_size") if name in options}],
+        "options": options,
+        "seeds": study.seeds,
+        "first_seed": study.first_seed,
+        "search": {"seeds": study.search_seeds, "rows": study.search_rows},
+        "equal_time": study.equal_time,
+        "keep_models": study.keep_models,
+    }
+    return yaml.safe_dump({name: value for name, value in content.items() if value != {}}, sort_keys=False)
+
+
+def _methods(content: Any, path: Path) -> list[Method]:
+    if isinstance(content, list) and content:
+        return [Method.parse(str(text)) for text in content]
+    if isinstance(content, dict) and content:
+        return [Method.parse(str(text) if name == text else f"{name}={text}") for name, text in content.items()]
+    raise InputError(
+        f"Expected `methods` in {path} to map names to recipes with options, as in `high: ad-drop --p 0.3`, got "
+        f"{content!r}."
+    )
+
+
+def _named(name: Any, methods: Sequence[Method], key: str, path: Path) -> Method:
+    found = next((method for method in methods if name in (method.name, method.text)), None)
+    if found is None:
+        known = ", ".join(method.name for method in methods)
+        raise InputError(f"Expected `{key}` in {path} to be one of the methods, {known}, got {name!r}.")
+    return found
+
+
+def _contrast(content: Any, methods: Sequence[Method], path: Path) -> tuple[str, str] | None:
+    if content is None:
+        return None
+    if not isinstance(content, list) or len(content) != 2:
+        raise InputError(f"Expected `primary` in {path} to be a list of two methods, got {content!r}.")
+    first, second = (_named(name, methods, "primary", path).name for name in content)
+    return first, second
+
+
+def _region(whole: Mapping[str, Any], path: Path) -> float | None:
+    value = whole.get("equivalence")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise InputError(f"Expected `equivalence` in {path} to be a number above 0, got {value!r}.")
+    return float(value)
+
+
+def _options(content: Any, where: str) -> dict[str, Any]:
+    return {name.replace("-", "_"): value for name, value in _mapping(content, SHARED, where).items()}
+
+
+def _expanded(entry: dict[str, Any], common: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the options of each comparison of a task; a list of values makes one for each of them."""
+    options = {"task": "agreement", **common, **{k: v for k, v in entry.items() if k != "name"}}
+    lists = {name: value for name, value in options.items() if isinstance(value, list)}
+    if empty := [name for name, values in lists.items() if not values]:
+        raise InputError(f"Expected values for `{empty[0]}` of {where}, got an empty list.")
+    for values in itertools.product(*lists.values()):
+        chosen = dict(zip(lists, values, strict=True))
+        name = "-".join([str(entry.get("name", options["task"])), *(f"{key}={value}" for key, value in chosen.items())])
+        yield name.replace("/", "_"), {**options, **chosen}
+
+
+def _scorings(content: Any, path: Path) -> list[Scoring]:
+    if not isinstance(content, list):
+        raise InputError(f"Expected `score_on` in {path} to be a list, got {content!r}.")
+    made = []
+    for each in content:
+        entry = _mapping(each, _SCORING, f"`score_on` in {path}")
+        split = entry.get("split", "validation")
+        if split not in ("validation", "test"):
+            raise InputError(f"Expected `split` in {path} to be validation or test, got {split!r}.")
+        usual = Path(entry["data_dir"]).name if "data_dir" in entry else entry.get("task", split)
+        pairs = _mapping(entry.get("classes", {}), None, f"`classes` in {path}")
+        classes = {str(theirs): str(ours) for theirs, ours in pairs.items()}
+        made.append(Scoring(str(entry.get("name", usual)), entry.get("task"), entry.get("data_dir"), split, classes))
+    names = [scoring.name for scoring in made]
+    if len(set(names)) < len(names):
+        raise InputError(f"Expected different names in `score_on` of {path}, got {', '.join(names)}.")
+    return made
+
+
+def _mapping(content: Any, known: set[str] | None, where: str) -> dict[Any, Any]:
+    if not isinstance(content, dict):
+        raise InputError(f"Expected {where} to map names to values, got {content!r}.")
+    for key in content:
+        if known is not None and str(key).replace("-", "_") not in known:
+            raise InputError(f"Unknown key {key!r} in {where}.{did_you_mean(str(key), known)}")
+    return dict(content)
+
+
+def _number(value: Any, key: str, path: Path, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"Expected `{key}` in {path} to be a whole number of at least {least}, got {value!r}.")
+    return value
+
+
+def _yes_or_no(value: Any, key: str, path: Path) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"Expected `{key}` in {path} to be true or false, got {value!r}.")
+    return value

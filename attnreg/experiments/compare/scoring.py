@@ -1,0 +1,59 @@
+"""Score the networks of finished runs on further data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from attnreg.errors import InputError
+from attnreg.experiments.compare.plan import Scoring
+from attnreg.experiments.compare.planned import PlannedRun, finished_of
+from attnreg.experiments.compare.study import Study
+
+
+def score_further(study: Study, scorings: Sequence[Scoring], device: str | None = None) -> list[str]:
+    """Score the finished runs of a comparison that are not scored yet; return one sentence for each that fails.
+
+    Args:
+        study: the comparison.
+        scorings: what to score on.
+        device: device (default: the best available).
+    """
+    from attnreg.experiments.runs.saved import score_saved  # late: it imports torch
+
+    failures = []
+    for run in _final(study) if scorings else ():
+        for scoring in scorings:
+            if score_on(run, scoring) is None:
+                try:
+                    score_saved(
+                        run.folder,
+                        {"task": scoring.task},
+                        data_dir=scoring.data_dir,
+                        split=scoring.split,
+                        device=device,
+                        name=_file(scoring),
+                        classes=scoring.classes,
+                    )
+                except InputError as error:
+                    failures.append(f"{run.method.name}, seed {run.seed}, on {scoring.name}: {error}")
+    return failures
+
+
+def score_on(run: PlannedRun, scoring: Scoring) -> dict[str, Any] | None:
+    """Return the metrics of a run on further data; ``None`` until it is scored."""
+    path = run.folder / "evaluations" / f"{_file(scoring)}.json"
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["metrics"]) if path.is_file() else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"Cannot read the evaluation {path}: {error!r}.") from error
+
+
+def _final(study: Study) -> list[PlannedRun]:
+    chosen = [method for each in study.methods if (method := study.chosen(each)) is not None]
+    return finished_of([run for method in chosen for run in study.final_runs(method)])
+
+
+def _file(scoring: Scoring) -> str:
+    return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in scoring.name)

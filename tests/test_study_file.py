@@ -1,0 +1,189 @@
+"""Study files: what they may say, what is refused, and the report over several tasks."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+from attnreg.errors import InputError
+from attnreg.experiments.compare import launch
+from attnreg.experiments.compare.plan import read_plan
+from attnreg.experiments.compare.plan_report import write_plan_report
+from attnreg.experiments.compare.power import practically_equal
+from attnreg.experiments.tasks import get_task, load_splits
+from tests.commands import assert_sentence, ran
+from tests.task_data import write_rows
+from tests.test_compare import started_by
+from tests.test_compare_study import table, write
+
+STUDY = {
+    "methods": {"plain": "finetune", "high": "ad-drop --p 0.3", "random": "ad-drop --p 0.3 --method random"},
+    "baseline": "plain",
+    "tasks": [{"task": "agreement", "train-size": [64, 96]}, {"name": "few", "train_size": 32, "learning_rate": 1e-3}],
+    "options": {"epochs": 2, "device": "cpu"},
+    "seeds": 3,
+    "first_seed": 7,
+    "primary": ["high", "random"],
+    "equivalence": 0.05,
+}
+
+
+def file_of(tmp_path, **changes):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({**STUDY, **changes}, sort_keys=False))
+    return path
+
+
+def test_a_file_gives_a_comparison_for_each_task_and_value(tmp_path):
+    plan = read_plan(file_of(tmp_path))
+    plan.check()
+    assert list(plan.studies) == ["agreement-train_size=64", "agreement-train_size=96", "few"]
+    study = plan.studies["few"]
+    assert [method.typed for method in study.methods][1:] == [f"{name}={text}" for name, text in list(STUDY["methods"].items())[1:]]  # fmt: skip
+    assert study.baseline.name == "plain"
+    assert study.folder.as_posix() == "runs/mine/few"
+    assert {run.seed for run in study.runs()} == {7, 8, 9}
+    settings = study.runs()[0].settings
+    assert (settings.epochs, settings.learning_rate, settings.train_size, settings.device) == (2, 1e-3, 32, "cpu")
+    assert plan.studies["agreement-train_size=96"].runs()[0].settings.train_size == 96
+    assert (plan.primary, plan.equivalence) == (("high", "random"), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"method": {}}, "Unknown key 'method' in the study .*mine.yaml. Did you mean methods?"),
+        ({"methods": {}}, "Expected `methods` in .* to map names to recipes"),
+        ({"methods": {"plain": "finetun"}, "baseline": "plain", "primary": None}, "Did you mean finetune"),
+        ({"baseline": "other"}, "Expected `baseline` in .* to be one of the methods, plain, high, random, got 'other'"),
+        ({"primary": ["high"]}, "Expected `primary` in .* to be a list of two methods"),
+        ({"options": {"epoch": 2}}, "Unknown key 'epoch' in `options` in .* Did you mean epochs?"),
+        ({"tasks": [{"task": "agreement", "seed": 1}]}, "Unknown key 'seed' in task 1 in"),
+        ({"tasks": [{}, {}]}, "Two comparisons in .* are called 'agreement': give one of them another `name`"),
+        ({"seeds": 0}, "Expected `seeds` in .* to be a whole number of at least 1, got 0"),
+        ({"equivalence": -1}, "Expected `equivalence` in .* to be a number above 0, got -1"),
+        ({"score_on": [{"split": "train"}]}, "Expected `split` in .* to be validation or test, got 'train'"),
+        ({"score_on": [{}], "keep_models": False}, "`score_on` in .* needs the models"),
+        ({"tasks": [{"train_size": []}]}, "Expected values for `train_size` of task 1"),
+    ],
+)
+def test_what_is_wrong_is_said(cli, tmp_path, changes, says):
+    result = cli("compare", "--study", file_of(tmp_path, **changes))
+    assert_sentence(result, 1 if "finetun" not in str(changes) else 2, says)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_other_options_belong_into_the_file(cli, tmp_path):
+    says = "--seeds belongs into the study file: remove it, or remove --study"
+    assert_sentence(cli("compare", "--study", file_of(tmp_path), "--seeds", 2), 2, says)
+    assert_sentence(cli("compare", "finetune", "--study", file_of(tmp_path)), 2, "METHOD belongs into the study file")
+    assert_sentence(cli("compare"), 2, "Expected METHODs to compare, or --study FILE")
+    (tmp_path / "broken.yaml").write_text("methods: [")
+    assert_sentence(cli("compare", "--study", "broken.yaml"), 1, "Cannot read the study broken.yaml")
+
+
+def test_a_command_is_written_as_a_file_that_plans_the_same_runs(cli, tmp_path):
+    command = ["compare", "finetune", "high=ad-drop --q {0.1,0.3}", "--train-size", 50, "--epochs", 2, "--seeds", 2]
+    assert "Study written to s.yaml" in ran(cli(*command, "--write-study", "s.yaml")).output
+    (study,) = read_plan(tmp_path / "s.yaml").studies.values()
+    assert [method.typed for method in study.methods] == ["finetune", "high=ad-drop --q {0.1,0.3}"]
+    runs = [(run.settings.train_size, run.settings.epochs, run.seed, run.role) for run in study.runs()]
+    assert sorted(runs) == sorted([(50, 2, 0, "final"), (50, 2, 1, "final"), *[(50, 2, 1000, "search")] * 2])
+    assert study.equal_time
+    assert_sentence(cli(*command, "--write-study", "s.yaml"), 2, "s.yaml exists: choose another file")
+
+
+def test_a_dry_run_prints_the_runs_and_makes_nothing(cli, tmp_path):
+    output = ran(cli("compare", "--study", file_of(tmp_path), "--dry-run")).output
+    assert "runs/mine/few: 9 runs, 0 finished" in output
+    assert "high, final, seed 8: to run" in output
+    assert "27 runs in all; no estimate of time before a run of each." in output
+    assert not (tmp_path / "runs").exists()
+    for study in read_plan(tmp_path / "mine.yaml").studies.values():
+        with study.begun():
+            write(study.runs()[0], 0.5)
+        result = study.runs()[0].folder / "result.json"
+        result.write_text(json.dumps({**json.loads(result.read_text()), "seconds": 60.0}))
+    output = ran(cli("compare", "--study", tmp_path / "mine.yaml", "--dry-run")).output
+    assert "27 runs in all; about 24 min of computing left." in output
+
+
+def test_the_report_over_tasks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = read_plan(file_of(tmp_path))
+    draw, scores = np.random.default_rng(0), {}
+    for name, study in plan.studies.items():
+        for run in study.runs():
+            score = round(0.6 + 0.1 * (run.method.name == "high") + draw.normal(0, 0.02), 2)
+            scores.setdefault((name, run.method.name), []).append(score)
+            write(run, score)
+    write_plan_report(plan)
+    report = (plan.folder / "report.md").read_text()
+    rows = table(report, "Differences by task")
+    assert [row["difference of"] for row in rows] == ["high - random"] * 3
+    tests = []
+    for row in rows:
+        high, random = scores[row["task"], "high"], scores[row["task"], "random"]
+        gaps = np.subtract(high, random)
+        assert row["difference"] == f"{gaps.mean():+.4f}"
+        tests.append(stats.ttest_rel(high, random).pvalue)
+        equal = practically_equal(gaps, 0.05)
+        assert row["p (equal within 0.05)"] == ("<0.0001" if equal < 1e-4 else f"{equal:.4f}")
+    assert float(rows[int(np.argmin(tests))]["p (Holm)"]) == pytest.approx(3 * min(tests), abs=1e-4)
+    over = {row["method"]: row for row in table(report, "Over tasks")}
+    mean = np.mean([np.mean(np.subtract(scores[task, "high"], scores[task, "plain"])) for task in plan.studies])
+    assert over["high"]["mean difference"] == f"{mean:+.4f}"
+    assert over["plain"]["P(improvement)"] == "baseline"
+    assert float(over["high"]["mean rank"]) < float(over["random"]["mean rank"])
+    with (plan.folder / "results.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 27
+    assert {line["scored_on"] for line in lines} == {"dev"}
+    tex = (plan.folder / "tables.tex").read_text()
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == tex.count(r"\toprule") == 3
+    assert r"train\_size=64" in tex
+    assert (plan.folder / "plots" / "difference-1.pdf").is_file()
+    assert "[report](few/report.md)" in report
+
+
+def test_a_study_end_to_end_with_further_data(cli, warm, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "subprocess", started_by(warm))
+    rows = load_splits(get_task("agreement"))["test"].to_list()[:40]
+    names = ["bad", "good"]
+    (tmp_path / "other").mkdir()
+    write_rows(tmp_path / "other" / "validation.jsonl", [{**row, "label": names[row["label"]]} for row in rows])
+    changes = {
+        "methods": {"plain": "finetune", "high": "ad-drop --p 0.3"},
+        "tasks": [{"train_size": [64, 96]}],
+        "options": {"epochs": 1, "device": "cpu"},
+        "seeds": 1,
+        "primary": ["high", "plain"],
+        "score_on": [
+            {"split": "test"},
+            {"data_dir": "other", "classes": {"bad": "unacceptable", "good": "acceptable"}},
+        ],
+    }
+    path = file_of(tmp_path, **changes)
+    output = ran(cli("compare", "--study", path, "--jobs", 2)).output
+    assert "Report of the study saved to runs/mine/report.md" in output
+    further = table((tmp_path / "runs" / "mine" / "report.md").read_text(), "Scores on further data")
+    assert [(row["task"], row["scored on"], row["method"]) for row in further][:4] == [
+        ("agreement-train_size=64", scored, method) for scored in ("test", "other") for method in ("plain", "high")
+    ]
+    assert all(row["seeds"] == "1 of 1" for row in further)
+    run = tmp_path / "runs" / "mine" / "agreement-train_size=64" / "plain" / "seed7"
+    evaluation = json.loads((run / "evaluations" / "other.json").read_text())
+    direct = ran(cli("evaluate", run, "--data-dir", "other", "--name", "again", "--class", "bad=unacceptable", "--class", "good=acceptable"))  # fmt: skip
+    assert f"accuracy {evaluation['metrics']['accuracy']:.4f}" in direct.output
+    assert_sentence(cli("evaluate", run, "--data-dir", "other", "--class", "x=y"), 1, "No row has the label 'x'")
+    assert_sentence(cli("evaluate", run, "--class", "x"), 2, "Expected --class LABEL=CLASS")
+    again = ran(cli("compare", "--study", path, "--jobs", 2)).output
+    assert ", seed 7:" not in again  # nothing is made or scored again
+
+
+def test_a_number_as_a_name_is_text(tmp_path):
+    with pytest.raises(InputError, match="to be a list"):
+        read_plan(file_of(tmp_path, tasks="agreement"))
