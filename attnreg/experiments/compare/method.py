@@ -135,11 +135,26 @@ class Method:
 
 
 def common_options(options: Mapping[str, object]) -> list[str]:
-    """Return options as they are typed, from their values by name; options that are ``None`` are left out.
+    """Return options as they are typed, from their values by name; ``None`` and ``False`` are left out.
 
     Example:
-        >>> common_options({"train_size": 500, "model": None})
-        ['--train-size', '500']
+        >>> common_options({"train_size": 500, "model": None, "stratified": True})
+        ['--train-size', '500', '--stratified']
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    words = ([f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])] for name, value in given.items())
+    return [word for some in words for word in some]
+
+
+def values_of(words: Sequence[str]) -> dict[str, str | bool]:
+    """Return the values by name of options that :func:`common_options` returned.
+
+    Example:
+        >>> values_of(["--train-size", "500", "--stratified"])
+        {'train_size': '500', 'stratified': True}
+    """
+    values: dict[str, str | bool] = {}
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            values[word[2:].replace("-", "_")] = True if following.startswith("--") else following
+    return values

@@ -12,7 +12,7 @@ import yaml
 
 from attnreg._nearest import did_you_mean
 from attnreg.errors import InputError
-from attnreg.experiments.compare.method import Method, common_options
+from attnreg.experiments.compare.method import Method, common_options, values_of
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.runs.settings import SHARED
 
@@ -126,8 +126,7 @@ def read_plan(path: Path, folder: Path | None = None) -> Plan:
 
 def written(study: Study) -> str:
     """Return the study file of a comparison that was given on the command line."""
-    words = iter(study.options)
-    options = {word.removeprefix("--").replace("-", "_"): next(words) for word in words}
+    options = values_of(study.options)
     content = {
         "methods": {method.name: method.text for method in study.methods},
         "baseline": study.baseline.name,

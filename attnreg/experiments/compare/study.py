@@ -13,7 +13,7 @@ from statistics import fmean
 from attnreg._files import exclusive, replaced_file
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.group import Group
-from attnreg.experiments.compare.method import Method
+from attnreg.experiments.compare.method import Method, values_of
 from attnreg.experiments.compare.planned import PlannedRun, Role, finished
 from attnreg.experiments.runs.reader import LOCK
 from attnreg.experiments.runs.settings import TASK_OPTIONS
@@ -22,7 +22,8 @@ SEARCH_SEED = 1000
 EQUAL_TIME_FROM = 1.1
 OF_ALL = {
     *("task", *TASK_OPTIONS, "data_dir"),
-    *("train_size", "validation_rows", "seed", "output_dir", "resume", "device"),
+    *("train_size", "stratified", "shots", "folds", "validation_rows"),
+    *("seed", "output_dir", "resume", "device"),
 }
 
 
@@ -89,11 +90,10 @@ class Study:
         """Return the value of an option of all runs, if it is given.
 
         Args:
-            name: its flag without the dashes.
+            name: its name, with underscores.
         """
-        words = list(self.options)
-        flag = f"--{name}"
-        return words[words.index(flag) + 1] if flag in words else None
+        value = values_of(self.options).get(name)
+        return None if value is None else str(value)
 
     def runs(self) -> list[PlannedRun]:
         """Return every run known so far. Runs that depend on a search or on measured times are added later."""

@@ -69,7 +69,8 @@ class RunReader:
     @property
     def scored_on(self) -> str:
         """The rows that the scores are for: ``"dev"`` or ``"held-out"``."""
-        return "dev" if self.config.get("validation_rows") is None else "held-out"
+        own = [self.config.get(name) for name in ("validation_rows", "folds")]
+        return "dev" if own == [None, None] else "held-out"
 
     @property
     def rounds(self) -> list[dict[str, Any]]:

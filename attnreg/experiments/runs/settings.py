@@ -90,6 +90,18 @@ class Settings:
     train_size: int | None = _option(
         DATA, "Train on this many rows, drawn by the seed (default: all).", None, type=_POSITIVE
     )
+    stratified: bool = _option(
+        DATA, "Draw --train-size so that each class keeps its share (classification).", False, is_flag=True
+    )
+    shots: int | None = _option(
+        DATA, "Train on this many rows of each class, drawn by the seed (classification).", None, type=_POSITIVE
+    )
+    folds: int | None = _option(
+        DATA,
+        "Cross-validation: divide train into this many parts, and score on the part of the seed instead of dev.",
+        None,
+        type=click.IntRange(min=2),
+    )
     label_noise: float = _option(
         DATA,
         "Give this share of the training rows, and of rows held out of train, a wrong label (classification).",
@@ -177,6 +189,11 @@ class Settings:
     def returns_best(self) -> bool:
         """Whether the network of the best evaluation is returned, not the last one."""
         return self.select == "best" or (self.select is None and self.patience is not None)
+
+    @property
+    def scored_on(self) -> str:
+        """The rows that the run is scored on: ``"dev"``, or rows of train, ``"held-out"``."""
+        return "dev" if self.validation_rows is None and self.folds is None else "held-out"
 
     def chosen_task(self) -> Task:
         """Return the task that the options define.

@@ -19,6 +19,7 @@ from attnreg.errors import InputError, UsageError
 from attnreg.experiments.runs.batches import Labelled, TrainBatches, in_order
 from attnreg.experiments.runs.data_checks import data_warnings
 from attnreg.experiments.runs.folder import RunFolder
+from attnreg.experiments.runs.sampling import choose_rows
 from attnreg.experiments.runs.settings import Settings
 from attnreg.experiments.runs.stopping import STOPPING, Selection
 from attnreg.experiments.runs.trackers import check_trackers, flattened, tracked
@@ -47,12 +48,12 @@ class Setup:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.scored_on = "dev" if settings.validation_rows is None else "held-out"
+        self.scored_on = settings.scored_on
         self.held_out: dict[str, int] | None = None
         self.folder = RunFolder(settings.output_dir)
         self.folder.check(settings)
         self.task, splits = load_data(
-            settings.chosen_task(), settings.data_dir, needs_validation=settings.validation_rows is None
+            settings.chosen_task(), settings.data_dir, needs_validation=settings.scored_on == "dev"
         )
         if settings.device not in (None, "cpu") and not getattr(torch, settings.device).is_available():
             raise InputError(f"No {settings.device} device found. Use --device cpu, or leave --device out.")
@@ -85,7 +86,7 @@ class Setup:
         limit = _longest_input(self.model)
         if limit is not None and settings.max_length > limit:
             raise InputError(f"Expected --max-length of at most {limit} for this model, got {settings.max_length}.")
-        train, dev = _select(splits, settings)
+        train, dev = choose_rows(splits, settings, self.task)
         self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, settings.max_length)
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
@@ -97,7 +98,7 @@ class Setup:
         self._further_rows = {
             name.removeprefix("validation_"): self.kind.encode(splits[name])
             for name in self.task.validation[1:]
-            if name in splits and settings.validation_rows is None
+            if name in splits and settings.scored_on == "dev"
         }
         self._stopping_rows = self._hold_out_to_stop()
         self._rows_left, self._held_until = self.train_rows, 0
@@ -190,7 +191,7 @@ class Setup:
             )
         classes, seed = len(self.task.labels), self.settings.seed
         self.train_rows, self.true_labels = mislabel(self.train_rows, share, classes, seed)
-        if self.settings.validation_rows is not None:  # rows held out of noisy data are noisy
+        if self.scored_on == "held-out":  # rows held out of noisy data are noisy
             self.dev_rows, _ = mislabel(self.dev_rows, share, classes, seed + 1)
 
     def _hold_out_to_stop(self) -> Any:
@@ -262,19 +263,6 @@ def _split(rows: Any, size: int) -> tuple[Any, Any]:
             f"Holding out {size} row{'s' * (size > 1)} needs at least {size + 1} training rows, got {len(rows)}."
         )
     return rows.select(range(left)), rows.select(range(left, left + size))
-
-
-def _select(splits: Mapping[str, Any], settings: Settings) -> tuple[Any, Any]:
-    """Shuffle train and take the rows to train on; score on dev, or on the last of the shuffled rows."""
-    train, dev = splits["train"].shuffle(seed=settings.seed), splits.get("validation")
-    left = len(train) - (settings.validation_rows or 0)
-    if left < 1:
-        raise InputError(f"Expected --validation-rows below {len(train)}, got {settings.validation_rows}.")
-    if settings.train_size is not None and settings.train_size > left:
-        raise InputError(f"Expected --train-size of at most {left}, got {settings.train_size}.")
-    if settings.validation_rows is not None:
-        dev = train.select(range(left, len(train)))
-    return train.select(range(settings.train_size or left)), dev
 
 
 def _longest_input(model: nn.Module) -> int | None:
