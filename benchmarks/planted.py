@@ -42,6 +42,7 @@ def planted(task: str, data_dir: Path | None, word: str, share: float, seed: int
                 if (rng.random() < agreement) == (row[chosen.label] == 1):
                     words.insert(rng.randrange(len(words) + 1), word)
                 file.write(json.dumps({**row, column: " ".join(words)}) + "\n")
+        click.echo(f"{split}: {len(splits[split])} rows")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ SMALLEST = {
     "steps.py": ["--shape", "tiny", "--rounds", "1", "--threads", "1", "--no-memory", "--only", "scores"],
     "ad_drop.py": ["--small", "--rounds", "1", "--threads", "1", "--no-integrated"],
     "variance.py": ["--oracle", "2", "--updates", "2", "--only", "1,10,13"],
+    "planted.py": ["--output-dir", "out"],
+    "shift.py": ["--output-dir", "out"],
     "kill_and_resume.py": ["--kills", "1"],
 }
 
