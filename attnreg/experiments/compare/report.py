@@ -110,7 +110,12 @@ def write_report(study: Study) -> list[Table]:
     for suffix, content in contents.items():
         with replaced_file(study.folder / f"report.{suffix}") as file:
             file.write(content)
-    return shown
+    return [shown[0], *(_narrow(table) for table in shown[1:])]
+
+
+def _narrow(table: Table) -> Table:
+    """Leave the columns of detectable differences to the report; a terminal is too narrow for them."""
+    return Table(table.header[:-2], [row[:-2] for row in table.rows], table.texts)
 
 
 def _classes(groups: Sequence[Group], folder: Path) -> Iterator[Block]:
