@@ -76,6 +76,12 @@ def test_what_is_wrong_is_said(cli, tmp_path, changes, says):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_task_may_have_further_data_of_its_own(tmp_path):
+    plan = read_plan(file_of(tmp_path, tasks=[{}, {"name": "b", "score_on": [{"split": "test"}]}]))
+    assert [study.keep_models for study in plan.studies.values()] == [False, True]
+    assert [[scoring.name for scoring in scorings] for scorings in plan.score_on.values()] == [[], ["test"]]
+
+
 def test_other_options_belong_into_the_file(cli, tmp_path):
     says = "--seeds belongs into the study file: remove it, or remove --study"
     assert_sentence(cli("compare", "--study", file_of(tmp_path), "--seeds", 2), 2, says)

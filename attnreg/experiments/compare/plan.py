@@ -119,7 +119,7 @@ def read_plan(path: Path, folder: Path | None = None) -> Plan:
                 first_seed=_number(whole.get("first_seed", 0), "first_seed", path, least=0),
             )
             score_on[name] = scorings
-    if any(score_on.values()) and not next(iter(studies.values())).keep_models:
+    if any(score_on[name] and not study.keep_models for name, study in studies.items()):
         raise InputError(f"`score_on` in {path} needs the models: remove `keep_models: false`.")
     return Plan(studies, place, _contrast(whole.get("primary"), methods, path), _region(whole, path), score_on)
 
