@@ -35,7 +35,7 @@ def unfinished(tmp_path):
 def test_what_has_finished_is_reported_and_what_is_missing_is_named(tmp_path):
     study = unfinished(tmp_path)
     report = (study.folder / "report.md").read_text()
-    assert "**Incomplete:** 5 of 14 runs have finished." in report
+    assert "Incomplete: 5 of 14 runs have finished." in report
     assert "finetune: 3 of 4 seeds; missing: 3." in report
     assert "ad-drop: 2 of 4 seeds; missing: 0, 3." in report
     assert "attention-dropout: 0 of 4 seeds; missing: 0, 1, 2, 3." in report
@@ -77,7 +77,7 @@ def test_a_method_that_fails_costs_only_itself(cli, warm, tmp_path, monkeypatch)
     says = "Error: 1 of the runs failed. The log of the first, study/bad/seed0.log, ends with: Error: "
     assert result.stderr.startswith(says)
     report = (tmp_path / "study" / "report.md").read_text()
-    assert "**Incomplete:** 2 of 4 runs have finished." in report
+    assert "Incomplete: 2 of 4 runs have finished." in report
     assert re.search(r"Failed: bad, final, seed 0: Error: .*9", report)
     assert table(report, "Scores")[0]["method"] == "finetune"
     assert not (tmp_path / "study" / "bad" / "seed1.log").exists()  # it would fail in the same way

@@ -152,7 +152,8 @@ def test_the_report_over_tasks(tmp_path, monkeypatch):
     assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == tex.count(r"\toprule") == 3
     assert r"train\_size=64" in tex
     assert (plan.folder / "plots" / "difference-1.pdf").is_file()
-    assert "[report](few/report.md)" in report
+    assert "- [few](few/report.md)" in report
+    assert '<a href="few/report.html">few</a>' in (plan.folder / "report.html").read_text()
 
 
 def test_a_study_end_to_end_with_further_data(cli, warm, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +79,14 @@ class Contents:
     """A list of links to all headings but the title."""
 
 
-Block = Heading | Paragraph | Code | Table | Picture | Contents
+@dataclass(frozen=True)
+class Reports:
+    """A list of links to other reports, by name; each is a folder with ``report.md`` and ``report.html``."""
+
+    folders: Mapping[str, Path]
+
+
+Block = Heading | Paragraph | Code | Table | Picture | Contents | Reports
 
 
 def markdown(blocks: Sequence[Block], folder: Path) -> str:
@@ -102,6 +109,11 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
             parts.append(block.text)
         elif isinstance(block, Contents):
             parts.append("\n".join(f"- [{text}](#{_anchor(text)})" for text in _chapters(blocks)))
+        elif isinstance(block, Reports):
+            links = [
+                f"- [{name}]({each.relative_to(folder).as_posix()}/report.md)" for name, each in block.folders.items()
+            ]
+            parts.append("\n".join(links))
         elif isinstance(block, Code):
             parts.append("\n".join(["```", *block.lines, "```"]))
         elif isinstance(block, Picture):
@@ -124,6 +136,12 @@ def self_contained_html(blocks: Sequence[Block]) -> str:
         elif isinstance(block, Contents):
             links = (f'<li><a href="#{_anchor(text)}">{html.escape(text)}</a></li>' for text in _chapters(blocks))
             body.append(f"<nav><ul>{''.join(links)}</ul></nav>")
+        elif isinstance(block, Reports):
+            links = (
+                f'<li><a href="{html.escape(each.name)}/report.html">{html.escape(name)}</a></li>'
+                for name, each in block.folders.items()
+            )
+            body.append(f"<ul>{''.join(links)}</ul>")
         elif isinstance(block, Paragraph):
             body.append(f"<p>{html.escape(block.text)}</p>")
         elif isinstance(block, Code):

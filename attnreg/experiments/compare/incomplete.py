@@ -17,8 +17,8 @@ def incomplete(study: Study) -> Iterator[Paragraph]:
         return
     done = sum(run.finished for run in runs)
     yield Paragraph(
-        f"**Incomplete:** {done} of {len(runs)} runs have finished. Differences use the seeds that both methods have. "
-        "Repeat the command below to go on."
+        f"Incomplete: {done} of {len(runs)} runs have finished. Differences use the seeds that both methods have. "
+        "Repeat the command to go on."
     )
     for method in study.methods:
         chosen = study.chosen(method)

@@ -65,7 +65,7 @@ def show(study: Study, console: Console) -> None:
     if not shown:
         return
     for block in incomplete(study):
-        console.print(block.text.replace("*", ""), highlight=False, soft_wrap=True, markup=False)
+        console.print(block.text, highlight=False, soft_wrap=True, markup=False)
     console.print(
         f"Report saved to {study.folder}/report.md and {study.folder}/report.html.", highlight=False, soft_wrap=True
     )

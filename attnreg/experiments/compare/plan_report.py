@@ -12,7 +12,7 @@ import numpy as np
 from attnreg._files import replaced_file
 from attnreg.experiments.compare import document
 from attnreg.experiments.compare.across import mean_over_tasks, mean_ranks, probability_of_improvement
-from attnreg.experiments.compare.document import Block, Contents, Heading, Paragraph, Picture, Table
+from attnreg.experiments.compare.document import Block, Contents, Heading, Paragraph, Picture, Reports, Table
 from attnreg.experiments.compare.group import Group, paired
 from attnreg.experiments.compare.incomplete import incomplete
 from attnreg.experiments.compare.latex import latex
@@ -48,7 +48,7 @@ def write_plan_report(plan: Plan) -> list[Table]:
         blocks += [Heading(title.partition(" (")[0]), *(pictures if table is declared else []), table]
         blocks += [Paragraph(text) for text in _explained(plan, table, declared)]
     blocks += [Heading("Each comparison")]
-    blocks += [Paragraph(f"{name}: [report]({study.folder.name}/report.md)") for name, study in plan.studies.items()]
+    blocks += [Reports({name: study.folder for name, study in plan.studies.items() if name in groups})]
     plan.folder.mkdir(parents=True, exist_ok=True)
     contents = {
         "report.md": document.markdown(blocks, plan.folder),
