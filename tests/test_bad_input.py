@@ -84,7 +84,7 @@ BAD = [
     bad("recipe", "attendout", "--round-steps", 0, code=2, says="--round-steps"),
     bad("recipe", "attendout", "--winner", "proportional", says="Expected score 'accuracy' with winner 'proportional'"),
     bad("recipe", "attendout", "--train-size", 1, says="Holding out 1 row needs at least 2 training rows, got 1"),
-    bad("compare", code=2, says="Missing argument 'METHOD...'"),
+    bad("compare", code=2, says="Expected METHODs to compare, or --study FILE"),
     bad("recipe", "finetune", "--metric", "acuracy", code=2, says="Expected --metric .*, got 'acuracy'. Did you mean accuracy\\?$"),
     bad("recipe", "finetune", "--report-to", "tensorbord", says="got tensorbord. Install its package. Did you mean tensorboard\\?$"),
     bad("recipe", "regularize", "--provider", "drophed(0.1)", code=1, says="Expected a provider among .*, got 'drophed'; .* Did you mean DropHead\\?$"),

@@ -249,7 +249,7 @@ def test_a_run_that_fails_is_named(cli, tmp_path):
         (["finetune", "--seeds", 0], "Invalid value for '--seeds'", 2),
         (["finetune", "--task", "nothing"], "Expected a task among", 2),
         (["finetune", "--output-dir", "full"], "--output-dir full holds files but no comparison", 1),
-        ([], "Missing argument 'METHOD...'", 2),
+        ([], "Expected METHODs to compare, or --study FILE", 2),
     ],
 )  # fmt: skip
 def test_bad_input(cli, tmp_path, args, message, code):
