@@ -123,6 +123,12 @@ class Settings:
         "linear",
         type=click.Choice(["linear", "constant"]),
     )
+    weight_decay: float = _option(
+        TRAINING,
+        "Weight decay of the model's matrices; biases and normalization weights have none.",
+        0.01,
+        type=click.FloatRange(min=0),
+    )
     evaluate_every: int = _option(TRAINING, "Evaluate every N epochs and after the last one.", 1, type=_POSITIVE)
     select: str | None = _option(
         TRAINING,

@@ -213,14 +213,14 @@ class Setup:
     def optimizer(
         self, model: nn.Module, provider: MaskProvider | None = None, provider_lr: float | None = None
     ) -> Optimizer:
-        """Make AdamW with the run's learning rate.
+        """Make AdamW with the run's learning rate and weight decay.
 
         Args:
             model: the network.
             provider: a provider whose parameters are learned together with the network's.
             provider_lr: learning rate of the provider (default: the network's).
         """
-        optimizer = adamw(model, self.settings.learning_rate)
+        optimizer = adamw(model, self.settings.learning_rate, self.settings.weight_decay)
         learned = [] if provider is None else provider.learned_parameters()
         if learned:
             learning_rate = self.settings.learning_rate if provider_lr is None else provider_lr
