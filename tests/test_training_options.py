@@ -1,10 +1,14 @@
 """Options of training that all recipes share: what they reach, what they refuse, and what they change."""
 
+import math
+
 import pytest
 
 import attnreg
 from attnreg.experiments.runs.catalogue import load_command
 from attnreg.experiments.runs.run import Run
+from attnreg.experiments.runs.settings import SCHEDULES
+from tests.commands import assert_sentence
 
 TINY = ["--train-size", 32, "--batch-size", 8, "--epochs", 1, "--device", "cpu"]
 
@@ -27,3 +31,40 @@ def test_weight_decay_is_that_of_the_matrices_only(made):
         decays = {p.dim() > 1: group["weight_decay"] for group in groups[:2] for p in group["params"]}
         assert decays == {True: expected, False: 0.0}
         assert [group["weight_decay"] for group in groups[2:]] == [0.0]  # of the provider
+
+
+def rate_of(name, step, warmup, steps):
+    """The learning rate of a step, counted from 0, as a share of its peak: transformers' formulas, written out."""
+    if name == "constant":
+        return 1.0
+    if step < warmup:
+        return step / warmup
+    done = (step - warmup) / (steps - warmup)
+    return {
+        "linear": 1 - done,
+        "cosine": (1 + math.cos(math.pi * done)) / 2,
+        "inverse_sqrt": math.sqrt(warmup / step),
+        "constant_with_warmup": 1.0,
+    }[name]
+
+
+@pytest.mark.parametrize("warmup", [None, 0.5])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_learning_rates_follow_the_named_schedule(made, name, warmup):
+    given = [] if warmup is None or name == "constant" else ["--lr-warmup", warmup]
+    run = made("--schedule", name, *given, "--epochs", 5)
+    optimizer = run.optimizer(run.model)
+    schedule, rates = run.schedule(optimizer), []
+    for _ in range(20):
+        rates.append(optimizer.param_groups[0]["lr"] / run.settings.learning_rate)
+        optimizer.step()
+        schedule.step()
+    steps = 2 if warmup is None else 10
+    assert rates == [pytest.approx(rate_of(name, step, steps, 20), abs=1e-12) for step in range(20)]
+
+
+def test_a_warm_up_without_one_in_the_schedule_is_refused(cli):
+    result = cli("recipe", "finetune", "--schedule", "constant", "--lr-warmup", 0.2)
+    assert_sentence(result, 2, "constant has no warm-up, got --lr-warmup 0.2: use --schedule constant_with_warmup")
+    settings = load_command("ad-drop").settings(["--regime", "paper", "--lr-warmup", "0"])
+    assert (settings.schedule, settings.lr_warmup) == ("constant", 0)

@@ -48,8 +48,7 @@ class RecipeCommand(GroupedCommand):
     def given(self, args: Sequence[str]) -> set[str]:
         """Return the names of the options that these arguments set."""
         with self.make_context(self.name, list(args)) as context:
-            typed = click.core.ParameterSource.COMMANDLINE
-            return {name for name in context.params if context.get_parameter_source(name) is typed}
+            return {name for name in context.params if _is_given(name)}
 
 
 def recipe(
@@ -144,6 +143,11 @@ def _settings(recipe: str, options: dict[str, Any]) -> Settings:
         raise UsageError("--stopping-rows needs --stop-on held-out: with --stop-on dev, no rows are held out.")
     else:
         shared["stop_on"] = shared["stop_on"] or "held-out"
+    if shared["schedule"] == "constant" and shared["lr_warmup"] and _is_given("lr_warmup"):
+        raise UsageError(
+            f"--schedule constant has no warm-up, got --lr-warmup {shared['lr_warmup']:g}: use --schedule "
+            "constant_with_warmup, or remove --lr-warmup."
+        )
     for name in ("epochs", "batch_size", "learning_rate", "max_length"):
         if shared[name] is None:
             shared[name] = getattr(task, name)
@@ -151,3 +155,7 @@ def _settings(recipe: str, options: dict[str, Any]) -> Settings:
     flags = {str(parameter.name): parameter.opts[0] for parameter in click.get_current_context().command.params}
     source = inspect.unwrap(click.get_current_context().command.callback or _settings).__code__.co_filename
     return Settings(recipe=recipe, own=own, flags=flags, recipe_file=source, **shared)
+
+
+def _is_given(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

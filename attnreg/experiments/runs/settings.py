@@ -19,6 +19,8 @@ from attnreg.experiments.tasks.kinds import KINDS
 from attnreg.experiments.tasks.task import choose_task
 
 LARGEST = 2**31 - 1
+# Of transformers' schedules, those that need no argument besides the number of steps and differ from each other.
+SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant_with_warmup", "constant")
 DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
 _POSITIVE = click.IntRange(min=1)
 # A resumed run may differ from the original in these.
@@ -119,9 +121,15 @@ class Settings:
     )
     schedule: str = _option(
         TRAINING,
-        'Learning rate: "linear" (warm-up over a tenth of the steps, then decay to zero) or "constant".',
+        "Schedule of the learning rate, by transformers' name; all but constant begin with a warm-up.",
         "linear",
-        type=click.Choice(["linear", "constant"]),
+        type=click.Choice(SCHEDULES),
+    )
+    lr_warmup: float = _option(
+        TRAINING,
+        "Fraction of the steps, from the start, in which the learning rate rises from zero to its peak.",
+        0.1,
+        type=click.FloatRange(0, 1),
     )
     weight_decay: float = _option(
         TRAINING,

@@ -31,7 +31,6 @@ from attnreg.provider.base import MaskProvider
 from attnreg.training.method import Batch
 from attnreg.training.optim import adamw
 
-WARMUP_SHARE = 0.1
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 
@@ -228,12 +227,11 @@ class Setup:
         return optimizer
 
     def schedule(self, optimizer: Optimizer) -> LRScheduler:
-        """Make the schedule that ``--schedule`` names."""
-        from transformers import get_constant_schedule, get_linear_schedule_with_warmup  # late: it is slow to import
+        """Make the schedule that ``--schedule`` names, with the warm-up of ``--lr-warmup``."""
+        from transformers import get_scheduler  # late: it is slow to import
 
-        if self.settings.schedule == "constant":
-            return get_constant_schedule(optimizer)
-        return get_linear_schedule_with_warmup(optimizer, int(WARMUP_SHARE * self.total_steps), self.total_steps)
+        warmup_steps = int(self.settings.lr_warmup * self.total_steps)
+        return get_scheduler(self.settings.schedule, optimizer, warmup_steps, self.total_steps)
 
     def tracked(self) -> AbstractContextManager[None]:
         """Also send logs to the trackers within the block."""
