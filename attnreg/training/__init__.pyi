@@ -6,4 +6,5 @@ from attnreg.training.method import TrainingMethod as TrainingMethod
 from attnreg.training.mixout import Mixout as Mixout
 from attnreg.training.optim import adamw as adamw
 from attnreg.training.optim import generator_adam as generator_adam
+from attnreg.training.optim import named_optimizer as named_optimizer
 from attnreg.training.r_drop import RDrop as RDrop

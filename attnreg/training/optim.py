@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch import nn
-from torch.optim import Adam, AdamW
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
+from attnreg.arguments import one_of
+
+OptimizerName = Literal["adamw", "adafactor", "adagrad", "rmsprop", "sgd"]
 _WIDTH = 64  # up to this width of a G-Net, Adam's usual learning rate moves logits by less than 0.1 per update
 
 
@@ -17,12 +20,47 @@ def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01) ->
         >>> [group["weight_decay"] for group in adamw(nn.Linear(2, 2), 1e-3).param_groups]
         [0.01, 0.0]
     """
+    # Fused: one pass over memory instead of about twelve.
+    return AdamW(_groups(model, weight_decay), lr=learning_rate, fused=True)
+
+
+def named_optimizer(
+    name: OptimizerName, model: nn.Module, learning_rate: float, weight_decay: float = 0.01
+) -> Optimizer:
+    """Make an optimizer by its name, as the Hugging Face Trainer does, without weight decay on vectors.
+
+    Args:
+        name: "adamw" (see :func:`adamw`), "adafactor" (of transformers, with a learning rate that only the schedule
+            changes), "adagrad", "rmsprop" or "sgd" (of torch, without momentum).
+        model: the model.
+        learning_rate: peak learning rate.
+        weight_decay: weight decay of matrices; "adagrad", "rmsprop" and "sgd" add it to the gradient.
+
+    Raises:
+        ValueError: if the name is unknown.
+
+    Example:
+        >>> type(named_optimizer("adafactor", nn.Linear(2, 2), 1e-3)).__name__
+        'Adafactor'
+    """
+    one_of("name", name, get_args(OptimizerName))
+    if name == "adamw":
+        return adamw(model, learning_rate, weight_decay)
+    groups = _groups(model, weight_decay)
+    if name == "adafactor":
+        from transformers import Adafactor  # late: it is slow to import
+
+        return Adafactor(groups, lr=learning_rate, scale_parameter=False, relative_step=False)
+    return {"adagrad": Adagrad, "rmsprop": RMSprop, "sgd": SGD}[name](groups, lr=learning_rate)
+
+
+def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the trained parameters in two groups: matrices with weight decay, vectors without."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
+    return [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    return AdamW(groups, lr=learning_rate, fused=True)  # one pass over memory instead of about twelve
 
 
 def generator_adam(generator: nn.Module, learning_rate: float | None = None, bias_learning_rate: float = 5e-2) -> Adam:

@@ -21,6 +21,7 @@ from attnreg.experiments.tasks.task import choose_task
 LARGEST = 2**31 - 1
 # Of transformers' schedules, those that need no argument besides the number of steps and differ from each other.
 SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant_with_warmup", "constant")
+OPTIMIZERS = ("adamw", "adafactor", "adagrad", "rmsprop", "sgd")
 DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
 _POSITIVE = click.IntRange(min=1)
 # A resumed run may differ from the original in these.
@@ -130,6 +131,12 @@ class Settings:
         "Fraction of the steps, from the start, in which the learning rate rises from zero to its peak.",
         0.1,
         type=click.FloatRange(0, 1),
+    )
+    optimizer: str = _option(
+        TRAINING,
+        "Optimizer of the model, as the Hugging Face Trainer makes it; choose --learning-rate to fit it.",
+        "adamw",
+        type=click.Choice(OPTIMIZERS),
     )
     weight_decay: float = _option(
         TRAINING,

@@ -29,7 +29,7 @@ from attnreg.experiments.tasks.label_noise import mislabel
 from attnreg.experiments.tasks.model import load_model
 from attnreg.provider.base import MaskProvider
 from attnreg.training.method import Batch
-from attnreg.training.optim import adamw
+from attnreg.training.optim import named_optimizer
 
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
@@ -212,17 +212,19 @@ class Setup:
     def optimizer(
         self, model: nn.Module, provider: MaskProvider | None = None, provider_lr: float | None = None
     ) -> Optimizer:
-        """Make AdamW with the run's learning rate and weight decay.
+        """Make the optimizer that ``--optimizer`` names, with the run's learning rate and weight decay.
 
         Args:
             model: the network.
             provider: a provider whose parameters are learned together with the network's.
             provider_lr: learning rate of the provider (default: the network's).
         """
-        optimizer = adamw(model, self.settings.learning_rate, self.settings.weight_decay)
+        settings = self.settings
+        name: Any = settings.optimizer
+        optimizer = named_optimizer(name, model, settings.learning_rate, settings.weight_decay)
         learned = [] if provider is None else provider.learned_parameters()
         if learned:
-            learning_rate = self.settings.learning_rate if provider_lr is None else provider_lr
+            learning_rate = settings.learning_rate if provider_lr is None else provider_lr
             optimizer.add_param_group({"params": learned, "lr": learning_rate, "weight_decay": 0.0})
         return optimizer
 
