@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -42,6 +43,14 @@ class LooksAlone(Protocol):
     """A provider that must be the only one in a composition to look at batches."""
 
     looks_alone: bool
+
+
+@runtime_checkable
+class ComputesLoss(Protocol):
+    """A provider that computes the training loss in passes of its own."""
+
+    #: maps the model's output and the batch to the loss; ``None`` takes the model's own loss
+    loss: Callable[[Any, Mapping[str, Any]], Tensor] | None
 
 
 @runtime_checkable

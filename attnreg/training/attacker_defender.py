@@ -19,7 +19,7 @@ from attnreg.training._game_options import CreditName, check_options, generator_
 from attnreg.training.copying import copy_learner
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.gradient_credit import GradientCredit
-from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater
+from attnreg.training.method import Batch, LossFunction, StepResult, TrainingMethod, Updater
 from attnreg.training.optim import generator_adam
 from attnreg.training.referee import Referee, RewardBatches
 from attnreg.training.reinforce import Baseline, Reinforce
@@ -84,6 +84,7 @@ class AttackerDefender(TrainingMethod):
         max_grad_norm: clip the gradients of each network to this norm; ``None`` does not clip.
         on_round: called after each round; the numbers that it returns are logged.
         accelerator: handles devices, precision and processes.
+        loss_function: computes the training loss of both networks, as in :class:`FineTuning`, but not their scores.
 
     Raises:
         ValueError: if an argument is unknown or out of range, two do not fit together, or no step remains between
@@ -137,6 +138,7 @@ class AttackerDefender(TrainingMethod):
         max_grad_norm: float | None = 1.0,
         on_round: Callable[[], Mapping[str, float]] | None = None,
         accelerator: Accelerator | None = None,
+        loss_function: LossFunction | None = None,
     ) -> None:
         self.steps_per_round = whole_number("steps_per_round", steps_per_round)
         self.warmup_steps = whole_number("warmup_steps", warmup_steps, least=0)
@@ -178,7 +180,13 @@ class AttackerDefender(TrainingMethod):
             optimizer = optimizer_factory(network)
             scheduler = None if scheduler_factory is None else scheduler_factory(optimizer)
             return FineTuning(
-                network, optimizer, provider, scheduler=scheduler, max_grad_norm=max_grad_norm, accelerator=accelerator
+                network,
+                optimizer,
+                provider,
+                scheduler=scheduler,
+                max_grad_norm=max_grad_norm,
+                accelerator=accelerator,
+                loss_function=loss_function,
             )
 
         self.attacker = learner(copy.deepcopy(model), generator)
@@ -198,6 +206,7 @@ class AttackerDefender(TrainingMethod):
                     reward_batch=self._referee.next_batch,
                     price=price,
                     max_grad_norm=max_grad_norm,
+                    loss_function=loss_function,
                 )
             else:
                 self._teacher = Reinforce(
@@ -254,6 +263,11 @@ class AttackerDefender(TrainingMethod):
     @override
     def provider(self) -> MaskProvider | None:
         return self.attacker.provider
+
+    @property
+    @override
+    def loss_function(self) -> LossFunction | None:
+        return self.attacker.loss_function
 
     @property
     @override

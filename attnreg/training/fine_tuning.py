@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from attnreg.injection import AttachHandle, attach
 from attnreg.provider.base import MaskProvider
-from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned
+from attnreg.training.loss import check_loss, loss_of
+from attnreg.training.method import Batch, LossFunction, StepResult, TrainingMethod, Updater, check_learned
 
 
 class FineTuning(TrainingMethod):
@@ -30,9 +31,12 @@ class FineTuning(TrainingMethod):
         scheduler: learning-rate schedule, advanced after each optimizer step.
         max_grad_norm: clip the model's gradients to this norm, but not the provider's; ``None`` does not clip.
         accelerator: handles devices, precision and processes.
+        loss_function: computes the training loss, 0-d, from the model's output and the batch; by default the output's
+            ``loss``. A first pass of the provider keeps its own target.
 
     Raises:
-        InputError: if the optimizer lacks parameters of the provider that the loss trains.
+        InputError: if the optimizer lacks parameters of the provider that the loss trains, or the provider learns by
+            the model's own loss in spite of a ``loss_function``. In a step: if there is no loss.
 
     Example:
         >>> import torch
@@ -44,6 +48,15 @@ class FineTuning(TrainingMethod):
         >>> result = method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])})
         >>> list(method.drop_rates())
         ['encoder.0']
+
+        With a loss of your own:
+
+        >>> def smoothed(outputs, batch):
+        ...     return torch.nn.functional.cross_entropy(outputs.logits, batch["labels"], label_smoothing=0.1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> method = FineTuning(model, optimizer, method.handle, loss_function=smoothed)
+        >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
+        torch.Size([])
     """
 
     def __init__(
@@ -55,7 +68,11 @@ class FineTuning(TrainingMethod):
         scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = 1.0,
         accelerator: Accelerator | None = None,
+        loss_function: LossFunction | None = None,
     ) -> None:
+        self._loss_function = loss_function
+        if provider is not None:
+            check_loss(provider.provider if isinstance(provider, AttachHandle) else provider, loss_function)
         self.handle = attach(model, provider) if isinstance(provider, MaskProvider) else provider
         self.updater = Updater(max_grad_norm, accelerator)
         self._network, self.optimizer = self.updater.prepare(model, optimizer)
@@ -82,6 +99,11 @@ class FineTuning(TrainingMethod):
 
     @property
     @override
+    def loss_function(self) -> LossFunction | None:
+        return self._loss_function
+
+    @property
+    @override
     def accelerator(self) -> Accelerator | None:
         return self.updater.accelerator
 
@@ -100,9 +122,10 @@ class FineTuning(TrainingMethod):
 
     def _loss(self, batch: Batch) -> Tensor:
         """Return the loss of a batch plus the provider's penalty."""
-        return self._with_penalty(self._network(**batch).loss)
+        return self._with_penalty(self._network(**batch), batch)
 
-    def _with_penalty(self, loss: Tensor) -> Tensor:
+    def _with_penalty(self, output: Any, batch: Batch) -> Tensor:
+        loss = loss_of(output, batch, self._loss_function)
         penalty = self.handle.provider.penalty() if self.handle is not None and self.handle.active else None
         return loss if penalty is None else loss + penalty
 

@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from attnreg import functional
 from attnreg.arguments import NotNegative, not_negative, positive
 from attnreg.errors import InputError
-from attnreg.training.method import Batch, Updater
+from attnreg.training.loss import loss_of
+from attnreg.training.method import Batch, LossFunction, Updater
 
 MOMENTUM = 0.9  # of the running deviation of credit
 STEP = 0.01  # length of the finite difference in the space of parameters, as in DARTS (arXiv 1806.09055)
@@ -44,6 +45,7 @@ class GradientCredit:
         temperature: temperature of the relaxed masks.
         price: weight of the divergence from ``initial_keep``.
         max_grad_norm: clip the G-Net's gradient to this norm.
+        loss_function: computes L and R from the Attacker's output and the batch; by default the output's ``loss``.
 
     Reference:
         This project's own; the finite difference is that of DARTS (arXiv 1806.09055), Eq. 8.
@@ -62,6 +64,7 @@ class GradientCredit:
         temperature: float = 0.5,
         price: NotNegative = 0.003,
         max_grad_norm: float | None = 1.0,
+        loss_function: LossFunction | None = None,
     ) -> None:
         if not hasattr(generator, "relaxed"):
             raise InputError(f"{type(generator).__name__} cannot be taught by gradient: it has no `relaxed` masks.")
@@ -71,6 +74,7 @@ class GradientCredit:
         self.price = not_negative("price", price)
         self.optimizer = optimizer
         self.attacker = attacker
+        self._loss_function = loss_function
         self.reward_batch = reward_batch
         self._generator: Any = generator
         self._updater = updater
@@ -104,7 +108,7 @@ class GradientCredit:
         self.attacker.eval()
         names, parameters = zip(*((n, p) for n, p in self.attacker.named_parameters() if p.requires_grad), strict=True)
         with self._updater.autocast():
-            loss = self.attacker(**batch).loss
+            loss = loss_of(self.attacker(**batch), batch, self._loss_function)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         self.attacker.train()
         held = {name: each for name, each in zip(names, gradients, strict=True) if each is not None}
@@ -119,7 +123,7 @@ class GradientCredit:
         device = next(self.attacker.parameters()).device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), self._shifted(direction, sign):
             with self._updater.autocast():
-                loss = self.attacker(**batch).loss
+                loss = loss_of(self.attacker(**batch), batch, self._loss_function)
             found = torch.autograd.grad(loss, list(masks), allow_unused=True)
         return [torch.zeros_like(mask) if one is None else one for mask, one in zip(masks, found, strict=True)]
 

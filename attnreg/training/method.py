@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -19,6 +19,7 @@ from attnreg.errors import InputError
 from attnreg.provider.base import MaskProvider
 
 Batch = Mapping[str, Tensor]
+LossFunction = Callable[[Any, Batch], Tensor]
 IGNORED = -100  # label of positions without a loss, as in torch
 
 
@@ -81,6 +82,11 @@ class TrainingMethod(ABC):
         return None
 
     @property
+    def loss_function(self) -> LossFunction | None:
+        """Computes the training loss from the model's output and the batch; ``None`` if the model does."""
+        return None
+
+    @property
     def accelerator(self) -> Accelerator | None:
         """The accelerator, which handles devices, precision and processes; ``None`` if the loop does.
 
@@ -114,6 +120,7 @@ class Shared(TypedDict, total=False):
     scheduler: LRScheduler | None
     max_grad_norm: float | None
     accelerator: Accelerator | None
+    loss_function: LossFunction | None
 
 
 class Updater:

@@ -56,7 +56,7 @@ class Mixout(FineTuning):
         optimizer: as in :class:`FineTuning`.
         provider: as in :class:`FineTuning`.
         p: probability that an input neuron of a linear layer uses its pretrained weights, below 1.
-        shared: ``scheduler``, ``max_grad_norm`` and ``accelerator``, see :class:`FineTuning`.
+        shared: ``scheduler``, ``max_grad_norm``, ``accelerator`` and ``loss_function``, see :class:`FineTuning`.
 
     Raises:
         ValueError: if ``p`` is out of range, or the model has no suitable linear layer.

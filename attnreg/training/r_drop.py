@@ -68,7 +68,8 @@ class RDrop(FineTuning):
         optimizer: as in :class:`FineTuning`.
         provider: as in :class:`FineTuning`.
         alpha: weight of the difference between the two predictions (alpha in the paper).
-        shared: ``scheduler``, ``max_grad_norm`` and ``accelerator``, see :class:`FineTuning`.
+        shared: ``scheduler``, ``max_grad_norm``, ``accelerator`` and ``loss_function`` (of each pass), see
+            :class:`FineTuning`.
 
     Raises:
         ValueError: if ``alpha`` is negative or the provider needs a first pass over each batch. In a step: if there are
@@ -126,7 +127,7 @@ class RDrop(FineTuning):
         logits = getattr(output, "logits", None)
         if not isinstance(logits, Tensor):
             raise InputError(f"R-Drop needs `logits` in the output of {type(self.model).__name__}, but found none.")
-        return self._with_penalty(output.loss), logits
+        return self._with_penalty(output, batch), logits
 
 
 def _check_one_pass(provider: MaskProvider) -> None:
