@@ -109,6 +109,7 @@ def attendout(
         game_steps=game_steps,
         on_round=None if generator is None or watch is None else WatchedWord(run, generator, watch),
         accelerator=run.accelerator,
+        loss_function=run.loss_function,
         **choices,
     )
     history = run.fit(players)

@@ -1,4 +1,6 @@
 from attnreg.training.attacker_defender import AttackerDefender as AttackerDefender
+from attnreg.training.class_weights import WeightedCrossEntropy as WeightedCrossEntropy
+from attnreg.training.class_weights import balanced_weights as balanced_weights
 from attnreg.training.fine_tuning import FineTuning as FineTuning
 from attnreg.training.fine_tuning import TwoPass as TwoPass
 from attnreg.training.method import StepResult as StepResult

@@ -43,7 +43,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
 
     Raises:
         InputError: if the method was made without the run's accelerator, unless the run uses one process on a CPU in
-            float32.
+            float32; or without the loss of ``--class-weights``.
         StoppedError: if training diverges, a file cannot be written, or the process receives SIGINT (Ctrl-C) or
             SIGTERM; the signals end the run with a checkpoint after the current step.
 
@@ -56,6 +56,11 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         raise InputError(
             f"Expected {type(method).__name__} to be made with accelerator=run.accelerator and to return it as "
             f"`accelerator`, got {method.accelerator}: it would ignore the run's device, precision and processes."
+        )
+    if run.loss_function is not None and method.loss_function is not run.loss_function:
+        raise InputError(
+            f"Expected {type(method).__name__} to be made with loss_function=run.loss_function and to return it as "
+            "`loss_function`: it would ignore --class-weights."
         )
     if method.provider is not None:
         to_json(method.provider)  # raises now if the provider could not be saved after the first epoch

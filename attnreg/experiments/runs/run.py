@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from attnreg.errors import UsageError
 from attnreg.experiments.runs.history import History
 from attnreg.experiments.runs.loop import fit
 from attnreg.experiments.runs.reporting import report
@@ -34,8 +35,17 @@ class Run(Setup):
                 ``scheduler`` and ``accelerator``.
             provider: the mask provider, if any.
             provider_lr: learning rate of the provider's parameters (default: the model's).
-            options: further arguments of the method.
+            options: further arguments of the method, such as ``loss_function``.
+
+        Raises:
+            UsageError: if ``--class-weights`` would replace the recipe's own ``loss_function``.
         """
+        if self.loss_function is not None:
+            if options.get("loss_function") is not None:
+                raise UsageError(
+                    f"Recipe {self.settings.recipe} has its own loss, without --class-weights: remove the option."
+                )
+            options["loss_function"] = self.loss_function
         optimizer = self.optimizer(self.model, provider, provider_lr)
         schedule = self.schedule(optimizer)
         return self.fit(

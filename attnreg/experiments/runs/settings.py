@@ -144,6 +144,13 @@ class Settings:
         0.01,
         type=click.FloatRange(min=0),
     )
+    class_weights: str | None = _option(
+        TRAINING,
+        'Weights of classes in the training loss: "balanced" weighs a row by the inverse frequency of its class '
+        "(classification; default: all the same).",
+        None,
+        type=click.Choice(["balanced"]),
+    )
     evaluate_every: int = _option(TRAINING, "Evaluate every N epochs and after the last one.", 1, type=_POSITIVE)
     select: str | None = _option(
         TRAINING,

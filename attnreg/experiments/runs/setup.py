@@ -28,7 +28,8 @@ from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.label_noise import mislabel
 from attnreg.experiments.tasks.model import load_model
 from attnreg.provider.base import MaskProvider
-from attnreg.training.method import Batch
+from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
+from attnreg.training.method import Batch, LossFunction
 from attnreg.training.optim import named_optimizer
 
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
@@ -94,6 +95,10 @@ class Setup:
         self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
         if settings.label_noise:
             self._mislabel(settings.label_noise)
+        if settings.class_weights is not None and not (self.kind.has_classes and self.kind.one_class_per_row):
+            raise UsageError(
+                f"--class-weights is for classification, but {self.task.name} is a {self.task.kind} task: remove it."
+            )
         self._further_rows = {
             name.removeprefix("validation_"): self.kind.encode(splits[name])
             for name in self.task.validation[1:]
@@ -208,6 +213,13 @@ class Setup:
     def labelled(self, rows: Any) -> Labelled:
         """Batch encoded rows in their order, together with their reference answers."""
         return in_order(rows, self.settings.batch_size * 2, self.kind, self.accelerator.device)
+
+    @functools.cached_property
+    def loss_function(self) -> LossFunction | None:
+        """The training loss with ``--class-weights``, balanced over the training rows; ``None``: the model's own."""
+        if self.settings.class_weights is None:
+            return None
+        return WeightedCrossEntropy(balanced_weights(self.train_rows["labels"][:], len(self.task.labels)))
 
     def optimizer(
         self, model: nn.Module, provider: MaskProvider | None = None, provider_lr: float | None = None
