@@ -151,6 +151,12 @@ class Settings:
         None,
         type=click.Choice(["balanced"]),
     )
+    model_dropout: float | None = _option(
+        TRAINING,
+        "Rate of the model's own dropout, in attention and elsewhere (default: as configured).",
+        None,
+        type=click.FloatRange(0, 1, max_open=True),
+    )
     evaluate_every: int = _option(TRAINING, "Evaluate every N epochs and after the last one.", 1, type=_POSITIVE)
     select: str | None = _option(
         TRAINING,

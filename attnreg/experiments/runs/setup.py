@@ -24,6 +24,7 @@ from attnreg.experiments.runs.settings import Settings
 from attnreg.experiments.runs.stopping import STOPPING, Selection
 from attnreg.experiments.runs.trackers import check_trackers, flattened, tracked
 from attnreg.experiments.tasks.data import load_data
+from attnreg.experiments.tasks.dropout import dropout_fields
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.label_noise import mislabel
 from attnreg.experiments.tasks.model import load_model
@@ -82,7 +83,7 @@ class Setup:
             )
         self.folder.writer = self.accelerator.is_main_process
         set_seed(settings.seed)
-        self.model, self.tokenizer = load_model(self.task, settings.model)
+        self.model, self.tokenizer = load_model(self.task, settings.model, settings.model_dropout)
         limit = _longest_input(self.model)
         if limit is not None and settings.max_length > limit:
             raise InputError(f"Expected --max-length of at most {limit} for this model, got {settings.max_length}.")
@@ -90,8 +91,8 @@ class Setup:
         self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, settings.max_length)
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
-        # Printed before training, and repeated in the report.
-        self.warnings = data_warnings(self.kind, train, dev, self.scored_on)
+        # Sentences that are printed before training and repeated in the report.
+        self.warnings = [*self._dropout_set(), *data_warnings(self.kind, train, dev, self.scored_on)]
         self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
         if settings.label_noise:
             self._mislabel(settings.label_noise)
@@ -187,6 +188,10 @@ class Setup:
         if epochs is not None and epochs < self.epochs:
             self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
         return held
+
+    def _dropout_set(self) -> list[str]:
+        p = self.settings.model_dropout
+        return [] if p is None else [f"--model-dropout {p:g} set {', '.join(dropout_fields(self.model.config))}."]
 
     def _mislabel(self, share: float) -> None:
         if not self.kind.one_class_per_row:

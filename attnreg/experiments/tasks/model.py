@@ -9,23 +9,25 @@ from typing import Any
 from attnreg.errors import InputError
 from attnreg.experiments.tasks import agreement
 from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.dropout import dropout_options
 from attnreg.experiments.tasks.hub import offline_if_unreachable
 from attnreg.experiments.tasks.kinds import kind_class
 
 
-def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
+def load_model(task: Task, name: str | None = None, dropout: float | None = None) -> tuple[Any, Any]:
     """Load a model with a head for a task, and its tokenizer. A new head is initialized by torch's global generator.
 
     Args:
         task: the task.
         name: a folder or a hub name (default: the task's model).
+        dropout: rate of the model's own dropout (default: as in its configuration).
 
     Returns:
         the model and the tokenizer.
 
     Raises:
-        InputError: if the model cannot be loaded, its architecture lacks the head that the task needs, or its
-            tokenizer does not fit.
+        InputError: if the model cannot be loaded, its architecture lacks the head that the task needs, it has no
+            dropout to set, or its tokenizer does not fit.
 
     Example:
         >>> from attnreg.experiments.tasks import get_task
@@ -43,7 +45,7 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
     logging.disable_progress_bar()
     name = name or task.model
     if name is None:
-        return _tiny_bert(task)
+        return _tiny_bert(task, dropout)
     if not Path(name).is_dir():
         if Path(name).is_absolute() or name.startswith((".", "~")):
             raise InputError(f"Expected --model to be a folder or a hub name, got {name}: no such folder.")
@@ -68,8 +70,9 @@ def load_model(task: Task, name: str | None = None) -> tuple[Any, Any]:
                 f"The task needs {kind.head}, which does not support the architecture of --model {name} "
                 f"({config.model_type})."
             )
+        options = {**dropout_options(config, dropout, name), **kind.head_options(task)}
         # A head with another number of classes is replaced by a new one.
-        model = head.from_pretrained(name, ignore_mismatched_sizes=True, **kind.head_options(task))
+        model = head.from_pretrained(name, ignore_mismatched_sizes=True, **options)
     except InputError:
         raise
     except (OSError, ValueError, ConnectionError, SafetensorError) as error:
@@ -95,7 +98,7 @@ def _embeddings(model: Any) -> float:
         return math.inf
 
 
-def _tiny_bert(task: Task) -> tuple[Any, Any]:
+def _tiny_bert(task: Task, dropout: float | None) -> tuple[Any, Any]:
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -117,6 +120,7 @@ def _tiny_bert(task: Task) -> tuple[Any, Any]:
         initializer_range=0.04,  # twice BERT's 0.02, which is meant for 768 dimensions
         max_position_embeddings=64,
         type_vocab_size=2,
+        **dropout_options(transformers.BertConfig(), dropout, "of the task"),
         **kind.head_options(task),
     )
     return getattr(transformers, kind.head).from_config(config), tokenizer

@@ -1,0 +1,45 @@
+"""The model's own dropout, whatever its configuration calls it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attnreg.errors import InputError
+
+
+def dropout_fields(config: Any) -> list[str]:
+    """Return the names of all dropout rates in a model's configuration.
+
+    A rate that is ``None`` follows another one and is left out. Rates of whole layers (``layerdrop``) are no dropout.
+
+    Example:
+        >>> from transformers import BertConfig, GPT2Config
+        >>> dropout_fields(BertConfig())
+        ['attention_probs_dropout_prob', 'hidden_dropout_prob']
+        >>> dropout_fields(GPT2Config())
+        ['attn_pdrop', 'embd_pdrop', 'resid_pdrop', 'summary_first_dropout']
+    """
+    values = {name: value for name, value in config.to_dict().items() if "dropout" in name or name.endswith("pdrop")}
+    numbers = (name for name, value in values.items() if isinstance(value, (int, float)))
+    return sorted(name for name in numbers if not isinstance(values[name], bool))
+
+
+def dropout_options(config: Any, p: float | None, name: str) -> dict[str, Any]:
+    """Return the options that set all dropout rates of a configuration.
+
+    Args:
+        config: the configuration.
+        p: the rate; ``None`` changes nothing.
+        name: the model's name, for the message.
+
+    Raises:
+        InputError: if the configuration has no dropout rate.
+    """
+    if p is None:
+        return {}
+    fields = dropout_fields(config)
+    if not fields:
+        raise InputError(
+            f"Model {name} ({config.model_type}) has no dropout rate in its configuration: remove --model-dropout."
+        )
+    return dict.fromkeys(fields, p)
