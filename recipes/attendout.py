@@ -61,6 +61,8 @@ def attendout(
     from attnreg.experiments.runs.rewards import choose_rewards, metric_score, plan_rounds, too_few
     from attnreg.experiments.runs.watch import WatchedWord
 
+    if run.settings.gradient_accumulation > 1:
+        raise click.UsageError("AttendOut's Generator masks whole batches: remove --gradient-accumulation.")
     if warmup >= game:
         raise click.UsageError(f"--warmup must be below --game, got {warmup} and {game}: the game would not begin.")
     if masks == "shared" and generator_heads == "per-head":

@@ -54,6 +54,15 @@ class ComputesLoss(Protocol):
 
 
 @runtime_checkable
+class DecidesForBatch(Protocol):
+    """A provider that may decide once for all rows of a batch."""
+
+    @property
+    def decides_for_batch(self) -> bool:
+        """Whether it does, so that parts of a batch would not be masked as in the whole batch."""
+
+
+@runtime_checkable
 class MayDrawInPrepare(Protocol):
     """A provider that overrides ``prepare`` but does not always draw its masks there."""
 

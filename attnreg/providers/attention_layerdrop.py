@@ -32,6 +32,7 @@ class AttentionLayerDrop(MaskProvider):
     """
 
     schedulable = ("p",)
+    decides_for_batch = True
 
     def __init__(self, p: Probability = 0.05) -> None:
         super().__init__()

@@ -145,6 +145,11 @@ class GNetProvider(MaskProvider):
         self._calibrated = False
         self._relaxed: Relaxed | None = None
 
+    @property
+    def decides_for_batch(self) -> bool:
+        """See :class:`attnreg.provider.protocols.DecidesForBatch`."""
+        return self.decisions == "batch"
+
     @classmethod
     def for_model(
         cls,

@@ -69,6 +69,8 @@ class HeadMask(MaskProvider):
         {'encoder.0': 0.25, 'encoder.1': 0.25}
     """
 
+    decides_for_batch = True
+
     def __init__(
         self,
         heads: int = 1,

@@ -45,6 +45,7 @@ class LayerDrop(MaskProvider):
     """
 
     schedulable = ("p",)
+    decides_for_batch = True
 
     def __init__(self, p: float = 0.2) -> None:
         super().__init__()

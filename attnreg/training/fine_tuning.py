@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
+from attnreg.arguments import Count, whole_number
 from attnreg.injection import AttachHandle, attach
 from attnreg.provider.base import MaskProvider
 from attnreg.training.loss import check_loss, loss_of
 from attnreg.training.method import Batch, LossFunction, StepResult, TrainingMethod, Updater, check_learned
+from attnreg.training.micro_batches import check_splittable, split_batch
 
 
 class FineTuning(TrainingMethod):
@@ -33,10 +36,14 @@ class FineTuning(TrainingMethod):
         accelerator: handles devices, precision and processes.
         loss_function: computes the training loss, 0-d, from the model's output and the batch; by default the output's
             ``loss``. A first pass of the provider keeps its own target.
+        micro_batches: split each batch by rows into this many parts, one after the other, to save memory. Their
+            gradients add up to those of the whole batch, if the loss is a mean over rows or over labels that are not
+            -100. Schedules and all counts are still those of batches.
 
     Raises:
         InputError: if the optimizer lacks parameters of the provider that the loss trains, or the provider learns by
-            the model's own loss in spite of a ``loss_function``. In a step: if there is no loss.
+            the model's own loss in spite of a ``loss_function``, or it decides for all rows of a batch at once and
+            there are ``micro_batches``. In a step: if there is no loss, or the batch cannot be split.
 
     Example:
         >>> import torch
@@ -69,15 +76,21 @@ class FineTuning(TrainingMethod):
         max_grad_norm: float | None = 1.0,
         accelerator: Accelerator | None = None,
         loss_function: LossFunction | None = None,
+        micro_batches: Count = 1,
     ) -> None:
         self._loss_function = loss_function
+        self._micro_batches = whole_number("micro_batches", micro_batches)
         if provider is not None:
-            check_loss(provider.provider if isinstance(provider, AttachHandle) else provider, loss_function)
+            asked = provider.provider if isinstance(provider, AttachHandle) else provider
+            check_loss(asked, loss_function)
+            if micro_batches > 1:
+                check_splittable(asked)
         self.handle = attach(model, provider) if isinstance(provider, MaskProvider) else provider
         self.updater = Updater(max_grad_norm, accelerator)
         self._network, self.optimizer = self.updater.prepare(model, optimizer)
         self.scheduler = scheduler
         self._learned: list[Tensor] = []  # the provider's parameters in the optimizer
+        self._rates: list[dict[bool, dict[str, Tensor]]] = []  # of micro-batches: drop rates, by head or not
         if self.handle is not None:
             check_learned(self.optimizer, self.handle.provider)
             if accelerator is not None:
@@ -104,21 +117,42 @@ class FineTuning(TrainingMethod):
 
     @property
     @override
+    def micro_batches(self) -> int:
+        return self._micro_batches
+
+    @property
+    @override
     def accelerator(self) -> Accelerator | None:
         return self.updater.accelerator
 
     @override
     def step(self, batch: Batch) -> StepResult:
         self._network.train()
-        if self.handle is not None and self.handle.active:
-            self.handle.provider.attribute(self.model, batch)  # first pass, for providers that need one
-        loss = self._loss(batch)
-        self.updater.backward(loss)
+        self._rates = []
+        if self._micro_batches == 1:
+            loss = self._backward(batch)
+        else:
+            *first, last = split_batch(batch, self._micro_batches, self.model)
+            with self.updater.local(self._network):
+                losses = [self._backward(*part) for part in first]
+            loss = sum(losses, self._backward(*last))
         self.updater.average_gradients(self._learned)
         self.updater.step(self._network, self.optimizer, self.scheduler)
         if self.handle is not None:
             self.handle.step()
-        return StepResult(self.updater.mean(loss.detach()))
+        return StepResult(self.updater.mean(loss))
+
+    def _backward(self, batch: Batch, weight: float | None = None) -> Tensor:
+        """Accumulate the gradients of a batch, or of a part of it with its weight; return the loss."""
+        if self.handle is not None and self.handle.active:
+            self.handle.provider.attribute(self.model, batch)  # first pass, for providers that need one
+        loss = self._loss(batch)
+        if weight is not None:
+            loss = weight * loss
+        self.updater.backward(loss)
+        if weight is not None and self.handle is not None:
+            self._rates.append({by_head: self.handle.drop_rate_tensors(by_head=by_head) for by_head in (False, True)})
+        return loss.detach()
 
     def _loss(self, batch: Batch) -> Tensor:
         """Return the loss of a batch plus the provider's penalty."""
@@ -136,6 +170,9 @@ class FineTuning(TrainingMethod):
 
     @override
     def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:
+        if self._rates:
+            parts = [rates[by_head] for rates in self._rates]
+            return {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
         return {} if self.handle is None else self.handle.drop_rate_tensors(by_head=by_head)
 
     @override

@@ -87,6 +87,11 @@ class TrainingMethod(ABC):
         return None
 
     @property
+    def micro_batches(self) -> int:
+        """The number of parts that each batch is split into to save memory."""
+        return 1
+
+    @property
     def accelerator(self) -> Accelerator | None:
         """The accelerator, which handles devices, precision and processes; ``None`` if the loop does.
 
@@ -121,6 +126,7 @@ class Shared(TypedDict, total=False):
     max_grad_norm: float | None
     accelerator: Accelerator | None
     loss_function: LossFunction | None
+    micro_batches: int
 
 
 class Updater:
@@ -156,6 +162,10 @@ class Updater:
         if self.accelerator is None or self.accelerator.mixed_precision == "fp16":
             return nullcontext()
         return self.accelerator.autocast()
+
+    def local(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Accumulate gradients within the block without averaging them over processes; a later pass averages all."""
+        return nullcontext() if self.accelerator is None else self.accelerator.no_sync(model)
 
     def mean(self, value: Tensor) -> Tensor:
         """Return the mean over processes."""

@@ -17,7 +17,7 @@ from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.provider.base import MaskProvider
 from attnreg.training.fine_tuning import FineTuning
-from attnreg.training.method import Shared
+from attnreg.training.method import Batch, Shared, StepResult
 
 
 def mix(weight: Tensor, pretrained: Tensor, replaced: Tensor, p: float) -> Tensor:
@@ -56,7 +56,8 @@ class Mixout(FineTuning):
         optimizer: as in :class:`FineTuning`.
         provider: as in :class:`FineTuning`.
         p: probability that an input neuron of a linear layer uses its pretrained weights, below 1.
-        shared: ``scheduler``, ``max_grad_norm``, ``accelerator`` and ``loss_function``, see :class:`FineTuning`.
+        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` and ``micro_batches``, see
+            :class:`FineTuning`. The micro-batches of a step share M.
 
     Raises:
         ValueError: if ``p`` is out of range, or the model has no suitable linear layer.
@@ -90,8 +91,20 @@ class Mixout(FineTuning):
         # Copied after the accelerator has moved the model to its device.
         self.pretrained = {name: layer.weight.detach().clone() for name, layer in layers.items()}
         self._layers = layers
+        self._held: dict[str, Tensor] = {}  # masks M that all micro-batches of a step share
         for name, layer in layers.items():
-            layer.forward = functools.partial(_forward, layer, self.pretrained[name], p)  # type: ignore[method-assign]
+            layer.forward = functools.partial(  # type: ignore[method-assign]
+                _forward, layer, self.pretrained[name], p, self._held, name
+            )
+
+    @override
+    def step(self, batch: Batch) -> StepResult:
+        if self.micro_batches > 1:
+            self._held.update({name: _drawn(layer, self.p) for name, layer in self._layers.items()})
+        try:
+            return super().step(batch)
+        finally:
+            self._held.clear()
 
     def detach(self) -> None:
         """Restore the model's own forward passes. Calling it twice is fine."""
@@ -127,9 +140,15 @@ def _layers(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 # A partial of a module-level function can be pickled and copied with the model; a closure could not.
-def _forward(layer: nn.Linear, pretrained: Tensor, p: float, x: Tensor) -> Tensor:
+def _forward(
+    layer: nn.Linear, pretrained: Tensor, p: float, held: Mapping[str, Tensor], name: str, x: Tensor
+) -> Tensor:
     if not layer.training:
         return F.linear(x, layer.weight, layer.bias)
-    # Drawn from torch's global generator, because gradient checkpointing replays it.
-    replaced = torch.rand(layer.in_features, device=x.device) < p
+    replaced = held[name] if held else _drawn(layer, p)
     return F.linear(x, mix(layer.weight, pretrained, replaced, p), layer.bias)
+
+
+def _drawn(layer: nn.Linear, p: float) -> Tensor:
+    # From torch's global generator, because gradient checkpointing replays it.
+    return torch.rand(layer.in_features, device=layer.weight.device) < p

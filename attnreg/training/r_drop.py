@@ -16,6 +16,7 @@ from attnreg.provider.base import MaskProvider
 from attnreg.provider.protocols import draws_in_prepare, that_look_at_batches
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import IGNORED, Batch, Shared
+from attnreg.training.micro_batches import shifts_labels
 
 
 def disagreement(logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:
@@ -68,8 +69,8 @@ class RDrop(FineTuning):
         optimizer: as in :class:`FineTuning`.
         provider: as in :class:`FineTuning`.
         alpha: weight of the difference between the two predictions (alpha in the paper).
-        shared: ``scheduler``, ``max_grad_norm``, ``accelerator`` and ``loss_function`` (of each pass), see
-            :class:`FineTuning`.
+        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (of each pass) and
+            ``micro_batches`` (not for causal language models), see :class:`FineTuning`.
 
     Raises:
         ValueError: if ``alpha`` is negative or the provider needs a first pass over each batch. In a step: if there are
@@ -102,6 +103,11 @@ class RDrop(FineTuning):
         self.alpha = not_negative("alpha", alpha)
         if provider is not None:
             _check_one_pass(provider.provider if isinstance(provider, AttachHandle) else provider)
+        if shared.get("micro_batches", 1) > 1 and shifts_labels(model):
+            raise InputError(
+                "R-Drop cannot split batches of a causal language model, whose two losses are means over different "
+                "positions: train on whole batches, without gradient accumulation."
+            )
         super().__init__(model, optimizer, provider, **shared)
 
     def _loss(self, batch: Batch) -> Tensor:

@@ -43,7 +43,8 @@ def fit(method: TrainingMethod, run: Setup) -> History:
 
     Raises:
         InputError: if the method was made without the run's accelerator, unless the run uses one process on a CPU in
-            float32; or without the loss of ``--class-weights``.
+            float32; or without the loss of ``--class-weights`` or the
+            micro-batches of ``--gradient-accumulation``.
         StoppedError: if training diverges, a file cannot be written, or the process receives SIGINT (Ctrl-C) or
             SIGTERM; the signals end the run with a checkpoint after the current step.
 
@@ -61,6 +62,11 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         raise InputError(
             f"Expected {type(method).__name__} to be made with loss_function=run.loss_function and to return it as "
             "`loss_function`: it would ignore --class-weights."
+        )
+    if run.settings.gradient_accumulation not in (1, method.micro_batches):
+        raise InputError(
+            f"Expected {type(method).__name__} to be made with micro_batches={run.settings.gradient_accumulation} and "
+            "to return it as `micro_batches`: it would ignore --gradient-accumulation."
         )
     if method.provider is not None:
         to_json(method.provider)  # raises now if the provider could not be saved after the first epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,8 @@ from attnreg.experiments.runs.setup import Setup
 from attnreg.provider.base import MaskProvider
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import TrainingMethod
+
+_OF_OPTIONS = ("loss_function", "micro_batches")  # arguments of a method that options of the command line set
 
 
 class Run(Setup):
@@ -32,7 +35,8 @@ class Run(Setup):
 
         Args:
             method: a class such as :class:`attnreg.training.FineTuning`, called with model, optimizer, provider,
-                ``scheduler`` and ``accelerator``.
+                ``scheduler`` and ``accelerator``; with ``--class-weights`` also ``loss_function``, and with
+                ``--gradient-accumulation`` also ``micro_batches``.
             provider: the mask provider, if any.
             provider_lr: learning rate of the provider's parameters (default: the model's).
             options: further arguments of the method, such as ``loss_function``.
@@ -46,8 +50,13 @@ class Run(Setup):
                     f"Recipe {self.settings.recipe} has its own loss, without --class-weights: remove the option."
                 )
             options["loss_function"] = self.loss_function
+        if self.settings.gradient_accumulation > 1:
+            options["micro_batches"] = self.settings.gradient_accumulation
         optimizer = self.optimizer(self.model, provider, provider_lr)
         schedule = self.schedule(optimizer)
+        known = inspect.signature(method).parameters
+        if not any(each.kind is each.VAR_KEYWORD for each in known.values()):  # what it does not know, `fit` refuses
+            options = {name: value for name, value in options.items() if name in known or name not in _OF_OPTIONS}
         return self.fit(
             method(self.model, optimizer, provider, scheduler=schedule, accelerator=self.accelerator, **options)
         )

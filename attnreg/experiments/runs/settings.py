@@ -157,6 +157,13 @@ class Settings:
         None,
         type=click.FloatRange(0, 1, max_open=True),
     )
+    gradient_accumulation: int = _option(
+        TRAINING,
+        "Split each batch into N micro-batches to save memory; the update is that of the whole batch.",
+        1,
+        metavar="N",
+        type=_POSITIVE,
+    )
     evaluate_every: int = _option(TRAINING, "Evaluate every N epochs and after the last one.", 1, type=_POSITIVE)
     select: str | None = _option(
         TRAINING,

@@ -81,6 +81,11 @@ class Setup:
                 f"Expected --batch-size, which counts the rows of all {processes} processes, to be a multiple of "
                 f"{processes}, got {settings.batch_size}."
             )
+        if settings.gradient_accumulation > settings.batch_size // processes:
+            raise InputError(
+                f"Expected --gradient-accumulation of at most {settings.batch_size // processes}, the rows of a batch, "
+                f"got {settings.gradient_accumulation}."
+            )
         self.folder.writer = self.accelerator.is_main_process
         set_seed(settings.seed)
         self.model, self.tokenizer = load_model(self.task, settings.model, settings.model_dropout)
@@ -217,7 +222,8 @@ class Setup:
 
     def labelled(self, rows: Any) -> Labelled:
         """Batch encoded rows in their order, together with their reference answers."""
-        return in_order(rows, self.settings.batch_size * 2, self.kind, self.accelerator.device)
+        size = max(1, self.settings.batch_size * 2 // self.settings.gradient_accumulation)
+        return in_order(rows, size, self.kind, self.accelerator.device)
 
     @functools.cached_property
     def loss_function(self) -> LossFunction | None:

@@ -1,0 +1,75 @@
+"""Micro-batches: a batch in parts that fit into memory, with gradients that add up to those of the whole batch."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from attnreg.errors import InputError
+from attnreg.provider.base import MaskProvider
+from attnreg.provider.protocols import DecidesForBatch
+from attnreg.training.method import IGNORED, Batch
+
+
+def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch, float]]:
+    """Split a batch by rows, each part with its weight: the loss of the batch is the weighted sum of theirs.
+
+    A model's loss is a mean over rows or, where labels are -100 in places, over the other positions. Each part weighs
+    as much as it has of these. Parts without any are left out.
+
+    Args:
+        batch: the batch; each tensor in it has the same number of rows.
+        count: number of parts, at most the number of rows.
+        model: the model, which tells whether labels are shifted (causal language models).
+
+    Raises:
+        InputError: if the tensors differ in their number of rows.
+
+    Example:
+        >>> import torch
+        >>> batch = {"labels": torch.tensor([[1, -100], [2, 3]])}
+        >>> [weight for _, weight in split_batch(batch, 2, nn.Linear(1, 1))]
+        [0.3333333333333333, 0.6666666666666666]
+    """
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
+    rows = {name: len(value) for name, value in tensors.items()}
+    if len(set(rows.values())) != 1:
+        raise InputError(f"Expected tensors with the same number of rows to split a batch, got {rows}.")
+    first, size = next(iter(rows.items()))
+    columns = [value.tensor_split(min(count, size)) for value in tensors.values()]
+    parts = [{**batch, **dict(zip(tensors, each, strict=True))} for each in zip(*columns, strict=True)]
+    shifted = shifts_labels(model)
+    terms = [_terms(part, shifted, len(part[first])) for part in parts]
+    total = sum(terms)
+    if not total:  # the loss of the whole batch is no number either
+        return [(batch, 1.0)]
+    return [(part, own / total) for part, own in zip(parts, terms, strict=True) if own]
+
+
+def _terms(part: Batch, shifted: bool, rows: int) -> int:
+    """Return the number of terms in the mean that is the part's loss."""
+    labels = part.get("labels")
+    if labels is None or labels.is_floating_point():
+        return rows
+    return int(((labels[:, 1:] if shifted and labels.dim() == 2 else labels) != IGNORED).sum())
+
+
+def shifts_labels(model: nn.Module) -> bool:
+    """Whether a model compares each label with the logits one position before it, as causal language models do."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # late: it is slow to import
+
+    adapted = getattr(model, "get_base_model", None)  # of PEFT
+    return type(adapted() if callable(adapted) else model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+
+def check_splittable(provider: MaskProvider) -> None:
+    """Check that a provider masks each row by itself, so that parts of a batch are masked as in the whole batch.
+
+    Raises:
+        InputError: if one decides for all rows of a batch at once.
+    """
+    for each in provider.modules():
+        if isinstance(each, DecidesForBatch) and each.decides_for_batch:
+            raise InputError(
+                f"{type(each).__name__} decides once for all rows of a batch, which micro-batches would not share: "
+                "train on whole batches, without gradient accumulation."
+            )

@@ -1,0 +1,211 @@
+"""Micro-batches: the update, the schedules and the counts are those of whole batches."""
+
+import copy
+
+import pytest
+import torch
+import transformers as hf
+
+import attnreg
+from attnreg.training import FineTuning, Mixout, RDrop, WeightedCrossEntropy
+from attnreg.training.micro_batches import split_batch
+from tests.commands import assert_sentence, ran, read_lines
+from tests.test_r_drop import bert, sgd
+
+IDS = torch.randint(1, 20, (5, 6), generator=torch.Generator().manual_seed(0))
+PADDED = torch.arange(6) < torch.tensor([6, 4, 3, 6, 2])[:, None]
+BATCH = {"input_ids": IDS, "attention_mask": PADDED.long(), "labels": torch.tensor([0, 1, 1, 0, 1])}
+TOKENS = {"input_ids": IDS, "labels": torch.where(PADDED, IDS % 3, -100)}
+NUMBERS = {"input_ids": IDS, "labels": torch.linspace(-1, 1, 5, dtype=torch.float64)}
+SIZES = {"vocab_size": 20, "n_embd": 16, "n_layer": 1, "n_head": 2}
+
+
+def gpt2():
+    torch.manual_seed(0)
+    config = hf.GPT2Config(**SIZES, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
+    return hf.GPT2LMHeadModel(config).double()
+
+
+def plain(model, **options):
+    return FineTuning(model, sgd(model), **options)
+
+
+def with_ad_drop(model, **options):
+    return FineTuning(model, sgd(model), attnreg.AttributionProvider(p=0.4, q=1.0), **options)
+
+
+def with_r_drop(model, **options):
+    return RDrop(model, sgd(model), alpha=0.7, **options)
+
+
+def with_mixout(model, **options):
+    return Mixout(model, sgd(model), p=0.5, **options)
+
+
+def weighted(model, **options):
+    return FineTuning(model, sgd(model), loss_function=WeightedCrossEntropy([0.3, 2.0]), **options)
+
+
+def same_dropout_in_both_passes(monkeypatch):
+    """R-Drop without chance: the second pass scales its logits."""
+    own = RDrop._pass
+    seen = []
+
+    def scaled(method, batch):
+        loss, logits = own(method, batch)
+        seen.append(len(logits))
+        return (loss, logits) if len(seen) % 2 else (loss, 1.5 * logits)
+
+    monkeypatch.setattr(RDrop, "_pass", scaled)
+
+
+CASES = {
+    "classes": (lambda: bert(dropout=0.0), BATCH, plain),
+    "numbers": (lambda: bert(dropout=0.0, num_labels=1), NUMBERS, plain),
+    "tokens": (lambda: bert(hf.BertForTokenClassification, dropout=0.0, num_labels=3), TOKENS, plain),
+    "causal": (gpt2, TOKENS, plain),
+    "weighted": (lambda: bert(dropout=0.0), BATCH, weighted),
+    "ad-drop": (lambda: bert(dropout=0.0), BATCH, with_ad_drop),
+    "r-drop": (lambda: bert(dropout=0.0), BATCH, with_r_drop),
+    "r-drop of tokens": (lambda: bert(hf.BertForTokenClassification, dropout=0.0, num_labels=3), TOKENS, with_r_drop),
+    "mixout": (lambda: bert(dropout=0.0), BATCH, with_mixout),
+}
+
+
+@pytest.mark.parametrize("count", [2, 7])
+@pytest.mark.parametrize("case", CASES)
+def test_an_update_is_that_of_the_whole_batch(case, count, monkeypatch):
+    make, batch, method_of = CASES[case]
+    same_dropout_in_both_passes(monkeypatch)
+    model = make()
+    whole, split = copy.deepcopy(model), copy.deepcopy(model)
+    steps = []
+    for network, parts in ((whole, 1), (split, count)):
+        method = method_of(network, micro_batches=parts)
+        assert method.micro_batches == parts
+        torch.manual_seed(3)
+        steps.append(method.step(batch).loss.item())
+    assert steps[0] == pytest.approx(steps[1], abs=1e-12)
+    moved = 0.0
+    for a, b, old in zip(whole.parameters(), split.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+        moved += (a - old).abs().sum().item()
+    assert moved > 1e-3
+
+
+def test_parts_without_labels_are_left_out():
+    batch = {"input_ids": IDS, "labels": TOKENS["labels"].clone()}
+    batch["labels"][:3] = -100
+    parts = split_batch(batch, 5, bert())
+    assert [len(part["labels"]) for part, _ in parts] == [1, 1]
+    assert [weight for _, weight in parts] == [6 / 8, 2 / 8]
+    whole, split = (bert(hf.BertForTokenClassification, dropout=0.0, num_labels=3) for _ in range(2))
+    plain(whole).step(batch)
+    plain(split, micro_batches=5).step(batch)
+    for a, b in zip(whole.parameters(), split.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_schedules_and_counts_are_those_of_batches():
+    model = bert()
+    optimizer = sgd(model)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    provider = attnreg.BernoulliScheduleProvider([(0, 0.5), (1, 0.1)], total_steps=4)
+    method = FineTuning(model, optimizer, provider, scheduler=schedule, micro_batches=5)
+    for number in range(4):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / (number + 1))
+        method.step(BATCH)
+    other = attnreg.BernoulliScheduleProvider([(0, 0.5), (1, 0.1)], total_steps=4)
+    for _ in range(4):
+        other.step()
+    assert len(provider.state_dict()) > 0
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in provider.state_dict().items())
+
+
+def test_drop_rates_are_means_over_the_parts():
+    model, seen = bert(), []
+    method = FineTuning(model, sgd(model), attnreg.AttentionDropout(0.3), micro_batches=5)
+    model.register_forward_hook(lambda *_: seen.append(method.handle.drop_rates()))
+    method.step({name: value for name, value in BATCH.items() if name != "attention_mask"})
+    assert len(seen) == 5
+    for by_head in (False, True):
+        rates = method.drop_rates(by_head=by_head)
+        assert {name: rate.mean().item() for name, rate in rates.items()} == {
+            name: pytest.approx(sum(each[name] for each in seen) / 5, abs=1e-6) for name in seen[0]
+        }
+
+
+class OneDraw(attnreg.MaskProvider):
+    """A provider of a user, with one draw for a batch."""
+
+    decides_for_batch = True
+
+    def forward(self, site):
+        return attnreg.Mask(scores=torch.rand(()) > 0.5)
+
+
+@pytest.mark.parametrize(
+    "provider",
+    [
+        attnreg.AttentionLayerDrop(0.2),
+        attnreg.UniDrop(),
+        attnreg.AttentionDropout(0.1) & attnreg.HeadMask(1),
+        attnreg.CrossTuning(attnreg.LayerDrop(0.2), 2),
+        attnreg.GNetProvider(20, 4, num_layers=2, decisions="batch"),
+        OneDraw(),
+    ],
+    ids=lambda provider: type(provider).__name__,
+)
+def test_masks_that_a_batch_shares_are_refused(provider):
+    model = bert()
+    with pytest.raises(ValueError, match="decides once for all rows of a batch, which micro-batches would not share"):
+        FineTuning(model, sgd(model), provider, micro_batches=2)
+    assert not attnreg.is_attached(model)
+
+
+def test_what_cannot_be_split_is_refused():
+    model = bert()
+    with pytest.raises(ValueError, match=r"same number of rows to split a batch, got \{'input_ids': 5, 'labels': 3\}"):
+        plain(model, micro_batches=2).step({"input_ids": IDS, "labels": torch.tensor([0, 1, 1])})
+    with pytest.raises(ValueError, match="R-Drop cannot split batches of a causal language model"):
+        with_r_drop(gpt2(), micro_batches=2)
+    with pytest.raises(ValueError, match="Expected `micro_batches` to be at least 1, got 0"):
+        plain(model, micro_batches=0)
+
+
+TINY = ["--train-size", 40, "--batch-size", 16, "--epochs", 2, "--device", "cpu", "--model-dropout", 0]
+
+
+def test_a_run_with_micro_batches_learns_as_without(cli, tmp_path):
+    for count in (1, 4):
+        args = ["recipe", "ad-drop", *TINY, "--q", 1, "--gradient-accumulation", count, "--output-dir", f"out{count}"]
+        ran(cli(*args))
+    whole, split = (read_lines(tmp_path / f"out{count}" / "metrics.jsonl") for count in (1, 4))
+    assert [record["step"] for record in split] == [record["step"] for record in whole] == [3, 6]
+    for a, b in zip(whole, split, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+
+
+RECIPE = '''
+import attnreg
+from attnreg.experiments import recipe
+
+class Old(attnreg.training.FineTuning):
+    def __init__(self, model, optimizer, provider=None, *, scheduler=None, accelerator=None):
+        super().__init__(model, optimizer, provider, scheduler=scheduler, accelerator=accelerator)
+
+@recipe("old")
+def old(run):
+    """Train by a method that knows no micro-batches."""
+    run.train(Old)
+'''
+
+
+def test_runs_that_would_ignore_it_are_refused(cli, tmp_path):
+    (tmp_path / "old.py").write_text(RECIPE)
+    result = cli("recipe", "old.py", *TINY, "--gradient-accumulation", 2)
+    assert_sentence(result, 1, "Expected Old to be made with micro_batches=2 and to return it as `micro_batches`")
+    result = cli("recipe", "attendout", *TINY, "--gradient-accumulation", 2)
+    assert_sentence(result, 2, "AttendOut's Generator masks whole batches: remove --gradient-accumulation")
+    result = cli("recipe", "finetune", *TINY, "--gradient-accumulation", 17)
+    assert_sentence(result, 1, "Expected --gradient-accumulation of at most 16, the rows of a batch, got 17")
