@@ -15,6 +15,7 @@ from attnreg.experiments.compare.launch import commands
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.report import write_report
 from attnreg.experiments.compare.study import Study
+from tests.commands import read_lines
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -166,6 +167,24 @@ def test_on_a_cpu_times_are_cpu_times_and_elsewhere_the_clocks(tmp_path):
         with study.begun():
             longer = study.equal_time_methods().values()
         assert [method.text for method in longer] == [f"finetune --epochs {10 * float(ratio):.0f}"]
+
+
+def test_with_folds_each_seed_has_its_own_rows(tmp_path):
+    study = study_of(tmp_path, "finetune", "attention-dropout", options=["--folds", "2"])
+    for run in study.runs():
+        write(run, 0.5 + 0.1 * run.seed)
+        rows = read_lines(run.folder / "predictions.jsonl")
+        own = [{**row, "label": row["label"] if number > run.seed else 1} for number, row in enumerate(rows)]
+        (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    write_report(study)
+    report = (study.folder / "report.md").read_text()
+    assert "Each method is scored on its seed's part of train, one of 2, instead of dev, after the last epoch" in report
+    assert "95 % over dev rows" not in report
+    assert "because each seed is scored on its own part of train" in report
+    other = next(run for run in study.runs() if run.method.text != "finetune")
+    (other.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
+    with pytest.raises(InputError, match="has other dev labels"):
+        write_report(study)
 
 
 def test_rounds_and_rewards_from_dev_are_told(tmp_path):

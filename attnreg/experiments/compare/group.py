@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -113,9 +114,14 @@ class Group:
         return all(isinstance(self.records[0][0][name], int) for name in ("label", "prediction"))
 
     @property
+    def folds(self) -> int | None:
+        """In how many parts of train the seeds are scored in turn; ``None`` if all are scored on the same rows."""
+        return self.results[0]["config"].get("folds")
+
+    @property
     def counts_rows(self) -> bool:
-        """Whether a confusion matrix of the dev rows determines the metric."""
-        return self.metric in CONFUSION and self.has_classes
+        """Whether a confusion matrix of rows that all seeds are scored on determines the metric."""
+        return self.metric in CONFUSION and self.has_classes and self.folds is None
 
 
 def paired(groups: Sequence[Group], others: Sequence[Group]) -> list[tuple[Group, Group]]:
@@ -125,18 +131,21 @@ def paired(groups: Sequence[Group], others: Sequence[Group]) -> list[tuple[Group
 
 
 def check_rows(groups: Sequence[Group]) -> None:
-    """Check that all runs have the same dev labels.
+    """Check that all runs have the same dev labels; with folds, those of the same seed.
 
     Raises:
         InputError: if the data has changed between two runs.
     """
-    first = groups[0]
+    first: dict[int, tuple[Path, list[Any]]] = {}
     for group in groups:
         for run, records in zip(group.runs, group.records, strict=True):
-            if [row["label"] for row in records] != [row["label"] for row in first.records[0]]:
+            labels = [row["label"] for row in records]
+            part = 0 if group.folds is None else run.seed
+            folder, expected = first.setdefault(part, (run.folder, labels))
+            if labels != expected:
                 raise InputError(
-                    f"{run.folder} has other dev labels than {first.runs[0].folder}: the data changed between the "
-                    "runs. Remove the older folder and repeat the command."
+                    f"{run.folder} has other dev labels than {folder}: the data changed between the runs. Remove the "
+                    "older folder and repeat the command."
                 )
 
 

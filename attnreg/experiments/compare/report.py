@@ -79,7 +79,7 @@ def write_report(study: Study) -> list[Table]:
             "gives this label, recovered the share that it gives the true one."
         )
     blocks += [Heading("Fit"), tables.fit(groups, baseline), Paragraph(text)]
-    if baseline.has_classes:
+    if baseline.has_classes and baseline.folds is None:
         blocks += _classes(groups, folder)
     text = (
         "Values are means over seeds; ratios are relative to the baseline. Time is training time, without evaluation, "
@@ -175,6 +175,8 @@ def _over_rows(baseline: Group) -> str:
             "The interval over dev rows is a percentile bootstrap with 2000 resamples: it shows what other dev rows "
             "would change for the same networks."
         )
+    if baseline.folds is not None:
+        return "There is no interval over dev rows, because each seed is scored on its own part of train."
     return (
         f"There is no interval over dev rows: a confusion matrix does not determine {baseline.metric} on this task. "
         "The interval over seeds does not show what other dev rows would change."
@@ -194,9 +196,10 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     common = "; ".join(str(text) for name, text in shown.items() if name not in different)
     stopping = {group.results[0]["config"]["stop_on"] is not None for group in groups}
     when = "at the end of training" if True in stopping else "after the last epoch"
+    scored = "dev" if baseline.folds is None else f"its seed's part of train, one of {baseline.folds}, instead of dev,"
     yield (
         f"{_count(len(baseline.runs), 'seed')}; {baseline.results[0]['rows']} training rows, {baseline.size} dev rows; "
-        f"{common}. Each method is scored on dev {when}, with the network that it returns."
+        f"{common}. Each method is scored on {scored} {when}, with the network that it returns."
     )
     if "label_noise" not in different and (noise := _config(baseline, "label_noise")):
         yield f"{noise:.0%} of the training rows, and of rows held out of train, had a wrong label."
