@@ -12,7 +12,7 @@ from torch import nn
 
 from attnreg._nearest import did_you_mean
 from attnreg.errors import InputError
-from attnreg.provider.base import MaskProvider
+from attnreg.provider.base import Compose, MaskProvider
 from attnreg.provider.saving import build, known_providers, shown
 
 LONGEST = 1000  # characters; keeps nesting far below the parser's limit
@@ -73,6 +73,22 @@ def parse_provider(
         except (RuntimeError, OverflowError, MemoryError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InputError(f"Cannot make the provider {text!r}: {reason}.") from error
+
+
+def expression_of(provider: MaskProvider) -> str:
+    """Return a provider as an expression, with all arguments by name.
+
+    Example:
+        >>> expression_of(parse_provider("DropHead(0.1) & OnLayers(AttentionLayerDrop(0.2), [0])"))
+        'DropHead(p=0.1) & OnLayers(provider=AttentionLayerDrop(p=0.2), layers=[0])'
+    """
+    if isinstance(provider, Compose):
+        return " & ".join(expression_of(each) for each in provider.inner())
+    values = (
+        f"{name}={expression_of(value) if isinstance(value, MaskProvider) else repr(value)}"
+        for name, value in provider.config.items()
+    )
+    return f"{type(provider).__name__}({', '.join(values)})"
 
 
 def checked_expression(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from attnreg.experiments.runs.card import model_card
 from attnreg.experiments.runs.evaluation import evaluate, evaluate_all, predict
 from attnreg.experiments.runs.history import History
 from attnreg.experiments.runs.setup import Setup
@@ -19,7 +20,7 @@ from attnreg.training.method import TrainingMethod
 
 
 def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
-    """Evaluate the returned network at the end of training and write the results.
+    """Evaluate the returned network at the end of training and write the results, and its model card.
 
     ``predictions.jsonl`` has the label and the prediction (and the logits, for classes) of each dev row, in order.
     ``result.json`` has the scores on dev and on some training rows (as many as the kind's ``scored_train_rows``), the
@@ -68,6 +69,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
             **{name: version(name) for name in ("attnreg", "torch", "transformers")},
         },
     }
+    run.folder.write_text("model/README.md", model_card(run, method.provider, result))
     run.folder.write_outcome(result, dev.records)
 
 

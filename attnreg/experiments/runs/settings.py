@@ -25,13 +25,14 @@ OPTIMIZERS = ("adamw", "adafactor", "adagrad", "rmsprop", "sgd")
 DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
 _POSITIVE = click.IntRange(min=1)
 # A resumed run may differ from the original in these.
-_NOT_COMPARED = {
+NOT_COMPARED = {
     "output_dir",
     "resume",
     "device",
     "save_steps",
     "report_to",
     "flags",
+    "off_flags",
     "recipe_file",
     "keep_checkpoints",
 }
@@ -74,7 +75,8 @@ class Settings:
     """The options of one run.
 
     ``own`` holds the recipe's own options. ``flags`` maps the names of options to their flags, by default the name with
-    dashes. ``recipe_file`` is the file that defines the recipe.
+    dashes, and ``off_flags`` those of switches to the flags that turn them off. ``recipe_file`` is the file that
+    defines the recipe.
     """
 
     recipe: str
@@ -224,6 +226,7 @@ class Settings:
     )
     own: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, str] = field(default_factory=dict)
+    off_flags: dict[str, str] = field(default_factory=dict)
     recipe_file: str | None = None
 
     @property
@@ -247,7 +250,7 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``config.json``."""
         values = dataclasses.asdict(self)
-        kept = {name: values[name] for name in values if name not in _NOT_COMPARED}
+        kept = {name: values[name] for name in values if name not in NOT_COMPARED}
         return json.loads(json.dumps(kept))  # tuples become lists, as when read from a file
 
     def differences(self, config: dict[str, Any]) -> list[str]:
@@ -287,7 +290,7 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
         'linear'
     """
     defaults = {each.name: each.default for each in dataclasses.fields(Settings) if "option" in each.metadata}
-    known = {name: value for name, value in defaults.items() if value is not MISSING and name not in _NOT_COMPARED}
+    known = {name: value for name, value in defaults.items() if value is not MISSING and name not in NOT_COMPARED}
     chosen = {"select": "last" if config.get("patience") is None else "best"}
     return {**json.loads(json.dumps(known)), **chosen, **config}
 
