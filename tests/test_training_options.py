@@ -126,3 +126,21 @@ def test_a_warm_up_without_one_in_the_schedule_is_refused(cli):
     assert_sentence(result, 2, "constant has no warm-up, got --lr-warmup 0.2: use --schedule constant_with_warmup")
     settings = load_command("ad-drop").settings(["--regime", "paper", "--lr-warmup", "0"])
     assert (settings.schedule, settings.lr_warmup) == ("constant", 0)
+
+
+def test_each_run_of_a_comparison_logs_to_the_trackers(cli):
+    args = ["compare", "finetune", "mixout", *TINY, "--seeds", 1, "--launcher", "commands", "--output-dir", "out"]
+    lines = ran(cli(*args, "--report-to", "tensorboard")).stdout.splitlines()
+    assert len(lines) == 2
+    assert all("--report-to tensorboard" in line for line in lines)
+    assert "--report-to" not in ran(cli(*args)).stdout
+    assert_sentence(
+        cli(*args, "--report-to", "smoke"), 1, "Expected --report-to to be an installed tracker .*, got smoke"
+    )
+
+
+def test_trackers_get_the_options_of_the_recipe(made, monkeypatch):
+    seen = {}
+    monkeypatch.setattr("attnreg.experiments.runs.setup.tracked", lambda accelerator, options: seen.update(options))
+    made("--drop-rate", 0.3, recipe="attention-layerdrop").tracked()
+    assert (seen["recipe"], seen["seed"], seen["p"]) == ("attention-layerdrop", 0, 0.3)

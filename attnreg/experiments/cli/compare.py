@@ -64,6 +64,9 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
 
     To continue after a stop, or to add seeds or methods, run the command again; finished runs are reused.
     """
+    from attnreg.experiments.runs.trackers import check_trackers
+
+    check_trackers(options["report_to"])
     own = {name: options.pop(name) for name in _OWN}
     if own["jobs"] is not None and own["launcher"] != "local":
         raise UsageError(f"--jobs is only for --launcher local: remove it for --launcher {own['launcher']}.")

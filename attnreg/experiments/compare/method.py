@@ -138,16 +138,19 @@ def common_options(options: Mapping[str, object]) -> list[str]:
     """Return options as they are typed, from their values by name; ``None`` and ``False`` are left out.
 
     Example:
-        >>> common_options({"train_size": 500, "model": None, "stratified": True})
-        ['--train-size', '500', '--stratified']
+        >>> common_options({"train_size": 500, "model": None, "stratified": True, "report_to": ("tensorboard", "wandb")})
+        ['--train-size', '500', '--stratified', '--report-to', 'tensorboard', '--report-to', 'wandb']
     """
-    given = {name: value for name, value in options.items() if value is not None and value is not False}
-    words = ([f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])] for name, value in given.items())
-    return [word for some in words for word in some]
+    words = []
+    for name, value in options.items():
+        for one in value if isinstance(value, tuple) else [value]:
+            flag = f"--{name.replace('_', '-')}"
+            words += [] if one is None or one is False else [flag] if one is True else [flag, str(one)]
+    return words
 
 
 def values_of(words: Sequence[str]) -> dict[str, str | bool]:
-    """Return the values by name of options that :func:`common_options` returned.
+    """Return the values by name of options that :func:`common_options` returned; the last one of a repeated option.
 
     Example:
         >>> values_of(["--train-size", "500", "--stratified"])

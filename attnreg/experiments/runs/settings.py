@@ -222,7 +222,7 @@ class Settings:
         OUTPUT, "Keep the last checkpoint of a finished run.", False, scope="run", is_flag=True
     )
     report_to: tuple[str, ...] = _option(
-        OUTPUT, "Also log to this tracker (tensorboard, wandb, ...); repeatable.", (), scope="run", multiple=True
+        OUTPUT, "Also log to this tracker (tensorboard, wandb, ...); repeatable.", (), multiple=True
     )
     own: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, str] = field(default_factory=dict)

@@ -260,7 +260,7 @@ class Setup:
 
     def tracked(self) -> AbstractContextManager[None]:
         """Also send logs to the trackers within the block."""
-        return tracked(self.accelerator, self.settings.to_dict())
+        return tracked(self.accelerator, {**self.settings.to_dict(), **self.settings.own})
 
     def total(self, *counts: int) -> list[int]:
         """Sum each count over all processes."""
