@@ -117,6 +117,7 @@ class GNetProvider(MaskProvider):
         self.num_heads = whole_number("num_heads", num_heads)
         self.initial_keep = inner_probability("initial_keep", initial_keep)
         self.decisions = one_of("decisions", decisions, get_args(Granularity))
+        self.decides_for_batch = decisions == "batch"
         self._decisions = Decisions(self.decisions, num_heads, masks_per_layer)
         if masks_per_layer > 1 < num_heads:
             raise InputError(
@@ -144,11 +145,6 @@ class GNetProvider(MaskProvider):
         self._sampled = False  # whether the masks of the next forward pass are drawn already
         self._calibrated = False
         self._relaxed: Relaxed | None = None
-
-    @property
-    def decides_for_batch(self) -> bool:
-        """See :class:`attnreg.provider.protocols.DecidesForBatch`."""
-        return self.decisions == "batch"
 
     @classmethod
     def for_model(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import shlex
+from pathlib import Path
 
-from attnreg.experiments.runs.catalogue import recipe_files
 from attnreg.experiments.runs.settings import NOT_COMPARED, Settings, as_typed
 
 
@@ -31,5 +32,8 @@ def command_of(settings: Settings) -> str:
 
 
 def _is_built_in(settings: Settings) -> bool:
-    files = recipe_files()
-    return settings.recipe in files and settings.recipe_file in (None, *map(str, files.values()))
+    if settings.recipe_file is None:
+        return True
+    spec = importlib.util.find_spec("attnreg.recipes")
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    return Path(settings.recipe_file).resolve().parent in [Path(folder).resolve() for folder in folders]
