@@ -129,6 +129,8 @@ def _write(plan: Plan, path: Path) -> None:
     if path.exists():
         raise UsageError(f"{path} exists: choose another file for --write-study.")
     (study,) = plan.studies.values()
+    if study.options.count("--report-to") > 1:
+        raise UsageError("A study file holds one --report-to: remove the others for --write-study.")
     with replaced_file(path) as file:
         file.write(written(study))
     click.echo(f"Study written to {path}. Run it with: attnreg compare --study {path}")

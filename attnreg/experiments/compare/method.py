@@ -138,8 +138,10 @@ def common_options(options: Mapping[str, object]) -> list[str]:
     """Return options as they are typed, from their values by name; ``None`` and ``False`` are left out.
 
     Example:
-        >>> common_options({"train_size": 500, "model": None, "stratified": True, "report_to": ("tensorboard", "wandb")})
-        ['--train-size', '500', '--stratified', '--report-to', 'tensorboard', '--report-to', 'wandb']
+        >>> common_options({"train_size": 500, "model": None, "stratified": True})
+        ['--train-size', '500', '--stratified']
+        >>> common_options({"report_to": ("tensorboard", "wandb")})
+        ['--report-to', 'tensorboard', '--report-to', 'wandb']
     """
     words = []
     for name, value in options.items():
