@@ -37,6 +37,7 @@ ROOMS = [
     "attnreg.experiments",
     "attnreg.recipes",
     "attnreg.experiments.compare",
+    "attnreg.experiments.search",
     "attnreg.experiments.cli",
     "attnreg.__main__",
 ]

@@ -42,6 +42,7 @@ def write(run, score, seconds=10.0, **changes):
         "best_epoch": {"epoch": 1, "accuracy": score},
         "rows": 40,
         "steps": 20,
+        "seconds": seconds,
         "training_seconds": seconds,
         "peak_memory_bytes": 100,
         "forward_rows": 400,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnreg.errors import InputError, UsageError
+from attnreg.experiments.cli.shared import given
 from attnreg.experiments.runs.command import GroupedCommand
 from attnreg.experiments.runs.options import option, together
 from attnreg.experiments.runs.settings import OUTPUT, shared_options
@@ -102,7 +103,7 @@ def _from_command(own: dict[str, Any], methods: tuple[str, ...], seeds: int, opt
     study = Study(
         methods=chosen,
         baseline=baseline,
-        options=common_options(_given(options)),
+        options=common_options(given(options)),
         seeds=seeds,
         folder=folder,
         **{name: own[name] for name in _OF_STUDY},
@@ -140,7 +141,7 @@ def _make(plan: Plan, own: dict[str, Any], device: str | None) -> None:
     from rich.console import Console
 
     from attnreg.experiments.compare.launch import local, ray
-    from attnreg.experiments.compare.make import make, show, usual_jobs
+    from attnreg.experiments.compare.make import make, show
     from attnreg.experiments.compare.plan_report import write_plan_report
     from attnreg.experiments.compare.scoring import score_further
     from attnreg.experiments.runs.reporting import print_table
@@ -172,13 +173,6 @@ def _make(plan: Plan, own: dict[str, Any], device: str | None) -> None:
         console.print(f"Report of the study saved to {plan.folder}/report.md and report.html.", highlight=False)
     if said := [trouble for trouble in troubles if trouble]:
         raise InputError(" ".join(said))
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that were given, and the task; a recipe may have other defaults."""
-    source = click.get_current_context().get_parameter_source
-    default = click.core.ParameterSource.DEFAULT
-    return {name: value for name, value in options.items() if name == "task" or source(name) is not default}
 
 
 def _print(study: Study, threads: int) -> bool:

@@ -18,6 +18,7 @@ from attnreg.experiments.cli.evaluate import evaluate
 from attnreg.experiments.cli.list import list_
 from attnreg.experiments.cli.plot import plot
 from attnreg.experiments.cli.recipe import recipe
+from attnreg.experiments.cli.search import search
 
 
 class _Commands(click.Group):
@@ -69,6 +70,7 @@ def main() -> None:
 
 main.add_command(recipe)
 main.add_command(compare)
+main.add_command(search)
 main.add_command(evaluate)
 main.add_command(plot)
 main.add_command(list_)

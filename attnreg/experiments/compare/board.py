@@ -20,10 +20,12 @@ class Board:
         runs: all runs, including finished ones.
         jobs: number of runs at a time, to estimate the time left.
         console: where to print.
+        budget: the number of runs in the end, if more runs will become known.
     """
 
-    def __init__(self, runs: Sequence[PlannedRun], jobs: int, console: Console) -> None:
+    def __init__(self, runs: Sequence[PlannedRun], jobs: int, console: Console, *, budget: int | None = None) -> None:
         self._runs = list(runs)
+        self._budget = budget or len(self._runs)
         self._jobs = jobs
         self._console = console
         self._running: set[PlannedRun] = set()
@@ -52,7 +54,7 @@ class Board:
 
     def _summary(self) -> str:
         done = sum(run.finished for run in self._runs)
-        return f"{done} of {len(self._runs)} runs done{self._time_left()}"
+        return f"{done} of {self._budget} runs done{self._time_left()}"
 
     def _time_left(self) -> str:
         left = [run for run in self._runs if not run.finished and run not in self.failed]
@@ -60,11 +62,12 @@ class Board:
         for run in self._runs:
             if run.finished:
                 known.setdefault(run.method.words[0], []).append(run.seconds)
-        if not left or not known:
+        if not (left or self._budget > len(self._runs)) or not known:
             return ""
         usual = fmean(seconds for times in known.values() for seconds in times)
-        each = (fmean(known.get(run.method.words[0], [usual])) for run in left)
-        seconds = sum(each) / min(self._jobs, len(left))
+        each = [fmean(known.get(run.method.words[0], [usual])) for run in left]
+        each += [usual] * (self._budget - len(self._runs))
+        seconds = sum(each) / min(self._jobs, len(each))
         return f", about {seconds / 60:.0f} min left" if seconds >= 90 else f", about {seconds:.0f} s left"
 
     def _table(self) -> Table:

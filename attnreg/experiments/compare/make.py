@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -46,15 +45,6 @@ def pending(study: Study, console: Console) -> list[PlannedRun]:
     for text in study.set_outdated_aside():
         console.print(text, highlight=False, soft_wrap=True)
     return [run for run in study.runs() if not run.finished]
-
-
-def usual_jobs(threads: int, on_cpu: bool) -> int:
-    """Return how many runs to make at a time."""
-    import torch
-
-    if torch.cuda.is_available() and not on_cpu:
-        return 1  # parallel runs would share the GPU's memory
-    return max(1, min(4, (os.cpu_count() or 1) // threads))
 
 
 def show(study: Study, console: Console) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnreg.errors import UsageError
+from attnreg.experiments.compare.winner import Winner
 from attnreg.experiments.runs.catalogue import load_command
 from attnreg.experiments.runs.command import RecipeCommand
 
@@ -29,6 +30,7 @@ class Method:
     Args:
         text: the recipe and its options.
         alias: a short name for reports and folders, if any.
+        folder: the folder of the search that it won, if any.
 
     Example:
         >>> [variant.text for variant in Method("ad-drop --p 0.3 --q {0.1,0.3}").variants]
@@ -42,20 +44,27 @@ class Method:
 
     text: str
     alias: str | None = None
+    folder: str | None = None
 
     @classmethod
     def parse(cls, typed: str) -> Method:
-        """Read ``RECIPE --options`` or ``NAME=RECIPE --options``.
+        """Read ``RECIPE --options``, ``NAME=RECIPE --options`` or ``NAME=@FOLDER``, the winner of a search.
 
         Raises:
-            UsageError: if a folder of the comparison has this name.
+            UsageError: if a folder of the comparison has this name, or the winner of a search has none.
+            InputError: if the folder holds no winner.
         """
+        if typed.startswith("@"):
+            raise UsageError(f"Give the winner of a search a name, as in best={typed}.")
         found = _ALIAS.match(typed)
         if found is None or Path(typed.split()[0]).is_file():  # one's own recipe, in a file with such a name
             return cls(typed)
         if found[1] in _FOLDERS:
             raise UsageError(f"A comparison has a folder {found[1]}: choose another name than in {typed!r}.")
-        return cls(typed[found.end() :], found[1])
+        text = typed[found.end() :]
+        if text.startswith("@"):
+            return cls(Winner.read(Path(text[1:])).method, found[1], text[1:])
+        return cls(text, found[1])
 
     @property
     def name(self) -> str:
@@ -65,7 +74,18 @@ class Method:
     @property
     def typed(self) -> str:
         """The method as on the command line."""
-        return self.text if self.alias is None else f"{self.alias}={self.text}"
+        text = self.text if self.folder is None else f"@{self.folder}"
+        return text if self.alias is None else f"{self.alias}={text}"
+
+    @property
+    def winner(self) -> Winner | None:
+        """The search that the method won, if any."""
+        return None if self.folder is None else Winner.read(Path(self.folder))
+
+    @property
+    def tries(self) -> int:
+        """The number of methods of which this one was chosen."""
+        return len(self.variants) if self.winner is None else self.winner.trials
 
     @property
     def words(self) -> list[str]:

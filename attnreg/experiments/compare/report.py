@@ -252,13 +252,21 @@ def _made(study: Study) -> str:
 
 
 def _tries(study: Study, groups: Sequence[Group], folder: Path) -> list[Block]:
-    counts = {method.name: len(method.variants) for method in study.methods}
+    counts = {method.name: method.tries for method in study.methods}
     if max(counts.values()) == 1:
         return [Paragraph("No options were searched: each method has one set of options.")]
     blocks: list[Block] = []
     if len(set(counts.values())) > 1:
         tried = ", ".join(f"{name} {count}" for name, count in counts.items())
         blocks.append(Paragraph(f"The methods did not have the same number of tries: {tried}."))
+    for method in study.methods:
+        if (won := method.winner) is not None:
+            text = (
+                f"{method.name} is the winner of the search in {method.folder}: {_count(won.trials, 'trial')} in "
+                f"{_count(won.runs, 'run')} on {won.task}, scored on {won.rows} rows held out from train. Dev was not "
+                "used."
+            )
+            blocks.append(Paragraph(text))
     if (searched := tables.tries(study)) is not None:
         text = (
             f"Values in braces were selected by the mean score on {study.search_rows} rows held out from train, over "

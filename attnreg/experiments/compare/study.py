@@ -65,10 +65,10 @@ class Study:
         slugs = [method.slug for method in self.methods]
         if twice := [method.typed for method in self.methods if slugs.count(method.slug) > 1]:
             raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
-        searched = [SEARCH_SEED, SEARCH_SEED + self.search_seeds - 1]
-        if any(len(method.variants) > 1 for method in self.methods) and (
-            self.first_seed <= searched[1] and searched[0] < self.first_seed + self.seeds
-        ):
+        own = [self.search_seeds for method in self.methods if len(method.variants) > 1]
+        most = max([0, *own, *(method.winner.seeds for method in self.methods if method.winner is not None)])
+        searched = [SEARCH_SEED, SEARCH_SEED + most - 1]
+        if most and self.first_seed <= searched[1] and searched[0] < self.first_seed + self.seeds:
             raise UsageError(
                 f"The seeds {self.first_seed} to {self.first_seed + self.seeds - 1} include some of the search's "
                 f"({searched[0]} to {searched[1]}), so the chosen values would be tested on the runs that chose them: "

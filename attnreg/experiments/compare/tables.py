@@ -10,6 +10,7 @@ from typing import Any
 from attnreg.experiments.compare.classes import class_scores
 from attnreg.experiments.compare.document import Table
 from attnreg.experiments.compare.group import Group, paired
+from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.power import detectable, seeds_needed
 from attnreg.experiments.compare.statistics import Difference, bootstrap_over_rows, holm, paired_difference
@@ -159,7 +160,7 @@ def options(study: Study, groups: Sequence[Group]) -> Table:
         shared = {name: group.results[0]["config"][name] for name in not_common(groups)}
         flag = group.runs[0].settings.flag
         told = [as_typed(flag(name), value) for name, value in {**shared, **own}.items()]
-        rows.append([method.name, " ".join(text for text in told if text) or "none", str(len(method.variants))])
+        rows.append([method.name, " ".join(text for text in told if text) or "none", _tries(method)])
     header = ["method", "options", "tries"]
     if any(method.alias for method in study.methods):
         header.insert(1, "as given")
@@ -167,6 +168,11 @@ def options(study: Study, groups: Sequence[Group]) -> Table:
             row.insert(1, methods[row[0]].text)
         return Table(header, rows, texts=(0, 1, 2))
     return Table(header, rows, texts=(0, 1))
+
+
+def _tries(method: Method) -> str:
+    """Return the number of tries, and for the winner of ``attnreg search`` that of their runs."""
+    return str(method.tries) if method.winner is None else f"{method.tries} ({method.winner.runs} runs)"
 
 
 def not_common(groups: Sequence[Group]) -> list[str]:

@@ -1,0 +1,173 @@
+"""``attnreg search``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attnreg.errors import InputError
+from attnreg.experiments.cli.shared import given, usual_jobs
+from attnreg.experiments.runs.command import GroupedCommand
+from attnreg.experiments.runs.options import option, together
+from attnreg.experiments.runs.settings import OUTPUT, TASK_OPTIONS, shared_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attnreg.experiments.compare.planned import PlannedRun
+    from attnreg.experiments.search.search import Search
+    from attnreg.experiments.search.trials import Trials
+
+SEARCH, RUNNING = "Search", "Running"
+_OPTIONS = (
+    option("--space", group=SEARCH, metavar="FILE.yaml|YAML",
+           help="What to vary, as YAML: options, providers, or both (default: compositions of five providers)."),
+    option("--runs", group=SEARCH, type=click.IntRange(min=1), default=30,
+           help="Budget: the largest number of runs."),
+    option("--seeds", group=SEARCH, type=click.IntRange(min=1), default=3,
+           help="Seeds of a trial, run one after another."),
+    option("--search-rows", group=SEARCH, type=click.IntRange(min=1), default=500,
+           help="Rows held out from train to score trials on."),
+    option("--prune-p", group=SEARCH, type=click.FloatRange(0, 1), default=0.3,
+           help="Stop a trial that is worse than the best one with p below this (Wilcoxon's test over seeds)."),
+    option("--sampler-seed", group=SEARCH, type=click.IntRange(0, 2**31 - 1), default=0,
+           help="Seed of the draws; with the same --jobs, the same seed repeats a search."),
+    option("--jobs", group=RUNNING, type=click.IntRange(min=1),
+           help="Trials at a time (default: cores / threads, at most four; one on a GPU)."),
+    option("--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
+           help="CPU threads per run; results may differ in the last digits."),
+    option("--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
+           help="Folder for the results (default: runs/search-TASK)."),
+)  # fmt: skip
+EPILOG = "Example: attnreg search --task cola --runs 60 --space 'providers: {DropHead: {p: 0.05..0.5}}'"
+
+
+@click.command("search", cls=GroupedCommand, epilog=EPILOG)
+@together((*_OPTIONS, *shared_options("task", "all")))
+def search(
+    space: str | None,
+    runs: int,
+    seeds: int,
+    search_rows: int,
+    prune_p: float,
+    sampler_seed: int,
+    jobs: int | None,
+    threads: int,
+    output_dir: Path | None,
+    **options: Any,
+) -> None:
+    """Search for good options and compositions of providers.
+
+    Trials are drawn with optuna and scored on rows held out from train. The winner is saved for `attnreg compare`.
+
+    To continue after a stop, or with more --runs, run the command again; finished runs are not repeated.
+    """
+    from rich.console import Console
+
+    from attnreg.experiments.compare.method import common_options
+    from attnreg.experiments.search.search import Search
+    from attnreg.experiments.search.space import read_space
+
+    read = read_space(space)
+    model = _model(options) if read.candidates else None
+    made = Search(
+        space=read,
+        layers=_layers(model) if read.needs_layers else None,
+        options=common_options(given(options)),
+        folder=output_dir or Path("runs") / f"search-{options['task']}",
+        runs=runs,
+        seeds=seeds,
+        rows=search_rows,
+        sampler_seed=sampler_seed,
+        prune_p=prune_p,
+    )
+    made.check()
+    _check_values(made, model)
+    del model
+    console = Console()
+    jobs = jobs or usual_jobs(threads, options["device"] == "cpu")
+    with made.begun() as trials:
+        stopped = _make(made, trials, jobs, threads, console)
+        _show(made, trials, console, _words(made, space, jobs))
+        if stopped:
+            raise InputError("Stopped. Repeat the command to continue.")
+
+
+def _model(options: dict[str, Any]) -> Any:
+    """Load the model of the task, to check providers with it."""
+    from attnreg.experiments.tasks.model import load_model
+    from attnreg.experiments.tasks.task import choose_task
+
+    task = choose_task(options["task"], **{name: options[name] for name in TASK_OPTIONS})
+    return load_model(task, options["model"])[0]
+
+
+def _layers(model: Any) -> int:
+    layers = getattr(model.config, "num_hidden_layers", None)
+    if layers is None:
+        raise InputError("The number of layers of the model is unknown: give `layers: [all, first, last]` in --space.")
+    return int(layers)
+
+
+def _check_values(made: Search, model: Any) -> None:
+    """Check the lowest and highest values of the space; build each provider once."""
+    from attnreg.provider.expressions import parse_provider
+
+    for expression in made.check_extremes():
+        if expression is not None and model is not None:
+            parse_provider(expression, model, total_steps=1)
+
+
+def _make(made: Search, trials: Trials, jobs: int, threads: int, console: Console) -> bool:
+    """Make the runs; return whether they were stopped by hand."""
+    from attnreg.experiments.compare.board import Board
+    from attnreg.experiments.compare.launch import local
+
+    start = local(jobs, threads)
+
+    def launch(pending: Sequence[PlannedRun], known: Sequence[PlannedRun]) -> None:
+        with Board(known, jobs, console, budget=made.runs) as board:
+            start(pending, board)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    try:
+        made.make(trials, jobs, launch, say)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def _show(made: Search, trials: Trials, console: Console, command: Sequence[str]) -> None:
+    from attnreg.experiments.runs.reporting import print_table
+    from attnreg.experiments.search import report
+
+    table = report.write_report(made, trials, command)
+    winner = made.winner(trials)
+    if table is None or winner is None:
+        failed = [trial for trial in trials.all if trial.failure is not None]
+        if failed:
+            raise InputError(f"No trial has finished. trial-{failed[0].number} failed: {failed[0].failure}")
+        return
+    print_table(console, table.header, table.rows, table.texts)
+    lines = [report.summary(made, trials), "The winner as a method of `attnreg compare`:", report.pasted(winner)[0]]
+    lines += [f"or {report.as_method(made, winner)}", f"Report saved to {made.folder}/report.md and report.html."]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _words(made: Search, space: str | None, jobs: int) -> list[str]:
+    """Return the words of this command, defaults included."""
+    words = ["attnreg", "search", *made.options, *([] if space is None else ["--space", space])]
+    numbers: dict[str, object] = {
+        "runs": made.runs,
+        "seeds": made.seeds,
+        "search-rows": made.rows,
+        "prune-p": made.prune_p,
+    }
+    numbers |= {"sampler-seed": made.sampler_seed, "jobs": jobs, "output-dir": made.folder}
+    return [*words, *(word for name, value in numbers.items() for word in (f"--{name}", str(value)))]

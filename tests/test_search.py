@@ -1,0 +1,408 @@
+"""Searches through the command line, with runs that are written down here."""
+
+import json
+import os
+import re
+import shlex
+import sys
+
+import optuna
+import pytest
+
+from attnreg.experiments.compare import launch
+from attnreg.experiments.compare.method import Method
+from attnreg.experiments.search.trials import Trials
+from tests.commands import assert_sentence, ran
+from tests.test_compare import started_by
+from tests.test_compare_study import table, write
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+SMALL = ["--epochs", 2, "--device", "cpu", "--search-rows", 50, "--jobs", 2, "--output-dir", "found"]
+HEADS = "providers: {DropHead: {p: 0.1..0.5}, DropKey: {p: 0.1..0.5}}"
+
+
+def rate(text):
+    """A score that is best for DropHead(p=0.3), and worse with DropKey."""
+    found = re.search(r"DropHead\(p=([\d.]+)", text)
+    return round(0.8 - (abs(float(found[1]) - 0.3) if found else 0.25) - 0.2 * ("DropKey" in text), 2)
+
+
+class Runs:
+    """Stands for the launcher: runs are written down, not made.
+
+    Args:
+        score: the score of a run, by the text of its method and its seed; a text is the reason why it fails.
+    """
+
+    def __init__(self):
+        self.score = lambda text, seed: rate(text) + 0.01 * (seed % 3)
+        self.made = []
+        self.last = None  # number of runs after which it is interrupted
+
+    def local(self, jobs, threads):
+        def start(runs, watcher):
+            for run in runs:
+                if len(self.made) == self.last:
+                    raise KeyboardInterrupt
+                watcher.started(run)
+                run.prepare()
+                score = self.score(run.method.text, run.seed)
+                if isinstance(score, str):
+                    run.log.write_text(f"epoch 1\nError: {score}\n")
+                else:
+                    write(run, score, seconds=60.0, training_cpu_seconds=30.0)
+                self.made.append(run)
+                watcher.ended(run)
+
+        return start
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # of optuna's journal, after each line
+    found = Runs()
+    monkeypatch.setattr(launch, "local", found.local)
+    return found
+
+
+@pytest.fixture
+def search(cli, runs):
+    """Search over two providers, unless told otherwise."""
+    return lambda *args: cli("search", *SMALL, *(() if "--space" in args else ("--space", HEADS)), *args)
+
+
+def report(tmp_path):
+    return (tmp_path / "found" / "report.md").read_text()
+
+
+def drawn(output):
+    """The methods of the trials, in their order."""
+    return re.findall(r"^trial-\d+: ((?:finetune|regularize).*)$", output, re.M)
+
+
+def test_the_budget_counts_runs(search, runs, tmp_path):
+    output = ran(search("--runs", 14, "--seeds", 3)).output
+    assert 12 <= len(runs.made) <= 14
+    assert "14 of 14 runs" in output or "in 12 runs" in output or "in 13 runs" in output
+    assert {run.seed for run in runs.made} == {1000, 1001, 1002}
+    assert all(run.arguments[run.arguments.index("--validation-rows") + 1] == "50" for run in runs.made)
+    assert drawn(output)[0] == runs.made[0].method.text == "finetune"  # is there anything to gain?
+    assert runs.made[0].folder.as_posix() == "found/search/trial-0/seed1000"
+
+
+def test_the_winner_can_be_pasted(search, runs, tmp_path, cli):
+    output = ran(search("--runs", 30, "--seeds", 2)).output
+    winner = json.loads((tmp_path / "found" / "winner.json").read_text())
+    means = {}
+    for run in runs.made:
+        means.setdefault(run.method.text, []).append(run.score)
+    complete = {text: sum(scores) / 2 for text, scores in means.items() if len(scores) == 2}
+    assert winner["method"] == max(complete, key=complete.get)
+    assert winner["score"] == pytest.approx(max(complete.values()))
+    assert winner["score"] > complete["finetune"]
+    assert (winner["trials"], winner["runs"]) == (len(means), len(runs.made))
+    line = next(line for line in output.splitlines() if line.startswith("attnreg compare finetune "))
+    words = shlex.split(line)
+    assert words[-2:] == ["--task", "agreement"]
+    method = Method.parse(words[3])
+    assert (method.name, method.text) == ("best", winner["method"])
+    printed = ran(cli(*words[1:], "--seeds", 1, "--launcher", "commands"))
+    assert "--provider" in printed.stdout
+
+
+def test_the_report_has_what_it_needs(search, runs, tmp_path):
+    ran(search("--runs", 30, "--seeds", 2))
+    text = report(tmp_path)
+    best = table(text, "The best 5 trials")
+    assert len(best) == 5
+    assert [float(row["mean"]) for row in best] == sorted((float(row["mean"]) for row in best), reverse=True)
+    every = table(text, "All trials")
+    assert [row["trial"] for row in every] == [str(number) for number in range(len(every))]
+    count = [row["state"] for row in every].count
+    assert f"{len(every)} trials ({count('complete')} complete" in text
+    assert f"in {len(runs.made)} runs of at most 30." in text
+    assert f"The runs took {len(runs.made)}.0 min, one after another (training: {len(runs.made) / 2:.1f} min" in text
+    assert "](plots/progress.png)" in text
+    assert {row["parameter"] for row in table(text, "Which parameters matter")} >= {"DropHead", "DropKey"}
+    assert "attnreg compare finetune best=@found --task agreement" in text
+    command = shlex.split(text.split("```")[1].strip())
+    assert command[:2] == ["attnreg", "search"]
+    assert command[command.index("--space") + 1] == HEADS
+    assert "Search on agreement" in (tmp_path / "found" / "report.html").read_text()
+
+
+def test_a_trial_that_is_worse_is_stopped(search, runs, tmp_path):
+    runs.score = lambda text, seed: (0.8 if text == "finetune" else 0.5) + 0.01 * (seed % 3)
+    output = ran(search("--runs", 12, "--seeds", 4, "--jobs", 1)).output
+    seeds = {}
+    for run in runs.made:
+        seeds.setdefault(run.method.text, []).append(run.seed)
+    assert seeds.pop("finetune") == [1000, 1001, 1002, 1003]
+    assert list(seeds.values()) == [[1000, 1001]] * 3
+    assert "trial-1 stopped after 2 seeds: it is worse than trial-0." in output
+    assert "4 trials (1 complete, 3 stopped early) in 10 runs of at most 12" in report(tmp_path)
+    assert [row["state"] for row in table(report(tmp_path), "All trials")] == ["complete", *["stopped"] * 3]
+
+
+def test_how_much_worse_is_an_option(search, runs):
+    runs.score = lambda text, seed: 0.8 if text == "finetune" else 0.5 + 0.01 * (seed % 4)
+    ran(search("--runs", 8, "--seeds", 4, "--prune-p", 0.2, "--jobs", 1))
+    assert [run.seed for run in runs.made][4:] == [1000, 1001, 1002]  # 1/8 after three seeds, 1/4 after two
+
+
+def test_a_run_that_fails_fails_its_trial(search, runs, tmp_path):
+    runs.score = lambda text, seed: "No such thing." if "DropKey" in text else rate(text)
+    output = ran(search("--runs", 12, "--seeds", 2)).output
+    failed = [run for run in runs.made if not run.finished]
+    assert failed
+    assert len({run.method for run in failed}) == len(failed)
+    assert len(runs.made) <= 12
+    assert re.search(
+        r"^trial-\d+ failed: Error: No such thing. \(see found/search/trial-\d+/seed1000.log\)$", output, re.M
+    )
+    assert f", {len(failed)} failed) in {len(runs.made)} runs" in report(tmp_path)
+    assert "failed: Error: No such thing." in report(tmp_path)
+    again = ran(search("--runs", 12, "--seeds", 2))
+    assert not drawn(again.output)
+
+
+def test_a_search_of_failures_says_why(search, runs):
+    runs.score = lambda text, seed: "No such thing."
+    result = search("--runs", 4, "--seeds", 2)
+    assert result.exit_code == 1
+    assert result.output.endswith("Error: No trial has finished. trial-0 failed: Error: No such thing.\n")
+
+
+def test_the_same_seed_draws_the_same(search, runs):
+    first, again, other = (
+        drawn(ran(search("--runs", 20, "--seeds", 2, "--output-dir", name, "--sampler-seed", seed)).output)
+        for name, seed in (("a", 3), ("b", 3), ("c", 4))
+    )
+    assert first == again
+    assert not set(first) & set(other) - {"finetune"}
+
+
+@pytest.fixture
+def unbroken(search, runs, tmp_path):
+    ran(search("--runs", 12, "--seeds", 2))
+    made, runs.made = [(run.folder, run.method.text) for run in runs.made], []
+    (tmp_path / "found").rename(tmp_path / "unbroken")
+    return made
+
+
+@pytest.mark.parametrize("last", [0, 1, 6])
+def test_stopped_and_started_again(search, runs, unbroken, tmp_path, last):
+    runs.last = last
+    stopped = search("--runs", 12, "--seeds", 2)
+    assert_sentence(stopped, 1, "Stopped. Repeat the command to continue.")
+    runs.last = None
+    ran(search("--runs", 12, "--seeds", 2))
+    assert [(run.folder, run.method.text) for run in runs.made] == unbroken  # none of them twice
+    assert report(tmp_path) == (tmp_path / "unbroken" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("place", "call"), [("report", 1), ("report", 4), ("settle", 3), ("_end", 2), ("_draw", 2), ("_draw", 4)]
+)
+def test_killed_anywhere_and_started_again(search, runs, unbroken, tmp_path, monkeypatch, place, call):
+    calls, usual = [], getattr(Trials, place)
+
+    def killed(*args):
+        calls.append(args)
+        if len(calls) == call:
+            raise SystemExit(9)
+        return usual(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trials, place, killed)
+        assert search("--runs", 12, "--seeds", 2).exit_code == 9
+    with (tmp_path / "found" / "optuna.log").open("a") as journal:
+        journal.write('{"op_code": 4, "wor')  # a line that was cut off
+    (tmp_path / "found" / "optuna.log.lock").symlink_to(tmp_path / "found" / "optuna.log")  # not let go of
+    ran(search("--runs", 12, "--seeds", 2))
+    assert [(run.folder, run.method.text) for run in runs.made] == unbroken
+    assert report(tmp_path) == (tmp_path / "unbroken" / "report.md").read_text()
+
+
+def test_a_draw_that_was_cut_off_is_finished(search, runs, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.trial.Trial, "set_user_attr", lambda *args: sys.exit(9))
+        assert search("--runs", 4, "--seeds", 2).exit_code == 9
+    output = ran(search("--runs", 4, "--seeds", 2)).output
+    assert drawn(output)[0] == "finetune"
+    assert [run.folder.parent.name for run in runs.made] == ["trial-0", "trial-1"] * 2
+
+
+def test_a_larger_budget_goes_on(search, runs):
+    first = drawn(ran(search("--runs", 6, "--seeds", 2)).output)
+    before = list(runs.made)
+    more = drawn(ran(search("--runs", 12, "--seeds", 2)).output)
+    assert len(first) == 3
+    assert more
+    assert not {run.folder for run in before} & {run.folder for run in runs.made[len(before) :]}
+    assert len(runs.made) <= 12
+
+
+def test_another_search_needs_another_folder(search, runs):
+    ran(search("--runs", 4, "--seeds", 2))
+    refused = search("--runs", 4, "--seeds", 1, "--epochs", 3)
+    assert_sentence(refused, 1, "The search in found has other options, seeds. Give the same, or another --output-dir")
+    refused = search("--runs", 4, "--seeds", 2, "--space", "providers: {DropHead: {p: 0.1..0.4}}")
+    assert_sentence(refused, 1, "The search in found has other space.")
+
+
+def test_data_that_has_changed_is_noticed(search, runs):
+    ran(search("--runs", 4, "--seeds", 2))
+    config = runs.made[0].folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"attnreg": "0.0.1"}))
+    refused = search("--runs", 8, "--seeds", 2)
+    assert_sentence(refused, 1, "changed since the search in found began, so its scores cannot be compared")
+
+
+def test_a_space_that_is_exhausted(search, runs):
+    output = ran(
+        search("--runs", 30, "--seeds", 1, "--space", "providers: {DropHead: {p: 0.2, layers: [all, last]}}")
+    ).output
+    assert "The search space has nothing left to try." in output
+    assert {run.method.text for run in runs.made} == {
+        "finetune",
+        'regularize --provider "DropHead(p=0.2)"',
+        'regularize --provider "OnLayers(DropHead(p=0.2), [-1])"',
+    }
+    assert len(runs.made) == 3
+
+
+def test_options_without_providers(search, runs):
+    space = "{recipe: ad-drop, options: {learning-rate: 1e-4..1e-2 log, --q: [0.1, 0.3], p: 0.2}}"
+    output = ran(search("--runs", 8, "--seeds", 2, "--space", space)).output
+    assert "regularize" not in output
+    for run in runs.made:
+        settings = run.settings
+        assert settings.recipe == "ad-drop"
+        assert 1e-4 <= settings.learning_rate <= 1e-2
+        assert settings.own["p"] == 0.2
+    assert {run.settings.own["q"] for run in runs.made} <= {0.1, 0.3}
+    assert len({run.settings.learning_rate for run in runs.made}) == 4
+
+
+def test_options_with_providers(search, runs):
+    space = "{options: {provider-lr: 0.01..0.1, epochs: 1..3}, providers: {ConcreteDropout: {}}}"
+    ran(search("--runs", 8, "--seeds", 1, "--space", space))
+    plain, other = (
+        next(run for run in runs.made if run.settings.recipe == name) for name in ("finetune", "regularize")
+    )
+    assert plain.settings.epochs in (1, 2, 3)  # and it has no --provider-lr
+    assert 0.01 <= other.settings.own["provider_lr"] <= 0.1
+
+
+def test_the_default_space(search, runs, tmp_path, cli):
+    ran(cli("search", *SMALL, "--runs", 40, "--seeds", 1))
+    texts = " ".join(run.method.text for run in runs.made)
+    for name in ("AttentionDropout", "DropKey", "DropAttention", "DropHead", "AttentionLayerDrop"):
+        assert f"{name}(p=0." in texts
+    # of three layers: the first is the lower half
+    assert set(re.findall(r"\), (\[[-\d, ]+\])\)", texts)) == {"[0]", "[1, 2]", "[-1]"}
+    assert 'placement=\\"scores\\"' in texts
+
+
+def test_a_file_with_most_and_layers(search, runs, tmp_path):
+    (tmp_path / "space.yaml").write_text(
+        "providers:\n  DropHead: {p: 0.1..0.5}\n  DropKey: {p: 0.1..0.5, layers: all}\n"
+        "  AttentionDropout:\nlayers: [[0, 2]]\nmost: 1\n"
+    )
+    ran(search("--runs", 20, "--seeds", 1, "--space", "space.yaml"))
+    texts = {run.method.text for run in runs.made}
+    assert not any(" & " in text for text in texts)
+    assert 'regularize --provider "OnLayers(AttentionDropout(), [0, 2])"' in texts
+    for name, form in {
+        "DropHead": r"OnLayers\(DropHead\(p=[\d.]+\), \[0, 2\]\)",
+        "DropKey": r"DropKey\(p=[\d.]+\)",
+    }.items():
+        assert any(name in text for text in texts)
+        assert all(re.search(f'"{form}"', text) for text in texts if name in text)
+
+
+def test_a_comparison_counts_the_search(search, runs, cli, tmp_path):
+    ran(search("--runs", 20, "--seeds", 2))
+    winner = json.loads((tmp_path / "found" / "winner.json").read_text())
+    result = ran(cli("compare", "finetune", "best=@found", "--seeds", 2, "--no-equal-time", "--output-dir", "study"))
+    text = (tmp_path / "study" / "report.md").read_text()
+    options = {row["method"]: row for row in table(text, "Options")}
+    assert options["finetune"]["tries"] == "1"
+    assert options["best"]["tries"] == f"{winner['trials']} ({winner['runs']} runs)"
+    assert options["best"]["as given"].replace("\\", "") == winner["method"].replace("\\", "")
+    assert f"did not have the same number of tries: finetune 1, best {winner['trials']}." in text
+    assert f"best is the winner of the search in found: {winner['trials']} trials in {winner['runs']} runs" in text
+    assert "best=@found" in text.split("```")[1]
+    assert "best" in result.output
+    clash = cli("compare", "finetune", "best=@found", "--first-seed", 999, "--seeds", 2, "--output-dir", "other")
+    assert_sentence(clash, 2, "include some of the search's")
+
+
+def test_what_is_no_winner(cli, tmp_path):
+    assert_sentence(
+        cli("compare", "finetune", "best=@nowhere"), 1, "Expected the folder of a search after @, got nowhere"
+    )
+    assert_sentence(
+        cli("compare", "finetune", "@nowhere"), 2, "Give the winner of a search a name, as in best=@nowhere."
+    )
+    (tmp_path / "winner.json").write_text("{}")
+    assert_sentence(cli("compare", "finetune", "best=@."), 1, "Cannot read the winner of a search from winner.json")
+
+
+def test_without_optuna(search, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "attnreg.experiments.search.trials")
+    monkeypatch.delitem(sys.modules, "attnreg.experiments.search.search")
+    assert_sentence(search(), 1, r"attnreg search needs optuna: pip install 'attnreg\[search\]'.")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "message", "code"),
+    [
+        (["--space", "nothing.yaml"], "Cannot read the search space", 1),
+        (["--space", "{"], "Cannot read the search space", 1),
+        (["--space", "{}"], "The search space is empty: give `options`, `providers`, or both.", 1),
+        (["--space", "DropHead"], "The search space must be a mapping", 1),
+        (["--space", "provider: {}"], "got 'provider'. Did you mean providers", 1),
+        (["--space", "providers: [DropHead]"], "`providers` of the search space must be a mapping", 1),
+        (["--space", "providers: {DropHeads: {}}"], "got 'DropHeads'.* Did you mean DropHead", 1),
+        (["--space", "providers: {DropHead: {rate: 0.1..0.5}}"], "Expected the arguments of DropHead", 1),
+        (["--space", "providers: {DropHead: {p: 0.1..1.5}}"], "Expected `p` to be a probability .*, got 1.5", 1),
+        (["--space", "providers: {DropHead: {p: 0.5..0.1}}"], "DropHead p in the search space as a range from low", 1),
+        (["--space", "providers: {DropHead: {p: 0..0.1 log}}"], "DropHead p in the search space as a range from low", 1),
+        (["--space", "providers: {DropHead: {p: 0.1..0.5 lin}}"], "DropHead p in the search space as a range", 1),
+        (["--space", "providers: {DropHead: {p: []}}"], "DropHead p in the search space as a range", 1),
+        (["--space", "providers: {DropHead: {layers: middle}}"], "Expected `layers` .* got 'middle'", 1),
+        (["--space", "{providers: {DropHead: {}}, most: 0}"], "Expected `most` in the search space", 1),
+        (["--space", "options: {learning-rate: -1..1}"], "Invalid value for '--learning-rate'", 2),
+        (["--space", "options: {q: 0.1..0.5}"], "No such option", 2),
+        (["--space", "options: {train-size: 10..50}"], "--train-size cannot be in the search space", 2),
+        (["--space", "{recipe: nothing, options: {epochs: 1..2}}"], "Expected a recipe among", 2),
+        (["--runs", 2, "--seeds", 3], r"Expected --runs of at least --seeds \(3\), got 2", 2),
+        (["--output-dir", "full"], "--output-dir full holds files but no search", 1),
+        (["--task", "nothing"], "Expected a task among", 2),
+        (["--model", "/nowhere"], "Expected --model to be a folder", 1),
+    ],
+)  # fmt: skip
+def test_bad_input(search, runs, tmp_path, args, message, code):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    result = search(*args)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    assert re.search(message, " ".join(result.output.split())), result.output
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "thesis.tex"]
+
+
+def test_with_runs_that_are_made(cli, warm, monkeypatch, tmp_path):
+    monkeypatch.setattr(launch, "subprocess", started_by(warm))
+    small = ["--epochs", 1, "--train-size", 32, "--batch-size", 32]
+    output = ran(cli("search", *SMALL, *small, "--runs", 2, "--seeds", 1, "--space", HEADS)).output
+    assert "2 of 2 runs done" in output
+    folders = [tmp_path / "found" / "search" / f"trial-{number}" / "seed1000" for number in (0, 1)]
+    for folder in folders:
+        assert json.loads((folder / "result.json").read_text())["scored_on"] == "held-out"
+        assert not (folder / "checkpoints").exists()
+        assert not (folder / "model").exists()
