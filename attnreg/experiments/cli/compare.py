@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.cli.shared import given
+from attnreg.experiments.cli.shared import given, usual_jobs
 from attnreg.experiments.runs.command import GroupedCommand
 from attnreg.experiments.runs.options import option, together
 from attnreg.experiments.runs.settings import OUTPUT, shared_options
