@@ -6,15 +6,18 @@ import re
 import shlex
 import sys
 
+import numpy as np
 import optuna
 import pytest
 
+from attnreg._files import exclusive
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.search.trials import Trials
 from tests.commands import assert_sentence, ran
 from tests.test_compare import started_by
 from tests.test_compare_study import table, write
+from tests.test_plots import keeping
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SMALL = ["--epochs", 2, "--device", "cpu", "--search-rows", 50, "--jobs", 2, "--output-dir", "found"]
@@ -83,7 +86,7 @@ def drawn(output):
 def test_the_budget_counts_runs(search, runs, tmp_path):
     output = ran(search("--runs", 14, "--seeds", 3)).output
     assert 12 <= len(runs.made) <= 14
-    assert "14 of 14 runs" in output or "in 12 runs" in output or "in 13 runs" in output
+    assert f"; {len(runs.made)} of 14 runs done" in output
     assert {run.seed for run in runs.made} == {1000, 1001, 1002}
     assert all(run.arguments[run.arguments.index("--validation-rows") + 1] == "50" for run in runs.made)
     assert drawn(output)[0] == runs.made[0].method.text == "finetune"  # is there anything to gain?
@@ -103,7 +106,7 @@ def test_the_winner_can_be_pasted(search, runs, tmp_path, cli):
     assert (winner["trials"], winner["runs"]) == (len(means), len(runs.made))
     line = next(line for line in output.splitlines() if line.startswith("attnreg compare finetune "))
     words = shlex.split(line)
-    assert words[-2:] == ["--task", "agreement"]
+    assert words[4:] == ["--epochs", "2", "--device", "cpu", "--task", "agreement"]  # as in the search
     method = Method.parse(words[3])
     assert (method.name, method.text) == ("best", winner["method"])
     printed = ran(cli(*words[1:], "--seeds", 1, "--launcher", "commands"))
@@ -111,7 +114,8 @@ def test_the_winner_can_be_pasted(search, runs, tmp_path, cli):
 
 
 def test_the_report_has_what_it_needs(search, runs, tmp_path):
-    ran(search("--runs", 30, "--seeds", 2))
+    with keeping() as figures:
+        ran(search("--runs", 30, "--seeds", 2))
     text = report(tmp_path)
     best = table(text, "The best 5 trials")
     assert len(best) == 5
@@ -123,8 +127,12 @@ def test_the_report_has_what_it_needs(search, runs, tmp_path):
     assert f"in {len(runs.made)} runs of at most 30." in text
     assert f"The runs took {len(runs.made)}.0 min, one after another (training: {len(runs.made) / 2:.1f} min" in text
     assert "](plots/progress.png)" in text
-    assert {row["parameter"] for row in table(text, "Which parameters matter")} >= {"DropHead", "DropKey"}
-    assert "attnreg compare finetune best=@found --task agreement" in text
+    complete, best = figures["progress"].axes[0].lines
+    assert len(complete.get_ydata()) == count("complete")
+    assert list(best.get_ydata()) == [*np.maximum.accumulate(complete.get_ydata()), max(complete.get_ydata())]
+    assert max(best.get_xdata()) == len(runs.made)
+    assert table(text, "Which parameters matter")[0]["parameter"].split()[0] in ("DropHead", "DropKey")
+    assert "attnreg compare finetune best=@found --epochs 2 --device cpu --task agreement" in text
     command = shlex.split(text.split("```")[1].strip())
     assert command[:2] == ["attnreg", "search"]
     assert command[command.index("--space") + 1] == HEADS
@@ -133,7 +141,8 @@ def test_the_report_has_what_it_needs(search, runs, tmp_path):
 
 def test_a_trial_that_is_worse_is_stopped(search, runs, tmp_path):
     runs.score = lambda text, seed: (0.8 if text == "finetune" else 0.5) + 0.01 * (seed % 3)
-    output = ran(search("--runs", 12, "--seeds", 4, "--jobs", 1)).output
+    with keeping() as figures:
+        output = ran(search("--runs", 12, "--seeds", 4, "--jobs", 1)).output
     seeds = {}
     for run in runs.made:
         seeds.setdefault(run.method.text, []).append(run.seed)
@@ -142,6 +151,7 @@ def test_a_trial_that_is_worse_is_stopped(search, runs, tmp_path):
     assert "trial-1 stopped after 2 seeds: it is worse than trial-0." in output
     assert "4 trials (1 complete, 3 stopped early) in 10 runs of at most 12" in report(tmp_path)
     assert [row["state"] for row in table(report(tmp_path), "All trials")] == ["complete", *["stopped"] * 3]
+    assert list(figures["progress"].axes[0].lines[0].get_xdata()) == [6, 8, 10]
 
 
 def test_how_much_worse_is_an_option(search, runs):
@@ -233,10 +243,10 @@ def test_a_draw_that_was_cut_off_is_finished(search, runs, monkeypatch):
     assert [run.folder.parent.name for run in runs.made] == ["trial-0", "trial-1"] * 2
 
 
-def test_a_larger_budget_goes_on(search, runs):
+def test_a_larger_budget_goes_on(search, runs, cli):
     first = drawn(ran(search("--runs", 6, "--seeds", 2)).output)
     before = list(runs.made)
-    more = drawn(ran(search("--runs", 12, "--seeds", 2)).output)
+    more = drawn(ran(cli("search", "--space", HEADS, "--seeds", 2, "--runs", 12, *SMALL[2:], "--epochs", 2)).output)
     assert len(first) == 3
     assert more
     assert not {run.folder for run in before} & {run.folder for run in runs.made[len(before) :]}
@@ -249,6 +259,13 @@ def test_another_search_needs_another_folder(search, runs):
     assert_sentence(refused, 1, "The search in found has other options, seeds. Give the same, or another --output-dir")
     refused = search("--runs", 4, "--seeds", 2, "--space", "providers: {DropHead: {p: 0.1..0.4}}")
     assert_sentence(refused, 1, "The search in found has other space.")
+
+
+def test_one_search_at_a_time_works_on_a_folder(search, runs, tmp_path):
+    (tmp_path / "found").mkdir()
+    with exclusive(tmp_path / "found" / ".lock"):
+        assert_sentence(search("--runs", 4, "--seeds", 2), 1, "Another search is writing to found: wait for it")
+    ran(search("--runs", 4, "--seeds", 2))
 
 
 def test_data_that_has_changed_is_noticed(search, runs):

@@ -154,8 +154,8 @@ def _show(made: Search, trials: Trials, console: Console, command: Sequence[str]
             raise InputError(f"No trial has finished. trial-{failed[0].number} failed: {failed[0].failure}")
         return
     print_table(console, table.header, table.rows, table.texts)
-    lines = [report.summary(made, trials), "The winner as a method of `attnreg compare`:", report.pasted(winner)[0]]
-    lines += [f"or {report.as_method(made, winner)}", f"Report saved to {made.folder}/report.md and report.html."]
+    lines = [report.summary(made, trials), "The winner as a method of `attnreg compare`:", report.pasted(made, winner)]
+    lines += [f"or {report.as_method(made)}", f"Report saved to {made.folder}/report.md and report.html."]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

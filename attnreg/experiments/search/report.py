@@ -18,7 +18,7 @@ from attnreg.experiments.search.search import Search
 from attnreg.experiments.search.trials import Trials, Tried
 
 _BEST = 5
-_ENOUGH = 5  # complete trials, to say which parameters matter
+_ENOUGH = 10  # complete trials, to say which parameters matter
 
 
 def write_report(search: Search, trials: Trials, command: Sequence[str]) -> Table | None:
@@ -45,7 +45,7 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> Tabl
             "The best mean of many is too high by chance. Compare the winner on dev, with other seeds, in one of these "
             "ways; the first also tells the number of tries."
         ),
-        Code([as_method(search, winner), *pasted(winner)]),
+        Code([as_method(search), pasted(search, winner)]),
         Heading(f"The best {len(best.rows)} trials"),
         best,
         Heading("Progress"),
@@ -80,14 +80,14 @@ def summary(search: Search, trials: Trials) -> str:
     return f"{len(states)} trials ({told}) in {trials.runs} runs of at most {search.runs}. The runs took {cost}."
 
 
-def as_method(search: Search, winner: Winner) -> str:
+def as_method(search: Search) -> str:
     """Return the command that compares the winner, by the folder of the search."""
-    return f"attnreg compare finetune {shlex.quote(f'best=@{search.folder}')} --task {winner.task}"
+    return shlex.join(["attnreg", "compare", "finetune", f"best=@{search.folder}", *search.options])
 
 
-def pasted(winner: Winner) -> list[str]:
+def pasted(search: Search, winner: Winner) -> str:
     """Return the command that compares the winner, with all its options."""
-    return [f"attnreg compare finetune {shlex.quote(f'best={winner.method}')} --task {winner.task}"]
+    return shlex.join(["attnreg", "compare", "finetune", f"best={winner.method}", *search.options])
 
 
 def _scored(search: Search) -> str:
@@ -135,7 +135,9 @@ def _importances(trials: Trials) -> Iterator[Block]:
     if not found:
         return
     yield Heading("Which parameters matter")
-    yield Table(["parameter", "importance"], [[name, f"{value:.2f}"] for name, value in found.items()])
+    yield Table(
+        ["parameter", "importance"], [[name, f"{value:.2f}"] for name, value in found.items() if value >= 0.005]
+    )
     yield Paragraph(
         "Optuna's estimate of how much each parameter explains of the complete trials' scores, as shares of 1. It is "
         "rough with few trials. A provider's own name stands for whether it is in the composition."

@@ -90,7 +90,7 @@ class Search:
         """What must be the same when a search goes on."""
         return {
             "space": self.space.content,
-            "options": list(self.options),
+            "options": dict(zip(self.options[::2], self.options[1::2], strict=True)),  # in any order
             "seeds": self.seeds,
             "search_rows": self.rows,
             "sampler_seed": self.sampler_seed,

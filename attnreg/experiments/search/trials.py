@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from attnreg.experiments.search.space import Space
 
 try:
     import optuna
+    from optuna.importance import PedAnovaImportanceEvaluator
     from optuna.samplers import TPESampler
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -23,7 +25,7 @@ except ImportError as error:
     raise InputError("attnreg search needs optuna: pip install 'attnreg[search]'.") from error
 
 RANDOM_TRIALS = 6  # before the sampler models the scores; a search has few trials
-REPEATS = 100  # draws in a row that were all drawn before: then the space is exhausted
+REPEATS = 50  # draws in a row of methods that were drawn before; then as many at random, then the space is exhausted
 State = Literal["running", "complete", "stopped", "failed"]
 _STATES: dict[TrialState, State] = {
     TrialState.RUNNING: "running",
@@ -124,17 +126,25 @@ class Trials:
         """How much of the scores' variation each parameter explains; empty if optuna cannot tell."""
         try:
             with _quiet():
-                return optuna.importance.get_param_importances(self._study)
+                evaluator = PedAnovaImportanceEvaluator()  # needs no scikit-learn, and has no chance
+                return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
         except (ImportError, ValueError, RuntimeError):
             return {}
 
     def ask(self) -> Tried | None:
         """Draw a trial whose method is new; ``None`` if the space seems exhausted."""
         known = {trial.method for trial in self.all}
-        for _ in range(REPEATS):
+        while self._repeats < 2 * REPEATS:
             if self._draw(known):
                 return self.all[-1]
         return None
+
+    @property
+    def _repeats(self) -> int:
+        """The number of last draws in a row that were repeated ones."""
+        frozen = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
+        last = max((trial.number for trial in self._frozen), default=-1)
+        return sum(trial.number > last for trial in frozen)
 
     def _draw(self, known: Collection[str]) -> bool:
         """Draw a trial, or finish the draw that a kill has cut off; return whether its method is new."""
@@ -145,7 +155,8 @@ class Trials:
         with _quiet():
             # A sampler per trial, whose seed depends on nothing else: so a search that goes on draws the same.
             seed = order.getrandbits(31)
-            self._study.sampler = TPESampler(n_startup_trials=RANDOM_TRIALS, seed=seed, constant_liar=True)
+            start = RANDOM_TRIALS if self._repeats < REPEATS else sys.maxsize
+            self._study.sampler = TPESampler(n_startup_trials=start, seed=seed, constant_liar=True)
             trial = self._opened(cut[0]) if cut else self._study.ask()
             method = self._space.draw(trial, self._layers, order)
             if method in known:
@@ -170,7 +181,7 @@ class Trials:
         with _quiet():
             if len(tried.scores) == self._seeds:
                 self._end(trial, TrialState.COMPLETE, tried.mean)
-            elif trial.should_prune():
+            elif len(tried.scores) > 1 and trial.should_prune():  # optuna 4.0 cannot test a single score
                 self._end(trial, TrialState.PRUNED)
         return self.all[number]
 
