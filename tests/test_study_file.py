@@ -156,6 +156,20 @@ def test_the_report_over_tasks(tmp_path, monkeypatch):
     assert '<a href="few/report.html">few</a>' in (plan.folder / "report.html").read_text()
 
 
+def test_a_method_that_failed_is_left_out_over_tasks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = read_plan(file_of(tmp_path, tasks=[{"name": "a"}, {"name": "b"}], seeds=2))
+    for study in plan.studies.values():
+        for run in study.runs():
+            if run.method.name != "random":
+                write(run, 0.5 + 0.1 * (run.method.name == "high") + 0.01 * run.seed)
+    write_plan_report(plan)
+    report = (plan.folder / "report.md").read_text()
+    assert [row["method"] for row in table(report, "Over tasks")] == ["plain", "high"]
+    assert table(report, "Scores")[0]["random"] == "not run"
+    assert "Differences by task" not in report  # the primary contrast needs it
+
+
 def test_a_study_end_to_end_with_further_data(cli, warm, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "subprocess", started_by(warm))
     rows = load_splits(get_task("agreement"))["test"].to_list()[:40]

@@ -135,8 +135,9 @@ def _p_or_reason(value: float) -> str:
 
 
 def _across(plan: Plan, groups: Groups) -> Table | None:
-    names = [method.name for method in next(iter(plan.studies.values())).methods]
-    whole = {task: methods for task, methods in groups.items() if set(names) <= methods.keys()}
+    study = next(iter(plan.studies.values()))
+    names = [method.name for method in study.methods if all(method.name in methods for methods in groups.values())]
+    whole = groups if study.baseline.name in names else {}
     seeds = {task: set.intersection(*({run.seed for run in methods[name].runs} for name in names))
              for task, methods in whole.items()}  # fmt: skip
     whole = {task: methods for task, methods in whole.items() if seeds[task]}
@@ -146,7 +147,7 @@ def _across(plan: Plan, groups: Groups) -> Table | None:
         [[run.score for run in methods[name].runs if run.seed in seeds[task]] for name in names]
         for task, methods in whole.items()
     ]
-    ranks, base = mean_ranks(scores), names.index(next(iter(plan.studies.values())).baseline.name)
+    ranks, base = mean_ranks(scores), names.index(study.baseline.name)
     rows = []
     for number, name in enumerate(names):
         mine, plain = [task[number] for task in scores], [task[base] for task in scores]
