@@ -57,7 +57,7 @@ def steps(model, provider, runs, lengths=(7,) * STEPS):
 
 
 # Masks on scores, from two passes, from tensors that a schedule changes, and in one graph with what learns.
-FAST = ("scores-dropout", "ad-drop", "scheduled, training", "learnable")
+FAST = ("scores-dropout",)
 LEARNED = [case.name for case in PROVIDERS if case.made_for_model and not case.variant]
 
 

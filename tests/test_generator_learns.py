@@ -120,7 +120,7 @@ def test_noise_leaves_the_rates_of_a_wide_generator_about_where_they_were():
         teacher = Reinforce(generator, generator_adam(generator), Updater(), scaled=True)
         first = batch()
         generator.calibrate(first)
-        for _ in range(40):
+        for _ in range(25):
             teacher.draw(batch())
             teacher.update([torch.randn(())])
             teacher.forget()

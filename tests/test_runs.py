@@ -108,7 +108,7 @@ def test_drop_rates_are_those_asked_for(finished):
     assert mean[0] == pytest.approx(0.3 - 0.2 * 4 / 16, abs=0.02)
 
 
-@pytest.mark.parametrize("recipe", [pytest.param(r, marks=[] if r in ("finetune", "attendout", "ad-drop") else pytest.mark.slow) for r in RECIPES])  # fmt: skip
+@pytest.mark.parametrize("recipe", [pytest.param(r, marks=[] if r == "attendout" else pytest.mark.slow) for r in RECIPES])  # fmt: skip
 def test_same_seed_same_numbers_and_another_seed_others(finished, recipe, cli, tmp_path):
     run = finished[0] / recipe
     for seed in (0, 1):
