@@ -11,7 +11,7 @@ from attnreg.experiments.compare import launch
 from tests.commands import assert_sentence, ran
 from tests.test_compare import started_by
 from tests.test_compare_study import table
-from tests.test_search import SMALL, drawn, report, runs, search  # noqa: F401 (two are fixtures)
+from tests.test_search import HEADS, SMALL, drawn, report, runs, search  # noqa: F401 (two are fixtures)
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
