@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from attnreg import functional
+from attnreg.draws import Draws
 from attnreg.errors import InputError
 
 Stack = Literal["encoder", "decoder", "cross"]
@@ -120,6 +121,7 @@ class AttentionSite(SiteInfo):
         scale: factor on :math:`QK^\top`; ``None`` means :math:`1/\sqrt D`.
         written_scores: ``(B, H, Q, K)``, the scores, if the model computes them outside of a fused kernel.
         score_mod: score function of ``flex_attention``.
+        draws: the source of randomness; see :meth:`keep` and :meth:`uniform`.
         device: device of the mask to return.
         dtype: dtype of the attention scores.
 
@@ -140,6 +142,7 @@ class AttentionSite(SiteInfo):
     scale: float | None = None
     written_scores: Tensor | None = field(default=None, repr=False)
     score_mod: Callable[..., Tensor] | None = field(default=None, repr=False)
+    draws: Draws = field(default_factory=Draws, repr=False)
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     dtype: torch.dtype = torch.float32
 
@@ -154,6 +157,24 @@ class AttentionSite(SiteInfo):
         if self.valid is None:
             return None
         return functional.units(self.valid, self.shape, self_attention=self.stack != "cross")
+
+    def keep(self, p: float | Tensor, shape: Sequence[int] | None = None) -> Tensor:
+        """Draw decisions, bool, ``True`` = kept, which is the case with probability 1 - p.
+
+        Args:
+            p: drop probability; a tensor must be 0-d.
+            shape: their shape (default: that of the scores).
+        """
+        return self.draws.keep(self.shape if shape is None else shape, p, device=self.device)
+
+    def uniform(self, shape: Sequence[int] | None = None, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Draw numbers in ``[0, 1)``.
+
+        Args:
+            shape: their shape (default: that of the scores).
+            dtype: their dtype.
+        """
+        return self.draws.uniform(self.shape if shape is None else shape, device=self.device, dtype=dtype)
 
     def scores(self) -> Tensor:
         r"""Compute the scores before the softmax, with scale and bias; :math:`-\infty` where the model forbids.

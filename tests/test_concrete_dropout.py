@@ -28,7 +28,7 @@ def test_the_mask_by_a_loop_and_its_gradient_in_float64():
     torch.manual_seed(1)
     got = provider(small).weights
     torch.manual_seed(1)
-    uniform = torch.rand(small.shape, dtype=torch.float64)
+    uniform = small.uniform(dtype=torch.float64)
     for h in range(4):
         p = float(provider.rates[1, h])
         for b in range(2):

@@ -48,7 +48,7 @@ def test_the_mask_by_a_loop_and_its_gradient_in_float64():
     torch.manual_seed(1)
     got = provider(place).weights
     torch.manual_seed(1)
-    uniform = torch.rand(place.shape, dtype=torch.float64)
+    uniform = place.uniform(dtype=torch.float64)
     for b in range(2):
         for h in range(2):
             for i in range(2):

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
+from attnreg.draws import Draws
 from attnreg.injection import discover
 from tests.cases import MODELS, output
 from tests.test_contract import run, same, unwrap, without_dropout, wrap_in_checkpoints
@@ -29,7 +30,7 @@ class Skip(attnreg.MaskProvider):
     def forward(self, site):
         return None
 
-    def skips_block(self, site):
+    def skips_block(self, site, draws):
         return torch.tensor(site.label in self.labels)
 
 
@@ -134,7 +135,7 @@ def test_a_shared_block_keeps_count_of_the_layers_that_were_skipped(wraps_first)
 def test_each_block_is_skipped_at_its_rate():
     torch.manual_seed(0)
     provider = attnreg.LayerDrop(0.3)
-    rate = sum(bool(provider.skips_block(attnreg.SiteInfo())) for _ in range(3000)) / 3000
+    rate = sum(bool(provider.skips_block(attnreg.SiteInfo(), Draws())) for _ in range(3000)) / 3000
     assert abs(rate - 0.3) <= 5 * math.sqrt(0.3 * 0.7 / 3000)
 
 
@@ -328,7 +329,7 @@ def test_cross_attention_alone_is_refused():
 
 
 class Wrong(Skip):
-    def skips_block(self, site):
+    def skips_block(self, site, draws):
         return torch.tensor([True])
 
 
@@ -365,7 +366,7 @@ class Everything(attnreg.MaskProvider):
     def forward(self, site):
         return self.provider(site)
 
-    def skips_block(self, site):
+    def skips_block(self, site, draws):
         return torch.tensor(True)
 
 

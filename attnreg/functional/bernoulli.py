@@ -10,7 +10,11 @@ from torch import Tensor
 
 
 def sample_keep(
-    logits: Tensor, shape: Sequence[int] | None = None, *, generator: torch.Generator | None = None
+    logits: Tensor,
+    shape: Sequence[int] | None = None,
+    *,
+    uniform: Tensor | None = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     r"""Draw hard keep decisions with logistic (Gumbel-difference) noise.
 
@@ -20,7 +24,8 @@ def sample_keep(
     Args:
         logits: logits of keeping, any shape.
         shape: shape of the decisions, to which ``logits`` must broadcast (default: the shape of ``logits``).
-        generator: source of randomness (default: torch's global generator, which gradient checkpointing replays).
+        uniform: u, in this shape (default: drawn here).
+        generator: source of randomness (default: torch's global generator).
 
     Returns:
         bool, in this shape, ``True`` = kept.
@@ -33,7 +38,8 @@ def sample_keep(
         tensor([False,  True])
     """
     shape = logits.shape if shape is None else shape
-    uniform = torch.rand(shape, dtype=logits.dtype, device=logits.device, generator=generator)
+    if uniform is None:
+        uniform = torch.rand(shape, dtype=logits.dtype, device=logits.device, generator=generator)
     return uniform > torch.sigmoid(-logits)
 
 
@@ -42,6 +48,7 @@ def sample_windows(
     p: float,
     window: int = 1,
     *,
+    uniform: Tensor | None = None,
     device: torch.device | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -56,8 +63,10 @@ def sample_windows(
         shape: shape of the decisions.
         p: drop rate that windows would have if they did not overlap, in ``[0, 1]``.
         window: w, the number of units that a seed drops: its own and the ``w - 1`` after it.
+        uniform: numbers in ``[0, 1)``, one for each seed: in ``shape``, with ``window - 1`` more in the last dimension
+            (default: drawn here).
         device: device of the decisions.
-        generator: source of randomness (default: torch's global generator, which gradient checkpointing replays).
+        generator: source of randomness (default: torch's global generator).
 
     Returns:
         bool, in this shape, ``True`` = kept.
@@ -70,8 +79,10 @@ def sample_windows(
         tensor([[False, False, False],
                 [False, False, False]])
     """
-    seeds = (*shape[:-1], shape[-1] + window - 1)
-    kept = torch.rand(seeds, device=device, generator=generator) >= p / window
+    if uniform is None:
+        seeds = (*shape[:-1], shape[-1] + window - 1)
+        uniform = torch.rand(seeds, device=device, generator=generator)
+    kept = uniform >= p / window
     return kept if window == 1 else kept.unfold(-1, window, 1).all(-1)
 
 

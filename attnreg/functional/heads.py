@@ -10,6 +10,7 @@ def sample_heads(
     p: float | Tensor,
     shape: tuple[int, int],
     *,
+    uniform: Tensor | None = None,
     device: torch.device | str | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -23,8 +24,9 @@ def sample_heads(
     Args:
         p: drop probability, in ``[0, 1]``.
         shape: ``(B, H)``.
+        uniform: u, ``(B, H)`` (default: drawn here).
         device: device of the decisions.
-        generator: source of randomness (default: torch's global generator, which gradient checkpointing replays).
+        generator: source of randomness (default: torch's global generator).
 
     Returns:
         bool, ``(B, H)``, ``True`` = kept.
@@ -33,7 +35,8 @@ def sample_heads(
         >>> sample_heads(1.0, (3, 8)).sum(1)
         tensor([1, 1, 1])
     """
-    uniform = torch.rand(shape, device=device, generator=generator)
+    if uniform is None:
+        uniform = torch.rand(shape, device=device, generator=generator)
     largest = uniform.amax(1, keepdim=True)
     return uniform >= torch.minimum(largest, torch.as_tensor(p, dtype=uniform.dtype, device=uniform.device))
 

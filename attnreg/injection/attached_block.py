@@ -38,7 +38,7 @@ class AttachedBlock(Shadow[BlockCall]):
         call = self.next()
         if call is None or not self.handle.acts_on(self.module):
             return self.plain(*args, **kwargs)
-        skip = skipped(self.handle.provider, call.info)
+        skip = skipped(self.handle.provider, call.info, self.handle.draws_at(call.info, "block"))
         compiling = torch.compiler.is_compiling()
         if skip is None or not (compiling or bool(skip)):
             return self.plain(*args, **kwargs)

@@ -7,9 +7,11 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from attnreg.draws import Draws
 from attnreg.injection.rates import DropRates
+from attnreg.injection.seeds import Place
 from attnreg.injection.tap import Tap
-from attnreg.masks import AttentionSite, Mask
+from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider.base import MaskProvider
 
 
@@ -25,6 +27,9 @@ class Connection(Protocol):
 
     def acts_on(self, module: nn.Module) -> bool:
         """Whether the provider masks a module that runs now."""
+
+    def draws_at(self, site: SiteInfo, place: Place) -> Draws:
+        """Return the source of what is drawn now at a place."""
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Record the drop rate of a site."""

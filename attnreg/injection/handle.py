@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnreg.draws import Draws, draws_from
 from attnreg.injection.attached_block import attached_blocks
 from attnreg.injection.discovery import Discovery, LeftOut
 from attnreg.injection.entry import AttachedEntry, entries
@@ -21,6 +22,7 @@ from attnreg.injection.mode import Planned
 from attnreg.injection.module import AttachedModule
 from attnreg.injection.rates import DropRates, in_backward
 from attnreg.injection.report import report
+from attnreg.injection.seeds import Place, Seeds
 from attnreg.injection.shadow import Shadow
 from attnreg.injection.tap import Tap
 from attnreg.injection.watch import Watch
@@ -46,6 +48,7 @@ class AttachHandle:
         self.rates = DropRates()
         self._enabled = True
         self._probing = False
+        self._seeds = Seeds()
         self._trains = False  # whether the current pass has gradients
         self._has_trained = False  # whether any pass so far had gradients
         self._model = model
@@ -106,6 +109,12 @@ class AttachHandle:
     def step(self) -> None:
         """Advance the provider's schedules; call it after each optimizer step."""
         self.provider.step()
+        self._seeds.forget()
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the latest masked pass, from which all its masks follow; ``None`` before the first."""
+        return None if self._seeds.latest is None else int(self._seeds.latest)
 
     def drop_rates(self) -> dict[str, float]:
         """Return the drop rate of each site in the latest training or probed pass, by its label ``"<stack>.<layer>"``.
@@ -143,6 +152,35 @@ class AttachHandle:
                 yield
         finally:
             self._probing = before
+
+    @contextmanager
+    def replay(self, seed: int | None = None) -> Iterator[None]:
+        """Repeat the masks of an earlier pass in every forward pass within the block, as :meth:`probing` applies masks.
+
+        Masks are a function of the seed, the provider's state, and the positions; those of
+        :class:`attnreg.GNetProvider` also of the inputs. A provider that looked at the batch
+        (:class:`attnreg.AttributionProvider`) repeats only the latest pass, and only before :meth:`step`.
+
+        Args:
+            seed: the :attr:`seed` of that pass (default: of the latest).
+
+        Raises:
+            RuntimeError: if there has been no masked pass, or a provider no longer has what the masks were made of.
+
+        Example:
+            >>> import attnreg
+            >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 1)
+            >>> handle, x = attnreg.attach(model, attnreg.DropKey(0.5)), torch.randn(4, 3, 8)
+            >>> y = model(x)
+            >>> with torch.no_grad(), handle.replay():
+            ...     torch.equal(model(x), y)
+            True
+        """
+        seed = self.seed if seed is None else seed
+        if seed is None:
+            raise RuntimeError("There has been no masked pass whose masks could be repeated.")
+        with self.probing(), self._seeds.given(torch.tensor(seed)):
+            yield
 
     @contextmanager
     def tapped(self, taps: Mapping[str, Tap]) -> Iterator[None]:
@@ -200,15 +238,35 @@ class AttachHandle:
             self.rates.clear()
         if training and self._enabled:
             self._watch.training_pass()
-        if self.acts_on(module):
-            self.provider.prepare(inputs)
+        if self._acts():
+            with draws_from(self._seeds.begin()):
+                if self.acts_on(module):
+                    self.provider.prepare(inputs)
 
     def end(self) -> None:
         """End a forward pass of the model."""
         self.in_forward = False
 
+    def _acts(self) -> bool:
+        """Whether the provider masks any module."""
+        return any(self.acts_on(module) for module in self._modules.values())
+
+    def draws_at(self, site: SiteInfo, place: Place) -> Draws:
+        """Return the source of what is drawn now at a place."""
+        has_gradients = self._trains if self.in_forward else torch.is_grad_enabled()
+        waiting = self._drawing_in_prepare()
+        return self._seeds.of(
+            site,
+            place,
+            in_forward=self.in_forward,
+            has_gradients=has_gradients,
+            only_latest=type(waiting[0]).__name__ if waiting else None,
+        )
+
     def check_repeated(self, module: nn.Module) -> None:
         """Raise if a forward pass within a backward pass would be masked, and the one that it repeats was not."""
+        if self._acts():
+            self._seeds.repeat()
         if self.acts_on(module) and not self._has_trained:
             raise RuntimeError(
                 f"{type(self.provider).__name__} cannot mask a forward pass that repeats one without gradients, "
@@ -216,13 +274,14 @@ class AttachHandle:
                 "with `use_reentrant=False`."
             )
 
+    def _drawing_in_prepare(self) -> list[MaskProvider]:
+        return [each for each in self.provider.modules() if isinstance(each, MaskProvider) and draws_in_prepare(each)]
+
     def check_entry(self, name: str) -> None:
         """Raise if attention runs outside a forward pass of the model, and the provider must know when one begins."""
         if self.in_forward or self.taps or torch.compiler.is_compiling() or in_backward():
             return
-        providers = (each for each in self.provider.modules() if isinstance(each, MaskProvider))
-        waiting = [each for each in providers if draws_in_prepare(each)]
-        if waiting:
+        if waiting := self._drawing_in_prepare():
             raise RuntimeError(
                 f"{type(waiting[0]).__name__} draws its masks when a forward pass of the attached model begins, but "
                 f"{name} runs outside such a pass. Call {type(self._model).__name__} itself, or attach to the module "

@@ -130,7 +130,8 @@ class AttentionMode(TorchFunctionMode):
             return None
         if site.again:
             return self._latest
-        given = {**vars(site.info), "device": like.device, "dtype": like.dtype, **given}
+        draws = self.handle.draws_at(site.info, "attention")
+        given = {**vars(site.info), "device": like.device, "dtype": like.dtype, "draws": draws, **given}
         asked = AttentionSite(shape=shape, valid=valid, **given)  # type: ignore[arg-type]
         mask = ask(self.handle.provider, asked)
         self._latest = None if mask is None else _checked(mask, asked, type(self.handle.provider).__name__)

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from attnreg.draws import Draws
 from attnreg.errors import InputError
 from attnreg.masks import SiteInfo
 from attnreg.provider.base import MaskProvider
@@ -22,10 +23,10 @@ from attnreg.provider.base import MaskProvider
 class SkipsBlocks(Protocol):
     """A provider that skips whole Transformer blocks."""
 
-    def skips_block(self, site: SiteInfo) -> Tensor | None:
+    def skips_block(self, site: SiteInfo, draws: Draws) -> Tensor | None:
         """Decide whether this forward pass skips the block around a self-attention: 0-d, bool, on the CPU.
 
-        ``True`` = skipped; ``None`` if the provider does not decide.
+        ``True`` = skipped; ``None`` if the provider does not decide. ``draws`` is the source of randomness.
         """
 
 
@@ -76,13 +77,13 @@ def may_skip_blocks(provider: MaskProvider) -> bool:
     return any(isinstance(each, SkipsBlocks) for each in provider.modules())
 
 
-def skipped(provider: MaskProvider, site: SiteInfo) -> Tensor | None:
+def skipped(provider: MaskProvider, site: SiteInfo, draws: Draws) -> Tensor | None:
     """Whether to skip the block around a self-attention: 0-d, bool; ``None`` if no acting provider decides."""
     if not (provider.training and provider.active):
         return None
-    answers = [skipped(each, site) for each in provider.inner(site)]
+    answers = [skipped(each, site, draws) for each in provider.inner(site)]
     if isinstance(provider, SkipsBlocks):
-        skip = provider.skips_block(site)
+        skip = provider.skips_block(site, draws)
         if skip is not None and (skip.dim() or skip.dtype != torch.bool):
             raise InputError(
                 f"Expected `skips_block` of {type(provider).__name__} to return a 0-d bool tensor, got {skip.dtype} of "

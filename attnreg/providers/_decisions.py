@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnreg import functional
+from attnreg.draws import Draws, draws_of_pass
 
 Granularity = Literal["unit", "key", "batch"]
 
@@ -77,13 +78,15 @@ class Decisions:
         pooled, _ = self.pooled(logits, units)
         batch, layers, heads, *rest = pooled.shape
         shape = (batch, layers, heads * self.draws, *rest)
+        source = draws_of_pass()
         masks = [pooled.new_empty(shape, dtype=torch.bool) for _ in range(1 + opposite)]
         for layer in range(layers):  # one layer at a time, because the float noise takes memory
             each = pooled[:, layer].repeat_interleave(self.draws, 1)
+            uniform = _like(each, source)
             if opposite:
-                masks[0][:, layer], masks[1][:, layer] = functional.opposite_draws(each, torch.rand_like(each))
+                masks[0][:, layer], masks[1][:, layer] = functional.opposite_draws(each, uniform)
             else:
-                masks[0][:, layer] = functional.sample_keep(each)
+                masks[0][:, layer] = functional.sample_keep(each, uniform=uniform)
         full = (len(logits), layers, shape[2], *logits.shape[3:])
         return [mask.expand(full) for mask in masks]
 
@@ -99,7 +102,7 @@ class Decisions:
         """Draw masks between 0 and 1, differentiable with respect to the logits."""
         pooled, valid = self.pooled(logits, units)
         each = pooled.repeat_interleave(self.draws, 2)
-        soft = functional.concrete_drop(each, torch.rand_like(each), temperature)  # of keeping, given its logits
+        soft = functional.concrete_drop(each, _like(each, draws_of_pass()), temperature)  # of keeping, given its logits
         full = list(soft.expand(len(logits), *soft.shape[1:3], *logits.shape[3:]).unbind(1))
         masks = [layer.detach().requires_grad_() for layer in full]
         return Relaxed(each, valid.expand(each.shape), full, masks)
@@ -116,6 +119,10 @@ class Decisions:
         count = valid.sum(self._shared_by, keepdim=True)
         total = logits.masked_fill(~valid, 0.0).sum(self._shared_by, keepdim=True)
         return total / count.clamp(min=1), count > 0
+
+
+def _like(logits: Tensor, draws: Draws) -> Tensor:
+    return draws.uniform(logits.shape, device=logits.device, dtype=logits.dtype)
 
 
 def shift_to(probability: float, logits: Tensor) -> float:

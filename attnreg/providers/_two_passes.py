@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from attnreg.draws import draws_of_pass
 from attnreg.errors import InputError
 from attnreg.provider.base import MaskProvider
 
@@ -32,6 +33,7 @@ class TwoPasses:
     def __init__(self) -> None:
         self._state: Literal["never", "idle", "armed", "masking"] = "never"
         self._batch: dict[str, Tensor] = {}
+        self._seed: int | Tensor | None = None  # of the masked pass
 
     @property
     def masking(self) -> bool:
@@ -49,11 +51,20 @@ class TwoPasses:
 
     def begin_forward(self, inputs: Mapping[str, Any]) -> None:
         """Begin a forward pass in training mode; raise if it is to be masked on another batch than the first pass."""
+        draws = draws_of_pass()
+        if draws.replayed and self._state != "armed":
+            if self._state != "masking" or draws.seed != self._seed:
+                raise RuntimeError(
+                    "What the masks of that pass were made of is gone: replay the latest pass, before `handle.step()`, "
+                    "or call `provider.attribute(model, batch)` again before the replay."
+                )
+            return
         if self._state == "armed" and self._batch and not torch.compiler.is_compiling():
             _check_same(self._batch, inputs)
         self._batch = {}
         if self._state != "never":
             self._state = "masking" if self._state == "armed" else "idle"
+            self._seed = draws.seed
 
     def end(self) -> None:
         """End the step, or forget its first pass."""

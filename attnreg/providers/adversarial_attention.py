@@ -106,7 +106,10 @@ class AdversarialAttention(SeesQueries):
             units = units.expand(site.shape).any(1, keepdim=True)
         self._seen[layer] = query, key, units
         logits = self.logits(layer, query, key)
-        keep = functional.sample_keep(logits.detach()) if self.sampled else logits.detach() > 0
+        keep = logits.detach() > 0
+        if self.sampled:
+            uniform = site.uniform(logits.shape, dtype=logits.dtype)
+            keep = functional.sample_keep(logits.detach(), uniform=uniform)
         weights = functional.straight_through(keep, torch.sigmoid(logits), reverse=True)
         # Dividing rows by their sum equals dropping scores, except that dropped units have a gradient.
         return Mask(normalized=weights, kept=keep)

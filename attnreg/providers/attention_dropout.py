@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-import torch
 from typing_extensions import override
 
 from attnreg.arguments import Probability, one_of, probability, true_or_false
@@ -49,7 +48,7 @@ class AttentionDropout(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        keep = torch.rand(site.shape, device=site.device) >= self.p
+        keep = site.keep(self.p)
         if self.placement == "scores":
             return Mask(scores=keep)
         if not self.rescale:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from typing_extensions import override
 
 from attnreg.arguments import Probability, probability
@@ -41,4 +40,4 @@ class AttentionLayerDrop(MaskProvider):
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
         # Draw on the CPU, where the injection layer can read the decision without waiting for the device.
-        return Mask(scores=torch.rand(()) >= self.p)
+        return Mask(scores=site.draws.keep((), self.p))

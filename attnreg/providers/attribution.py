@@ -175,12 +175,11 @@ class AttributionProvider(MaskProvider):
         if not self._passes.masking or site.label not in self._labels:
             return None
         if self.method == "random":
-            self.attributions[site.label] = torch.rand(site.shape, device=site.device)
+            self.attributions[site.label] = site.uniform()
             self._regions.pop(site.label, None)
         if site.label not in self._regions:  # gradient checkpointing asks again and must find the same region
             self._regions[site.label] = self._region(site)
-        # Draw on every call: gradient checkpointing replays the random state, from which the model draws, too.
-        return Mask(scores=~(self._regions[site.label] & (torch.rand(site.shape, device=site.device) < self.q)))
+        return Mask(scores=site.keep(self.q) | ~self._regions[site.label])
 
     def _region(self, site: AttentionSite) -> Tensor:
         attribution = self.attributions[site.label]

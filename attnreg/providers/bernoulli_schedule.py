@@ -58,8 +58,8 @@ class BernoulliScheduleProvider(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        rate = self.rates[site.layer if len(self.rates) > 1 else 0].to(site.device)
-        return Mask(scores=torch.rand(site.shape, device=site.device) >= rate)
+        rate = self.rates[site.layer if len(self.rates) > 1 else 0]
+        return Mask(scores=site.keep(rate))
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:

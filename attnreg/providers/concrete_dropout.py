@@ -79,7 +79,7 @@ class ConcreteDropout(LearnedRates):
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
         logits = self._logits_at(site)
-        uniform = torch.rand(site.shape, dtype=logits.dtype, device=site.device)
+        uniform = site.uniform(dtype=logits.dtype)
         drop = functional.concrete_drop(logits, uniform, self.temperature)
         return Mask(weights=(1 - drop) / torch.sigmoid(-logits), kept=drop < 0.5)
 

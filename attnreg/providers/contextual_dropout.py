@@ -98,7 +98,7 @@ class ContextualDropout(SeesQueries):
         query, _ = self._queries_of(site)
         self._seen[layer] = query, None if site.units is None else site.units.any(-1, keepdim=True)
         logits = self.logits(layer, query).clamp(max=LARGEST_LOGIT)
-        uniform = torch.rand(site.shape, dtype=logits.dtype, device=site.device)
+        uniform = site.uniform(dtype=logits.dtype)
         drop = functional.concrete_drop(logits, uniform, self.temperature)
         return Mask(weights=(1 - drop) / torch.sigmoid(-logits), kept=drop < 0.5)
 

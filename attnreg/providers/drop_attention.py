@@ -63,6 +63,8 @@ class DropAttention(MaskProvider):
     def forward(self, site: AttentionSite) -> Mask | None:
         batch, heads, queries, keys = site.shape
         rows = queries if self.mode == "element" else 1
-        keep = functional.sample_windows((batch, heads, rows, keys), self.p, self.window, device=site.device)
+        shape = batch, heads, rows, keys
+        uniform = site.uniform((*shape[:-1], keys + self.window - 1))
+        keep = functional.sample_windows(shape, self.p, self.window, uniform=uniform)
         # Dropping scores gives the same values and gradients, and runs in the fused kernel.
         return Mask(scores=keep) if self.gradient_through_sum else Mask(normalized=keep, detach_sum=True)

@@ -44,5 +44,6 @@ class DropHead(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        keep = functional.sample_heads(self.p, site.shape[:2], device=site.device)
+        shape = site.shape[:2]
+        keep = functional.sample_heads(self.p, shape, uniform=site.uniform(shape))
         return Mask(weights=functional.rescaled_heads(keep)[..., None, None].to(site.dtype))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from typing_extensions import override
 
 from attnreg.arguments import Probability, probability, true_or_false
@@ -51,4 +50,4 @@ class DropKey(MaskProvider):
     def forward(self, site: AttentionSite) -> Mask | None:
         batch, heads, queries, keys = site.shape
         shape = batch, 1 if self.share_heads else heads, 1 if self.share_queries else queries, keys
-        return Mask(scores=torch.rand(shape, device=site.device) >= self.p)
+        return Mask(scores=site.keep(self.p, shape))

@@ -19,6 +19,7 @@ from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider.base import MaskProvider
 from attnreg.providers._decisions import Decisions, Granularity, Relaxed, shift_to
 from attnreg.providers._generator import GeneratorNetwork, embedding_tables, tables_to_share
+from attnreg.providers._given import GivenMasks
 from attnreg.providers._opposite import Opposite
 from attnreg.providers._token_inputs import allowed_positions, token_ids
 
@@ -142,7 +143,7 @@ class GNetProvider(MaskProvider):
         self.shared_tables = list(shared_tables)
         self.keep: Tensor | None = None
         self.opposite_keep: Tensor | None = None
-        self._sampled = False  # whether the masks of the next forward pass are drawn already
+        self._given = GivenMasks()
         self._calibrated = False
         self._relaxed: Relaxed | None = None
 
@@ -265,10 +266,9 @@ class GNetProvider(MaskProvider):
     @torch.no_grad()
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Draw the masks of all layers for one forward pass of the main model, and store them in :attr:`keep`."""
-        if not self._sampled and self._relaxed is None:
+        if not self._given.taken() and self._relaxed is None:
             self._calibrate_once(inputs)
             self.keep = self._decisions.draw(self.logits(inputs), self.units(inputs))
-        self._sampled = False
 
     def sample(self, inputs: Mapping[str, Any]) -> Tensor:
         """Draw the masks of the main model's next forward pass, which must be on the same inputs.
@@ -282,7 +282,7 @@ class GNetProvider(MaskProvider):
         self._calibrate_once(inputs)
         logits, units = self.logits(inputs), self.units(inputs)
         self.keep = self._decisions.draw(logits.detach(), units)
-        self._sampled = True
+        self._given.give()
         return self._decisions.log_prob(logits, units, self.keep)
 
     def sample_opposites(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -297,7 +297,7 @@ class GNetProvider(MaskProvider):
         self._calibrate_once(inputs)
         logits, units = self.logits(inputs), self.units(inputs)
         self.keep, self.opposite_keep = self._decisions.draw_opposites(logits.detach(), units)
-        self._sampled = True
+        self._given.give()
         first, second = (self._decisions.log_prob(logits, units, keep) for keep in (self.keep, self.opposite_keep))
         return first, second
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -151,7 +150,7 @@ class HeadMask(MaskProvider):
         self._check_heads(site)
         heads = site.shape[1]
         if self.by == "random":
-            values = torch.rand(heads, device=site.device)
+            values = site.uniform((heads,))
         else:
             self._passes.check(self)
             if not self._passes.masking or site.label not in self.importances:

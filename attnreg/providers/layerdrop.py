@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from attnreg.arguments import probability
+from attnreg.draws import Draws
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider.base import MaskProvider
@@ -55,10 +55,10 @@ class LayerDrop(MaskProvider):
         """Return ``None``: a block that is not skipped runs unchanged."""
         return None
 
-    def skips_block(self, site: SiteInfo) -> Tensor | None:
+    def skips_block(self, site: SiteInfo, draws: Draws) -> Tensor | None:
         """See :class:`attnreg.provider.protocols.SkipsBlocks`."""
         # Draw on the CPU, where the injection layer can read the decision without waiting for the device.
-        return torch.rand(()) < self.p
+        return ~draws.keep((), self.p)
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:

@@ -156,7 +156,7 @@ class LearnableBernoulli(LearnedRates):
                 "train with `attnreg.training.FineTuning`, which does."
             )
         logits = self._logits_at(site)
-        uniform = torch.rand(site.shape, dtype=logits.dtype, device=site.device)
+        uniform = site.uniform(dtype=logits.dtype)
         first, second = functional.opposite_draws(logits.detach(), uniform)
         if self._draw == "first":
             self._note(site, uniform - 0.5)

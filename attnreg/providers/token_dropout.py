@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import probability
+from attnreg.draws import draws_of_pass
 from attnreg.errors import InputError
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider.base import MaskProvider
@@ -65,36 +66,18 @@ class TokenDropout(MaskProvider):
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
-        self.seed = torch.randint(2**62, (), device=self.seed.device)
+        self.seed = torch.as_tensor(draws_of_pass().next_seed())
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
         # Numbers that follow from the seed, so that all layers and gradient checkpointing get the same ones.
-        seed = self.seed.to(site.device) + int(site.stack == "decoder")
+        seed = functional.fold_seed(self.seed, int(site.stack == "decoder"))
         rows = torch.arange(site.shape[0], device=site.device)[:, None]
         columns = torch.arange(site.shape[-1], device=site.device)
-        keep = _uniform(seed, rows, columns) >= self.p
+        head, query = torch.zeros(2, dtype=torch.long, device=site.device)
+        keep = functional.keep_at(seed, rows, head, query, columns, self.p)
         starts = functional.sequence_starts(site.valid, site.shape, self_attention=site.stack != "cross")
         starts = starts.to(site.device)
         sequences = starts.cumsum(1).clamp(min=1)  # counted from 1 in each row
-        whole = _uniform(seed, rows, -sequences) < self.keep_whole
+        whole = functional.uniform_at(seed, rows, head, query + 1, sequences) < self.keep_whole
         return Mask(scores=(keep | whole | starts)[:, None, None])
-
-
-def _uniform(seed: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return numbers in [0, 1) that depend only on the arguments: their hash (the finalizer of splitmix64)."""
-    mixed = _hash(seed)
-    for number in (rows, columns):
-        mixed = _hash(mixed + number)
-    return _shifted(mixed, 40) * 2.0**-24
-
-
-def _hash(x: Tensor) -> Tensor:
-    x = (x ^ _shifted(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
-    x = (x ^ _shifted(x, 27)) * (0x94D049BB133111EB - 2**64)
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Shift signed integers to the right as if they were unsigned."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)

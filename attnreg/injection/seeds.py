@@ -1,0 +1,133 @@
+"""The seeds of forward passes and of their sites, also in passes that gradient checkpointing repeats."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from attnreg import functional
+from attnreg.draws import Draws, new_seed
+from attnreg.functional.seeded import is_traced
+from attnreg.injection.rates import in_backward
+from attnreg.injection.validity import transformed
+from attnreg.masks import SiteInfo, Stack
+
+Place = Literal["attention", "block"]
+
+REMEMBERED = 64  # computations of a place
+PLACES, STACKS = get_args(Place), get_args(Stack)
+BEFORE_THE_SITES = -1
+
+
+@dataclass
+class _Computation:
+    """One computation at a place, in a forward pass with gradients."""
+
+    mark: int  # of the state of torch's generator, by which this computation is known again
+    seed: int
+    number: int  # of the forward pass
+    repeated: bool = False
+
+
+class Seeds:
+    """One seed for each forward pass, and one for each computation in it, which follows from that.
+
+    Gradient checkpointing repeats a part of a forward pass during the backward pass, and tells nobody which part. So
+    the state of torch's generator marks each computation. If checkpointing sets the generator back, as it does by
+    default, the same mark comes again and names the computation. Otherwise (``preserve_rng_state=False``), it must be
+    the only one at its place that has not been repeated since the latest optimizer step.
+    """
+
+    def __init__(self) -> None:
+        self.latest: Tensor | None = None
+        self._passes = 0
+        self._given: Tensor | None = None
+        self._counts: dict[tuple[Place, str], int] = {}
+        self._done: dict[tuple[Place, str], deque[_Computation]] = {}
+
+    @contextmanager
+    def given(self, seed: Tensor) -> Iterator[None]:
+        """Give all forward passes within the block this seed."""
+        before, self._given = self._given, seed
+        try:
+            yield
+        finally:
+            self._given = before
+
+    def begin(self) -> Draws:
+        """Begin a forward pass; return the source of what is drawn before its sites."""
+        self.latest = self._given
+        if self._given is None and (torch.compiler.is_compiling() or not transformed()):
+            self.latest = new_seed()
+        self._counts = {}
+        if not is_traced():
+            self._passes += 1
+        seed = None if self.latest is None else _following(self.latest, BEFORE_THE_SITES)
+        return Draws(seed, replayed=self._given is not None)
+
+    def repeat(self) -> None:
+        """Repeat the beginning of a forward pass, so that the generator is where it was."""
+        if self._given is None:
+            new_seed()
+
+    def of(
+        self, site: SiteInfo, place: Place, *, in_forward: bool, has_gradients: bool, only_latest: str | None
+    ) -> Draws:
+        """Return the source of what is drawn now at a place.
+
+        ``only_latest`` names a provider that has masks for the latest forward pass only.
+        """
+        key = place, site.label
+        if is_traced():
+            return Draws(None if self.latest is None else self._next(key, site))
+        mark = hash(torch.get_rng_state().numpy().tobytes())
+        if in_backward():
+            return Draws(self._again(key, mark, site.name, only_latest))
+        seed = self._next(key, site) if in_forward else new_seed()
+        if has_gradients:
+            self._done.setdefault(key, deque(maxlen=REMEMBERED)).append(
+                _Computation(mark, int(seed), self._passes)
+            )
+        return Draws(seed)
+
+    def forget(self) -> None:
+        """Forget all computations, because the step is done."""
+        self._done = {}
+
+    def _next(self, key: tuple[Place, str], site: SiteInfo) -> int | Tensor:
+        count = self._counts.get(key, 0)
+        self._counts[key] = count + 1
+        kind = PLACES.index(key[0]) * len(STACKS) + STACKS.index(site.stack)
+        assert self.latest is not None
+        return _following(self.latest, ((count * len(PLACES) * len(STACKS) + kind) << 32) + site.layer)
+
+    def _again(self, key: tuple[Place, str], mark: int, name: str, only_latest: str | None) -> int:
+        done = list(self._done.get(key, ()))
+        found = [each for each in done if each.mark == mark]
+        found = found or [each for each in done if not each.repeated] or done
+        if len({each.seed for each in found}) != 1:
+            raise RuntimeError(
+                f"Gradient checkpointing repeats {name} without its random state, and any of {len(found)} forward "
+                "passes may be the one: use `preserve_rng_state=True` (the default), or call `handle.step()` after "
+                "each optimizer step."
+            )
+        if only_latest is not None and found[-1].number != self._passes:
+            raise RuntimeError(
+                f"{only_latest} draws its masks when a forward pass begins, and gradient checkpointing repeats {name} "
+                "of an earlier one: run the backward pass of each forward pass before the next."
+            )
+        found[-1].repeated = True
+        return found[-1].seed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_given": None, "_done": {}}
+
+
+def _following(seed: Tensor, number: int) -> int | Tensor:
+    return functional.fold_seed(seed if is_traced() else int(seed), number)

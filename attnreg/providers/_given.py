@@ -1,0 +1,44 @@
+"""Masks that were drawn before the forward pass that takes them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from attnreg.draws import draws_of_pass
+
+
+class GivenMasks:
+    """Whether a forward pass takes masks that were drawn before it, or draws its own.
+
+    Example:
+        >>> given = GivenMasks()
+        >>> given.give()
+        >>> given.taken(), given.taken()
+        (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._waiting = False
+        self._ever = False
+        self._seed: int | Tensor | None = None  # of the pass that took them, as long as they are there
+
+    def give(self) -> None:
+        """Give the next forward pass the masks that were just drawn."""
+        self._waiting = self._ever = True
+
+    def taken(self) -> bool:
+        """Begin a forward pass; return whether it takes the masks that are there.
+
+        Raises:
+            RuntimeError: if the pass repeats one that may have taken masks that are gone.
+        """
+        draws = draws_of_pass()
+        if self._waiting:
+            self._waiting, self._seed = False, draws.seed
+            return True
+        if draws.replayed and self._ever:
+            if self._seed != draws.seed:
+                raise RuntimeError("The masks that were sampled for that pass are gone: replay only the latest pass.")
+            return True
+        self._seed = None
+        return False
