@@ -28,8 +28,8 @@ class AttachedEntry(Shadow[None]):
             return self.plain(*args, **kwargs)
         if handle.in_forward:
             return self.plain(*args, **kwargs)
-        handle.begin({**dict(zip(self.input_names, args, strict=False)), **kwargs}, self.module)
         try:
+            handle.begin({**dict(zip(self.input_names, args, strict=False)), **kwargs}, self.module)
             return self.plain(*args, **kwargs)
         finally:
             handle.end()

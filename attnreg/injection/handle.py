@@ -245,6 +245,8 @@ class AttachHandle:
 
     def end(self) -> None:
         """End a forward pass of the model."""
+        if self._acts():
+            self._seeds.end()
         self.in_forward = False
 
     def _acts(self) -> bool:

@@ -46,6 +46,7 @@ class Seeds:
 
     def __init__(self) -> None:
         self.latest: Tensor | None = None
+        self._after: Tensor | None = None
         self._passes = 0
         self._given: Tensor | None = None
         self._counts: dict[tuple[Place, str], int] = {}
@@ -62,9 +63,10 @@ class Seeds:
 
     def begin(self) -> Draws:
         """Begin a forward pass; return the source of what is drawn before its sites."""
-        self.latest = self._given
-        if self._given is None and (torch.compiler.is_compiling() or not transformed()):
-            self.latest = new_seed()
+        self.latest = None
+        if torch.compiler.is_compiling() or not transformed():
+            drawn = new_seed()
+            self.latest = drawn if self._given is None else self._given
         self._counts = {}
         if not is_traced():
             self._passes += 1
@@ -73,8 +75,12 @@ class Seeds:
 
     def repeat(self) -> None:
         """Repeat the beginning of a forward pass, so that the generator is where it was."""
-        if self._given is None:
-            new_seed()
+        new_seed()
+
+    def end(self) -> None:
+        """End a forward pass; what is computed after it finds the generator elsewhere."""
+        if self.latest is not None:
+            self._after = new_seed()  # kept, because compiled code leaves out what nobody needs
 
     def of(
         self, site: SiteInfo, place: Place, *, in_forward: bool, has_gradients: bool, only_latest: str | None
@@ -91,9 +97,7 @@ class Seeds:
             return Draws(self._again(key, mark, site.name, only_latest))
         seed = self._next(key, site) if in_forward else new_seed()
         if has_gradients:
-            self._done.setdefault(key, deque(maxlen=REMEMBERED)).append(
-                _Computation(mark, int(seed), self._passes)
-            )
+            self._done.setdefault(key, deque(maxlen=REMEMBERED)).append(_Computation(mark, int(seed), self._passes))
         return Draws(seed)
 
     def forget(self) -> None:

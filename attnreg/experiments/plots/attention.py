@@ -45,6 +45,7 @@ def plot_attention(
     layer: int = 0,
     head: int | None = None,
     choice: int = 0,
+    seed: int = 0,
 ) -> None:
     """Plot the attention of one sample and the positions that a provider drops.
 
@@ -60,16 +61,17 @@ def plot_attention(
         layer: index of the layer (default: 0).
         head: index of the head (default: the head with the most attribution, or the first).
         choice: for multiple choice, index of the choice to plot; only the predicted choice has attributions.
+        seed: seed of the masks; the ``handle.seed`` of a training pass on this batch gives the masks of that pass.
     """
     watched = _Watched(provider.train())
     with attnreg.attach(model, watched) as handle, torch.random.fork_rng():
-        torch.manual_seed(0)  # so that the plot is reproducible
+        torch.manual_seed(seed)  # so that the plot is reproducible
         label = next(site.label for site in handle.sites if site.layer == layer)
         watched.label = label
         weights = explain(model, batch, handle, [label], method="attention")[label]
         watched.attribute(model, batch)
         was_training = model.training
-        with torch.no_grad(), handle.probing():
+        with torch.no_grad(), handle.replay(seed):
             model.train()(**batch)
         model.train(was_training)
     attributions = getattr(provider, "attributions", {}).get(label)

@@ -1,0 +1,339 @@
+"""One seed, one mask: by whatever route a model runs, and in repeated passes."""
+
+import functools
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+from torch.nn.attention import flex_attention as torchs
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.checkpoint import checkpoint
+from transformers.integrations import flex_attention as kernels
+
+import attnreg
+from attnreg.experiments.plots import attention as plots
+from tests.cases import MODELS, output
+
+IDS = torch.arange(1, 13).view(2, 6)
+SEED = 5
+
+
+def bert(attention="sdpa", **options):
+    torch.manual_seed(0)
+    config = hf.BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=8, **options
+    )
+    return hf.AutoModelForSequenceClassification.from_config(config, attn_implementation=attention).train()
+
+
+class Recording(attnreg.MaskProvider):
+    """Notes the masks of another provider, by site, in the order in which they were asked for."""
+
+    def __init__(self, provider):
+        super().__init__()
+        self.provider = provider
+        self.masks = {}
+
+    def forward(self, site):
+        mask = self.provider(site)
+        self.masks.setdefault(site.label, []).append(mask.units_kept.expand(site.shape).clone())
+        return mask
+
+
+def composed():
+    return attnreg.AttentionDropout(0.3, placement="scores") & attnreg.DropKey(0.2, share_queries=True)
+
+
+def expected(seed):
+    """The masks of a pass, from its seed and each site's place alone."""
+    torch.manual_seed(seed)
+    of_pass = int(torch.randint(2**62, ()))
+    masks = {}
+    for layer in range(3):
+        of_site = functional_seed(of_pass, layer)
+        b, h, q, k = (torch.arange(n) for n in (2, 2, 6, 6))
+        grid = b[:, None, None, None], h[:, None, None], q[:, None], k
+        kept = attnreg.functional.keep_at(attnreg.functional.fold_seed(of_site, 1), *grid, p=0.3)
+        keys = b[:, None, None, None], h[:, None, None], torch.tensor(0), k
+        kept &= attnreg.functional.keep_at(attnreg.functional.fold_seed(of_site, 2), *keys, p=0.2)
+        masks[f"encoder.{layer}"] = kept
+    return masks
+
+
+def functional_seed(of_pass, layer):
+    return attnreg.functional.fold_seed(of_pass, layer)  # of the first computation of an encoder's layer
+
+
+def written_out():
+    return plainly(bert("eager"))
+
+
+def fused():
+    return plainly(bert("sdpa"))
+
+
+def plainly(model, provider=None):
+    provider = Recording(provider or composed())
+    with attnreg.attach(model, provider):
+        torch.manual_seed(SEED)
+        model(input_ids=IDS)
+    return provider.masks
+
+
+def flexible():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+        patch.setattr(kernels, "WrappedFlexAttention", lambda training: lambda: flex_attention)
+        model, provider = bert("flex_attention", attention_probs_dropout_prob=0.0), Recording(composed())
+        with attnreg.attach(model, provider) as handle, torch.no_grad(), handle.probing():
+            torch.manual_seed(SEED)
+            model(input_ids=IDS)
+    return provider.masks
+
+
+def checkpointed(*, reentrant, preserve, around="blocks"):
+    model, provider = bert(), Recording(composed())
+    options = {"use_reentrant": reentrant, "preserve_rng_state": preserve}
+    with attnreg.attach(model, provider):
+        if around == "blocks":
+            model.activation_checkpointing_enable(options)
+            model.enable_input_require_grads()
+            torch.manual_seed(SEED)
+            model(input_ids=IDS).logits.sum().backward()
+        else:
+            torch.manual_seed(SEED)
+            vectors = model.get_input_embeddings()(IDS)
+            checkpoint(lambda x: model(inputs_embeds=x).logits, vectors, **options).sum().backward()
+    assert all(len(masks) == 2 for masks in provider.masks.values())
+    return provider.masks
+
+
+def compiled():
+    torch._dynamo.reset()
+    model, provider = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), Recording(composed())
+    with attnreg.attach(model, provider):
+        torch.manual_seed(SEED)
+        torch.compile(model, backend="aot_eager", fullgraph=True)(input_ids=IDS)
+    return provider.masks
+
+
+def replayed():
+    model, provider = bert(), Recording(composed())
+    with attnreg.attach(model, provider) as handle:
+        torch.manual_seed(SEED)
+        model(input_ids=IDS)
+        seed = handle.seed
+        model(input_ids=IDS)
+        assert handle.seed != seed
+        provider.masks.clear()
+        for mode in (True, False):
+            model.train(mode)
+            with torch.no_grad(), handle.replay(seed):
+                model(input_ids=IDS)
+    return provider.masks
+
+
+def plotted(monkeypatch, tmp_path):
+    model, provider = bert(), composed()
+    with attnreg.attach(model, provider) as handle:
+        torch.manual_seed(SEED)
+        model(input_ids=IDS)
+        seed = handle.seed
+    seen = {}
+    monkeypatch.setattr(plots, "_matrix", lambda axes, values, *args, **options: seen.update(values=values))
+    for layer in range(3):
+        for head in range(2):
+            batch = {"input_ids": IDS[:1]}
+            at = {"layer": layer, "head": head, "seed": seed}
+            plots.plot_attention(model, batch, "abcdef", composed(), tmp_path / "plot.png", **at)
+            seen[layer, head] = ~seen["values"]
+    return {f"encoder.{layer}": [torch.stack([seen[layer, head] for head in range(2)])[None]] for layer in range(3)}
+
+
+ROUTES = {
+    "written out": written_out,
+    "fused": fused,
+    "flexible": flexible,
+    "compiled": compiled,
+    "replayed": replayed,
+} | {
+    f"checkpointed {around}, {'reentrant' if reentrant else 'not reentrant'}, "
+    f"{'with' if preserve else 'without'} the generator": functools.partial(
+        checkpointed, reentrant=reentrant, preserve=preserve, around=around
+    )
+    for reentrant, around in ((True, "blocks"), (False, "blocks"), (False, "the model"))
+    for preserve in (True, False)
+}
+
+
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("route", ROUTES)
+def test_one_seed_gives_one_mask(route):
+    masks = ROUTES[route]()
+    for label, mask in expected(SEED).items():
+        assert masks[label]
+        for each in masks[label]:
+            assert torch.equal(each, mask)
+
+
+def test_one_seed_gives_one_mask_in_a_plot(monkeypatch, tmp_path):
+    for label, [mask] in plotted(monkeypatch, tmp_path).items():
+        assert torch.equal(mask, expected(SEED)[label][:1])
+
+
+def test_sites_passes_and_providers_draw_independently():
+    model, provider = bert(), Recording(attnreg.DropKey(0.5) & attnreg.DropKey(0.5))
+    with attnreg.attach(model, provider):
+        torch.manual_seed(SEED)
+        for _ in range(30):
+            model(input_ids=IDS)
+    kept = torch.stack([torch.stack(masks) for masks in provider.masks.values()]).double()
+    assert abs(float(kept.mean()) - 0.25) < 0.02  # 0.5 if both drew the same
+    both = (kept[0] * kept[1]).mean(), (kept[:, 1:] * kept[:, :-1]).mean()
+    assert all(abs(float(each) - 0.0625) < 0.012 for each in both)
+
+
+def test_masks_leave_the_rest_of_the_random_stream_alone():
+    following = []
+    for provider in (
+        attnreg.AttentionDropout(0.1),
+        composed(),
+        attnreg.TokenDropout(0.3),
+        attnreg.AttentionLayerDrop(0.1),
+    ):
+        model = bert()
+        with attnreg.attach(model, provider):
+            torch.manual_seed(SEED)
+            model(input_ids=IDS)
+            following.append(float(torch.rand(())))
+    assert len(set(following)) == 1
+
+
+REPEATABLE = [case for case in MODELS if case.name in ("bert", "albert", "t5", "gpt2", "torch-encoder", "vit")]
+
+
+@pytest.mark.parametrize("case", REPEATABLE, ids=str)
+@pytest.mark.parametrize(
+    "text", ["AttentionDropout(0.4)", "UniDrop(0.2, 0.3, 0.4)", "DropHead(0.5)", "AttentionLayerDrop(0.5)"]
+)
+def test_a_replay_gives_the_same_output(case, text):
+    if "UniDrop" in text and not case.takes_token_ids:
+        return
+    model, batch = case.build(), case.batch()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "dropout") and isinstance(module.dropout, float):
+            module.dropout = 0.0
+    with attnreg.attach(model, attnreg.parse_provider(text, model)) as handle:
+        outputs, seeds = [], []
+        for _ in range(3):
+            outputs.append(output(model, batch))
+            seeds.append(handle.seed)
+        for seed, once in zip(seeds, outputs, strict=True):
+            with torch.no_grad(), handle.replay(seed):
+                torch.testing.assert_close(output(model, batch), once, rtol=1e-5, atol=1e-5)
+
+
+def test_ad_drop_repeats_its_latest_pass_and_refuses_others():
+    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    provider = attnreg.AttributionProvider(p=0.5, q=0.5)
+    batch = {"input_ids": IDS, "labels": torch.tensor([0, 1])}
+    with attnreg.attach(model, provider) as handle:
+        provider.attribute(model, batch)
+        once, seed = model(**batch).logits, handle.seed
+        for _ in range(2):
+            with torch.no_grad(), handle.replay():
+                assert torch.equal(model(**batch).logits, once)
+        provider.attribute(model, batch)
+        with torch.no_grad(), handle.replay(seed):
+            assert torch.equal(model(**batch).logits, once)
+        model(**batch)
+        for replay in (handle.replay(seed), handle.replay()):
+            with replay, pytest.raises(RuntimeError, match="What the masks of that pass were made of is gone"):
+                model(**batch)
+        provider.attribute(model, batch)
+        model(**batch)
+        handle.step()
+        with handle.replay(), pytest.raises(RuntimeError, match=r"before `handle.step\(\)`"):
+            model(**batch)
+
+
+def test_a_generator_repeats_the_masks_that_it_drew_or_was_given():
+    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    generator = attnreg.GNetProvider.for_model(model)
+    batch = {"input_ids": IDS}
+    with attnreg.attach(model, generator) as handle:
+        once, seed = model(**batch).logits, handle.seed
+        other = model(**batch).logits
+        assert not torch.equal(once, other)
+        with torch.no_grad(), handle.replay(seed):
+            assert torch.equal(model(**batch).logits, once)
+        generator.sample(batch)
+        given, seed = model(**batch).logits, handle.seed
+        with torch.no_grad(), handle.replay(seed):
+            assert torch.equal(model(**batch).logits, given)
+        generator.sample(batch)
+        model(**batch)
+        with handle.replay(seed), pytest.raises(RuntimeError, match="sampled for that pass are gone"):
+            model(**batch)
+
+
+def test_there_is_nothing_to_replay_before_the_first_pass():
+    with attnreg.attach(bert(), composed()) as handle:
+        assert handle.seed is None
+        with pytest.raises(RuntimeError, match="no masked pass"), handle.replay():
+            pass
+
+
+def checkpointing(model, *, preserve):
+    options = {"use_reentrant": False, "preserve_rng_state": preserve}
+    for block in model.bert.encoder.layer:
+        block.forward = functools.partial(checkpoint, block.forward, **options)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_passes_before_their_backward_passes(first):
+    gradients = []
+    for preserve in (None, True, False):
+        model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        with attnreg.attach(model, composed()):
+            if preserve is not None:
+                checkpointing(model, preserve=preserve)
+            torch.manual_seed(SEED)
+            losses = [model(input_ids=IDS).logits.sum() for _ in range(2)]
+            if preserve is False:
+                with pytest.raises(RuntimeError, match="without its random state, and any of 2 forward passes may be"):
+                    losses[first].backward()
+                continue
+            losses[first].backward()
+            gradients.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_without_the_generator_steps_follow_each_other():
+    gradients = []
+    for preserve in (None, False):
+        model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        with attnreg.attach(model, composed()) as handle:
+            if preserve is not None:
+                checkpointing(model, preserve=preserve)
+            torch.manual_seed(SEED)
+            for _ in range(2):  # gradients of two batches are accumulated
+                model(input_ids=IDS).logits.sum().backward()
+            model(input_ids=IDS)  # whose gradients nobody wants
+            handle.step()
+            model(input_ids=IDS).logits.sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_masks_of_tokens_belong_to_the_latest_pass():
+    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    with attnreg.attach(model, attnreg.TokenDropout(0.5)):
+        checkpointing(model, preserve=True)
+        losses = [model(input_ids=IDS).logits.sum() for _ in range(2)]
+        with pytest.raises(RuntimeError, match="TokenDropout draws its masks when a forward pass begins, and gradient"):
+            losses[0].backward()
