@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attnreg import functional
-from attnreg.functional.seeded import is_traced
+from attnreg.functional.seeded import is_traced, keep_of_rows, key_steps, row_words
+
+KeepAt = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Draws:
@@ -92,3 +95,53 @@ def draws_from(draws: Draws) -> Iterator[None]:
         yield
     finally:
         _latest = before
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Decisions that a kernel makes while it computes attention, so that they are never in memory.
+
+    Args:
+        seed: the seed.
+        p: drop probability; a tensor must be 0-d.
+        shape: ``(B, H, Q, K)``, with 1 where positions share a decision.
+        device: device of the kernel.
+
+    Example:
+        >>> drawn = Drawn(3, 0.5, (2, 1, 4, 4))
+        >>> index = torch.tensor(1)
+        >>> bool(drawn.keep_at()(index, index, index, index) == drawn.written_out()[1, 0, 1, 1])
+        True
+    """
+
+    seed: int | Tensor
+    p: float | Tensor
+    shape: tuple[int, int, int, int]
+    device: torch.device | None = None
+
+    def written_out(self) -> Tensor:
+        """Return the decisions as a tensor, bool, in this shape."""
+        return functional.seeded_keep(self.seed, self.shape, self.p, device=self.device)
+
+    def of_queries(self, queries: Tensor) -> Tensor:
+        """Return the decisions of some queries, ``(B, H, len(queries), K)``."""
+        batch, heads, rows, keys = self.shape
+        b, h = (torch.arange(size, device=queries.device) for size in (batch, heads))
+        q = queries if rows > 1 else torch.zeros_like(queries)
+        k = torch.arange(keys, device=queries.device)
+        return functional.keep_at(self.seed, b[:, None, None, None], h[:, None, None], q[:, None], k, self.p)
+
+    def keep_at(self) -> KeepAt:
+        """Return a function of a sample, head, query and key index, for the score function of a kernel."""
+        batch, heads, queries, keys = self.shape
+        b, h, q = (torch.arange(size, device=self.device) for size in (batch, heads, queries))
+        # The words of a row are in memory, since hashing them takes 64 bits, and the drop rate, since it may change.
+        first, second = row_words(self.seed, b[:, None, None], h[:, None], q)
+        steps = key_steps(torch.arange(keys, device=self.device))  # the kernel may hold k in 32 or in 64 bits
+        p = torch.as_tensor(self.p, dtype=torch.float32, device=self.device)
+
+        def keep(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            row = (b if batch > 1 else b * 0), (h if heads > 1 else h * 0), (q if queries > 1 else q * 0)
+            return keep_of_rows(first[row], second[row], steps[k if keys > 1 else k * 0], p)
+
+        return keep

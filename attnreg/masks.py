@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from attnreg import functional
-from attnreg.draws import Draws
+from attnreg.draws import Drawn, Draws
 from attnreg.errors import InputError
 
 Stack = Literal["encoder", "decoder", "cross"]
@@ -122,6 +122,7 @@ class AttentionSite(SiteInfo):
         written_scores: ``(B, H, Q, K)``, the scores, if the model computes them outside of a fused kernel.
         score_mod: score function of ``flex_attention``.
         draws: the source of randomness; see :meth:`keep` and :meth:`uniform`.
+        in_kernel: whether the attention kernel can make decisions itself; see :meth:`dropping`.
         device: device of the mask to return.
         dtype: dtype of the attention scores.
 
@@ -143,6 +144,7 @@ class AttentionSite(SiteInfo):
     written_scores: Tensor | None = field(default=None, repr=False)
     score_mod: Callable[..., Tensor] | None = field(default=None, repr=False)
     draws: Draws = field(default_factory=Draws, repr=False)
+    in_kernel: bool = False
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     dtype: torch.dtype = torch.float32
 
@@ -166,6 +168,18 @@ class AttentionSite(SiteInfo):
             shape: their shape (default: that of the scores).
         """
         return self.draws.keep(self.shape if shape is None else shape, p, device=self.device)
+
+    def dropping(self, p: float | Tensor, shape: tuple[int, int, int, int] | None = None) -> Mask:
+        """Return a mask that drops scores independently with probability p; in ``flex_attention``, within the kernel.
+
+        Args:
+            p: drop probability; a tensor must be 0-d.
+            shape: ``(B, H, Q, K)``, with 1 where positions share a decision (default: that of the scores).
+        """
+        shape = self.shape if shape is None else shape
+        if self.in_kernel:
+            return Mask(drawn=(Drawn(self.draws.next_seed(), p, shape, self.device),))
+        return Mask(scores=self.keep(p, shape))
 
     def uniform(self, shape: Sequence[int] | None = None, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Draw numbers in ``[0, 1)``.
@@ -211,6 +225,7 @@ class Mask:
         detach_sum: pass no gradient through that sum.
         kept: bool, broadcastable to ``(B, H, Q, K)``: what drop rates count as kept. By default, a unit is kept if
             ``scores`` keeps it and no factor on it is 0; a relaxed mask, with no factor of exactly 0, sets it.
+        drawn: like ``scores``, but decided within the kernel; see :meth:`AttentionSite.dropping`.
 
     Raises:
         TypeError: if ``scores`` or ``kept`` is not boolean.
@@ -227,6 +242,7 @@ class Mask:
     normalized: Tensor | None = field(default=None, repr=False)
     detach_sum: bool = field(default=False, repr=False)
     kept: Tensor | None = field(default=None, repr=False)
+    drawn: tuple[Drawn, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.kept is not None and self.kept.dtype != torch.bool:
@@ -262,7 +278,12 @@ class Mask:
         if self.kept is not None:
             return self.kept
         factors = (None if factor is None else factor != 0 for factor in (self.weights, self.normalized))
-        return functools.reduce(_and, factors, self.scores)
+        return functools.reduce(_and, factors, self.written_out().scores)
+
+    def written_out(self) -> Mask:
+        """Return the same mask with all decisions in ``scores``."""
+        scores = functools.reduce(_and, (drawn.written_out() for drawn in self.drawn), self.scores)
+        return replace(self, scores=scores, drawn=()) if self.drawn else self
 
     def of_weights(self, weights: Tensor, valid: Tensor | None) -> Tensor:
         """Apply the factors of this mask to attention weights.
@@ -285,6 +306,7 @@ class Mask:
             _both(self.normalized, other.normalized, torch.mul),
             all(mask.detach_sum for mask in (self, other) if mask.normalized is not None),
             None if self.kept is other.kept is None else _and(self.units_kept, other.units_kept),
+            self.drawn + other.drawn,
         )
 
 

@@ -16,7 +16,9 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 from transformers.integrations import flex_attention as kernels
 
 import attnreg
+from attnreg.draws import Draws
 from attnreg.injection import NoAttentionError, discover
+from attnreg.injection.handle import AttachHandle
 from tests.reference import assert_same
 from tests.sweep.checks import Answer
 from tests.test_contract import Traces
@@ -287,3 +289,70 @@ def test_nothing_is_left_behind(name, trainable):
     assert vars(Traces(model)) == vars(before)
     assert torch.equal(hidden(model), plain)
     assert names == (torchs.flex_attention, kernels.flex_attention, kernels.compile_friendly_flex_attention)
+
+
+DRAWING = {
+    "scores": lambda: attnreg.AttentionDropout(0.4, placement="scores"),
+    "keys of a sample": lambda: attnreg.DropKey(0.4, share_heads=True, share_queries=True),
+    "all": lambda: attnreg.DropKey(1.0),
+    "a schedule": lambda: attnreg.BernoulliScheduleProvider([(0, 0.5)], 1),
+    "two": lambda: attnreg.DropKey(0.4, share_queries=True) & attnreg.AttentionDropout(0.3, placement="scores"),
+    "with a written mask": lambda: attnreg.DropKey(0.4) & Answer(lambda site: attnreg.Mask(scores=KEEP)),
+    "with factors": lambda: attnreg.DropKey(0.4) & attnreg.DropHead(0.5),
+}
+
+
+def written(provider, seed):
+    """The same mask in memory, from a site that is in no kernel."""
+    site = attnreg.AttentionSite(shape=(B, H, N, N), stack="cross", draws=Draws(seed))
+    mask = provider(site)
+    return {name: getattr(mask, name) for name in ("scores", "weights")}
+
+
+@pytest.mark.parametrize("make", DRAWING.values(), ids=DRAWING)
+@pytest.mark.parametrize(("options", "change", "valid"), WAYS.values(), ids=WAYS)
+def test_decisions_within_the_kernel(options, change, valid, make, trainable, monkeypatch):
+    inputs = [x.requires_grad_() for x in qkv()]
+    model, provider = Model(**options), make()
+    monkeypatch.setattr(AttachHandle, "draws_at", lambda *args: Draws(9))
+    with attnreg.attach(model, provider, stacks=["cross"], example_inputs=inputs) as handle:
+        out = model(*inputs)
+        rates = handle.drop_rates()
+    mask = written(provider, 9)
+    assert_same(out, dense(*inputs, change, valid, **mask)[0], *inputs, tolerance=1e-11)
+    if mask["weights"] is None:
+        expected = attnreg.functional.drop_rate(mask["scores"], valid)
+        assert rates == {"cross.0": pytest.approx(float(expected), abs=1e-6)}
+
+
+def test_decisions_within_the_kernel_are_not_in_memory(monkeypatch):
+    monkeypatch.setattr(attnreg.functional, "seeded_keep", None)
+    inputs = qkv()
+    handle = attnreg.attach(Model(), attnreg.DropKey(0.3), stacks=["cross"], example_inputs=inputs)
+    with handle.probing():
+        handle._model(*inputs)
+
+
+def test_rows_that_are_dropped_have_good_gradients_in_single_precision(trainable):
+    inputs = [x.float().requires_grad_() for x in qkv()]
+    with attnreg.attach(Model(), attnreg.DropKey(1.0), stacks=["cross"], example_inputs=inputs) as handle:
+        out = handle._model(*inputs)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    slow = dense(*exact, lambda s: s, ALL, ~ALL)[0]
+    assert (out - slow).abs().max() < 1e-6
+    out.sin().sum().backward()
+    slow.sin().sum().backward()
+    for ours, theirs in zip(inputs, exact, strict=True):
+        scale = exact[2].grad.abs().max()
+        assert ((ours.grad - theirs.grad).abs().max() / scale) < 1e-3
+
+
+def test_the_rate_is_measured_on_some_rows_of_a_long_input(monkeypatch):
+    monkeypatch.setattr("attnreg.injection.rates.POSITIONS", B * H * N * 2)
+    inputs = qkv()
+    with attnreg.attach(Model(), attnreg.DropKey(0.5), stacks=["cross"], example_inputs=inputs) as handle:
+        monkeypatch.setattr(AttachHandle, "draws_at", lambda *args: Draws(9))
+        with handle.probing():
+            handle._model(*inputs)
+        keep = written(attnreg.DropKey(0.5), 9)["scores"][:, :, [0, N - 1]]
+        assert handle.drop_rates() == {"cross.0": pytest.approx(float((~keep).double().mean()), abs=1e-6)}

@@ -47,7 +47,7 @@ def uniform_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -
         >>> uniform_at(7, one, one, one, keys)
         tensor([0.0000, 0.0000, 0.0000, 0.0000])
     """
-    return _as_float(_hashed(row_words(seed, b, h, q), k))
+    return _as_float(_hashed(row_words(seed, b, h, q), key_steps(k)))
 
 
 def keep_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor, p: float | Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def keep_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor, p: f
         >>> keep_at(7, b, h, q, k, p=0.5)
         tensor([False, False, False, False])
     """
-    return _at_least(_hashed(row_words(seed, b, h, q), k), p)
+    return _at_least(_hashed(row_words(seed, b, h, q), key_steps(k)), p)
 
 
 def seeded_uniform(seed: int | Tensor, shape: Sequence[int], *, device: torch.device | None = None) -> Tensor:
@@ -141,6 +141,16 @@ def row_words(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor) -> tuple[Tens
     return mixed.to(torch.int32), (mixed >> 32).to(torch.int32)
 
 
+def keep_of_rows(first: Tensor, second: Tensor, steps: Tensor, p: Tensor) -> Tensor:
+    """Decide as :func:`keep_at` does, given the words of the rows and the steps of the keys."""
+    return _as_float(_hashed((first, second), steps)) >= p
+
+
+def key_steps(k: Tensor) -> Tensor:
+    """Return int32, what a key adds to the first word of a row."""
+    return k.to(torch.int32) * GOLDEN
+
+
 def _everywhere(
     seed: int | Tensor, shape: Sequence[int], device: torch.device | None, p: float | Tensor | None
 ) -> Tensor:
@@ -151,7 +161,7 @@ def _everywhere(
     if words[0].is_cpu and words[0].numel() and not is_traced():
         found = _in_chunks(words, k, p)
     else:
-        hashed = _hashed(tuple(word[..., None] for word in words), k)
+        hashed = _hashed(tuple(word[..., None] for word in words), key_steps(k))
         found = _as_float(hashed) if p is None else _at_least(hashed, p)
     return found.view(tuple(shape))
 
@@ -168,7 +178,7 @@ def _in_chunks(words: tuple[Tensor, Tensor], k: Tensor, p: float | Tensor | None
     """Hash a few rows at a time and in place, which takes a third of the time on a CPU."""
     first, second = (word.reshape(-1, 1) for word in words)
     out = torch.empty(len(first), len(k), dtype=torch.float32 if p is None else torch.bool)
-    steps = k.to(torch.int32) * GOLDEN
+    steps = key_steps(k)
     at_once = max(1, CHUNK // max(1, len(k)))
     for a, c, part in zip(first.split(at_once), second.split(at_once), out.split(at_once), strict=True):
         x = a + steps
@@ -183,9 +193,9 @@ def _in_chunks(words: tuple[Tensor, Tensor], k: Tensor, p: float | Tensor | None
     return out
 
 
-def _hashed(words: tuple[Tensor, ...], k: Tensor) -> Tensor:
+def _hashed(words: tuple[Tensor, ...], steps: Tensor) -> Tensor:
     a, c = words
-    x = a + k.to(torch.int32) * GOLDEN
+    x = a + steps
     x = (x ^ (x >> 16 & LOW[16])) * MULTIPLIERS[0] ^ c
     x = (x ^ (x >> 15 & LOW[15])) * MULTIPLIERS[1]
     return x ^ (x >> 16 & LOW[16])

@@ -151,6 +151,7 @@ class AttentionMode(TorchFunctionMode):
 
 
 def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
+    mask = mask if site.in_kernel else mask.written_out()
     tensors = {name: value for name, value in vars(mask).items() if isinstance(value, Tensor)}
     for which, tensor in tensors.items():
         try:
@@ -165,8 +166,12 @@ def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
     scores = mask.scores
     if scores is not None and scores.dim() == 0 and not torch.compiler.is_compiling() and bool(scores):
         del tensors["scores"]  # the whole layer is kept
-    if not tensors.keys() - {"kept"}:
+    if not tensors.keys() - {"kept"} and not mask.drawn:
         return None
     if mask.drops_layer:
         return mask
-    return Mask(**{name: tensor.to(site.device) for name, tensor in tensors.items()}, detach_sum=mask.detach_sum)
+    return Mask(
+        **{name: tensor.to(site.device) for name, tensor in tensors.items()},
+        detach_sum=mask.detach_sum,
+        drawn=mask.drawn,
+    )

@@ -9,6 +9,8 @@ from attnreg import functional
 from attnreg.injection.validity import transformed
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 
+POSITIONS = 2**22  # on which rates are measured, if decisions are not in memory
+
 
 class DropRates:
     """The share of dropped units per site, by site label ``"<stack>.<layer>"``."""
@@ -46,8 +48,9 @@ class DropRates:
         # Gradient checkpointing recomputes parts of a pass, and a tensor made under vmap must not outlive it.
         if in_backward() or (not torch.compiler.is_compiling() and transformed()):
             return
-        kept = None if mask is None else mask.units_kept
-        if kept is None:
+        if mask is not None and mask.drawn:
+            rate = _of_some_rows(mask, site)
+        elif (kept := None if mask is None else mask.units_kept) is None:
             rate = torch.zeros((), device=site.device)
         elif kept.dim() == 0:
             rate = 1.0 - kept.float()
@@ -69,6 +72,20 @@ class DropRates:
             return
         rate = self._latest.get(site.label, torch.zeros((), device=skip.device))
         self._latest[site.label] = torch.where(skip, torch.ones_like(rate), rate)
+
+
+def _of_some_rows(mask: Mask, site: AttentionSite) -> Tensor:
+    """Measure the rate of decisions that are not in memory, by head, on query rows that are evenly spaced."""
+    batch, heads, queries, keys = site.shape
+    count = max(1, min(queries, POSITIONS // max(1, batch * heads * keys)))
+    rows = torch.linspace(0, queries - 1, count, device=site.device).long()
+    keep = torch.ones((), dtype=torch.bool, device=site.device)
+    for drawn in mask.drawn:
+        keep = keep & drawn.of_queries(rows)
+    if mask.scores is not None:
+        keep = keep & mask.scores.expand(site.shape)[:, :, rows]
+    units = None if site.units is None else site.units.expand(site.shape)[:, :, rows]
+    return functional.drop_rate(keep.expand(batch, heads, count, keys), units, by_head=heads > 1)
 
 
 def in_backward() -> bool:

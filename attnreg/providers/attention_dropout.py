@@ -48,9 +48,9 @@ class AttentionDropout(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        keep = site.keep(self.p)
         if self.placement == "scores":
-            return Mask(scores=keep)
+            return site.dropping(self.p)
+        keep = site.keep(self.p)
         if not self.rescale:
             return Mask(weights=keep)
         return Mask(weights=keep.to(site.dtype) / (1 - self.p + (self.p == 1)))  # at p = 1 nothing is kept: no 0 / 0

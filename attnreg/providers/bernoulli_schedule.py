@@ -59,7 +59,7 @@ class BernoulliScheduleProvider(MaskProvider):
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
         rate = self.rates[site.layer if len(self.rates) > 1 else 0]
-        return Mask(scores=site.keep(rate))
+        return site.dropping(rate)
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:

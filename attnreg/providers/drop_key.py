@@ -50,4 +50,4 @@ class DropKey(MaskProvider):
     def forward(self, site: AttentionSite) -> Mask | None:
         batch, heads, queries, keys = site.shape
         shape = batch, 1 if self.share_heads else heads, 1 if self.share_queries else queries, keys
-        return Mask(scores=site.keep(self.p, shape))
+        return site.dropping(self.p, shape)

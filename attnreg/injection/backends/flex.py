@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +20,13 @@ from attnreg import functional
 from attnreg.functional.attention import ScoreMod
 from attnreg.injection.backends.base import BY_FUNCTION, Backend, Call, Masking, Noting
 from attnreg.injection.errors import NoAttentionError
-from attnreg.injection.validity import allowed
+from attnreg.injection.validity import FORBIDDEN_BELOW, allowed
+from attnreg.masks import Mask
 
+# The kernel's backward pass computes weights from the log-sum-exp: in float32, those of a fully dropped row are off by
+# 1e-4 with this score, and by more with a lower one. What the model forbids must stay below it.
+DROPPED = -1e4
+FURTHER = -1e6
 TRANSFORMERS = "transformers.integrations.flex_attention", "compile_friendly_flex_attention"
 
 
@@ -81,8 +87,11 @@ class FlexAttention(Backend):
         if site is None:
             return run(score_mod=score_mod, **options)
         valid = _valid(score_mod, block_mask, shape, query)
-        mask = mode.ask(site, shape, valid, like=query, query=query, key=key, scale=scale, score_mod=score_mod)
+        mask = mode.ask(
+            site, shape, valid, like=query, query=query, key=key, scale=scale, score_mod=score_mod, in_kernel=True
+        )
         if mode.tap is not None or (mask is not None and mask.has_factors):
+            mask = None if mask is None else mask.written_out()
             scores = _scores(query, key, scale, score_mod, block_mask)
             if mask is not None and mask.scores is not None:
                 scores = functional.masked_scores(scores, mask.scores, valid)
@@ -90,7 +99,9 @@ class FlexAttention(Backend):
             weights = mode.finish(site.layout, scores.masked_fill(empty, 0.0).softmax(-1), mask, valid)
             weights = weights.masked_fill(empty, 0.0).to(value.dtype)
             return _returned(weights @ _of_heads(value, query), scores, options)
-        if mask is not None and mask.scores is not None:
+        if mask is not None and mask.drawn:
+            score_mod = _drawing(score_mod, mask, shape)
+        elif mask is not None and mask.scores is not None:
             score_mod = _dropping(score_mod, mask.scores.to(query.device), valid, shape)
         try:
             return run(score_mod=score_mod, **options)
@@ -134,7 +145,8 @@ def _plain(function: FunctionType) -> Any:
 def _open(block_mask: Any, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
     if block_mask is None:
         return None
-    return create_mask(block_mask.mask_mod, shape[0], shape[1], shape[2], shape[3], like.device)
+    batch, heads = block_mask.kv_num_blocks.shape[:2]  # 1 where the model's mask is the same for all
+    return create_mask(block_mask.mask_mod, batch, heads, shape[2], shape[3], like.device)
 
 
 def _valid(score_mod: ScoreMod | None, block_mask: Any, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
@@ -163,6 +175,26 @@ def _dropping(score_mod: ScoreMod | None, keep: Tensor, valid: Tensor | None, sh
         return torch.where(dead[b, h, q], equal, kept)
 
     return dropping
+
+
+def _drawing(score_mod: ScoreMod | None, mask: Mask, shape: tuple[int, ...]) -> ScoreMod:
+    """Return a score function that decides which scores to drop, so that no mask is in memory.
+
+    A dropped score is ``DROPPED`` instead of minus infinity: so low that it gets no weight beside a kept one, and the
+    same for all keys of a fully dropped query row, which is then uniform over its valid positions.
+    """
+    decisions = [drawn.keep_at() for drawn in mask.drawn]
+    if mask.scores is not None:
+        keep = mask.scores.expand(shape)
+        decisions.append(lambda b, h, q, k: keep[b, h, q, k])
+
+    def drawing(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        own = score if score_mod is None else score_mod(score, b, h, q, k)
+        kept = functools.reduce(operator.and_, (decide(b, h, q, k) for decide in decisions))
+        forbidden = own < FORBIDDEN_BELOW
+        return torch.where(kept & ~forbidden, own, torch.where(forbidden, own + FURTHER, DROPPED))
+
+    return drawing
 
 
 def _scores(query: Tensor, key: Tensor, scale: float | None, score_mod: ScoreMod | None, block_mask: Any) -> Tensor:
