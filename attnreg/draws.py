@@ -21,7 +21,8 @@ class Draws:
     Each draw has numbers of its own, so that two draws are independent; draw in the same order to get them again.
 
     Args:
-        seed: the seed: an integer, or int64, 0-d; ``None`` takes a new one from torch's generator for each draw.
+        seed: the seed: an integer, or int64, 0-d, or a function that returns it at the first draw; ``None`` takes a new
+            one from torch's generator for each draw.
         replayed: whether the numbers repeat those of an earlier pass.
 
     Example:
@@ -31,7 +32,9 @@ class Draws:
         (True, False)
     """
 
-    def __init__(self, seed: int | Tensor | None = None, *, replayed: bool = False) -> None:
+    def __init__(
+        self, seed: int | Tensor | Callable[[], int | Tensor] | None = None, *, replayed: bool = False
+    ) -> None:
         self.replayed = replayed
         self._seed = seed
         self._count = 0
@@ -39,7 +42,11 @@ class Draws:
     @property
     def seed(self) -> int | Tensor | None:
         """The seed: an integer, or int64, 0-d, while torch compiles or transforms a function."""
-        return self._seed if self._seed is None or is_traced() else int(self._seed)
+        if self._seed is None:
+            return None
+        seed = self._seed() if callable(self._seed) else self._seed
+        self._seed = seed if is_traced() else int(seed)
+        return self._seed
 
     def uniform(
         self, shape: Sequence[int], *, device: torch.device | None = None, dtype: torch.dtype = torch.float32

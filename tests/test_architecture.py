@@ -23,6 +23,7 @@ ROOMS = [
     "attnreg._checksums",
     "attnreg",  # which names all others and imports none
     "attnreg.functional",
+    "attnreg.draws",
     "attnreg.masks",
     "attnreg.provider",
     "attnreg.injection",

@@ -19,11 +19,10 @@ IDS = torch.arange(1, 13).view(2, 6)
 SEED = 5
 
 
-def bert(attention="sdpa", **options):
+def bert(attention="sdpa"):
     torch.manual_seed(0)
-    config = hf.BertConfig(
-        vocab_size=20, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=8, **options
-    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 8}
+    config = hf.BertConfig(vocab_size=20, **sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     return hf.AutoModelForSequenceClassification.from_config(config, attn_implementation=attention).train()
 
 
@@ -85,7 +84,7 @@ def flexible():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
         patch.setattr(kernels, "WrappedFlexAttention", lambda training: lambda: flex_attention)
-        model, provider = bert("flex_attention", attention_probs_dropout_prob=0.0), Recording(composed())
+        model, provider = bert("flex_attention"), Recording(composed())
         with attnreg.attach(model, provider) as handle, torch.no_grad(), handle.probing():
             torch.manual_seed(SEED)
             model(input_ids=IDS)
@@ -111,7 +110,7 @@ def checkpointed(*, reentrant, preserve, around="blocks"):
 
 def compiled():
     torch._dynamo.reset()
-    model, provider = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), Recording(composed())
+    model, provider = bert(), Recording(composed())
     with attnreg.attach(model, provider):
         torch.manual_seed(SEED)
         torch.compile(model, backend="aot_eager", fullgraph=True)(input_ids=IDS)
@@ -238,7 +237,7 @@ def test_a_replay_gives_the_same_output(case, text):
 
 
 def test_ad_drop_repeats_its_latest_pass_and_refuses_others():
-    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = bert()
     provider = attnreg.AttributionProvider(p=0.5, q=0.5)
     batch = {"input_ids": IDS, "labels": torch.tensor([0, 1])}
     with attnreg.attach(model, provider) as handle:
@@ -262,7 +261,7 @@ def test_ad_drop_repeats_its_latest_pass_and_refuses_others():
 
 
 def test_a_generator_repeats_the_masks_that_it_drew_or_was_given():
-    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = bert()
     generator = attnreg.GNetProvider.for_model(model)
     batch = {"input_ids": IDS}
     with attnreg.attach(model, generator) as handle:
@@ -298,7 +297,7 @@ def checkpointing(model, *, preserve):
 def test_two_passes_before_their_backward_passes(first):
     gradients = []
     for preserve in (None, True, False):
-        model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        model = bert()
         with attnreg.attach(model, composed()):
             if preserve is not None:
                 checkpointing(model, preserve=preserve)
@@ -316,7 +315,7 @@ def test_two_passes_before_their_backward_passes(first):
 def test_without_the_generator_steps_follow_each_other():
     gradients = []
     for preserve in (None, False):
-        model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        model = bert()
         with attnreg.attach(model, composed()) as handle:
             if preserve is not None:
                 checkpointing(model, preserve=preserve)
@@ -331,7 +330,7 @@ def test_without_the_generator_steps_follow_each_other():
 
 
 def test_masks_of_tokens_belong_to_the_latest_pass():
-    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = bert()
     with attnreg.attach(model, attnreg.TokenDropout(0.5)):
         checkpointing(model, preserve=True)
         losses = [model(input_ids=IDS).logits.sum() for _ in range(2)]

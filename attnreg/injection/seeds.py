@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,11 +33,12 @@ class _Computation:
     mark: int  # of the state of torch's generator, by which this computation is known again
     seed: int
     number: int  # of the forward pass
+    began: bool  # whether it was the first to draw in this pass
     repeated: bool = False
 
 
 class Seeds:
-    """One seed for each forward pass, and one for each computation in it, which follows from that.
+    """One seed for each forward pass that draws, and one for each computation in it, which follows from that.
 
     Gradient checkpointing repeats a part of a forward pass during the backward pass, and tells nobody which part. So
     the state of torch's generator marks each computation. If checkpointing sets the generator back, as it does by
@@ -45,9 +47,11 @@ class Seeds:
     """
 
     def __init__(self) -> None:
-        self.latest: Tensor | None = None
+        self.latest: Tensor | None = None  # seed of the latest pass that drew
+        self._seed: Tensor | None = None  # of the present pass, once it draws
+        self._drew_first = False  # whether the latest pass drew before its sites
         self._after: Tensor | None = None
-        self._passes = 0
+        self._number = 0
         self._given: Tensor | None = None
         self._counts: dict[tuple[Place, str], int] = {}
         self._done: dict[tuple[Place, str], deque[_Computation]] = {}
@@ -63,23 +67,23 @@ class Seeds:
 
     def begin(self) -> Draws:
         """Begin a forward pass; return the source of what is drawn before its sites."""
-        self.latest = None
-        if torch.compiler.is_compiling() or not transformed():
-            drawn = new_seed()
-            self.latest = drawn if self._given is None else self._given
+        self._seed = None
         self._counts = {}
-        if not is_traced():
-            self._passes += 1
-        seed = None if self.latest is None else _following(self.latest, BEFORE_THE_SITES)
-        return Draws(seed, replayed=self._given is not None)
+        self._drew_first = False
+        if not torch.compiler.is_compiling():
+            if transformed():
+                return Draws()
+            self._number += 1
+        return Draws(self._before_the_sites, replayed=self._given is not None)
 
     def repeat(self) -> None:
         """Repeat the beginning of a forward pass, so that the generator is where it was."""
-        new_seed()
+        if self._drew_first:
+            new_seed()
 
     def end(self) -> None:
         """End a forward pass; what is computed after it finds the generator elsewhere."""
-        if self.latest is not None:
+        if self._seed is not None:
             self._after = new_seed()  # kept, because compiled code leaves out what nobody needs
 
     def of(
@@ -90,29 +94,52 @@ class Seeds:
         ``only_latest`` names a provider that has masks for the latest forward pass only.
         """
         key = place, site.label
-        if is_traced():
-            return Draws(None if self.latest is None else self._next(key, site))
-        mark = hash(torch.get_rng_state().numpy().tobytes())
+        if torch.compiler.is_compiling():
+            return Draws(functools.partial(self._next, key, site))
+        if transformed():
+            return Draws()
         if in_backward():
-            return Draws(self._again(key, mark, site.name, only_latest))
-        seed = self._next(key, site) if in_forward else new_seed()
-        if has_gradients:
-            self._done.setdefault(key, deque(maxlen=REMEMBERED)).append(_Computation(mark, int(seed), self._passes))
-        return Draws(seed)
+            draws = Draws(functools.partial(self._again, key, site.name, only_latest))
+            known = bool(self._done.get(key))
+        else:
+            noted = functools.partial(self._noted, key, site, in_forward=in_forward, has_gradients=has_gradients)
+            draws, known = Draws(noted), self._seed is not None
+        if only_latest is not None and known:
+            _ = (
+                draws.seed
+            )  # this provider draws before the sites, so a pass must be known again even if they do not draw
+        return draws
 
     def forget(self) -> None:
         """Forget all computations, because the step is done."""
         self._done = {}
 
+    def _of_pass(self) -> Tensor:
+        if self._seed is None:
+            drawn = new_seed()
+            self._seed = self.latest = drawn if self._given is None else self._given
+        return self._seed
+
+    def _before_the_sites(self) -> int | Tensor:
+        self._drew_first = True
+        return _following(self._of_pass(), BEFORE_THE_SITES)
+
     def _next(self, key: tuple[Place, str], site: SiteInfo) -> int | Tensor:
         count = self._counts.get(key, 0)
         self._counts[key] = count + 1
         kind = PLACES.index(key[0]) * len(STACKS) + STACKS.index(site.stack)
-        assert self.latest is not None
-        return _following(self.latest, ((count * len(PLACES) * len(STACKS) + kind) << 32) + site.layer)
+        return _following(self._of_pass(), ((count * len(PLACES) * len(STACKS) + kind) << 32) + site.layer)
 
-    def _again(self, key: tuple[Place, str], mark: int, name: str, only_latest: str | None) -> int:
-        done = list(self._done.get(key, ()))
+    def _noted(self, key: tuple[Place, str], site: SiteInfo, *, in_forward: bool, has_gradients: bool) -> int | Tensor:
+        mark, begins = _mark(), self._seed is None
+        seed = self._next(key, site) if in_forward else new_seed()
+        if has_gradients:
+            done = self._done.setdefault(key, deque(maxlen=REMEMBERED))
+            done.append(_Computation(mark, int(seed), self._number, begins or not in_forward))
+        return seed
+
+    def _again(self, key: tuple[Place, str], name: str, only_latest: str | None) -> int:
+        mark, done = _mark(), list(self._done.get(key, ()))
         found = [each for each in done if each.mark == mark]
         found = found or [each for each in done if not each.repeated] or done
         if len({each.seed for each in found}) != 1:
@@ -121,16 +148,23 @@ class Seeds:
                 "passes may be the one: use `preserve_rng_state=True` (the default), or call `handle.step()` after "
                 "each optimizer step."
             )
-        if only_latest is not None and found[-1].number != self._passes:
+        computation = found[-1]
+        if only_latest is not None and computation.number != self._number:
             raise RuntimeError(
                 f"{only_latest} draws its masks when a forward pass begins, and gradient checkpointing repeats {name} "
                 "of an earlier one: run the backward pass of each forward pass before the next."
             )
-        found[-1].repeated = True
-        return found[-1].seed
+        computation.repeated = True
+        if computation.began and computation.mark == mark:
+            new_seed()  # so that the generator is where it was
+        return computation.seed
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_given": None, "_done": {}}
+
+
+def _mark() -> int:
+    return hash(torch.get_rng_state().numpy().tobytes())
 
 
 def _following(seed: Tensor, number: int) -> int | Tensor:

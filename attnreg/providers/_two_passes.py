@@ -64,7 +64,7 @@ class TwoPasses:
         self._batch = {}
         if self._state != "never":
             self._state = "masking" if self._state == "armed" else "idle"
-            self._seed = draws.seed
+            self._seed = draws.seed if self.masking else None
 
     def end(self) -> None:
         """End the step, or forget its first pass."""
