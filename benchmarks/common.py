@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers as hf
@@ -22,7 +23,7 @@ class Shape:
     batch_size: int
     length: int
 
-    def model(self) -> hf.BertForSequenceClassification:
+    def model(self, attention: str = "sdpa", **config_options: Any) -> hf.BertForSequenceClassification:
         """Make a BERT of this size with random weights."""
         torch.manual_seed(0)
         config = hf.BertConfig(
@@ -30,7 +31,8 @@ class Shape:
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
             intermediate_size=4 * self.hidden,
-            attn_implementation="sdpa",
+            attn_implementation=attention,
+            **config_options,
         )
         return hf.BertForSequenceClassification(config)
 
@@ -54,23 +56,27 @@ SHAPES = {
 }
 
 
-def timed(run: Callable[[], object]) -> float:
-    """Return the duration of a call in seconds."""
-    begin = time.perf_counter()
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def timed(run: Callable[[], object], clock: str = "wall") -> float:
+    """Return the duration of a call in seconds, on one of :data:`CLOCKS`."""
+    begin = CLOCKS[clock]()
     run()
-    return time.perf_counter() - begin
+    return CLOCKS[clock]() - begin
 
 
 def grown(make: Callable[[], tuple[Callable[[], object], int]]) -> float:
     """Return the peak growth of this process over at least two steps, in MiB. Call it once per fresh process."""
-    before = _status("VmRSS")
+    before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # reset the peak
     run, steps = make()
     for _ in range(1 if steps > 1 else 2):
         run()
-    return (_status("VmHWM") - before) / 1024
+    return (status("VmHWM") - before) / 1024
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
+    """Return a field of this process's status, such as "VmRSS" or "VmHWM" (its peak), in KiB."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field))

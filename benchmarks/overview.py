@@ -1,10 +1,12 @@
 """Draw docs/results/overview.png: the difference of each method to plain fine-tuning, in every setting of docs/results.
 
 Usage: python benchmarks/overview.py
+       python benchmarks/overview.py --smallest --path FILE.png    # one setting, to test the script
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 from collections import defaultdict
 from pathlib import Path
@@ -39,10 +41,14 @@ def differences(setting: str) -> dict[str, Difference]:
 
 def main() -> None:
     """Read the tables, print and draw the differences."""
-    by_setting = {setting: differences(setting) for setting in SETTINGS}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--path", type=Path, default=FOLDER / "overview.png")
+    parser.add_argument("--smallest", action="store_true", help="only the last setting")
+    options = parser.parse_args()
+    by_setting = {setting: differences(setting) for setting in list(SETTINGS)[-1 if options.smallest else 0 :]}
     recipes = sorted({recipe for found in by_setting.values() for recipe in found})
     look = dict(zip(recipes, styles(), strict=False))
-    with picture(FOLDER / "overview.png", width=8.0, height=1.0 + 0.2 * sum(map(len, by_setting.values()))) as (axes,):
+    with picture(options.path, width=8.0, height=1.0 + 0.2 * sum(map(len, by_setting.values()))) as (axes,):
         row, ticks, drawn = 0, {}, {}
         for setting, found in by_setting.items():
             ticks[SETTINGS[setting]] = row + (len(found) - 1) / 2

@@ -179,8 +179,11 @@ HEADER = "| way | signal to noise of an update | updates until signal equals noi
 @click.option("--oracle", type=click.IntRange(min=2), default=2000, show_default=True, help="Updates by the oracle.")
 @click.option("--updates", type=click.IntRange(min=2), default=100, show_default=True, help="Updates in the game.")
 @click.option("--only", help="Only the ways of the game whose number is in this list, such as 0,6.")
-def main(oracle: int, updates: int, only: str | None) -> None:
+@click.option("--smallest", is_flag=True, help="Two updates and three ways of the game, to test the script.")
+def main(oracle: int, updates: int, only: str | None, smallest: bool) -> None:
     """Print both tables."""
+    if smallest:
+        oracle, updates, only = 2, 2, "1,10,13"
     click.echo(HEADER)
     for name, generator_options, options, steps in ORACLE_WAYS:
         click.echo(oracle_ratio(generator_options, options, steps, oracle).row(name))

@@ -8,17 +8,35 @@ import pytest
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 RUN = "import json, runpy, sys; path, *sys.argv[1:] = json.loads(sys.argv[1]); sys.path.insert(0, path.rpartition('/')[0]); runpy.run_path(path, run_name='__main__')"
 SMALLEST = {
-    "steps.py": ["--shape", "tiny", "--rounds", "1", "--threads", "1", "--no-memory", "--only", "scores"],
-    "ad_drop.py": ["--small", "--rounds", "1", "--threads", "1", "--no-integrated"],
-    "variance.py": ["--oracle", "2", "--updates", "2", "--only", "1,10,13"],
+    "steps.py": ["--smallest"],
+    "memory.py": ["--smallest", "--path", "memory.png"],
+    "variance.py": ["--smallest"],
     "planted.py": ["--output-dir", "out"],
     "shift.py": ["--output-dir", "out"],
-    "kill_and_resume.py": ["--kills", "1"],
+    "kill_and_resume.py": ["--smallest"],
+    "families.py": ["--smallest"],
+    "overview.py": ["--smallest", "--path", "overview.png"],
+    "contrast.py": ["runs", "contrast.png"],
 }
+USUAL = {"overview.py", "contrast.py", "planted.py"}  # the others take longer
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "steps.py" else pytest.mark.slow) for name in SMALLEST])  # fmt: skip
+def watched_runs(folder):
+    """Write the telemetry of a run of two rounds that watched a word."""
+    line = {"winner": "attacker", "watched.0": 0.2, "others.0": 0.1}
+    run = folder / "runs" / "attendout" / "seed0"
+    run.mkdir(parents=True)
+    (run / "telemetry.jsonl").write_text("".join(json.dumps({**line, "step": step}) + "\n" for step in range(80)))
+
+
+def test_every_benchmark_is_run_here():
+    scripts = {path.name for path in FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text(encoding="utf-8")}
+    assert scripts == set(SMALLEST)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in USUAL else pytest.mark.slow) for name in SMALLEST])  # fmt: skip
 def test_a_benchmark_runs_at_its_smallest_size(warm, tmp_path, name):
+    watched_runs(tmp_path)
     code, output = warm.run("-c", RUN, json.dumps([str(FOLDER / name), *SMALLEST[name]]), cwd=tmp_path, timeout=300)
     assert code == 0, output
     assert output.strip()

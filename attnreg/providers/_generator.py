@@ -85,19 +85,15 @@ class GeneratorNetwork(nn.Module):
     def forward(self, ids: Tensor, allowed: Tensor) -> Tensor:
         steps = torch.arange(ids.shape[-1], device=ids.device) + self.position_offset
         x = self.embedding_norm(self._embed("tokens", ids) + self._embed("positions", steps))
+        attention = _OneHead(self.qkv, self.out) if self.num_heads == 1 else _Heads(self.qkv, self.out, self.num_heads)
         logits = []
         for layer in range(len(self.bias)):
-            query, key, value = (
-                part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
-            )
-            scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
             # Autocast lowers the precision of scores, but probabilities near 0 and 1, and draws from them, need it.
-            scores = scores.to(self.bias.dtype)
+            scores = attention.scores(x).to(self.bias.dtype)
             logits.append(scores + self.bias[layer])
             if layer < len(self.bias) - 1:
                 weights = scores.masked_fill(~allowed[:, None], torch.finfo(scores.dtype).min).softmax(-1)
-                mixed = (weights.to(value.dtype) @ value).transpose(1, 2).flatten(2)
-                x = self.block(self.norm(x + self.out(mixed)))
+                x = self.block(self.norm(x + attention.mixed(weights, x)))
         return torch.stack(logits, dim=1)
 
     def _embed(self, name: str, indices: Tensor) -> Tensor:
@@ -110,6 +106,53 @@ class GeneratorNetwork(nn.Module):
                 "provider)`."
             )
         return F.embedding(indices, self.tables[name].weight.detach()).to(self.bias.dtype)
+
+
+class _Heads:
+    """Attention with several heads."""
+
+    def __init__(self, qkv: nn.Linear, out: nn.Linear, num_heads: int) -> None:
+        self._qkv, self._out, self._num_heads = qkv, out, num_heads
+        self._value: Tensor | None = None
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return the scores of hidden states, ``(B, G, N, N)``."""
+        query, key, self._value = (
+            part.unflatten(-1, (self._num_heads, -1)).transpose(1, 2) for part in self._qkv(x).chunk(3, dim=-1)
+        )
+        return query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+
+    def mixed(self, weights: Tensor, x: Tensor) -> Tensor:
+        """Return the attention's output for the hidden states whose scores were computed last."""
+        assert self._value is not None
+        return self._out((weights.to(self._value.dtype) @ self._value).transpose(1, 2).flatten(2))
+
+
+class _OneHead:
+    r"""The same with one head, for half of the matrix products.
+
+    With one head, :math:`Q K^\top = x\, (W_Q W_K^\top)\, x^\top` and :math:`A V W_O = A\, x\, (W_V W_O)`, biases apart.
+    All layers share the weights, so both products of weights are computed once.
+    """
+
+    def __init__(self, qkv: nn.Linear, out: nn.Linear) -> None:
+        (wq, wk, self._wv), (bq, bk, self._bv) = qkv.weight.chunk(3), qkv.bias.chunk(3)
+        wq, bq = wq / math.sqrt(wq.shape[-1]), bq / math.sqrt(wq.shape[-1])
+        self._query_key, self._key_bias = wk.t() @ wq, bq @ wk
+        self._row, self._constant = bk @ wq, bq @ bk
+        self._out = out
+        self._value_out: tuple[Tensor, Tensor] | None = None
+
+    def scores(self, x: Tensor) -> Tensor:
+        scores = F.linear(x, self._query_key, self._key_bias) @ x.to(self._query_key.dtype).transpose(-1, -2)
+        of_rows = x @ self._row + self._constant
+        return (scores + of_rows[..., None])[:, None]
+
+    def mixed(self, weights: Tensor, x: Tensor) -> Tensor:
+        if self._value_out is None:
+            # The weights of a row sum to 1, so the values' bias is the same in all rows.
+            self._value_out = self._out.weight @ self._wv, F.linear(self._bv, self._out.weight, self._out.bias)
+        return F.linear(weights[:, 0].to(x.dtype) @ x, *self._value_out)
 
 
 class _FeedForward(nn.Module):

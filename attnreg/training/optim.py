@@ -87,4 +87,4 @@ def generator_adam(generator: nn.Module, learning_rate: float | None = None, bia
     rates = [parameter for name, parameter in generator.named_parameters() if name == "network.bias"]
     others = [parameter for name, parameter in generator.named_parameters() if name != "network.bias"]
     groups: list[dict[str, Any]] = [{"params": others}, {"params": rates, "lr": bias_learning_rate}]
-    return Adam([group for group in groups if group["params"]], lr=learning_rate)
+    return Adam([group for group in groups if group["params"]], lr=learning_rate, fused=True)  # as in `adamw`

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, Protocol, get_args
 
 import torch
@@ -121,7 +122,7 @@ class Reinforce:
             masks = [self._generator.keep, *([self._generator.opposite_keep] if self.antithetic else [])]
             self._draws.append((dict(batch), [pack(mask) for mask in masks]))
             return
-        with self._updater.autocast():
+        with self._updater.autocast(), sparse_embeddings(self._generator):
             log_probs = self._sample(batch)
         self._drawn = getattr(self._generator, "keep", None)
         for attacker, log_prob in enumerate(log_probs):
@@ -147,12 +148,10 @@ class Reinforce:
         parameters = list(self._generator.parameters())
         gradients = torch.autograd.grad(loss, parameters, retain_graph=keep_graph, allow_unused=True)
         if attacker == len(self._gradients):
-            self._gradients.append(list(gradients))
-        else:
-            self._gradients[attacker] = [
-                old if new is None else new if old is None else old.add_(new)  # in place: embeddings are large
-                for old, new in zip(self._gradients[attacker], gradients, strict=True)
-            ]
+            self._gradients.append([None] * len(parameters))
+        self._gradients[attacker] = [
+            _added(old, new) for old, new in zip(self._gradients[attacker], gradients, strict=True)
+        ]
 
     def update(self, rewards: Sequence[Tensor]) -> None:
         """Update the Generator at the end of a round.
@@ -199,7 +198,7 @@ class Reinforce:
         for attacker, each in enumerate(advantages):
             begin = sum(sizes[: self._updater.rank])  # the rewards of all processes follow each other
             for batch, masks in self._draws:
-                with self._updater.autocast():
+                with self._updater.autocast(), sparse_embeddings(self._generator):
                     log_prob = self._generator.log_prob(batch, unpack(masks[attacker]))
                 log_prob = log_prob.view(len(batch["labels"]), -1).mean(1)  # the choices of a row share its reward
                 rows = torch.arange(begin, begin + len(log_prob)) % len(each)
@@ -231,6 +230,29 @@ class Reinforce:
         device = next(self._generator.parameters()).device
         self._gradients = _moved(state["gradients"][self._updater.rank], device)
         self._draws = _moved(state["draws"][self._updater.rank], device)
+
+
+@contextmanager
+def sparse_embeddings(module: nn.Module) -> Iterator[None]:
+    """Let the gradients of embedding tables hold only the rows that a forward pass within the block uses."""
+    tables = [each for each in module.modules() if isinstance(each, nn.Embedding) and not each.scale_grad_by_freq]
+    before = [each.sparse for each in tables]
+    try:
+        for each in tables:
+            each.sparse = True
+        yield
+    finally:
+        for each, sparse in zip(tables, before, strict=True):
+            each.sparse = sparse
+
+
+def _added(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    """Add a gradient to a sum, which is dense, in place: a table of embeddings is large, and a batch uses few rows."""
+    if gradient is None:
+        return total
+    if total is None:
+        return gradient.to_dense() if gradient.is_sparse else gradient
+    return total.add_(gradient)
 
 
 def _moved(value: Any, device: torch.device | str) -> Any:

@@ -1,0 +1,195 @@
+"""The training steps that steps.py times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import transformers as hf
+from accelerate import Accelerator
+from by_hand import OneBackwardPassPerLayer, P, training_step
+from common import Shape
+
+import attnreg
+from attnreg.training import AttackerDefender, FineTuning, TrainingMethod, TwoPass, adamw
+
+T = 8
+LEARNING_RATE = 5e-5
+Arm = Callable[[Shape], tuple[Callable[[], object], int]]  # the call to time, and how many steps it makes
+Make = Callable[[hf.PreTrainedModel], attnreg.MaskProvider]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: an arm, the arm that it is divided by, and the same step as users write it by hand."""
+
+    arm: Arm
+    base: Arm
+    by_hand: dict[str, Arm] = field(default_factory=dict)
+
+
+def fine_tuning(make: Make | None = None, attention: str = "sdpa", lora: bool = False, **config_options: Any) -> Arm:
+    """Return an arm that fine-tunes, perhaps under a provider."""
+
+    def arm(shape: Shape) -> tuple[Callable[[], object], int]:
+        model, batch = shape.model(attention, **config_options), shape.batch()
+        network = with_lora(model) if lora else model
+        provider = None if make is None else make(model)
+        return _step(FineTuning(network, adamw(network, LEARNING_RATE), provider, accelerator=Accelerator()), batch)
+
+    return arm
+
+
+plain = fine_tuning()
+
+
+def with_lora(model: hf.PreTrainedModel) -> torch.nn.Module:
+    """Wrap a model in PEFT's LoRA of its queries and values."""
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    return get_peft_model(model, LoraConfig(task_type=TaskType.SEQ_CLS, r=8, target_modules=["query", "value"]))
+
+
+def plain_loop(shape: Shape) -> tuple[Callable[[], object], int]:
+    """Return a training step in a loop of one's own."""
+    model, batch = shape.model(), shape.batch()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+
+    def step() -> None:
+        with Accelerator().autocast():
+            training_step(model, optimizer, batch)
+
+    return step, 1
+
+
+def ad_drop(official: bool = False, first_pass_alone: bool = False, **options: Any) -> Arm:
+    """Return an arm with AD-DROP in every step, or with its first pass alone."""
+
+    def arm(shape: Shape) -> tuple[Callable[[], object], int]:
+        model, batch = shape.model("eager" if official else "sdpa"), shape.batch()
+        provider = (OneBackwardPassPerLayer if official else attnreg.AttributionProvider)(**options)
+        method = TwoPass(model, adamw(model, LEARNING_RATE), provider, accelerator=Accelerator())
+        if first_pass_alone:
+            return lambda: provider.attribute(model.train(), batch), 1
+        return _step(method, batch)
+
+    return arm
+
+
+def attendout(steps: int = T, generator_options: dict[str, Any] | None = None, **options: Any) -> Arm:
+    """Return an arm with one round of AttendOut, scored on as many rows as one step has."""
+
+    def arm(shape: Shape) -> tuple[Callable[[], object], int]:
+        model, batch = shape.model(), shape.batch()
+        heads = model.config.num_attention_heads
+        game = AttackerDefender(
+            model,
+            attnreg.GNetProvider.for_model(model, **(generator_options or {"masks_per_layer": heads})),
+            lambda network: adamw(network, LEARNING_RATE),
+            reward_batches=[shape.batch(seed=1)],
+            steps_per_round=steps,
+            accelerator=Accelerator(),
+            **options,
+        )
+
+        def a_round() -> None:
+            for _ in range(steps):
+                game.step(batch)
+
+        return a_round, steps
+
+    return arm
+
+
+def evaluation(attached: bool) -> Arm:
+    """Return an arm with a forward pass in eval mode."""
+
+    def arm(shape: Shape) -> tuple[Callable[[], object], int]:
+        model, batch = shape.model().eval(), shape.batch()
+        if attached:
+            attnreg.attach(model, attnreg.AttentionDropout(P, "scores"))
+
+        @torch.inference_mode()
+        def forward() -> None:
+            with Accelerator().autocast():
+                model(**batch)
+
+        return forward, 1
+
+    return arm
+
+
+def _step(method: TrainingMethod, batch: dict[str, torch.Tensor]) -> tuple[Callable[[], object], int]:
+    return lambda: method.step(batch), 1
+
+
+def weights(_: hf.PreTrainedModel) -> attnreg.MaskProvider:
+    """Make a provider that drops weights."""
+    return attnreg.AttentionDropout(P)
+
+
+def scores(_: hf.PreTrainedModel) -> attnreg.MaskProvider:
+    """Make a provider that drops scores."""
+    return attnreg.AttentionDropout(P, "scores")
+
+
+def asleep(_: hf.PreTrainedModel) -> attnreg.MaskProvider:
+    """Make a provider that is not active in the first epoch."""
+    provider = attnreg.CrossTuning(attnreg.AttentionDropout(P, "scores"))
+    provider.on_epoch(0)
+    return provider
+
+
+OWN_DROPOUT_OFF = {"attention_probs_dropout_prob": 0.0}
+EAGER = fine_tuning(attention="eager", attention_probs_dropout_prob=P)
+SDPA = fine_tuning(attention_probs_dropout_prob=P)
+MASK_TO_SDPA = fine_tuning(attention="masked_sdpa", **OWN_DROPOUT_OFF)
+
+ROWS: dict[str, Row] = {
+    "FineTuning, no regularizer": Row(plain, plain_loop),
+    "attached, not active": Row(fine_tuning(asleep), plain),
+    "eval mode": Row(evaluation(True), evaluation(False)),
+    "AttentionDropout, weights": Row(fine_tuning(weights), plain),
+    "AttentionDropout, scores": Row(fine_tuning(scores), plain),
+    "AttentionDropout, weights, instead of the model's dropout": Row(
+        fine_tuning(weights, **OWN_DROPOUT_OFF), plain, {"eager": EAGER, "SDPA's dropout_p": SDPA}
+    ),
+    "AttentionDropout, scores, instead of the model's dropout": Row(
+        fine_tuning(scores, **OWN_DROPOUT_OFF), plain, {"eager": EAGER, "a mask for SDPA": MASK_TO_SDPA}
+    ),
+    "BernoulliSchedule": Row(
+        fine_tuning(lambda _: attnreg.BernoulliScheduleProvider([(0, 0.3), (1, 0)], 100)),
+        plain,
+    ),
+    "AttentionLayerDrop, p = 1": Row(fine_tuning(lambda _: attnreg.AttentionLayerDrop(1.0)), plain),
+    "AttentionLayerDrop, p = 0.2": Row(fine_tuning(lambda _: attnreg.AttentionLayerDrop(0.2)), plain),
+    "AD-DROP, gradient, layer 0": Row(ad_drop(layers=[0]), plain),
+    "AD-DROP, gradient, all layers": Row(ad_drop(), plain, {"official code": ad_drop(official=True)}),
+    "AD-DROP, gradient, first pass in bfloat16": Row(ad_drop(first_pass_dtype="bfloat16"), plain),
+    "AttendOut, a step of a round": Row(attendout(), plain),
+    "AttendOut, antithetic": Row(attendout(antithetic=True), plain),
+    "AttendOut, rewards per sample": Row(attendout(reward_per="sample"), plain),
+    "AttendOut, credit by gradient, per key": Row(
+        attendout(generator_options={"decisions": "key"}, credit="gradient"), plain
+    ),
+    "AttendOut, credit by gradient, per unit": Row(attendout(generator_options={}, credit="gradient"), plain),
+}
+if find_spec("peft"):
+    ROWS["LoRA by PEFT, AttentionDropout, scores"] = Row(fine_tuning(scores, lora=True), fine_tuning(lora=True))
+LONG: dict[str, Row] = {
+    f"AD-DROP, integrated gradients, layer 0, 20 steps, {n} at once": Row(
+        ad_drop(layers=[0], method="integrated_gradients", steps_per_forward=n), plain
+    )
+    for n in (1, 20)
+}
+MEMORY: dict[str, Arm] = {
+    "plain": plain,
+    "AttentionDropout, scores": fine_tuning(scores),
+    "AD-DROP, gradient, all layers": ad_drop(),
+    "AD-DROP, first pass alone": ad_drop(first_pass_alone=True),
+    "AD-DROP, first pass alone, official code": ad_drop(official=True, first_pass_alone=True),
+    **{f"AttendOut, T = {steps}": attendout(steps) for steps in (1, 8, 64)},
+}
