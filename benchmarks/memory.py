@@ -6,8 +6,9 @@ Usage: python benchmarks/memory.py [--device cpu|cuda] [--lengths 512,2048,8192]
 One layer of BERT-base's width, one sample, no padding. Saved: all tensors that autograd keeps for the backward pass,
 except parameters, each storage counted once; this number is exact. Peak: of the forward and backward pass, above what
 was there before; on a CPU the growth of a fresh process, on a GPU ``torch.cuda.max_memory_allocated``. Each cell is
-measured in a process of its own. On a CPU, cells that would not fit are left out. The script prints both tables and
-writes the picture, and beside it the numbers as CSV.
+measured in a process of its own. On a CPU, a cell that would not fit is not run; what it would save follows from two
+shorter lengths, because it grows with the length and its square, and is marked with ≈. The script prints both tables
+and writes the picture, and beside it the numbers as CSV.
 """
 
 from __future__ import annotations
@@ -131,12 +132,12 @@ def measured(device: str, lengths: list[int], smallest: bool) -> dict[str, dict[
             if arm.attention == "flex_attention" and device == "cpu":
                 cells[length] = "needs a GPU"
             elif device == "cpu" and expected > available():
-                cells[length] = f"not run: about {expected / 1024:.0f} GiB"
+                cells[length] = fitted(cells, length)
             else:
                 cells[length] = (
                     measure(name, length, device, 64, 2) if smallest else in_fresh_process(name, length, device)
                 )
-            if isinstance(cell := cells[length], dict):
+            if isinstance(cell := cells[length], dict) and "peak" in cell:
                 following = [each for each in lengths if each > length]
                 growth = (following[0] / length) ** 2 if following else 0.0
                 expected = growth * max(cell["peak"], cell["saved"]) * 1.1
@@ -144,12 +145,29 @@ def measured(device: str, lengths: list[int], smallest: bool) -> dict[str, dict[
     return found
 
 
+def fitted(cells: dict[int, dict[str, float] | str], length: int) -> dict[str, float] | str:
+    """Return what a length would save, from two shorter ones."""
+    known = [(each, cell["saved"]) for each, cell in cells.items() if isinstance(cell, dict)]
+    if len(known) < 2:
+        return "not run"
+    (m, at_m), (n, at_n) = known[-2:]
+    square = (at_n / n - at_m / m) / (n - m)
+    return {"saved": length * (at_n / n + square * (length - n)), "fitted": 1.0}
+
+
+def shown(cell: dict[str, float] | str, number: str) -> str:
+    """Return the text of a cell."""
+    if isinstance(cell, str):
+        return cell
+    return f"{'≈ ' if 'fitted' in cell else ''}{cell[number]:,.0f}" if number in cell else "not run"
+
+
 def table(found: dict[str, dict[int, dict[str, float] | str]], number: str) -> str:
     """Return a Markdown table of one of the two numbers."""
     lengths = list(next(iter(found.values())))
     lines = [f"| attention | {' | '.join(map(str, lengths))} |", "| --- |" + " ---: |" * len(lengths)]
     for name, cells in found.items():
-        texts = [cell if isinstance(cell, str) else f"{cell[number]:,.0f}" for cell in cells.values()]
+        texts = [shown(cell, number) for cell in cells.values()]
         lines.append(f"| {name} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
@@ -161,7 +179,7 @@ def draw(found: dict[str, dict[int, dict[str, float] | str]], path: Path) -> Non
             axes, (("saved", "saved for the backward pass"), ("peak", "peak of a training step")), strict=True
         ):
             for (name, cells), look in zip(found.items(), styles(), strict=False):
-                points = [(length, cell[number]) for length, cell in cells.items() if isinstance(cell, dict)]
+                points = [(x, cell[number]) for x, cell in cells.items() if isinstance(cell, dict) and number in cell]
                 if points:
                     one.plot(*zip(*points, strict=True), color=look.color, ls=look.line, marker=look.marker, label=name)
             one.set(xscale="log", yscale="log", title=title, xlabel="length in tokens", ylabel="MiB")
@@ -175,7 +193,8 @@ def draw(found: dict[str, dict[int, dict[str, float] | str]], path: Path) -> Non
         for name, cells in found.items():
             for length, cell in cells.items():
                 if isinstance(cell, dict):
-                    writer.writerow([name, length, f"{cell['saved']:.1f}", f"{cell['peak']:.1f}"])
+                    peak = f"{cell['peak']:.1f}" if "peak" in cell else ""
+                    writer.writerow([name, length, f"{cell['saved']:.1f}", peak])
 
 
 def main() -> None:

@@ -30,7 +30,9 @@ def watched_runs(folder):
 
 
 def test_every_benchmark_is_run_here():
-    scripts = {path.name for path in FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text(encoding="utf-8")}
+    scripts = {
+        path.name for path in FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+    }
     assert scripts == set(SMALLEST)
 
 

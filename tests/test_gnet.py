@@ -9,7 +9,7 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from attnreg.providers._generator import embedding_tables
+from attnreg.providers._generator import _Heads, _OneHead, embedding_tables
 from tests.cases import MODELS, output
 
 CASES = {case.name: case for case in MODELS}
@@ -66,6 +66,20 @@ def test_logits(causal, heads, feed_forward):
     got = net.logits({"input_ids": ids, "attention_mask": mask})
     assert (got - by_loops(net, ids, mask)).abs().max() < 1e-12
     assert torch.equal(net.network.bias, torch.full((3,), math.log(0.7 / 0.3)).double())
+
+
+def test_one_head_needs_fewer_products_for_the_same_gradients():
+    net = small().network
+    x = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
+    of_scores, of_mixed = torch.randn(2, 1, 4, 4).double(), torch.randn(2, 4, 6).double()
+    found = []
+    for attention in (_Heads(net.qkv, net.out, 1), _OneHead(net.qkv, net.out)):
+        scores = attention.scores(x)
+        mixed = attention.mixed(scores.softmax(-1), x)
+        loss = (of_scores * scores).sum() + (of_mixed * mixed).sum()
+        held = [x, net.qkv.weight, net.qkv.bias, net.out.weight, net.out.bias]
+        found.append([scores, mixed, *torch.autograd.grad(loss, held)])
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(*found, strict=True))
 
 
 masks_and_heads = pytest.mark.parametrize(("masks", "heads"), [(1, 1), (3, 1), (1, 3)])

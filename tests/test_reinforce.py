@@ -11,7 +11,7 @@ from attnreg.errors import InputError
 from attnreg.training._game_options import _USUAL
 from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Updater
-from attnreg.training.reinforce import Reinforce
+from attnreg.training.reinforce import Reinforce, sparse_embeddings
 from tests.test_attacker_defender import adamw, make_batches, make_game, make_model, weights
 
 
@@ -69,6 +69,32 @@ def test_each_sample_is_weighted_by_its_own_advantage(kind, decisions):
     loss.backward()
     assert_updated(net, twin)
     assert teacher.baseline == pytest.approx(0.3 + 0.1 * (float(rewards.mean()) - 0.3))
+
+
+@pytest.mark.parametrize("per", ["round", "sample"])
+def test_only_the_rows_of_embeddings_that_a_batch_uses_are_touched(monkeypatch, per):
+    """A table's gradient is sparse until it is added to the round's sum, which is dense and equals the dense one."""
+    net, kinds = generator(), []
+    twin, batch = copy.deepcopy(net), make_batches(1)[0]
+    teacher = Reinforce(net, sgd(net), Updater(), per=per, max_grad_norm=None)
+    teacher.rounds, gradients = 1, torch.autograd.grad
+
+    def noting(*words, **options):
+        found = gradients(*words, **options)
+        kinds.extend(each.is_sparse for each in found if each is not None)
+        return found
+
+    monkeypatch.setattr(torch.autograd, "grad", noting)
+    for _ in range(2):
+        torch.manual_seed(3)
+        teacher.draw(batch)
+    teacher.update([torch.tensor([-1.0]) if per == "sample" else torch.tensor(-1.0)])
+    assert sum(kinds) == 4 and not net.network.tokens.sparse
+    (twin.log_prob(batch, net.keep).mean()).backward()
+    assert_updated(net, twin)
+    with pytest.raises(KeyError), sparse_embeddings(net):
+        raise KeyError
+    assert not net.network.tokens.sparse
 
 
 def test_rewards_of_other_rows_are_paired_in_order_and_again_from_the_first():
