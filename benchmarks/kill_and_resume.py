@@ -39,6 +39,7 @@ def start(recipe: str, folder: Path, *more: str) -> subprocess.Popen[str]:
         "1",
         "--device",
         "cpu",
+        "--keep-checkpoints",  # to compare the last ones
         "--output-dir",
         str(folder),
     ]

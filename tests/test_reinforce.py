@@ -89,8 +89,9 @@ def test_only_the_rows_of_embeddings_that_a_batch_uses_are_touched(monkeypatch, 
         torch.manual_seed(3)
         teacher.draw(batch)
     teacher.update([torch.tensor([-1.0]) if per == "sample" else torch.tensor(-1.0)])
-    assert sum(kinds) == 4 and not net.network.tokens.sparse
-    (twin.log_prob(batch, net.keep).mean()).backward()
+    assert sum(kinds) == 4  # tokens and positions, in both steps
+    assert not net.network.tokens.sparse
+    twin.log_prob(batch, net.keep).mean().backward()
     assert_updated(net, twin)
     with pytest.raises(KeyError), sparse_embeddings(net):
         raise KeyError
