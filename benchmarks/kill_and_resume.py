@@ -20,7 +20,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-MEASURED = {"seconds", "training_seconds", "training_cpu_seconds", "peak_memory", "peak_memory_bytes"}  # these differ between runs
+# These differ between runs.
+MEASURED = {"seconds", "training_seconds", "training_cpu_seconds", "peak_memory", "peak_memory_bytes"}
 RECIPES = {
     "attendout": ["--round-steps", "2", "--no-baseline", "--game", "1"],
     "ad-drop": [],
