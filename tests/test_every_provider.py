@@ -27,7 +27,10 @@ def test_it_trains_from_the_command_line(cli, tmp_path, name):
     assert "The regularizer was active in" in output
 
 
-@pytest.mark.parametrize("recipe", [["r-drop", "--alpha", 0.5], ["mixout", "--p", 0.1]], ids=lambda args: args[0])
+METHODS = [["r-drop", "--alpha", 0.5], ["mixout", "--p", 0.1], ["sam"]]
+
+
+@pytest.mark.parametrize("recipe", METHODS, ids=lambda args: args[0])
 def test_what_is_no_provider_trains_too(cli, tmp_path, recipe):
     _, seen = losses(cli, tmp_path, *recipe)
     assert sum(seen[-2:]) < 0.95 * sum(seen[:2])

@@ -17,6 +17,7 @@ SOURCES = {
     "attention-layerdrop": ["attnreg:AttentionLayerDrop"],
     "mixout": ["attnreg.training:Mixout"],
     "r-drop": ["attnreg.training:RDrop"],
+    "sam": ["attnreg.training:SAM"],
 }
 OTHER_ON_PURPOSE = {("attention-dropout", "placement"), ("ad-drop", "layers"), ("attendout", "reward_noise")}
 

@@ -10,3 +10,4 @@ from attnreg.training.optim import adamw as adamw
 from attnreg.training.optim import generator_adam as generator_adam
 from attnreg.training.optim import named_optimizer as named_optimizer
 from attnreg.training.r_drop import RDrop as RDrop
+from attnreg.training.sam import SAM as SAM

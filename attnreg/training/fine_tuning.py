@@ -128,19 +128,29 @@ class FineTuning(TrainingMethod):
     @override
     def step(self, batch: Batch) -> StepResult:
         self._network.train()
+        loss = self._accumulate(batch)
+        self._update()
+        return StepResult(self.updater.mean(loss))
+
+    def _accumulate(self, batch: Batch) -> Tensor:
+        """Accumulate the gradients of a batch, in micro-batches if there are any; return the loss."""
         self._rates = []
         if self._micro_batches == 1:
-            loss = self._backward(batch)
-        else:
-            *first, last = split_batch(batch, self._micro_batches, self.model)
-            with self.updater.local(self._network):
-                losses = [self._backward(*part) for part in first]
-            loss = sum(losses, self._backward(*last))
+            return self._backward(batch)
+        *first, last = split_batch(batch, self._micro_batches, self.model)
+        with self.updater.local(self._network):
+            losses = [self._backward(*part) for part in first]
+        return sum(losses, self._backward(*last))
+
+    def _update(self) -> None:
+        """Update the parameters and all schedules."""
         self.updater.average_gradients(self._learned)
-        self.updater.step(self._network, self.optimizer, self.scheduler)
+        self.updater.step(self._network, self.optimizer, self.scheduler, before=self._before_update)
         if self.handle is not None:
             self.handle.step()
-        return StepResult(self.updater.mean(loss))
+
+    def _before_update(self) -> None:
+        """Change the clipped gradients before the optimizer sees them; subclasses may override this."""
 
     def _backward(self, batch: Batch, weight: float | None = None) -> Tensor:
         """Accumulate the gradients of a batch, or of a part of it with its weight; return the loss."""

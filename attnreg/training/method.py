@@ -206,11 +206,27 @@ class Updater:
         else:
             self.accelerator.backward(loss)
 
-    def step(self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None = None) -> None:
-        """Clip the gradients, update the parameters and the schedule, and clear the gradients."""
+    def step(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None = None,
+        *,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        """Clip the gradients, update the parameters and the schedule, and clear the gradients.
+
+        Args:
+            model: the network whose gradients are clipped.
+            optimizer: the optimizer.
+            scheduler: the schedule of its learning rate.
+            before: called between clipping and the update.
+        """
         if self.max_grad_norm is not None:
             clip = nn.utils.clip_grad_norm_ if self.accelerator is None else self.accelerator.clip_grad_norm_
             clip(model.parameters(), self.max_grad_norm)
+        if before is not None:
+            before()
         optimizer.step()
         if scheduler is not None:
             scheduler.step()

@@ -1,0 +1,121 @@
+"""Sharpness-aware minimization: descend along the gradient at the worst weights nearby."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from accelerate.utils import DistributedType
+from torch import nn
+from torch.optim import Optimizer
+from typing_extensions import Unpack, override
+
+from attnreg.arguments import NotNegative, not_negative
+from attnreg.errors import InputError
+from attnreg.injection import AttachHandle
+from attnreg.provider.base import MaskProvider
+from attnreg.training._replay import replay
+from attnreg.training.fine_tuning import FineTuning
+from attnreg.training.method import Batch, Shared, StepResult
+
+_SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
+
+
+class SAM(FineTuning):
+    r"""Fine-tune by sharpness-aware minimization: update the weights along the gradient at the worst weights nearby.
+
+    .. math:: \hat\epsilon = \rho\, \frac{\nabla \mathcal L(w)}{\lVert \nabla \mathcal L(w) \rVert_2}, \qquad
+        g = \nabla \mathcal L(w + \hat\epsilon)
+
+    The optimizer updates w with g. Both gradients are of the whole batch, so a step costs two forward and two backward
+    passes. Both passes draw the same dropout and the same masks from torch's generators; a provider with a first pass
+    over each batch makes it at both weights. Clipping applies to g only. The loss of a step is that at w; its
+    ``logs`` have the loss at :math:`w + \hat\epsilon` as ``perturbed_loss``.
+
+    The perturbation is that of all model parameters in the optimizer together, not of a provider's. In several
+    processes it follows the gradient averaged over them, as in one process; the paper lets each device perturb by its
+    own gradient. A gradient that is zero or not finite perturbs nothing.
+
+    Args:
+        model: as in :class:`FineTuning`.
+        optimizer: as in :class:`FineTuning`.
+        provider: as in :class:`FineTuning`.
+        rho: size of the perturbation: its L2 norm over all parameters.
+        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` and ``micro_batches``, see
+            :class:`FineTuning`.
+
+    Raises:
+        ValueError: if ``rho`` is out of range, or the model's parameters are sharded (FSDP, DeepSpeed).
+
+    Reference:
+        SAM (Foret et al., ICLR 2021, arXiv 2010.01412), Eq. 2 and 3 and Algorithm 1, with p = 2; for language models
+        Bahri et al. (ACL 2022, arXiv 2110.08529). Written from memory of both papers.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = BertForSequenceClassification(config)
+        >>> method = SAM(model, torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05)
+        >>> result = method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])})
+        >>> bool(result.logs["perturbed_loss"] > result.loss)
+        True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        provider: MaskProvider | AttachHandle | None = None,
+        *,
+        rho: NotNegative = 0.05,
+        **shared: Unpack[Shared],
+    ) -> None:
+        self.rho = not_negative("rho", rho)
+        accelerator = shared.get("accelerator")
+        sharded = accelerator is not None and accelerator.distributed_type in _SHARDED
+        if sharded or any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+            raise InputError(
+                "SAM does not support sharded parameters (FSDP, DeepSpeed, Megatron), because it perturbs whole "
+                "models. Use data parallelism."
+            )
+        super().__init__(model, optimizer, provider, **shared)
+        held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        self._weights = [parameter for parameter in self.model.parameters() if id(parameter) in held]
+
+    @override
+    def step(self, batch: Batch) -> StepResult:
+        self._network.train()
+        again = replay(self.model.parameters())
+        loss = self._accumulate(batch)
+        with self._perturbed():
+            again()
+            worst = self._accumulate(batch)
+        self._update()
+        return StepResult(self.updater.mean(loss), {"perturbed_loss": self.updater.mean(worst)})
+
+    @contextmanager
+    def _perturbed(self) -> Iterator[None]:
+        """Move the weights up the accumulated gradients, and clear these; put the same bits back after the block."""
+        weights = [weight for weight in self._weights if weight.grad is not None]
+        # Running statistics would count the perturbed model, too.
+        kept = [(tensor, tensor.detach().clone()) for tensor in (*weights, *self.model.buffers())]
+        try:
+            self._ascend(weights)
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value in kept:
+                    tensor.copy_(value)
+
+    @torch.no_grad()
+    def _ascend(self, weights: list[nn.Parameter]) -> None:
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        # Under float16, gradients are multiplied by the loss scale, which the direction does not depend on. If they
+        # overflow, the optimizer's step is left out.
+        norm = nn.utils.get_total_norm(gradients)
+        factor = torch.where(norm.isfinite() & (norm > 0), self.rho / norm, 0.0)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            # `where`, because zero times an infinite gradient is no number.
+            weight.add_(torch.where(factor.to(weight.device) > 0, gradient * factor.to(gradient), 0.0))
+        self.optimizer.zero_grad(set_to_none=True)
