@@ -11,7 +11,7 @@ import attnreg
 from attnreg.training import AttackerDefender, FineTuning, Mixout, RDrop
 from attnreg.training.gradient_credit import GradientCredit
 from attnreg.training.method import Updater
-from attnreg.training.r_drop import disagreement
+from attnreg.training.two_forward_passes import disagreement
 from tests.commands import ran, read_lines
 from tests.test_r_drop import IDS, bert, sgd
 

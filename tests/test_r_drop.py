@@ -10,7 +10,7 @@ from torch import nn
 
 import attnreg
 from attnreg.training import FineTuning, RDrop
-from attnreg.training.r_drop import disagreement
+from attnreg.training.two_forward_passes import disagreement
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 IDS = torch.arange(1, 13).view(3, 4)
@@ -60,7 +60,7 @@ def test_disagreement_of_scores():
 
 @pytest.mark.parametrize("labels", [torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.long), torch.zeros(2)])
 def test_labels_that_are_no_classes_are_refused(labels):
-    with pytest.raises(ValueError, match="Expected labels of R-Drop to be classes"):
+    with pytest.raises(ValueError, match="Expected labels to be classes"):
         disagreement(torch.zeros(2, 3), torch.zeros(2, 3), labels)
 
 

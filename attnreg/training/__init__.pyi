@@ -9,5 +9,6 @@ from attnreg.training.mixout import Mixout as Mixout
 from attnreg.training.optim import adamw as adamw
 from attnreg.training.optim import generator_adam as generator_adam
 from attnreg.training.optim import named_optimizer as named_optimizer
+from attnreg.training.r3f import R3F as R3F
 from attnreg.training.r_drop import RDrop as RDrop
 from attnreg.training.sam import SAM as SAM

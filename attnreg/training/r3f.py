@@ -1,0 +1,173 @@
+"""R3F: predictions must agree with those on embeddings with a little noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import Unpack, override
+
+from attnreg.arguments import NotNegative, not_negative, one_of
+from attnreg.errors import InputError
+from attnreg.injection import AttachHandle
+from attnreg.provider.base import MaskProvider
+from attnreg.training.method import Batch, Shared
+from attnreg.training.two_forward_passes import TwoForwardPasses, disagreement
+
+NoiseKind = Literal["uniform", "normal"]
+
+
+class R3F(TwoForwardPasses):
+    r"""Fine-tune with a loss on the difference between predictions on the input and on its embeddings plus noise.
+
+    .. math:: \mathcal L = \mathcal L(x) + \lambda \big( \mathrm{KL}(P_x \| P_{x + z}) +
+        \mathrm{KL}(P_{x + z} \| P_x) \big), \qquad z \sim \mathcal U(-\epsilon, \epsilon)
+        \text{ or } \mathcal N(0, \epsilon^2)
+
+    z is added to the token embeddings of all real positions; padding stays as it is. For a model with one output
+    (regression), the mean squared difference of the two scores replaces the two KL terms. A step costs two forward and
+    two backward passes.
+
+    Each pass draws its own dropout and masks, as in the authors' code. With the paper's :math:`\epsilon = 10^{-5}`, the
+    two predictions therefore differ mostly by dropout, as in :class:`RDrop`; set the model's dropout to 0 to see the
+    noise alone.
+
+    Args:
+        model: a model whose output has ``loss`` and ``logits`` when it is given ``labels``, with
+            ``get_input_embeddings()``, which looks up the ``input_ids`` of the batch.
+        optimizer: as in :class:`FineTuning`.
+        provider: as in :class:`FineTuning`. Its penalty is that of the pass without noise.
+        weight: weight of the difference between the two predictions (lambda in the paper).
+        eps: size of the noise: bound of "uniform", standard deviation of "normal".
+        noise: distribution of the noise, "uniform" or "normal".
+        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (of the pass without noise) and
+            ``micro_batches`` (not for causal language models), see :class:`FineTuning`.
+
+    Raises:
+        ValueError: if an argument is out of range, the model has no input embeddings, or the provider needs a first
+            pass over each batch. In a step: if there are no logits, the labels do not fit them, the embeddings do not
+            look up the batch's ``input_ids``, or gradient checkpointing is on and the provider draws its masks once per
+            forward pass.
+
+    Reference:
+        R3F (Aghajanyan et al., ICLR 2021, arXiv 2008.03156), Section 3, without R4F's spectral normalization. SMART
+        (Jiang et al., ACL 2020, arXiv 1911.03437) has the same term with the worst noise instead of random noise, and a
+        Bregman proximal term; neither is here. Written from memory of both papers.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = BertForSequenceClassification(config)
+        >>> method = R3F(model, torch.optim.SGD(model.parameters(), lr=0.1), weight=0.5, eps=0.1, noise="normal")
+        >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
+        torch.Size([])
+    """
+
+    title = "R3F"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        provider: MaskProvider | AttachHandle | None = None,
+        *,
+        weight: NotNegative = 1.0,
+        eps: NotNegative = 1e-5,
+        noise: NoiseKind = "uniform",
+        **shared: Unpack[Shared],
+    ) -> None:
+        self.weight = not_negative("weight", weight)
+        self.eps = not_negative("eps", eps)
+        self.noise = one_of("noise", noise, get_args(NoiseKind))
+        _embeddings(model)
+        super().__init__(model, optimizer, provider, **shared)
+
+    @override
+    def _loss(self, batch: Batch) -> Tensor:
+        self._check_recomputation()
+        _check_tokens(batch)
+        loss, logits = self._pass(batch)
+        with self._noised(batch):
+            _, other = self._outputs(batch)
+        directions = 1 if logits.shape[-1] == 1 else 2  # `disagreement` is the mean of both
+        return loss + self.weight * directions * disagreement(logits, other, batch["labels"])
+
+    @contextmanager
+    def _noised(self, batch: Batch) -> Iterator[None]:
+        """Add noise to the embeddings of the batch's tokens within the block."""
+        found = False
+
+        def add(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], embedded: Tensor) -> Tensor | None:
+            nonlocal found
+            real = _real_positions((*args, *kwargs.values())[0], batch)
+            if real is None:
+                return None  # other tokens, such as those of a decoder
+            found = True
+            return embedded + self._drawn(embedded).masked_fill(~real[..., None], 0.0)
+
+        hooks = [module.register_forward_hook(add, with_kwargs=True) for module in _lookups(self.model)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not found:
+            raise InputError(
+                f"R3F could not add noise, because {type(self.model).__name__} did not look up the batch's `input_ids` "
+                "in `get_input_embeddings()`. Train with `attnreg.training.RDrop` instead."
+            )
+
+    def _drawn(self, embedded: Tensor) -> Tensor:
+        if self.noise == "normal":
+            return self.eps * torch.randn_like(embedded)
+        return self.eps * (2 * torch.rand_like(embedded) - 1)
+
+
+def _embeddings(model: nn.Module) -> nn.Module:
+    get = getattr(model, "get_input_embeddings", None)
+    try:
+        found = get() if callable(get) else None
+    except (NotImplementedError, AttributeError):
+        found = None
+    if not isinstance(found, nn.Module):
+        raise InputError(
+            f"R3F adds noise to the output of `get_input_embeddings()`, which {type(model).__name__} does not have."
+        )
+    return found
+
+
+def _lookups(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that look tokens up: the input embeddings, and others that share their weight (T5)."""
+    first = _embeddings(model)
+    inside, weight = set(first.modules()), getattr(first, "weight", None)
+    others = (module for module in model.modules() if isinstance(module, nn.Embedding) and module not in inside)
+    return [first, *(module for module in others if module.weight is weight)]
+
+
+def _check_tokens(batch: Batch) -> None:
+    """Refuse batches whose tokens or padding are not known."""
+    ids, mask = batch.get("input_ids"), batch.get("attention_mask")
+    if ids is None:
+        raise InputError(f"R3F adds noise to token embeddings, but the batch {sorted(batch)} has no `input_ids`.")
+    if mask is not None and mask.shape != ids.shape:
+        raise InputError(
+            f"R3F needs an `attention_mask` of the shape of `input_ids`, {tuple(ids.shape)}, to leave padding as it "
+            f"is, got {tuple(mask.shape)}."
+        )
+
+
+def _real_positions(ids: Tensor, batch: Batch) -> Tensor | None:
+    """Return which positions of looked-up tokens are no padding; ``None`` if they are not those of the batch."""
+    given = batch["input_ids"].flatten(0, -2)
+    mask = batch.get("attention_mask")
+    real = torch.ones_like(given, dtype=torch.bool) if mask is None else mask.flatten(0, -2).bool()
+    for tokens, positions in ((given, real), (given.T, real.T)):  # XLNet looks up (T, B)
+        length = tokens.shape[1]
+        if ids.dim() == 2 and len(ids) == len(tokens) and torch.equal(ids[:, :length], tokens):
+            return F.pad(positions, (0, ids.shape[1] - length))  # Longformer pads inputs further
+    return None

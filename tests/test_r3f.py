@@ -1,0 +1,187 @@
+"""R3F against its formula in float64, with the noise given by another way into the model."""
+
+import copy
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+import attnreg
+from attnreg.training import R3F, FineTuning
+from tests.test_r_drop import IDS, bert, sgd, slow_symmetric_kl
+
+MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])
+BATCH = {"input_ids": IDS, "attention_mask": MASK, "labels": torch.tensor([0, 2, 1])}
+
+
+def noise_like(embedded, kind, eps):
+    if kind == "normal":
+        return torch.randn(embedded.shape, dtype=embedded.dtype) * eps
+    return (torch.rand(embedded.shape, dtype=embedded.dtype) * 2 - 1) * eps
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+@pytest.mark.parametrize(
+    ("head", "options", "labels"),
+    [
+        (hf.BertForSequenceClassification, {"num_labels": 3}, BATCH["labels"]),
+        (hf.BertForSequenceClassification, {"num_labels": 1}, torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)),
+        (hf.BertForTokenClassification, {"num_labels": 3}, torch.where(MASK == 1, IDS % 3, -100)),
+    ],
+)
+def test_a_step_follows_the_gradient_of_the_papers_loss(kind, head, options, labels):
+    model = bert(head, **options)
+    before = copy.deepcopy(model).train()
+    batch = {**BATCH, "labels": labels}
+    torch.manual_seed(1)
+    clean = before(**batch)
+    embedded = before.get_input_embeddings()(IDS)
+    noise = noise_like(embedded, kind, 0.3) * MASK[..., None]
+    noised = before(inputs_embeds=embedded + noise, attention_mask=MASK).logits
+    if options["num_labels"] == 1:
+        difference = (clean.logits - noised).square().mean()
+    else:
+        kept = labels != -100 if labels.dim() == 2 else slice(None)
+        p, q = clean.logits[kept].softmax(-1), noised[kept].softmax(-1)
+        difference = (p * (p / q).log()).sum(-1).mean() + (q * (q / p).log()).sum(-1).mean()
+        slow = 2 * slow_symmetric_kl(clean.logits[kept].detach(), noised[kept].detach())
+        assert difference.item() == pytest.approx(slow, abs=1e-12)
+    loss = clean.loss + 0.7 * difference
+    loss.backward()
+    method = R3F(model, sgd(model), weight=0.7, eps=0.3, noise=kind, max_grad_norm=None)
+    torch.manual_seed(1)
+    assert method.step(batch).loss.item() == pytest.approx(loss.item(), abs=1e-12)
+    for ours, theirs in zip(model.parameters(), before.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs - 0.1 * theirs.grad)
+
+
+def added(model, batch, **options):
+    """What a step adds to what the model looks up, in each call of the second pass."""
+    method = R3F(model, sgd(model), **options)
+    weight, seen = model.get_input_embeddings().weight, []
+    hooks = [m.register_forward_hook(lambda *args: seen.append(args[-1])) for m in model.modules() if getattr(m, "weight", None) is weight and isinstance(m, nn.Embedding)]  # fmt: skip
+    with torch.no_grad():
+        model(**batch)
+        clean = list(seen)
+        seen.clear()
+        with method._noised(batch):
+            for hook in hooks:
+                for module in model.modules():
+                    if hook.id in module._forward_hooks:
+                        module._forward_hooks.move_to_end(hook.id)
+            model(**batch)
+    return [after - before for before, after in zip(clean, seen, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_noise_has_its_size_and_leaves_padding_alone(kind):
+    torch.manual_seed(0)
+    ids, lengths = torch.randint(1, 20, (64, 32)), torch.randint(1, 33, (64, 1))
+    mask = torch.arange(32) < lengths
+    batch = {"input_ids": ids, "attention_mask": mask.long()}
+    (noise,) = added(bert(), batch, eps=0.5, noise=kind)
+    assert (noise[~mask] == 0).all()
+    real = noise[mask].flatten()
+    deviation = 0.5 if kind == "normal" else 0.5 / 3**0.5
+    assert abs(real.mean().item()) < 5 * deviation / len(real) ** 0.5
+    assert real.std().item() == pytest.approx(deviation, rel=5 / len(real) ** 0.5)
+    assert (real.abs().max() <= 0.5) == (kind == "uniform")
+    assert real.unique().numel() > 0.99 * len(real)
+
+
+def test_of_two_sequences_only_the_input_gets_noise():
+    config = hf.T5Config(vocab_size=20, d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    model = hf.T5ForConditionalGeneration(config).eval()
+    batch = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": IDS.flip(1)}
+    encoder, decoder = added(model, batch, eps=0.5)
+    assert ((encoder != 0).any(-1) == (MASK == 1)).all()
+    assert (decoder == 0).all()
+
+
+def test_other_layouts_of_the_tokens():
+    config = hf.XLNetConfig(vocab_size=20, d_model=8, n_layer=1, n_head=2, d_inner=8)
+    (noise,) = added(hf.XLNetForSequenceClassification(config).eval(), {"input_ids": IDS, "attention_mask": MASK})
+    assert ((noise != 0).any(-1) == (MASK.T == 1)).all()
+    choices = {name: BATCH[name].view(1, 3, 4).repeat(2, 1, 1) for name in ("input_ids", "attention_mask")}
+    (noise,) = added(bert(hf.BertForMultipleChoice).eval(), choices)
+    assert ((noise != 0).any(-1) == (MASK == 1).repeat(2, 1)).all()
+
+
+def test_without_noise_and_dropout_it_is_plain_fine_tuning():
+    plain, noised = bert(dropout=0.0, num_labels=3), bert(dropout=0.0, num_labels=3)
+    losses = [
+        method.step(BATCH).loss.item() for method in (FineTuning(plain, sgd(plain)), R3F(noised, sgd(noised), eps=0.0))
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+    for ours, theirs in zip(noised.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert not noised.get_input_embeddings()._forward_hooks
+
+
+class Priced(attnreg.AttentionDropout):
+    def __init__(self):
+        super().__init__(0.5)
+        self.calls = 0
+
+    def prepare(self, inputs):
+        self.calls += 1
+
+    def penalty(self):
+        return torch.tensor(float(self.calls))
+
+
+def test_the_penalty_is_that_of_the_pass_without_noise():
+    model, provider = bert(dropout=0.0, num_labels=3), Priced()
+    loss = R3F(model, sgd(model), provider, weight=0.0).step(BATCH).loss
+    assert provider.calls == 2
+    assert 1 < loss < 1 + 3
+
+
+def test_a_resumed_run_is_the_whole_run():
+    def made():
+        model = bert(num_labels=3)
+        return R3F(model, torch.optim.AdamW(model.parameters(), lr=1e-2), attnreg.AttentionDropout(0.2), eps=0.1)
+
+    method = made()
+    method.step(BATCH)
+    state, random = copy.deepcopy(method.state_dict()), torch.get_rng_state()
+    expected = [method.step(BATCH).loss.item() for _ in range(3)]
+    again = made()
+    again.load_state_dict(state)
+    torch.set_rng_state(random)
+    assert [again.step(BATCH).loss.item() for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize("wrong", [{"weight": -1.0}, {"eps": -1.0}, {"eps": float("nan")}, {"noise": "gaussian"}])
+def test_arguments_out_of_range(wrong):
+    model = bert()
+    with pytest.raises(ValueError, match=f"Expected `{next(iter(wrong))}`"):
+        R3F(model, sgd(model), **wrong)
+
+
+def test_what_has_no_place_for_the_noise_is_refused():
+    model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"`get_input_embeddings\(\)`, which Linear does not have"):
+        R3F(model, sgd(model))
+    model = bert(num_labels=3)
+    method = R3F(model, sgd(model))
+    with pytest.raises(ValueError, match="has no `input_ids`"):
+        method.step({"inputs_embeds": torch.zeros(1, 2, 16).double(), "labels": torch.tensor([1])})
+    model.get_input_embeddings().register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    with pytest.raises(ValueError, match="did not look up the batch's `input_ids`"):
+        method.step(BATCH)
+    with pytest.raises(ValueError, match="R3F needs an `attention_mask` of the shape of `input_ids`"):
+        method.step({**BATCH, "attention_mask": MASK[:, None, None]})
+    with pytest.raises(ValueError, match="R3F does not work with AttributionProvider, which needs a first pass"):
+        R3F(model, sgd(model), attnreg.AttributionProvider())
+
+
+def test_it_learns():
+    torch.manual_seed(0)
+    model = bert().float()
+    method = R3F(model, torch.optim.AdamW(model.parameters(), lr=5e-3), attnreg.AttentionDropout(0.1), eps=0.1)
+    ids = torch.randint(1, 20, (32, 6))
+    batch = {"input_ids": ids, "labels": (ids[:, 0] > 9).long()}
+    losses = [float(method.step(batch).loss) for _ in range(40)]
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
