@@ -13,7 +13,7 @@ from attnreg.experiments.tasks import get_task, load_model
 from tests.commands import assert_sentence, read_lines
 
 RECIPES = {"finetune": [], "ad-drop": ["--q", 1], "attendout": ["--round-steps", 2, "--no-baseline"]}
-RECIPES |= {"r-drop": [], "mixout": ["--p", 0], "sam": [], "r3f": ["--eps", 0]}
+RECIPES |= {"r-drop": [], "mixout": ["--p", 0], "sam": [], "child-tuning": ["--mode", "D"], "r3f": ["--eps", 0]}
 
 
 def launched(*words):
@@ -58,7 +58,7 @@ def model(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["finetune", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ad-drop", "r-drop", "mixout", "sam", "r3f"))])  # fmt: skip
+@pytest.mark.parametrize("name", ["finetune", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ad-drop", "r-drop", "mixout", "sam", "child-tuning", "r3f"))])  # fmt: skip
 def test_a_recipe_in_two_processes_is_the_recipe_in_one(warm, tmp_path, model, name):
     args = ["--model", model, "--epochs", 2, "--train-size", 256, "--learning-rate", 1e-3]
     for processes in (1, 2):

@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.training import R3F, SAM, FineTuning, Mixout, RDrop, WeightedCrossEntropy
+from attnreg.training import R3F, SAM, ChildTuning, FineTuning, Mixout, RDrop, WeightedCrossEntropy
 from attnreg.training.micro_batches import split_batch
 from tests.commands import assert_sentence, ran, read_lines
 from tests.test_r_drop import bert, sgd
@@ -46,6 +46,11 @@ def with_r3f(model, **options):
     return R3F(model, sgd(model), weight=0.7, eps=0.0, **options)
 
 
+def with_child_tuning(model, **options):
+    torch.manual_seed(0)
+    return ChildTuning(model, sgd(model), p=0.5, **options)
+
+
 def with_sam(model, **options):
     return SAM(model, sgd(model), attnreg.AttributionProvider(p=0.4, q=1.0), rho=0.3, **options)
 
@@ -78,6 +83,7 @@ CASES = {
     "r-drop of tokens": (lambda: bert(hf.BertForTokenClassification, dropout=0.0, num_labels=3), TOKENS, with_r_drop),
     "mixout": (lambda: bert(dropout=0.0), BATCH, with_mixout),
     "r3f": (lambda: bert(dropout=0.0), BATCH, with_r3f),
+    "child-tuning": (lambda: bert(dropout=0.0), BATCH, with_child_tuning),
     "sam with ad-drop": (lambda: bert(dropout=0.0), BATCH, with_sam),
 }
 

@@ -18,6 +18,7 @@ SOURCES = {
     "mixout": ["attnreg.training:Mixout"],
     "r-drop": ["attnreg.training:RDrop"],
     "sam": ["attnreg.training:SAM"],
+    "child-tuning": ["attnreg.training:ChildTuning"],
     "r3f": ["attnreg.training:R3F"],
 }
 OTHER_ON_PURPOSE = {("attention-dropout", "placement"), ("ad-drop", "layers"), ("attendout", "reward_noise")}

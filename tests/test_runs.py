@@ -28,11 +28,12 @@ RECIPES = {
     "r-drop": ["--alpha", 0.5],
     "mixout": ["--p", 0.5],
     "sam": ["--rho", 0.1],
+    "child-tuning": ["--mode", "D"],
     "r3f": ["--eps", 0.1],
 }
 # In each test, these are slow ones.
-SOME = [pytest.param(name, marks=pytest.mark.slow if name in ("attention-layerdrop", "mixout", "sam", "r3f") else []) for name in RECIPES]  # fmt: skip
-WITHOUT_PROVIDER = ["finetune", "r-drop", "mixout", "sam", "r3f"]
+SOME = [pytest.param(name, marks=pytest.mark.slow if name in ("attention-layerdrop", "mixout", "sam", "child-tuning", "r3f") else []) for name in RECIPES]  # fmt: skip
+WITHOUT_PROVIDER = ["finetune", "r-drop", "mixout", "sam", "child-tuning", "r3f"]
 
 
 MEASURED = {"training_cpu_seconds", "seconds", "training_seconds", "peak_memory"}  # differ from run to run
@@ -130,7 +131,7 @@ def checkpoint_of(run):
     return path.name, state, load_file(path / "tensors.safetensors")
 
 
-@pytest.mark.parametrize("recipe", ["ad-drop", *(pytest.param(r, marks=pytest.mark.slow) for r in ("attendout", "finetune", "r-drop", "mixout", "sam", "r3f"))])  # fmt: skip
+@pytest.mark.parametrize("recipe", ["ad-drop", *(pytest.param(r, marks=pytest.mark.slow) for r in ("attendout", "finetune", "r-drop", "mixout", "sam", "child-tuning", "r3f"))])  # fmt: skip
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_end(finished, recipe, spawn, tmp_path):
     args = ["recipe", recipe, *SMALL, *RECIPES[recipe], "--output-dir", "out", "--save-steps", 3]
     process = spawn(*args)

@@ -1,0 +1,175 @@
+"""Child-Tuning: update only a part of the weights, drawn anew in each step or chosen once by Fisher information."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from accelerate.utils import broadcast
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import Unpack, override
+
+from attnreg.arguments import InnerProbability, inner_probability, one_of
+from attnreg.errors import InputError
+from attnreg.injection import AttachHandle
+from attnreg.injection.undisturbed import undisturbed
+from attnreg.provider.base import MaskProvider
+from attnreg.training.bits import pack, unpack
+from attnreg.training.fine_tuning import FineTuning
+from attnreg.training.loss import loss_of
+from attnreg.training.method import Batch, Shared, StepResult
+from attnreg.training.micro_batches import split_batch
+
+Mode = Literal["F", "D"]
+_LOSS_SCALE = 1024.0  # keeps float16 gradients from vanishing; a ranking does not depend on it
+
+
+class ChildTuning(FineTuning):
+    r"""Fine-tune only a child network: mask the gradients of the other weights.
+
+    .. math:: \tilde g_i = \begin{cases} g_i\, M_i / p, \quad M_i \sim \mathrm{Bernoulli}(p) & \text{(F)} \\
+        g_i\, [F_i \text{ is among the top share } p] & \text{(D)} \end{cases} \qquad
+        F_i = \frac{1}{N} \sum_{n=1}^{N} \left( \frac{\partial \log P(y_n \mid x_n)}{\partial w_i} \right)^2
+
+    F ("task-free") draws M for all weights in each step. D ("task-driven") computes the diagonal Fisher information of
+    the pretrained weights on the training data before the first step, row by row in eval mode, and keeps the child
+    fixed. D masks ``model.base_model`` only; a new head trains whole.
+
+    The gradient is masked after clipping, before the optimizer. AdamW's weight decay therefore still acts on masked
+    weights, and in F its moments still move them, as in the authors' code.
+
+    Args:
+        model: as in :class:`FineTuning`.
+        optimizer: as in :class:`FineTuning`.
+        provider: as in :class:`FineTuning`; it does not act while the Fisher information is computed. Its own
+            parameters are not masked.
+        mode: "F" (a random child in each step) or "D" (the child of the highest Fisher information).
+        p: share of weights that are updated (p_F or p_D in the paper).
+        data: for "D": batches of the training data, read once, before the first step. In several processes, each may
+            give its share or all of them.
+        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (also for the Fisher information)
+            and ``micro_batches``, see :class:`FineTuning`.
+
+    Raises:
+        ValueError: if an argument is out of range or ``data`` does not fit the mode. In the first step: if ``data`` is
+            empty, or no gradient reaches the pretrained weights.
+
+    Reference:
+        Child-Tuning (Xu et al., EMNLP 2021, arXiv 2109.05687), Algorithm 1 and Section 2. Written from memory; there,
+        as far as we know, the code for D sums the squared gradients of batches and leaves the embeddings out of the
+        ranking.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = BertForSequenceClassification(config)
+        >>> batch = {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]]), "labels": torch.tensor([1, 0])}
+        >>> method = ChildTuning(model, torch.optim.SGD(model.parameters(), lr=0.1), mode="D", p=0.3, data=[batch])
+        >>> _ = method.step(batch)
+        >>> sum(mask.sum() for mask in method.child.values()) / sum(mask.numel() for mask in method.child.values())
+        tensor(0.3000)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        provider: MaskProvider | AttachHandle | None = None,
+        *,
+        mode: Mode = "F",
+        p: InnerProbability = 0.3,
+        data: Iterable[Batch] | None = None,
+        **shared: Unpack[Shared],
+    ) -> None:
+        self.mode = one_of("mode", mode, get_args(Mode))
+        self.p = inner_probability("p", p)
+        if (mode == "D") != (data is not None):
+            raise InputError(
+                'ChildTuning needs `data` for mode "D": batches of the training data.'
+                if mode == "D"
+                else 'ChildTuning uses `data` for mode "D" only: leave it out.'
+            )
+        super().__init__(model, optimizer, provider, **shared)
+        self._data = data
+        #: The masks of mode "D", by the name of the parameter, ``True`` = updated; empty before the first step.
+        self.child: dict[str, Tensor] = {}
+        held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        self._weights = {name: p for name, p in self.model.named_parameters() if id(p) in held and p.requires_grad}
+        # A generator of its own, the same in all processes: each would update other weights by its global one.
+        seed = self.updater.gathered([int(torch.randint(2**62, ()))])[0]
+        self._seeds = torch.Generator().manual_seed(seed)
+
+    @override
+    def step(self, batch: Batch) -> StepResult:
+        if self._data is not None:
+            if not self.child:
+                self.child = self._choose(self._fisher(self._data))
+            self._data = None
+        return super().step(batch)
+
+    @override
+    @torch.no_grad()
+    def _before_update(self) -> None:
+        if self.mode == "D":
+            for name, mask in self.child.items():
+                gradient = self._weights[name].grad
+                if gradient is not None:
+                    gradient.mul_(mask)
+            return
+        seed = int(torch.randint(2**62, (), generator=self._seeds))
+        generators: dict[torch.device, torch.Generator] = {}
+        for weight in self._weights.values():
+            if weight.grad is not None:
+                if weight.device not in generators:
+                    generators[weight.device] = torch.Generator(weight.device).manual_seed(seed)
+                drawn = torch.rand(weight.shape, device=weight.device, generator=generators[weight.device])
+                weight.grad.mul_((drawn < self.p).to(weight.grad) / self.p)
+
+    def _fisher(self, data: Iterable[Batch]) -> dict[str, Tensor]:
+        """Return the sums of squared gradients of single rows, by the name of the parameter."""
+        base = getattr(self.model, "base_model", self.model)
+        within = {id(parameter) for parameter in base.parameters()}
+        weights = {name: weight for name, weight in self._weights.items() if id(weight) in within}
+        sums = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        scaled = self.accelerator is not None and self.accelerator.scaler is not None
+        with undisturbed(self.model):
+            for batch in data:
+                rows = max(len(value) for value in batch.values() if isinstance(value, Tensor) and value.dim())
+                for row, _ in split_batch(batch, rows, self.model):
+                    loss = loss_of(self.model(**row), row, self.loss_function) * (_LOSS_SCALE if scaled else 1.0)
+                    found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+                    for total, gradient in zip(sums.values(), found, strict=True):
+                        if gradient is not None:
+                            total += gradient.square()
+        return {name: self.updater.mean(total) for name, total in sums.items()}
+
+    def _choose(self, fisher: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the masks of the weights with the highest values."""
+        values = torch.cat([value.flatten() for value in fisher.values()]) if fisher else torch.zeros(1)
+        if not bool(values.isfinite().all()) or not bool(values.any()):
+            raise InputError(
+                "ChildTuning needs a finite Fisher information of the pretrained weights, which is not zero: check "
+                "that `data` has labelled rows, and that the weights of `model.base_model` train."
+            )
+        chosen = torch.zeros_like(values, dtype=torch.uint8)
+        chosen[values.topk(max(1, round(self.p * len(values))), sorted=False).indices] = 1
+        if self.updater.processes > 1:
+            chosen = broadcast(chosen)  # ties may fall differently elsewhere
+        parts = chosen.bool().split([value.numel() for value in fisher.values()])
+        return {name: part.view_as(fisher[name]) for name, part in zip(fisher, parts, strict=True)}
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        child = {name: pack(mask) for name, mask in self.child.items()}
+        return {**super().state_dict(), "child": child, "seeds": self._seeds.get_state()}
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.child = {
+            name: unpack([each.cpu() for each in packed]).to(self._weights[name].device)
+            for name, packed in state["child"].items()
+        }
+        self._seeds.set_state(state["seeds"].cpu())
