@@ -12,4 +12,5 @@ from attnreg.training.optim import generator_adam as generator_adam
 from attnreg.training.optim import named_optimizer as named_optimizer
 from attnreg.training.r3f import R3F as R3F
 from attnreg.training.r_drop import RDrop as RDrop
+from attnreg.training.reinitialize import reinitialize_top as reinitialize_top
 from attnreg.training.sam import SAM as SAM

@@ -8,26 +8,39 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from attnreg.arguments import one_of
+from attnreg.errors import InputError
+from attnreg.training.levels import levels_of
 
 OptimizerName = Literal["adamw", "adafactor", "adagrad", "rmsprop", "sgd"]
 _WIDTH = 64  # up to this width of a G-Net, Adam's usual learning rate moves logits by less than 0.1 per update
 
 
-def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01) -> AdamW:
+def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01, *, layerwise_decay: float = 1.0) -> AdamW:
     """Make AdamW without weight decay on vectors, that is, on biases and normalization weights.
+
+    Args:
+        model: the model.
+        learning_rate: learning rate.
+        weight_decay: weight decay of matrices.
+        layerwise_decay: see :func:`named_optimizer`.
 
     Example:
         >>> [group["weight_decay"] for group in adamw(nn.Linear(2, 2), 1e-3).param_groups]
         [0.01, 0.0]
     """
     # Fused: one pass over memory instead of about twelve.
-    return AdamW(_groups(model, weight_decay), lr=learning_rate, fused=True)
+    return AdamW(_groups(model, learning_rate, weight_decay, layerwise_decay), lr=learning_rate, fused=True)
 
 
 def named_optimizer(
-    name: OptimizerName, model: nn.Module, learning_rate: float, weight_decay: float = 0.01
+    name: OptimizerName,
+    model: nn.Module,
+    learning_rate: float,
+    weight_decay: float = 0.01,
+    *,
+    layerwise_decay: float = 1.0,
 ) -> Optimizer:
-    """Make an optimizer by its name, as the Hugging Face Trainer does, without weight decay on vectors.
+    r"""Make an optimizer by its name, as the Hugging Face Trainer does, without weight decay on vectors.
 
     Args:
         name: "adamw" (see :func:`adamw`), "adafactor" (of transformers, with a learning rate that only the schedule
@@ -35,18 +48,30 @@ def named_optimizer(
         model: the model.
         learning_rate: peak learning rate.
         weight_decay: weight decay of matrices; "adagrad", "rmsprop" and "sgd" add it to the gradient.
+        layerwise_decay: learning rate of each block, divided by that of the block above it: block :math:`l` of
+            :math:`L`, counted from 1, gets :math:`\eta\, \xi^{L - l}`, the embeddings get :math:`\eta\, \xi^L`. The
+            top block and all above it get the full rate.
 
     Raises:
-        ValueError: if the name is unknown.
+        ValueError: if the name is unknown, ``layerwise_decay`` is not in (0, 1], or the blocks of the model are not
+            known (see :func:`attnreg.training.levels.blocks_of`).
+
+    Reference:
+        Layer-wise learning rate decay as in Zhang et al. (ICLR 2021, arXiv 2006.05987), Section 6, after Howard and
+        Ruder (ACL 2018, arXiv 1801.06146). Written from memory.
 
     Example:
         >>> type(named_optimizer("adafactor", nn.Linear(2, 2), 1e-3)).__name__
         'Adafactor'
+        >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        >>> optimizer = named_optimizer("sgd", model, 0.1, layerwise_decay=0.5)
+        >>> sorted({group["lr"] for group in optimizer.param_groups})
+        [0.05, 0.1]
     """
     one_of("name", name, get_args(OptimizerName))
     if name == "adamw":
-        return adamw(model, learning_rate, weight_decay)
-    groups = _groups(model, weight_decay)
+        return adamw(model, learning_rate, weight_decay, layerwise_decay=layerwise_decay)
+    groups = _groups(model, learning_rate, weight_decay, layerwise_decay)
     if name == "adafactor":
         from transformers import Adafactor  # late: it is slow to import
 
@@ -54,9 +79,25 @@ def named_optimizer(
     return {"adagrad": Adagrad, "rmsprop": RMSprop, "sgd": SGD}[name](groups, lr=learning_rate)
 
 
-def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the trained parameters in two groups: matrices with weight decay, vectors without."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+def _groups(
+    model: nn.Module, learning_rate: float, weight_decay: float, layerwise_decay: float
+) -> list[dict[str, Any]]:
+    """Return the trainable parameters in groups: matrices with weight decay, vectors without, for each rate."""
+    if not 0 < layerwise_decay <= 1:
+        raise InputError(f"Expected `layerwise_decay` to be in (0, 1], got {layerwise_decay!r}.")
+    if layerwise_decay == 1:
+        return _by_shape([p for p in model.parameters() if p.requires_grad], weight_decay)
+    groups = []
+    levels = levels_of(model)
+    top = len(levels) - 2  # the last block; the last level is all above it
+    for level, parameters in enumerate(levels):
+        rate = learning_rate * layerwise_decay ** max(0, top - level)
+        by_shape = _by_shape([p for p in parameters if p.requires_grad], weight_decay)
+        groups += [{**group, "lr": rate} for group in by_shape if group["params"]]
+    return groups
+
+
+def _by_shape(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     return [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},

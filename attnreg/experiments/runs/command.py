@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class RecipeCommand(GroupedCommand):
 
 
 def recipe(
-    name: str, *own: Callable[[Any], Any], task: str = "agreement"
+    name: str, *own: Callable[[Any], Any], task: str = "agreement", defaults: Mapping[str, Any] | None = None
 ) -> Callable[[Callable[..., None]], RecipeCommand]:
     """Make a command of a recipe function.
 
@@ -61,6 +61,7 @@ def recipe(
         own: the recipe's own options, made by :func:`attnreg.experiments.argument` or
             :func:`attnreg.experiments.option`; the function receives each by name.
         task: default of ``--task``.
+        defaults: other defaults of shared options, by name, such as ``{"epochs": 10}``.
 
     Returns:
         A decorator for a function that takes a :class:`attnreg.experiments.Run` and the recipe's own options. The
@@ -90,7 +91,7 @@ def recipe(
 
             function(Run(settings), **settings.own)
 
-        options = together((*own, *shared_options("task", "all", "run", task=task)))
+        options = together((*own, *shared_options("task", "all", "run", defaults={**(defaults or {}), "task": task})))
         return click.command(name, cls=RecipeCommand)(options(callback))
 
     return decorate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,18 @@ class Settings:
         "Weight decay of the model's matrices; biases and normalization weights have none.",
         0.01,
         type=click.FloatRange(min=0),
+    )
+    layerwise_decay: float = _option(
+        TRAINING,
+        "Learning rate of each block, relative to the block above it; embeddings have the lowest.",
+        1.0,
+        type=click.FloatRange(0, 1, min_open=True),
+    )
+    reinit_layers: int = _option(
+        TRAINING,
+        "Re-initialize this many top blocks, and the pooler, before training.",
+        0,
+        type=click.IntRange(min=0),
     )
     class_weights: str | None = _option(
         TRAINING,
@@ -295,17 +307,17 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     return {**json.loads(json.dumps(known)), **chosen, **config}
 
 
-def shared_options(*scopes: str, task: str | None = None) -> list[Callable[[Any], Any]]:
+def shared_options(*scopes: str, defaults: Mapping[str, Any] | None = None) -> list[Callable[[Any], Any]]:
     """Make the command-line options that are fields of :class:`Settings`.
 
     Args:
         scopes: which options to make: ``"task"``, ``"all"``, ``"run"``.
-        task: default of ``--task``, if it is not the usual one.
+        defaults: defaults by name, where they are not the usual ones.
     """
     made = []
     for each in dataclasses.fields(Settings):
         if each.metadata.get("scope") in scopes:
-            other = {"default": task} if each.name == "task" and task is not None else {}
+            other = {"default": defaults[each.name]} if defaults and each.name in defaults else {}
             made.append(option(f"--{each.name.replace('_', '-')}", each.name, **{**each.metadata["option"], **other}))
     return made
 

@@ -32,6 +32,7 @@ from attnreg.provider.base import MaskProvider
 from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
 from attnreg.training.method import Batch, LossFunction
 from attnreg.training.optim import named_optimizer
+from attnreg.training.reinitialize import reinitialize_top
 
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
@@ -89,6 +90,7 @@ class Setup:
         self.folder.writer = self.accelerator.is_main_process
         set_seed(settings.seed)
         self.model, self.tokenizer = load_model(self.task, settings.model, settings.model_dropout)
+        self._reinitialized = reinitialize_top(self.model, settings.reinit_layers) if settings.reinit_layers else []
         limit = _longest_input(self.model)
         if limit is not None and settings.max_length > limit:
             raise InputError(f"Expected --max-length of at most {limit} for this model, got {settings.max_length}.")
@@ -97,7 +99,7 @@ class Setup:
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
         # Sentences that are printed before training and repeated in the report.
-        self.warnings = [*self._dropout_set(), *data_warnings(self.kind, train, dev, self.scored_on)]
+        self.warnings = [*self._changed(), *data_warnings(self.kind, train, dev, self.scored_on)]
         self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
         if settings.label_noise:
             self._mislabel(settings.label_noise)
@@ -194,9 +196,11 @@ class Setup:
             self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
         return held
 
-    def _dropout_set(self) -> list[str]:
-        p = self.settings.model_dropout
-        return [] if p is None else [f"--model-dropout {p:g} set {', '.join(dropout_fields(self.model.config))}."]
+    def _changed(self) -> list[str]:
+        """Say what options have changed in the model."""
+        p, again = self.settings.model_dropout, self._reinitialized
+        said = [] if p is None else [f"--model-dropout {p:g} set {', '.join(dropout_fields(self.model.config))}."]
+        return [*said, *([f"--reinit-layers re-initialized {', '.join(again)}."] if again else [])]
 
     def _mislabel(self, share: float) -> None:
         if not self.kind.one_class_per_row:
@@ -244,7 +248,9 @@ class Setup:
         """
         settings = self.settings
         name: Any = settings.optimizer
-        optimizer = named_optimizer(name, model, settings.learning_rate, settings.weight_decay)
+        optimizer = named_optimizer(
+            name, model, settings.learning_rate, settings.weight_decay, layerwise_decay=settings.layerwise_decay
+        )
         learned = [] if provider is None else provider.learned_parameters()
         if learned:
             learning_rate = settings.learning_rate if provider_lr is None else provider_lr

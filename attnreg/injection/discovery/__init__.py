@@ -58,12 +58,14 @@ class Discovery:
         left_out: other attention, and what is named or looks like attention.
         sightings: every computation that looked like attention, in order.
         names: the names of the model's modules.
+        called: the modules that ran, in the order of their first calls.
     """
 
     sites: tuple[FoundSite, ...]
     left_out: tuple[LeftOut, ...]
     sightings: tuple[Sighting, ...]
     names: Mapping[nn.Module, str]
+    called: tuple[nn.Module, ...] = ()
 
     def left_out_besides(self, chosen: Set[str]) -> tuple[LeftOut, ...]:
         """Return what is left out if only the sites with these names are chosen."""
@@ -107,7 +109,7 @@ def discover(model: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any]
             f"No attention that can be masked was found in {type(model).__name__}: "
             + (f"{seen}." if seen else why_hidden(model))
         )
-    return Discovery(sites, left, tuple(finder.sightings), finder.names)
+    return Discovery(sites, left, tuple(finder.sightings), finder.names, tuple(finder.called))
 
 
 def _sites(model: nn.Module, names: Mapping[nn.Module, str], sightings: Sequence[Sighting]) -> tuple[FoundSite, ...]:

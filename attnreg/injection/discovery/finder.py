@@ -121,7 +121,7 @@ class Finder(TorchFunctionMode):
 
     @property
     def called(self) -> Set[nn.Module]:
-        """The modules that ran."""
+        """The modules that ran, in the order of their first calls."""
         return self._latest.keys()
 
     @contextmanager
