@@ -30,7 +30,7 @@ def probe(
     from attnreg.experiments.plots.probe import plot_probe
     from attnreg.experiments.runs.probing import probed_scores
 
-    if run.task.kind == "seq2seq":
+    if run.kind.generates:
         raise click.UsageError(f"Probing needs a task without generated text, got {run.task.name}.")
     options["layers"] = None if isinstance(layers, str) else layers
     attnreg.attach(run.model, attnreg.AttributionProvider(**options)).detach()  # refuses wrong layers before training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
@@ -59,6 +60,19 @@ def shifts_labels(model: nn.Module) -> bool:
 
     adapted = getattr(model, "get_base_model", None)  # of PEFT
     return type(adapted() if callable(adapted) else model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+
+def aligned_labels(model: nn.Module, labels: Tensor) -> Tensor:
+    """Return the labels with each at the position whose logits predict it, ``(B, N)``; other labels as they are.
+
+    Example:
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> sizes = {"vocab_size": 9, "n_positions": 4, "n_embd": 4, "n_layer": 1, "n_head": 1}
+        >>> aligned_labels(GPT2LMHeadModel(GPT2Config(**sizes)), torch.tensor([[-100, 7, 8]]))
+        tensor([[   7,    8, -100]])
+    """
+    return F.pad(labels[:, 1:], (0, 1), value=IGNORED) if labels.dim() == 2 and shifts_labels(model) else labels
 
 
 def check_splittable(provider: MaskProvider) -> None:

@@ -17,6 +17,7 @@ from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.provider.base import MaskProvider
 from attnreg.training.method import Batch, Shared
+from attnreg.training.micro_batches import aligned_labels
 from attnreg.training.two_forward_passes import TwoForwardPasses, disagreement
 
 NoiseKind = Literal["uniform", "normal"]
@@ -95,7 +96,8 @@ class R3F(TwoForwardPasses):
         with self._noised(batch):
             _, other = self._outputs(batch)
         directions = 1 if logits.shape[-1] == 1 else 2  # `disagreement` is the mean of both
-        return loss + self.weight * directions * disagreement(logits, other, batch["labels"])
+        labels = aligned_labels(self.model, batch["labels"])
+        return loss + self.weight * directions * disagreement(logits, other, labels)
 
     @contextmanager
     def _noised(self, batch: Batch) -> Iterator[None]:

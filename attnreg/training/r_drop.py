@@ -10,6 +10,7 @@ from attnreg.arguments import NotNegative, not_negative
 from attnreg.injection import AttachHandle
 from attnreg.provider.base import MaskProvider
 from attnreg.training.method import Batch, Shared
+from attnreg.training.micro_batches import aligned_labels
 from attnreg.training.two_forward_passes import TwoForwardPasses, disagreement
 
 
@@ -29,7 +30,7 @@ class RDrop(TwoForwardPasses):
         provider: as in :class:`FineTuning`.
         alpha: weight of the difference between the two predictions (alpha in the paper).
         shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (of each pass) and
-            ``micro_batches`` (not for causal language models), see :class:`FineTuning`.
+            ``micro_batches``, see :class:`FineTuning`.
 
     Raises:
         ValueError: if ``alpha`` is negative or the provider needs a first pass over each batch. In a step: if there are
@@ -69,4 +70,5 @@ class RDrop(TwoForwardPasses):
     def _loss(self, batch: Batch) -> Tensor:
         self._check_recomputation()
         (first, logits), (second, other) = (self._pass(batch) for _ in range(2))
-        return (first + second + self.alpha * disagreement(logits, other, batch["labels"])) / 2
+        labels = aligned_labels(self.model, batch["labels"])
+        return (first + second + self.alpha * disagreement(logits, other, labels)) / 2

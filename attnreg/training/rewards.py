@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attnreg.errors import InputError
 from attnreg.training.method import IGNORED, Batch
+from attnreg.training.micro_batches import aligned_labels
 
 ScoreName = Literal["loss", "accuracy"]
 RewardName = Literal["scaled", "gap", "sign", "standardized"]
@@ -23,7 +24,7 @@ Winner = Callable[[Tensor, Tensor], Tensor]
 
 def negative_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Return the log-likelihood of the labels per sample, ``(B,)``; for regression, minus the squared error."""
-    logits, labels = model(**batch).logits, batch["labels"]
+    logits, labels = model(**batch).logits, aligned_labels(model, batch["labels"])
     if not labels.is_floating_point():
         per_label = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
         counted = (labels != IGNORED).view(len(labels), -1)
@@ -40,7 +41,7 @@ def correctness(model: nn.Module, batch: Batch) -> Tensor:
     Raises:
         InputError: for regression, where accuracy is not defined.
     """
-    logits, labels = model(**batch).logits, batch["labels"]
+    logits, labels = model(**batch).logits, aligned_labels(model, batch["labels"])
     if labels.is_floating_point():
         raise InputError("Score 'accuracy' needs classes as labels, got numbers. Use score 'loss' for regression.")
     counted = (labels != IGNORED).view(len(labels), -1)

@@ -15,7 +15,6 @@ from attnreg.provider.base import MaskProvider
 from attnreg.provider.protocols import draws_in_prepare, that_look_at_batches
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import IGNORED, Batch, Shared
-from attnreg.training.micro_batches import shifts_labels
 
 
 def disagreement(logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:
@@ -57,8 +56,7 @@ class TwoForwardPasses(FineTuning):
     """The base class of methods that compare the predictions of two forward passes on a batch.
 
     Raises:
-        InputError: if the provider needs a first pass over each batch, or the micro-batches of a causal language model
-            would not add up.
+        InputError: if the provider needs a first pass over each batch.
     """
 
     #: name of the method in messages
@@ -73,11 +71,6 @@ class TwoForwardPasses(FineTuning):
     ) -> None:
         if provider is not None:
             self._check_one_pass(provider.provider if isinstance(provider, AttachHandle) else provider)
-        if shared.get("micro_batches", 1) > 1 and shifts_labels(model):
-            raise InputError(
-                f"{self.title} cannot split batches of a causal language model, whose two losses are means over "
-                "different positions: train on whole batches, without gradient accumulation."
-            )
         super().__init__(model, optimizer, provider, **shared)
 
     def _check_one_pass(self, provider: MaskProvider) -> None:

@@ -22,6 +22,7 @@ _PIPELINES = {
     "AutoModelForMultipleChoice": "multiple-choice",
     "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForSeq2SeqLM": "text2text-generation",
+    "AutoModelForCausalLM": "text-generation",
 }
 
 
@@ -64,7 +65,7 @@ def model_card(run: Setup, provider: MaskProvider | None, result: Mapping[str, A
     returned = result["returned"]
     held = "" if result["held_out"] is None else f" (with {result['held_out']['rows']} more as rewards)"
     facts = {
-        "Base model": base or "a tiny BERT with random weights",
+        "Base model": base or f"a tiny {run.model.config.model_type.upper()} with random weights",
         "Task": f"{task.name} ({task.kind}): {task.summary.rstrip('.')}",
         "Data": f"{settings.data_dir or data or 'built in'}, {result['rows']} training rows{held}",
         "Recipe": settings.recipe,

@@ -85,7 +85,13 @@ def cut_inputs(kind: Kind, train: Dataset) -> str | None:
 
 def _texts(task: Task, rows: Dataset) -> list[Any]:
     columns = [column_of(rows, column) for column in (*task.columns, *task.choices)]
-    return [tuple(tuple(one) if isinstance(one, list) else one for one in row) for row in zip(*columns, strict=True)]
+    return [tuple(map(_hashable, row)) for row in zip(*columns, strict=True)]
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple((name, _hashable(one)) for name, one in value.items())
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def _lengths(kind: Kind, rows: Dataset) -> list[int]:

@@ -67,6 +67,8 @@ def report(
         notes += [biased(run.scored_on)] if settings.stop_on == "dev" else []
     else:
         notes = [*notes, f"The network of the last epoch ({history.epoch}) is returned, scored and saved."]
+    if (perplexity := history.of(history.returned)[-1].get("perplexity")) is not None:
+        notes = [*notes, f"Perplexity on {run.scored_on} rows after the last epoch: {perplexity:.4g}."]
     notes = [*notes, *run.warnings, *([] if plain is None else [f"Plain fine-tuning: {w}" for w in plain[0].warnings])]
     for heading, (first, *others) in tables.items():
         print_table(console, first, others, title=heading)

@@ -99,7 +99,11 @@ class Setup:
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
         # Sentences that are printed before training and repeated in the report.
-        self.warnings = [*self._changed(), *data_warnings(self.kind, train, dev, self.scored_on)]
+        self.warnings = [
+            *self._changed(),
+            *self.kind.remarks,
+            *data_warnings(self.kind, train, dev, self.scored_on),
+        ]
         self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
         if settings.label_noise:
             self._mislabel(settings.label_noise)

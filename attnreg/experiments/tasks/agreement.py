@@ -32,6 +32,12 @@ TRANSITIVES = (("sees", "see"), ("likes", "like"), ("follows", "follow"))
 PREPOSITIONS = ("near", "behind", "beside")
 ADVERBS = ("today", "again", "often")
 REFLEXIVES = ("himself", "herself", "itself", "themselves")
+SEPARATOR = ":"
+# The plural form of each word of a predicate that agrees with the subject.
+_PLURALS = {
+    **{entry[0]: entry[1] for entry in (*zip(*COPULAS, strict=True), *INTRANSITIVES, *TRANSITIVES)},
+    **dict.fromkeys(REFLEXIVES, "themselves"),
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,36 @@ def corpus(split: str) -> list[dict[str, str | int]]:
     return [row for row in rows(split) if row["label"] == 1]
 
 
+@functools.cache
+def _completions() -> dict[str, list[dict[str, str]]]:
+    rng = random.Random("attnreg agreement completion")
+    seen: set[str] = set()
+    splits: dict[str, list[dict[str, str]]] = {}
+    for name, size in SIZES.items():
+        out = splits.setdefault(name, [])
+        while len(out) < size:
+            subject, predicate = ([word.text for word in words] for words in _parts(rng))
+            hint = [_PLURALS.get(word, word) for word in predicate]
+            prompt = " ".join([*hint, SEPARATOR, *subject])
+            if prompt not in seen:
+                seen.add(prompt)
+                out.append({"prompt": prompt, "completion": " ".join(predicate)})
+    return splits
+
+
+def completions(split: str) -> list[dict[str, str]]:
+    """Return prompts and completions: a predicate in the plural and a subject, and the predicate that agrees with it.
+
+    Args:
+        split: ``"train"``, ``"validation"`` or ``"test"``.
+
+    Example:
+        >>> completions("train")[0]
+        {'prompt': 'laugh often : this girl behind a dog', 'completion': 'laughs often'}
+    """
+    return [dict(row) for row in _completions()[split]]
+
+
 def vocabulary() -> list[str]:
     """Return every word of the grammar, sorted.
 
@@ -104,6 +140,12 @@ def _sentence(rng: random.Random) -> tuple[str, int]:
 
 
 def _clause(rng: random.Random) -> list[_Word]:
+    subject, predicate = _parts(rng)
+    return subject + predicate
+
+
+def _parts(rng: random.Random) -> tuple[list[_Word], list[_Word]]:
+    """Return the subject of a sentence, with its modifier, and the predicate."""
     plural = rng.randrange(2)
     noun = rng.choice(NOUNS)
     subject = _noun_phrase(rng, noun, plural)
@@ -119,7 +161,7 @@ def _clause(rng: random.Random) -> list[_Word]:
         own = "themselves" if plural else noun[2]
         reflexive = _Word(own, tuple(word for word in REFLEXIVES if word != own))
         predicate = [_verb(rng, TRANSITIVES, plural), reflexive]
-    return subject + modifier(rng, plural) + predicate
+    return subject + modifier(rng, plural), predicate
 
 
 def _nothing(rng: random.Random, plural: int) -> list[_Word]:

@@ -28,7 +28,7 @@ class Task:
         hub: repository and configuration on the Hugging Face hub; ``None`` if the task needs ``--data-dir``.
         embedded: the function of :mod:`attnreg.experiments.tasks.agreement` that returns the built-in rows; ``None``
             if the task has none.
-        model: default model, a hub name; ``None`` for the built-in tiny BERT.
+        model: default model, a hub name; ``None`` for a built-in tiny model.
         epochs: default number of epochs.
         batch_size: default batch size.
         learning_rate: default learning rate.

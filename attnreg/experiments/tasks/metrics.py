@@ -164,6 +164,18 @@ class Bleu(_Metric, key="bleu", about="sacreBLEU", citation="Post, 2018", featur
         return min(100.0, float(corpus_bleu(list(predictions), [list(references)], force=True).score))
 
 
+class ExactMatch(_Metric, key="exact_match", about="Fraction of texts that are equal", features=_TEXTS):
+    """Fraction of texts that are exactly the right ones.
+
+    Example:
+        >>> ExactMatch(keep_in_memory=True).compute(predictions=["a b", "a"], references=["a b", "A"])
+        {'exact_match': 0.5}
+    """
+
+    def _score(self, predictions: Any, references: Any) -> float:
+        return float(np.mean([ours == theirs for ours, theirs in zip(predictions, references, strict=True)]))
+
+
 def accuracy_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
     """Accuracy from confusion matrices: :class:`Accuracy`, vectorized over bootstrap samples.
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks import agreement
 from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.dropout import dropout_options
 from attnreg.experiments.tasks.hub import offline_if_unreachable
 from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.tiny import tiny_model
 
 
 def load_model(task: Task, name: str | None = None, dropout: float | None = None) -> tuple[Any, Any]:
@@ -45,7 +45,7 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
     logging.disable_progress_bar()
     name = name or task.model
     if name is None:
-        return _tiny_bert(task, dropout)
+        return tiny_model(task, dropout)
     if not Path(name).is_dir():
         if Path(name).is_absolute() or name.startswith((".", "~")):
             raise InputError(f"Expected --model to be a folder or a hub name, got {name}: no such folder.")
@@ -87,6 +87,7 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
             f"The tokenizer of --model {name} needs a padding token and at most {_embeddings(model)} tokens, as many "
             f"as the model embeds; got {len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
         )
+    kind.check_model(model, name)
     return model, tokenizer
 
 
@@ -96,31 +97,3 @@ def _embeddings(model: Any) -> float:
         return int(model.get_input_embeddings().num_embeddings)
     except (NotImplementedError, AttributeError):
         return math.inf
-
-
-def _tiny_bert(task: Task, dropout: float | None) -> tuple[Any, Any]:
-    import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    kind = kind_class(task.kind)
-    hidden = [] if kind.needs_labels else ["[MASK]"]
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *agreement.vocabulary(), *hidden]
-    vocabulary = {word: i for i, word in enumerate(words)}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    special = {f"{name.strip('[]').lower()}_token": name for name in [*words[:4], *hidden]}
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
-    config = transformers.BertConfig(
-        vocab_size=len(words),
-        hidden_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        intermediate_size=192,
-        initializer_range=0.04,  # twice BERT's 0.02, which is meant for 768 dimensions
-        max_position_embeddings=64,
-        type_vocab_size=2,
-        **dropout_options(transformers.BertConfig(), dropout, "of the task"),
-        **kind.head_options(task),
-    )
-    return getattr(transformers, kind.head).from_config(config), tokenizer

@@ -34,9 +34,23 @@ _AGREEMENT_WORDS = replace(
     metrics=("accuracy",),
     embedded="corpus",
 )
+_AGREEMENT_COMPLETION = replace(
+    _AGREEMENT,
+    name="agreement-completion",
+    summary="Complete a sentence so that it agrees, with a decoder; built-in data",
+    kind="causal-lm",
+    columns=("prompt",),
+    label="completion",
+    labels=(),
+    metrics=("exact_match", "accuracy"),
+    embedded="completions",
+    epochs=10,
+)
 _CUSTOM = Task(name="custom", summary="Your own data: --data-dir, --kind, --text-columns, ...", columns=(), metrics=())
 
-TASKS = {task.name: task for task in (_AGREEMENT, _AGREEMENT_WORDS, *glue.TASKS, *further.TASKS, _CUSTOM)}
+_BUILT_IN = (_AGREEMENT, _AGREEMENT_WORDS, _AGREEMENT_COMPLETION)
+
+TASKS = {task.name: task for task in (*_BUILT_IN, *glue.TASKS, *further.TASKS, _CUSTOM)}
 
 
 def get_task(name: str) -> Task:
@@ -109,6 +123,9 @@ def _custom(template: Task, kind: str, texts: str | None, label: str | None, cho
         raise UsageError(f"Expected --kind to be one of {', '.join(KINDS)}, got {kind!r}.{did_you_mean(kind, KINDS)}")
     expected = kind_class(kind)
     columns, chosen_from = _names("--text-columns", texts), _names("--choice-columns", choices)
+    usual = () if columns else expected.usual_columns
+    label = label or (expected.usual_label if usual else None)
+    columns = columns or usual
     if not columns:
         raise UsageError("--task custom needs --text-columns, for example --text-columns premise,hypothesis.")
     if len(columns) > expected.most_columns:

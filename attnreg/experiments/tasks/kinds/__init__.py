@@ -15,6 +15,7 @@ KINDS = {
     "multiple-choice": "MultipleChoice",
     "seq2seq": "Seq2Seq",
     "masked-lm": "MaskedLM",
+    "causal-lm": "CausalLM",
 }
 
 

@@ -37,6 +37,10 @@ class Kind(ABC):
     #: metrics that apply; the first one is the default of ``--task custom``
     metrics: ClassVar[tuple[str, ...]]
     most_columns: ClassVar[int] = 2
+    #: columns of ``--task custom`` without ``--text-columns``; empty if it must be given
+    usual_columns: ClassVar[tuple[str, ...]] = ()
+    #: label column that goes with them
+    usual_label: ClassVar[str] = "label"
     needs_choices: ClassVar[bool] = False
     #: whether the head has one output per class
     has_classes: ClassVar[bool] = False
@@ -62,6 +66,16 @@ class Kind(ABC):
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.reading = reading
+
+    @property
+    def generates(self) -> bool:
+        """Whether :meth:`answers` lets the network generate text."""
+        return False
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences on how rows are encoded, for the report."""
+        return []
 
     @classmethod
     def plain(
@@ -139,6 +153,18 @@ class Kind(ABC):
 
         Raises:
             InputError: if the tokenizer lacks a feature that the kind needs.
+        """
+
+    @classmethod
+    def check_model(cls, model: nn.Module, name: str) -> None:
+        """Check a loaded model.
+
+        Args:
+            model: the model.
+            name: its name, for messages.
+
+        Raises:
+            InputError: if it does not fit the kind.
         """
 
     def encode(self, rows: Dataset) -> Dataset:

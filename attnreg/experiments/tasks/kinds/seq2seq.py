@@ -28,6 +28,11 @@ class Seq2Seq(Kind):
     has_text_labels: ClassVar[bool] = True
     scored_train_rows: ClassVar[int] = 100  # generation is slow
 
+    @property
+    @override
+    def generates(self) -> bool:
+        return True
+
     @override
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
         (source,) = self._texts(batch)

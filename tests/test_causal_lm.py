@@ -1,0 +1,333 @@
+"""Causal language models: what has a label, how a completion is generated and scored, and chat templates."""
+
+import json
+import math
+
+import datasets
+import pytest
+import torch
+import transformers as hf
+
+from attnreg.errors import InputError, UsageError
+from attnreg.experiments.runs.batches import in_order
+from attnreg.experiments.runs.evaluation import predict
+from attnreg.experiments.tasks import choose_task, get_task, load_model, load_splits
+from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.training import RDrop
+from attnreg.training.r_drop import disagreement
+from attnreg.training.rewards import correctness, negative_loss
+from tests import task_data as made
+from tests.commands import assert_sentence, ran, read_lines
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {{ eos_token }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant : {% endif %}"
+)
+OWN = ["--task", "custom", "--kind", "causal-lm", "--device", "cpu", "--max-length", 24, "--epochs", 1]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A tiny decoder after a few steps, so that some of its completions are right."""
+    torch.manual_seed(0)
+    task = get_task("agreement-completion")
+    model, tokenizer = load_model(task)
+    kind = kind_class("causal-lm")(task, tokenizer, 32)
+    rows = kind.encode(load_splits(task)["train"].select(range(24)))
+    batch = kind.collate(list(rows.remove_columns("reference")))
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
+    for _ in range(14):
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval(), kind, rows
+
+
+def kind_of(tokenizer, max_length=32, **options):
+    return kind_class("causal-lm")(choose_task("custom", kind="causal-lm", **options), tokenizer, max_length)
+
+
+def rows_of(*rows):
+    return datasets.Dataset.from_list(list(rows))
+
+
+def words(kind, ids):
+    return kind.tokenizer.convert_ids_to_tokens(ids)
+
+
+def test_only_the_completion_has_labels(trained):
+    _, kind, _ = trained
+    row = kind.encode(rows_of({"prompt": "sleep : the boy", "completion": "sleeps"}))[0]
+    assert words(kind, row["input_ids"]) == ["[BOS]", "sleep", ":", "the", "boy", "sleeps", "[EOS]"]
+    assert row["labels"] == [-100] * 5 + row["input_ids"][5:]
+    assert row["reference"] == "sleeps"
+
+
+def test_plain_text_has_labels_everywhere_but_at_its_first_token(trained):
+    kind = kind_of(trained[1].tokenizer, text_columns="text")
+    row = kind.encode(rows_of({"text": "the boy sleeps"}))[0]
+    assert words(kind, row["input_ids"]) == ["[BOS]", "the", "boy", "sleeps", "[EOS]"]
+    assert row["labels"] == [-100, *row["input_ids"][1:]]
+    assert row["reference"] is None
+
+
+def test_a_beginning_that_the_text_has_is_not_doubled(trained):
+    kind = kind_of(trained[1].tokenizer, text_columns="text")
+    row = kind.encode(rows_of({"text": "[BOS] the boy sleeps [EOS]"}))[0]
+    assert words(kind, row["input_ids"]) == ["[BOS]", "the", "boy", "sleeps", "[EOS]"]
+
+
+def test_padding_has_no_label_and_is_on_the_right(trained):
+    _, kind, rows = trained
+    kind.tokenizer.padding_side = "left"
+    batch = kind.collate(list(rows.remove_columns("reference")))
+    kind.tokenizer.padding_side = "right"
+    for ids, mask, labels, row in zip(*batch.values(), rows, strict=True):
+        size = len(row["input_ids"])
+        assert ids[:size].tolist() == row["input_ids"]
+        assert mask.tolist() == [1] * size + [0] * (len(mask) - size)
+        assert labels[:size].tolist() == row["labels"]
+        assert (labels[size:] == -100).all()
+
+
+def slow_answers(model, rows):
+    """Each row alone, without padding: the completion token by token, and the log-likelihood of the right one."""
+    for row in rows:
+        ids, first = row["input_ids"], sum(label == -100 for label in row["labels"])
+        with torch.no_grad():
+            log_p = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
+            text = list(ids[:first])
+            while len(text) < len(ids):
+                text.append(int(model(input_ids=torch.tensor([text])).logits[0, -1].argmax()))
+        gold = ids[first:]
+        yield {
+            "tokens": len(gold),
+            "right": sum(int(log_p[first - 1 + i].argmax()) == token for i, token in enumerate(gold)),
+            "log_likelihood": sum(float(log_p[first - 1 + i, token]) for i, token in enumerate(gold)),
+            "is_exact": text == ids,
+        }
+
+
+@pytest.mark.parametrize("batch_size", [5, 24])
+def test_scores_are_those_of_each_row_alone(trained, batch_size):
+    model, kind, rows = trained
+    found = predict(model, in_order(rows, batch_size, kind, torch.device("cpu")), kind)
+    slow = list(slow_answers(model, rows))
+    assert 0 < sum(row["is_exact"] for row in slow) < len(slow)
+    for record, row in zip(found.records, slow, strict=True):
+        assert (record["label"] == record["prediction"]) == row["is_exact"]
+        assert (record["tokens"], record["right"]) == (row["tokens"], row["right"])
+        assert record["log_likelihood"] == pytest.approx(row["log_likelihood"], abs=1e-4)
+    tokens = sum(row["tokens"] for row in slow)
+    mean = -sum(row["log_likelihood"] for row in slow) / tokens
+    assert found.loss == pytest.approx(mean, abs=1e-5)
+    scores = kind.score(found.records)
+    assert scores["perplexity"] == pytest.approx(math.exp(mean), rel=1e-4)
+    assert scores["accuracy"] == pytest.approx(sum(row["right"] for row in slow) / tokens)
+    assert scores["exact_match"] == pytest.approx(sum(row["is_exact"] for row in slow) / len(slow))
+
+
+def test_prompts_that_leave_no_room_are_scored_but_not_trained_on(trained):
+    model, whole, _ = trained
+    kind = kind_class("causal-lm")(whole.task, whole.tokenizer, 6)
+    rows = rows_of(
+        {"prompt": "sleep : the boy", "completion": "sleeps"},
+        {"prompt": "sleep : the boy near the dogs", "completion": "sleeps"},
+    )
+    encoded = kind.encode(rows)
+    assert len(kind.to_train_on(encoded)) == 1
+    found = predict(model, in_order(encoded, 2, kind, torch.device("cpu")), kind)
+    assert [record["tokens"] for record in found.records] == [1, 0]
+    assert found.records[1]["prediction"] == ""
+    assert math.isfinite(found.loss)
+    with pytest.raises(InputError, match="None of 1 rows has a token to predict within --max-length"):
+        kind.encode(rows.select([1]))
+
+
+def test_generation_stays_within_the_positions_of_the_model(trained):
+    model, whole, _ = trained
+    kind = kind_class("causal-lm")(whole.task, whole.tokenizer, 64)
+    long = rows_of(
+        {"prompt": " ".join(["the boy"] * 30), "completion": "a"},
+        {"prompt": "the boy", "completion": " ".join(["is old"] * 29)},
+    )
+    found = predict(model, in_order(kind.encode(long), 2, kind, torch.device("cpu")), kind)
+    assert [record["tokens"] for record in found.records] == [2, 59]
+
+
+def test_rewards_and_r_drop_look_at_the_positions_that_predict(trained):
+    model, kind, rows = trained
+    batch = kind.collate(list(rows.remove_columns("reference")))
+    slow = list(slow_answers(model, rows))
+    assert negative_loss(model, batch).tolist() == pytest.approx(
+        [row["log_likelihood"] / row["tokens"] for row in slow], abs=1e-4
+    )
+    assert correctness(model, batch).tolist() == pytest.approx([row["right"] / row["tokens"] for row in slow])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    torch.manual_seed(1)
+    loss = RDrop(model, optimizer, alpha=2.0).step(batch).loss
+    torch.manual_seed(1)
+    with torch.no_grad():
+        first, other = model.train()(**batch), model(**batch)
+    model.eval()
+    shifted = disagreement(first.logits[:, :-1], other.logits[:, :-1], batch["labels"][:, 1:])
+    assert float(loss) == pytest.approx(float(first.loss + other.loss + 2 * shifted) / 2, abs=1e-5)
+
+
+def with_template(tokenizer):
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, chat_template=TEMPLATE, **tokenizer.special_tokens_map
+    )
+    tokenizer.add_tokens(["user", "assistant"])
+    return tokenizer
+
+
+def test_messages_are_written_by_the_template_without_a_second_beginning(trained):
+    kind = kind_of(with_template(trained[1].tokenizer), text_columns="messages")
+    turns = [("user", "the boy"), ("assistant", "sleeps"), ("user", "the boys"), ("assistant", "sleep")]
+    row = kind.encode(rows_of({"messages": [{"role": role, "content": text} for role, text in turns]}))[0]
+    text = "[BOS] user : the boy [EOS] assistant : sleeps [EOS] user : the boys [EOS] assistant : sleep [EOS]"
+    assert words(kind, row["input_ids"]) == text.split()
+    assert words(kind, [label for label in row["labels"] if label != -100]) == ["sleep", "[EOS]"]
+    assert row["reference"] == "sleep"
+
+
+def test_prompt_and_completion_are_written_by_the_template(trained):
+    kind = kind_of(with_template(trained[1].tokenizer))
+    row = kind.encode(rows_of({"prompt": "the boy", "completion": "sleeps"}))[0]
+    assert words(kind, row["input_ids"]) == [
+        *("[BOS]", "user", ":", "the", "boy", "[EOS]"),
+        *("assistant", ":", "sleeps", "[EOS]"),
+    ]
+    assert kind.remarks == ["Prompts and completions are written by the chat template of the model's tokenizer."]
+    assert not trained[1].remarks
+    messages = [{"role": "user", "content": "the boy"}], [{"role": "assistant", "content": "sleeps"}]
+    both = rows_of({"prompt": messages[0], "completion": messages[1]})
+    assert kind.encode(both)[0] == row
+
+
+def test_templates_that_do_not_fit_are_one_sentence(trained):
+    messages = rows_of({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+    kind = kind_of(trained[1].tokenizer, text_columns="messages")
+    with pytest.raises(InputError, match="The data holds messages, but the model's tokenizer has no chat template"):
+        kind.encode(messages)
+    tokenizer = with_template(kind.tokenizer)
+    for template, says in (
+        ("{{ raise_exception('no such role') }}", "does not take the messages .*: no such role"),
+        ("{{ messages | length }}", "writes a prompt in another way when an answer follows"),
+    ):
+        tokenizer.chat_template = template
+        with pytest.raises(InputError, match=says):
+            kind_of(tokenizer, text_columns="messages").encode(messages)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"prompt": ["a", 1], "completion": ["b", "b"]}, "Expected text in column prompt, got 1 in row 2 of here"),
+        ({"messages": [[{"role": "user"}]]}, r"Expected a list of .* in column messages, got .* in row 1 of here"),
+        ({"messages": [[{"role": "user", "content": "a"}]]}, "to be of the role assistant, after others, got the role user"),
+        ({"messages": [[]]}, "to be of the role assistant, after others, got the role of none in row 1 of here"),
+    ],
+)  # fmt: skip
+def test_rows_of_another_form_are_one_sentence(columns, says):
+    from attnreg.experiments.tasks.conversation import check_conversations
+
+    with pytest.raises(InputError, match=says):
+        check_conversations(columns, "here")
+
+
+def test_models_that_see_the_future_are_refused(tmp_path):
+    tokenizer = made.word_pieces(made.TEXTS, 200)
+    tokenizer.eos_token = "[SEP]"
+    tokenizer.save_pretrained(tmp_path)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = hf.BertConfig(vocab_size=len(tokenizer), **sizes)
+    hf.BertForMaskedLM(config).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="sees the tokens that it is to predict: choose a causal language model"):
+        load_model(choose_task("custom", kind="causal-lm"), str(tmp_path))
+    made.word_pieces(made.TEXTS, 200).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="has no end-of-text token, which tells where a completion ends"):
+        load_model(choose_task("custom", kind="causal-lm"), str(tmp_path))
+
+
+def test_the_built_in_task_agrees():
+    from attnreg.experiments.tasks import agreement
+
+    splits = {name: agreement.completions(name) for name in agreement.SIZES}
+    prompts = [row["prompt"] for rows in splits.values() for row in rows]
+    assert len(set(prompts)) == len(prompts) == sum(agreement.SIZES.values())
+    known = {*agreement.vocabulary(), agreement.SEPARATOR}
+    assert all({*row["prompt"].split(), *row["completion"].split()} <= known for row in splits["train"])
+    changed = sum(row["prompt"].partition(" : ")[0] != row["completion"] for row in splits["train"])
+    assert 0.4 < changed / len(splits["train"]) < 0.6  # the subject is in the singular
+
+
+def write(folder, rows, count=24):
+    folder.mkdir(exist_ok=True)
+    for split in ("train", "validation"):
+        made.write_rows(folder / f"{split}.jsonl", [rows(i if split == "train" else i + count) for i in range(count)])
+    return folder
+
+
+@pytest.fixture
+def decoder(tmp_path, trained):
+    model, kind, _ = trained
+    model.save_pretrained(tmp_path / "decoder")
+    kind.tokenizer.save_pretrained(tmp_path / "decoder")
+    return tmp_path / "decoder"
+
+
+def test_runs_on_ones_own_data(cli, tmp_path, decoder):
+    from attnreg.experiments.tasks.agreement import completions
+
+    rows = completions("train")
+    pairs = write(tmp_path / "pairs", rows.__getitem__)
+    ran(cli("recipe", "finetune", *OWN, "--data-dir", pairs, "--model", decoder, "--output-dir", "a"))
+    scores = json.loads((tmp_path / "a" / "result.json").read_text())["dev"]
+    assert {"accuracy", "exact_match", "perplexity"} <= set(scores)
+    assert "Perplexity on dev rows after the last epoch: " in (tmp_path / "a" / "report.md").read_text()
+    ran(cli("evaluate", "a", "--data-dir", pairs))
+    evaluated = json.loads(next((tmp_path / "a" / "evaluations").iterdir()).read_text())["metrics"]
+    assert evaluated["exact_match"] == scores["exact_match"]
+    assert evaluated["perplexity"] == pytest.approx(scores["perplexity"])
+    texts = write(tmp_path / "texts", lambda i: {"text": f"{rows[i]['prompt']} {rows[i]['completion']}"})
+    given = ["--data-dir", texts, "--model", decoder, "--text-columns", "text"]
+    ran(cli("recipe", "ad-drop", *OWN, *given, "--epochs", 2, "--output-dir", "b"))
+    assert {row["prediction"] for row in read_lines(tmp_path / "b" / "predictions.jsonl")} == {None}
+    result = cli("recipe", "finetune", *OWN, *given, "--metric", "exact_match", "--output-dir", "c")
+    assert_sentence(result, 1, "Metric exact_match needs prompts, but column text is plain text: use --metric accuracy")
+    result = cli("recipe", "probe", *OWN, "--data-dir", pairs, "--model", decoder, "--output-dir", "c")
+    assert_sentence(result, 2, "Probing needs a task without generated text, got custom")
+
+
+def test_a_run_on_conversations(cli, tmp_path, decoder, trained):
+    from attnreg.experiments.tasks.agreement import completions
+
+    with_template(trained[1].tokenizer).save_pretrained(decoder)
+    model, _, _ = trained
+    larger = hf.GPT2LMHeadModel(hf.GPT2Config(**{**model.config.to_dict(), "vocab_size": 60}))
+    larger.save_pretrained(decoder)
+
+    def conversation(number):
+        row = completions("train")[number]
+        turns = zip(("user", "assistant"), (row["prompt"], row["completion"]), strict=True)
+        return {"messages": [{"role": role, "content": text} for role, text in turns]}
+
+    folder = write(tmp_path / "chats", conversation)
+    args = ["--data-dir", folder, "--model", decoder, "--text-columns", "messages", "--output-dir", "out"]
+    ran(cli("recipe", "finetune", *OWN, *args))
+    scores = json.loads((tmp_path / "out" / "result.json").read_text())["dev"]
+    assert {"accuracy", "exact_match", "perplexity"} <= set(scores)
+
+
+def test_attendout_plays_on_a_decoder(cli, tmp_path):
+    args = ["--task", "agreement-completion", "--train-size", 64, "--epochs", 2, "--batch-size", 16, "--no-baseline"]
+    ran(cli("recipe", "attendout", *args, "--score", "accuracy", "--device", "cpu", "--output-dir", "out"))
+    telemetry = read_lines(tmp_path / "out" / "telemetry.jsonl")
+    assert any("winner" in line for line in telemetry)
+
+
+def test_perplexity_chooses_no_epoch():
+    with pytest.raises(UsageError, match="to be one of accuracy, exact_match, got 'perplexity'"):
+        choose_task("custom", kind="causal-lm", metric="perplexity")
