@@ -47,7 +47,7 @@ class R3F(TwoForwardPasses):
         eps: size of the noise: bound of "uniform", standard deviation of "normal".
         noise: distribution of the noise, "uniform" or "normal".
         shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (of the pass without noise) and
-            ``micro_batches`` (not for causal language models), see :class:`FineTuning`.
+            ``micro_batches``, see :class:`FineTuning`.
 
     Raises:
         ValueError: if an argument is out of range, the model has no input embeddings, or the provider needs a first

@@ -12,6 +12,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from attnreg import __version__
 from attnreg.experiments.runs.repeating import command_of
 from attnreg.experiments.runs.setup import Setup
+from attnreg.experiments.tasks.lora import is_adapted, summary
 from attnreg.provider.base import MaskProvider
 from attnreg.provider.expressions import expression_of
 
@@ -44,7 +45,7 @@ def model_card(run: Setup, provider: MaskProvider | None, result: Mapping[str, A
     metadata = ModelCardData(
         base_model=on_hub,
         datasets=data,
-        library_name="transformers",
+        library_name="peft" if is_adapted(run.model) else "transformers",
         metrics=list(task.metrics),
         model_name=f"{settings.recipe}-{task.name}",
         pipeline_tag=pipeline,
@@ -71,6 +72,7 @@ def model_card(run: Setup, provider: MaskProvider | None, result: Mapping[str, A
         "Recipe": settings.recipe,
         "Options of the recipe": ", ".join(f"{run.settings.flag(k)} {v}" for k, v in settings.own.items()) or "none",
         "Regularizer": "none" if provider is None else f"`{expression_of(provider)}`",
+        **({"Adapter": f"of the base model, by peft. {summary(run.model)}"} if is_adapted(run.model) else {}),
         "Seed": settings.seed,
         "Network": f"of epoch {returned['epoch']} of {settings.epochs} (`--select {returned['select']}`)",
         "Version": f"attnreg {__version__}, torch {result['environment']['torch']}, "

@@ -17,6 +17,8 @@ from attnreg.experiments.runs.options import option, together
 from attnreg.experiments.runs.settings import LARGEST, TASK_OPTIONS, Settings, shared_options
 from attnreg.experiments.tasks.task import choose_task
 
+_OF_LORA = ("lora_targets", "lora_alpha", "lora_dropout")
+
 
 class GroupedCommand(click.Command):
     """A command that lists its options in groups."""
@@ -144,6 +146,8 @@ def _settings(recipe: str, options: dict[str, Any]) -> Settings:
         raise UsageError("--stopping-rows needs --stop-on held-out: with --stop-on dev, no rows are held out.")
     else:
         shared["stop_on"] = shared["stop_on"] or "held-out"
+    if shared["lora_rank"] is None and (given := [name for name in _OF_LORA if shared[name]]):
+        raise UsageError(f"--{given[0].replace('_', '-')} needs --lora-rank.")
     if shared["schedule"] == "constant" and shared["lr_warmup"] and _is_given("lr_warmup"):
         raise UsageError(
             f"--schedule constant has no warm-up, got --lr-warmup {shared['lr_warmup']:g}: use --schedule "

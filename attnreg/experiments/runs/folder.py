@@ -19,6 +19,7 @@ from attnreg.experiments.runs.content import changed
 from attnreg.experiments.runs.reader import LOCK, RunReader
 from attnreg.experiments.runs.settings import Settings
 from attnreg.experiments.runs.state_files import recover_states, write_state
+from attnreg.experiments.tasks.lora import save_model
 
 
 class RunFolder:
@@ -64,11 +65,17 @@ class RunFolder:
                 f"Since the run in {self.path} was started, {' and '.join(new)} changed: start it in a new folder."
             )
 
-    def create(self, settings: Settings) -> None:
-        """Make the folder and write ``config.json``."""
+    def create(self, settings: Settings, parameters: Mapping[str, int]) -> None:
+        """Make the folder and write ``config.json``.
+
+        Args:
+            settings: the options of the run.
+            parameters: how many parameters the model has, and how many of them train.
+        """
         if self.writer:
             self._make()
-            self.write("config", {"attnreg": __version__, "content": settings.content(), **settings.to_dict()})
+            version = {"attnreg": __version__, "content": settings.content()}
+            self.write("config", {**version, **settings.to_dict(), "parameters": dict(parameters)})
             self.keep_lines(metrics=0, telemetry=0)  # left by a run that was killed before its first checkpoint
 
     def _make(self) -> None:
@@ -185,7 +192,7 @@ class RunFolder:
         if not self.writer:
             return
         with replaced_folder(self.path / "model") as new:
-            model.save_pretrained(new)
+            save_model(model, new)
             tokenizer.save_pretrained(new)
         if provider is not None:
             provider.save_pretrained(self.path / "provider")

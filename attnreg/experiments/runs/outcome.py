@@ -49,6 +49,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "mislabelled": history.mislabelled,
         "best_epoch": history.best(run.task.metric, method.returned_name),
         "rows": len(run.train_rows),
+        "parameters": run.parameters,
         "steps": history.step,
         "seconds": history.seconds,
         "training_seconds": history.training_seconds,

@@ -171,6 +171,25 @@ class Settings:
         None,
         type=click.FloatRange(0, 1, max_open=True),
     )
+    lora_rank: int | None = _option(
+        TRAINING,
+        "Train low-rank adapters of this rank and the new head only, with peft (default: train the whole model).",
+        None,
+        type=_POSITIVE,
+    )
+    lora_targets: str | None = _option(
+        TRAINING,
+        "Modules with adapters, by comma or repeated, or all-linear (default: peft's for the model).",
+        None,
+        multiple=True,
+        callback=_joined,
+    )
+    lora_alpha: int | None = _option(
+        TRAINING, "Scale of the adapters, divided by their rank (default: the rank).", None, type=_POSITIVE
+    )
+    lora_dropout: float = _option(
+        TRAINING, "Rate of dropout on the adapters' inputs.", 0.0, type=click.FloatRange(0, 1, max_open=True)
+    )
     gradient_accumulation: int = _option(
         TRAINING,
         "Split each batch into N micro-batches to save memory; the update is that of the whole batch.",
@@ -277,7 +296,7 @@ class Settings:
     def different(self, config: dict[str, Any]) -> list[str]:
         """Return the names of the options in which a saved configuration differs."""
         flat, theirs = self._flat(config)
-        names = sorted((flat.keys() | theirs.keys()) - {"attnreg", "content"})
+        names = sorted((flat.keys() | theirs.keys()) - {"attnreg", "content", "parameters"})
         return [name for name in names if flat.get(name) != theirs.get(name)]
 
     def _flat(self, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

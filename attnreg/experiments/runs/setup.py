@@ -27,7 +27,8 @@ from attnreg.experiments.tasks.data import load_data
 from attnreg.experiments.tasks.dropout import dropout_fields
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.label_noise import mislabel
-from attnreg.experiments.tasks.model import load_model
+from attnreg.experiments.tasks.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
+from attnreg.experiments.tasks.model import load_pretrained
 from attnreg.provider.base import MaskProvider
 from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
 from attnreg.training.method import Batch, LossFunction
@@ -89,8 +90,10 @@ class Setup:
             )
         self.folder.writer = self.accelerator.is_main_process
         set_seed(settings.seed)
-        self.model, self.tokenizer = load_model(self.task, settings.model, settings.model_dropout)
-        self._reinitialized = reinitialize_top(self.model, settings.reinit_layers) if settings.reinit_layers else []
+        self.model, self.tokenizer = self._load()
+        self.parameters = parameter_counts(self.model)
+        again = settings.reinit_layers
+        self._reinitialized = reinitialize_top(self.model, again) if again else []
         limit = _longest_input(self.model)
         if limit is not None and settings.max_length > limit:
             raise InputError(f"Expected --max-length of at most {limit} for this model, got {settings.max_length}.")
@@ -101,6 +104,7 @@ class Setup:
         # Sentences that are printed before training and repeated in the report.
         self.warnings = [
             *self._changed(),
+            *([summary(self.model)] if is_adapted(self.model) else []),
             *self.kind.remarks,
             *data_warnings(self.kind, train, dev, self.scored_on),
         ]
@@ -205,6 +209,31 @@ class Setup:
         p, again = self.settings.model_dropout, self._reinitialized
         said = [] if p is None else [f"--model-dropout {p:g} set {', '.join(dropout_fields(self.model.config))}."]
         return [*said, *([f"--reinit-layers re-initialized {', '.join(again)}."] if again else [])]
+
+    def _load(self) -> tuple[Any, Any]:
+        settings = self.settings
+        if settings.model is not None and adapter_base(settings.model) is not None:
+            raise InputError(
+                f"--model {settings.model} holds an adapter, not a whole model: merge it (`merge_and_unload` of peft) "
+                "and save the model in another folder, or train from the adapter's own model."
+            )
+        model, tokenizer, new = load_pretrained(self.task, settings.model, settings.model_dropout)
+        if settings.lora_rank is None:
+            return model, tokenizer
+        if new is None:
+            raise InputError("LoRA adapts a pretrained model, but the task's own has random weights: use --model.")
+        if settings.reinit_layers:
+            raise InputError("--reinit-layers would re-initialize weights that --lora-rank does not train: use one of them.")
+        adapted = with_lora(
+            model,
+            kind_class(self.task.kind).head,
+            new,
+            rank=settings.lora_rank,
+            targets=settings.lora_targets,
+            alpha=settings.lora_alpha,
+            dropout=settings.lora_dropout,
+        )
+        return adapted, tokenizer
 
     def _mislabel(self, share: float) -> None:
         if not self.kind.one_class_per_row:

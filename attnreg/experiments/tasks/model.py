@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnreg.errors import InputError
 from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.dropout import dropout_options
 from attnreg.experiments.tasks.hub import offline_if_unreachable
 from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.lora import adapter_base, with_adapter
 from attnreg.experiments.tasks.tiny import tiny_model
+
+
+class Loaded(NamedTuple):
+    """A model that was loaded.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer.
+        new: names of its weights that were not pretrained, such as a new head's; ``None`` if none were.
+    """
+
+    model: Any
+    tokenizer: Any
+    new: frozenset[str] | None
 
 
 def load_model(task: Task, name: str | None = None, dropout: float | None = None) -> tuple[Any, Any]:
@@ -19,7 +34,7 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
 
     Args:
         task: the task.
-        name: a folder or a hub name (default: the task's model).
+        name: a folder, also one with an adapter of peft, or a hub name (default: the task's model).
         dropout: rate of the model's own dropout (default: as in its configuration).
 
     Returns:
@@ -35,6 +50,11 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
         >>> model(**tokenizer("the boys sleep", return_tensors="pt")).logits.shape
         torch.Size([1, 2])
     """
+    return load_pretrained(task, name, dropout)[:2]
+
+
+def load_pretrained(task: Task, name: str | None = None, dropout: float | None = None) -> Loaded:
+    """Load a model as :func:`load_model` does, and say which of its weights are new."""
     import transformers
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -45,7 +65,13 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
     logging.disable_progress_bar()
     name = name or task.model
     if name is None:
-        return tiny_model(task, dropout)
+        return Loaded(*tiny_model(task, dropout), None)
+    if (base := adapter_base(name)) is not None:
+        try:
+            adapted = load_pretrained(task, base, dropout)
+        except InputError as error:
+            raise InputError(f"Cannot load the model that the adapter in {name} belongs to: {error}") from error
+        return adapted._replace(model=with_adapter(adapted.model, name))
     if not Path(name).is_dir():
         if Path(name).is_absolute() or name.startswith((".", "~")):
             raise InputError(f"Expected --model to be a folder or a hub name, got {name}: no such folder.")
@@ -72,7 +98,7 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
             )
         options = {**dropout_options(config, dropout, name), **kind.head_options(task)}
         # A head with another number of classes is replaced by a new one.
-        model = head.from_pretrained(name, ignore_mismatched_sizes=True, **options)
+        model, info = head.from_pretrained(name, ignore_mismatched_sizes=True, output_loading_info=True, **options)
     except InputError:
         raise
     except (OSError, ValueError, ConnectionError, SafetensorError) as error:
@@ -88,7 +114,7 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
             f"as the model embeds; got {len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
         )
     kind.check_model(model, name)
-    return model, tokenizer
+    return Loaded(model, tokenizer, frozenset(info["missing_keys"]) | {each[0] for each in info["mismatched_keys"]})
 
 
 def _embeddings(model: Any) -> float:

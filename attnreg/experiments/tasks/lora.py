@@ -1,0 +1,199 @@
+"""LoRA: train low-rank adapters of a pretrained model's linear layers, with peft."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attnreg._nearest import did_you_mean
+from attnreg.errors import InputError
+
+ALL = "all-linear"
+CONFIG = "adapter_config.json"
+# peft's names of tasks, by the head of the model; it has none for the others.
+_TASKS = {
+    "AutoModelForSequenceClassification": "SEQ_CLS",
+    "AutoModelForTokenClassification": "TOKEN_CLS",
+    "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
+    "AutoModelForCausalLM": "CAUSAL_LM",
+    "AutoModelForQuestionAnswering": "QUESTION_ANS",
+}
+
+
+def with_lora(
+    model: Any,
+    head: str,
+    new: Collection[str],
+    *,
+    rank: int,
+    targets: str | None = None,
+    alpha: int | None = None,
+    dropout: float = 0.0,
+) -> Any:
+    r"""Wrap a pretrained model so that only adapters and new modules train.
+
+    The weight W of each adapted linear layer becomes :math:`W + \frac{\alpha}{r} B A`, with B zero at the start.
+
+    Args:
+        model: a pretrained model.
+        head: its auto class of transformers.
+        new: names of the weights that were not pretrained, such as a new head's. Their modules train as a whole.
+        rank: r, the rank of the adapters.
+        targets: names of the modules to adapt, separated by commas, or ``all-linear`` (default: peft's choice for the
+            architecture).
+        alpha: scale of the adapters (default: the rank, so that the scale :math:`\alpha / r` is 1).
+        dropout: rate of dropout on the adapters' inputs.
+
+    Returns:
+        the model of peft, which has changed ``model`` in place.
+
+    Raises:
+        InputError: if peft is not installed or has no default for the model, or there is no such module.
+
+    Reference:
+        LoRA (arXiv 2106.09685), Section 4.1.
+    """
+    peft = _peft()
+    names = None if targets is None else [name.strip() for name in targets.split(",")]
+    modules = sorted({name.rpartition(".")[0] for name in new})
+    if "" in modules:
+        bare = next(name for name in new if "." not in name)
+        raise InputError(f"LoRA cannot train the new weight {bare}, which belongs to no module: remove --lora-rank.")
+    config = peft.LoraConfig(
+        task_type=_TASKS.get(head),
+        r=rank,
+        lora_alpha=rank if alpha is None else alpha,
+        lora_dropout=dropout,
+        target_modules=ALL if names == [ALL] else names,
+        modules_to_save=modules or None,
+    )
+    linear = _linear(model)
+    base = str(model.name_or_path)
+    try:
+        with _quiet():
+            adapted = peft.get_peft_model(model, config)
+    except ValueError as error:
+        if names is None:
+            raise InputError(
+                f"peft has no default for {type(model).__name__}: choose --lora-targets among {', '.join(linear)}, or "
+                f"{ALL}."
+            ) from error
+        raise _no_such(names[0], linear) from error
+    found = adapted.targeted_module_names
+    for name in names or ():
+        if name != ALL and not any(f".{each}".endswith(f".{name}") for each in found):
+            raise _no_such(name, linear)
+    # Absolute, so that the adapter finds its model from every folder.
+    config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
+    return adapted
+
+
+def adapter_base(folder: str) -> str | None:
+    """Return the model that a saved adapter belongs to; ``None`` if the folder holds no adapter.
+
+    Raises:
+        InputError: if the adapter's configuration cannot be read.
+    """
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        return None
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"Cannot read the adapter in {path}: {error!r}.") from error
+
+
+def with_adapter(model: Any, folder: str) -> Any:
+    """Put a saved adapter on its model.
+
+    Raises:
+        InputError: if peft is not installed, or the adapter does not fit.
+    """
+    from safetensors import SafetensorError
+
+    peft = _peft()
+    try:
+        with _quiet():
+            return peft.PeftModel.from_pretrained(model, folder)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise InputError(f"Cannot load the adapter in {folder}: {' '.join(str(error).split())}") from error
+
+
+def save_model(model: Any, folder: Path) -> None:
+    """Save a model as transformers does; of a model of peft, the adapter and the model's configuration."""
+    if not is_adapted(model):
+        model.save_pretrained(folder)
+        return
+    # Embeddings are never resized here; to find that out, peft would ask the hub.
+    model.save_pretrained(folder, save_embedding_layers=False)
+    model.get_base_model().config.save_pretrained(folder)
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether a model is one of peft."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def parameter_counts(model: Any) -> dict[str, int]:
+    """Return the number of parameters that train (``trained``) and of all (``all``); peft's backups do not count.
+
+    Example:
+        >>> import torch
+        >>> parameter_counts(torch.nn.Linear(2, 3))
+        {'trained': 9, 'all': 9}
+    """
+    kept = [parameter for name, parameter in model.named_parameters() if ".original_module." not in name]
+    return {"trained": sum(p.numel() for p in kept if p.requires_grad), "all": sum(p.numel() for p in kept)}
+
+
+def summary(model: Any) -> str:
+    """Say in one sentence what trains in a model of peft."""
+    counts, config = parameter_counts(model), model.peft_config["default"]
+    targets = sorted({name.rpartition(".")[2] for name in model.targeted_module_names})
+    saved = {
+        name.partition(".modules_to_save.")[0] for name, _ in model.named_parameters() if ".modules_to_save." in name
+    }
+    new = sorted(name.removeprefix("base_model.model.") for name in saved)
+    also = f", and {', '.join(new)}" if new else ""
+    return (
+        f"LoRA trains {counts['trained']} of {counts['all']} parameters ({counts['trained'] / counts['all']:.2%}): "
+        f"adapters of rank {config.r} of {', '.join(targets)} in {len(model.targeted_module_names)} modules{also}."
+    )
+
+
+def _linear(model: Any) -> list[str]:
+    """Return the last names of all linear layers."""
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    layers = (name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D)))
+    return sorted({name.rpartition(".")[2] for name in layers})
+
+
+def _no_such(name: str, known: Collection[str]) -> InputError:
+    return InputError(
+        f"Expected --lora-targets to be linear layers of the model, such as {', '.join(known)}, or {ALL}, got {name!r}."
+        f"{did_you_mean(name, known)}"
+    )
+
+
+def _peft() -> Any:
+    try:
+        with _quiet():
+            import peft
+    except ImportError as error:
+        raise InputError(f"LoRA needs peft, which cannot be imported ({error}): install attnreg[lora].") from error
+    return peft
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ignore peft's warnings of what it then does right: transposed weights (GPT-2), a deprecated attribute."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*fan_in_fan_out", UserWarning)
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield
