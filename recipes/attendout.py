@@ -104,7 +104,7 @@ def attendout(
         reward_batches=rewards.batches,
         batches_per_round=None if fresh_rows else batches_per_round or max(1, round_steps // 2),
         reward_noise=rewards.noise,
-        special_tokens=run.tokenizer.all_special_ids,
+        special_tokens=getattr(run.tokenizer, "all_special_ids", ()),
         score=metric_score(run) if score == "metric" else score,  # type: ignore[arg-type]
         steps_per_round=round_steps,
         warmup_steps=warmup_steps,

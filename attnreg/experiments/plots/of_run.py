@@ -49,7 +49,7 @@ def plot_run(folder: Path, layer: int = 0) -> list[Path]:
     if run.probe is not None:
         plot_probe(**run.probe, path=plots / "probe.png")
         made.append(plots / "probe.png")
-    if has_attention(folder):
+    if has_attention(folder) and run.config.get("kind") != "image-classification":  # its tokens have no names
         _attention(run, plots / "attention.png", layer)
         made.append(plots / "attention.png")
     return made

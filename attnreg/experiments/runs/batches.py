@@ -47,8 +47,7 @@ class TrainBatches:
 
         self._generator = torch.Generator()
         self._seed = seed
-        lengths = [kind.length(ids) for ids in rows["input_ids"]]
-        sampler = LengthGroupedSampler(batch_size, lengths=lengths, generator=self._generator)
+        sampler = LengthGroupedSampler(batch_size, lengths=kind.lengths(rows), generator=self._generator)
         # With its own generator, a loader that restarts within an epoch draws nothing from torch's global one.
         self._loader = DataLoader(
             rows.remove_columns(REFERENCE),

@@ -24,6 +24,7 @@ _PIPELINES = {
     "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForSeq2SeqLM": "text2text-generation",
     "AutoModelForCausalLM": "text-generation",
+    "AutoModelForImageClassification": "image-classification",
 }
 
 

@@ -91,8 +91,10 @@ def _texts(task: Task, rows: Dataset) -> list[Any]:
 def _hashable(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((name, _hashable(one)) for name, one in value.items())
-    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    return (value.size, value.mode, value.tobytes()) if hasattr(value, "tobytes") else value  # an image
 
 
 def _lengths(kind: Kind, rows: Dataset) -> list[int]:
-    return [kind.length(ids) for ids in kind.encode(rows)["input_ids"]]
+    return kind.lengths(kind.encode(rows))

@@ -16,7 +16,7 @@ from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.files import WHOLE, choose_names, find_files, missing_split, one_format, wanted_names
 from attnreg.experiments.tasks.hub import offline_if_unreachable
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.reading import one_line, read_files, read_saved
+from attnreg.experiments.tasks.reading import one_line, read_files, read_images, read_saved
 from attnreg.experiments.tasks.renaming import rename_classes
 
 
@@ -170,6 +170,8 @@ def _named(task: Task, folder: Path) -> tuple[Mapping[str, datasets.Dataset | li
     saved = read_saved(folder)
     found: Mapping[str, datasets.Dataset | list[Path]]
     found = saved or find_files(folder, {name for groups in wanted.values() for group in groups for name in group})
+    if not found and kind_class(task.kind).processor == "AutoImageProcessor":
+        found = read_images(folder)
     if WHOLE in found:
         return found, {"validation" if task.evaluation_only else "train": WHOLE}
     return found, choose_names(wanted, found, folder)

@@ -85,9 +85,10 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
             )
     kind = kind_class(task.kind)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+        tokenizer = getattr(transformers, kind.processor).from_pretrained(name)
+        reads_text = kind.processor == "AutoTokenizer"
         kind.fit_tokenizer(tokenizer, name)
-        pads = tokenizer.pad_token is not None
+        pads = not reads_text or tokenizer.pad_token is not None
         if not pads and tokenizer.eos_token is not None:
             tokenizer.pad_token = tokenizer.eos_token  # GPT-like models have no padding token
         config, head = transformers.AutoConfig.from_pretrained(name), getattr(transformers, kind.head)
@@ -106,9 +107,9 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
         raise InputError(
             f"Cannot load --model {name!r} (a folder with a model and its tokenizer, or a hub name): {reason}"
         ) from error
-    if model.config.pad_token_id is None or not pads:
+    if reads_text and (model.config.pad_token_id is None or not pads):
         model.config.pad_token_id = tokenizer.pad_token_id  # GPT-like classifiers find the last token by it
-    if tokenizer.pad_token is None or len(tokenizer) > _embeddings(model):
+    if reads_text and (tokenizer.pad_token is None or len(tokenizer) > _embeddings(model)):
         raise InputError(
             f"The tokenizer of --model {name} needs a padding token and at most {_embeddings(model)} tokens, as many "
             f"as the model embeds; got {len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."

@@ -13,7 +13,7 @@ from typing import Any
 import datasets
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.files import WHOLE, shown, suffix_of
+from attnreg.experiments.tasks.files import VALIDATION, WHOLE, shown, suffix_of
 
 _TSV = {"keep_default_na": False, "sep": "\t", "quoting": csv.QUOTE_NONE}  # GLUE's format
 _READERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -41,6 +41,29 @@ def read_saved(folder: Path) -> dict[str, datasets.Dataset] | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"Cannot read {folder} as a saved data set: {one_line(error)}") from error
     return {WHOLE: saved} if isinstance(saved, datasets.Dataset) else {str(k): saved[k] for k in saved}
+
+
+def read_images(folder: Path) -> dict[str, datasets.Dataset]:
+    """Read a folder of images as the hub's ``imagefolder``: a folder for each split, with one for each class.
+
+    Returns:
+        the splits by name. Without splits, the name is :data:`attnreg.experiments.tasks.files.WHOLE`.
+
+    Raises:
+        InputError: if there is no such folder, or it has no images.
+    """
+    if not folder.is_dir():
+        raise InputError(f"Expected --data-dir to be a folder of images, got {folder}: no such folder.")
+    named = any((folder / name).is_dir() for name in ("train", *VALIDATION, "test"))
+    with tempfile.TemporaryDirectory() as cache:
+        try:
+            found = datasets.load_dataset(
+                "imagefolder", data_dir=str(folder.resolve()), cache_dir=cache, keep_in_memory=True
+            )
+        except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:
+            reason = one_line(error.__cause__ or error)
+            raise InputError(f"Cannot read {folder} as a folder of images: {reason}") from error
+    return {str(name): rows for name, rows in found.items()} if named else {WHOLE: found["train"]}
 
 
 def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> datasets.Dataset:

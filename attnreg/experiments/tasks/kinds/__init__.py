@@ -16,6 +16,7 @@ KINDS = {
     "seq2seq": "Seq2Seq",
     "masked-lm": "MaskedLM",
     "causal-lm": "CausalLM",
+    "image-classification": "ImageClassification",
 }
 
 

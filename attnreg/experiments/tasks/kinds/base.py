@@ -25,13 +25,15 @@ class Kind(ABC):
 
     Args:
         task: the task, with its class names filled in.
-        tokenizer: the tokenizer of the model.
+        tokenizer: the tokenizer of the model, or its image processor.
         max_length: maximum input length in tokens; longer inputs are truncated.
         reading: for a model that was trained on other classes: the task's class number for each class of the model.
     """
 
     #: auto class of transformers with the head
     head: ClassVar[str]
+    #: auto class of transformers that prepares the inputs: of a tokenizer, or of an image processor
+    processor: ClassVar[str] = "AutoTokenizer"
     #: collator of transformers that pads the rows of a batch
     collator: ClassVar[str] = "DataCollatorWithPadding"
     #: metrics that apply; the first one is the default of ``--task custom``
@@ -194,6 +196,10 @@ class Kind(ABC):
         import transformers
 
         return dict(getattr(transformers, self.collator)(self.tokenizer)(rows))
+
+    def lengths(self, encoded: Dataset) -> list[int]:
+        """Return the number of tokens of each encoded row; 1 for images."""
+        return [self.length(ids) for ids in encoded["input_ids"]]
 
     def length(self, ids: list[Any]) -> int:
         """Return the number of tokens of a row, from its ``input_ids``."""

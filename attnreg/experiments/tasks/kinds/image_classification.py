@@ -1,0 +1,70 @@
+"""Classification of images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import override
+
+from attnreg.errors import InputError
+from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.kinds.base import REFERENCE
+from attnreg.experiments.tasks.kinds.classification import Classification
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from torch import Tensor
+
+IMAGE = "image"  # the column of encoded rows
+
+
+class ImageClassification(Classification):
+    """One class per image. The model's image processor resizes and normalizes; images are not augmented.
+
+    Images stay in their files and are read for each batch.
+    """
+
+    head: ClassVar[str] = "AutoModelForImageClassification"
+    processor: ClassVar[str] = "AutoImageProcessor"
+    most_columns: ClassVar[int] = 1
+    usual_columns: ClassVar[tuple[str, ...]] = ("image",)
+
+    @classmethod
+    @override
+    def check(cls, task: Task, rows: Dataset, place: str) -> None:
+        from datasets import Image
+
+        (column,) = task.columns
+        if not isinstance(rows.features.get(column), Image):
+            raise InputError(
+                f"Expected images in column {column} of {place}, got {rows.features.get(column)}: use --data-dir to "
+                "give a folder of images, with a subfolder for each class in train and validation."
+            )
+        images = rows.select_columns([column])
+        for row in range(len(rows)):
+            try:
+                image = images[row][column]
+            except (OSError, ValueError, SyntaxError) as error:  # Pillow raises the last for a broken PNG
+                reason = " ".join(str(error).split())
+                raise InputError(f"Cannot read the image in row {row + 1} of {place}: {reason}") from error
+            if image is None:
+                raise InputError(f"Expected an image in column {column}, got None in row {row + 1} of {place}.")
+        cls.gold(task, rows, place)
+
+    @override
+    def encode(self, rows: Dataset) -> Dataset:
+        (column,), gold = self.task.columns, self.gold(self.task, rows)
+        images = rows.select_columns([column])
+        images = images if column == IMAGE else images.rename_column(column, IMAGE)
+        return images.add_column("labels", gold).add_column(REFERENCE, gold)
+
+    @override
+    def lengths(self, encoded: Dataset) -> list[int]:
+        return [1] * len(encoded)
+
+    @override
+    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        import torch
+
+        pixels = self.tokenizer([row[IMAGE].convert("RGB") for row in rows], return_tensors="pt")["pixel_values"]
+        return {"pixel_values": pixels, "labels": torch.tensor([row["labels"] for row in rows])}
