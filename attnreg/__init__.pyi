@@ -2,6 +2,7 @@ from attnreg import experiments as experiments
 from attnreg import functional as functional
 from attnreg import integrations as integrations
 from attnreg import training as training
+from attnreg.hidden import HiddenSite as HiddenSite
 from attnreg.injection import attach as attach
 from attnreg.injection import detach as detach
 from attnreg.injection import is_attached as is_attached
@@ -12,6 +13,7 @@ from attnreg.provider.base import Compose as Compose
 from attnreg.provider.base import MaskProvider as MaskProvider
 from attnreg.provider.cross_tuning import CrossTuning as CrossTuning
 from attnreg.provider.expressions import parse_provider as parse_provider
+from attnreg.provider.hidden import HiddenProvider as HiddenProvider
 from attnreg.provider.on_layers import OnLayers as OnLayers
 from attnreg.provider.scheduled import Scheduled as Scheduled
 from attnreg.providers.adversarial_attention import AdversarialAttention as AdversarialAttention
@@ -26,6 +28,7 @@ from attnreg.providers.drop_head import DropHead as DropHead
 from attnreg.providers.drop_key import DropKey as DropKey
 from attnreg.providers.gnet import GNetProvider as GNetProvider
 from attnreg.providers.head_mask import HeadMask as HeadMask
+from attnreg.providers.hidden_dropout import HiddenDropout as HiddenDropout
 from attnreg.providers.layerdrop import LayerDrop as LayerDrop
 from attnreg.providers.learnable_bernoulli import LearnableBernoulli as LearnableBernoulli
 from attnreg.providers.structural_mask import StructuralMask as StructuralMask

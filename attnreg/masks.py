@@ -23,16 +23,39 @@ Stack = Literal["encoder", "decoder", "cross"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiteInfo:
-    """Position and properties of an attention site in its model.
+class Site:
+    """Position of an attention or hidden-state site in its model.
 
     Args:
-        name: qualified name of the attention module, as in ``model.named_modules()``; if several layers share the
-            module, the name of its second call ends in ``#2``.
+        name: qualified name of the module, as in ``model.named_modules()``; if several layers share the module, the
+            name of its second call ends in ``#2``.
         layer: index of the layer within its stack, from 0.
         num_layers: number of layers in that stack.
         stack: ``"encoder"`` (bidirectional), ``"decoder"`` (causal) or ``"cross"`` (queries and keys come from
             different sequences).
+    """
+
+    name: str = "attention"
+    layer: int = 0
+    num_layers: int = 1
+    stack: Stack = "encoder"
+
+    @property
+    def label(self) -> str:
+        """Short unique name, ``"<stack>.<layer>"``."""
+        return f"{self.stack}.{self.layer}"
+
+    def is_among(self, layers: Collection[int]) -> bool:
+        """Whether the layer is one of these; negative indices count from the last layer of the stack."""
+        return self.layer in layers or self.layer - self.num_layers in layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteInfo(Site):
+    """Position and properties of an attention site in its model.
+
+    Args:
+        name: as in :class:`Site`, as are ``layer``, ``num_layers`` and ``stack``.
         heads: H, or ``None`` if it is not known before attention is computed.
         head_size: D, or ``None`` if the model exposes only scores, not queries and keys.
         shares_keys: whether all queries of a sample share their keys. If not, each query has its own keys (a local
@@ -45,10 +68,6 @@ class SiteInfo:
         'encoder.3'
     """
 
-    name: str = "attention"
-    layer: int = 0
-    num_layers: int = 1
-    stack: Stack = "encoder"
     heads: int | None = None
     head_size: int | None = None
     shares_keys: bool = True
@@ -59,17 +78,8 @@ class SiteInfo:
         """Whether the model exposes queries and keys."""
         return self.head_size is not None
 
-    @property
-    def label(self) -> str:
-        """Short unique name, ``"<stack>.<layer>"``."""
-        return f"{self.stack}.{self.layer}"
 
-    def is_among(self, layers: Collection[int]) -> bool:
-        """Whether the layer is one of these; negative indices count from the last layer of the stack."""
-        return self.layer in layers or self.layer - self.num_layers in layers
-
-
-S = TypeVar("S", bound=SiteInfo)
+S = TypeVar("S", bound=Site)
 
 
 def layer_indices(layers: Sequence[int], where: str) -> list[int]:

@@ -179,6 +179,11 @@ CASES = [
     ProviderCase("structural-mask, graph", "StructuralMask(odd_keys)", COMPILED),
     ProviderCase("structural-mask, alone", "StructuralMask(0, keep_first=True)", EXTREME),
     ProviderCase("structural-mask, no edges", "StructuralMask(no_edges)", EXTREME),
+    ProviderCase("hidden-dropout", "HiddenDropout(0.4, where=['embeddings', 'output'])", trains="HiddenDropout(0.1)"),
+    ProviderCase("hidden-dropout, columns", "HiddenDropout(0.4, 'column', where='input')", VARIANT),
+    ProviderCase("hidden-dropout, spans", "HiddenDropout(0.4, 'span', where='input')", VARIANT),
+    ProviderCase("hidden-dropout p=1", "HiddenDropout(1.0)", EXTREME),
+    ProviderCase("blocks, keys and states", "LayerDrop(0.0) & DropKey(0.3) & HiddenDropout(0.3)", COMPILED),
     ProviderCase(
         "composition",
         "AttentionDropout(0.2) & AttentionDropout(0.2, 'scores')",

@@ -25,6 +25,7 @@ ROOMS = [
     "attnreg.functional",
     "attnreg.draws",
     "attnreg.masks",
+    "attnreg.hidden",
     "attnreg.provider",
     "attnreg.injection",
     "attnreg.attribution",

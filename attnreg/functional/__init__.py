@@ -17,6 +17,7 @@ from attnreg.functional.heads import head_importance as head_importance
 from attnreg.functional.heads import rescaled_heads as rescaled_heads
 from attnreg.functional.heads import sample_heads as sample_heads
 from attnreg.functional.heads import without_top as without_top
+from attnreg.functional.hidden import sample_spans as sample_spans
 from attnreg.functional.region import candidate_region as candidate_region
 from attnreg.functional.relaxation import arm_gradient as arm_gradient
 from attnreg.functional.relaxation import concrete_drop as concrete_drop

@@ -1,23 +1,27 @@
-"""Attached Transformer blocks, for providers that skip blocks."""
+"""Attached Transformer blocks, for providers that skip blocks or change hidden states."""
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from attnreg.hidden import Where
+from attnreg.injection.attached_states import changed_states
 from attnreg.injection.connection import Connection
-from attnreg.injection.discovery import FoundSite
+from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.blocks import Block
+from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.module import AttachedModule
 from attnreg.injection.shadow import Shadow
-from attnreg.masks import SiteInfo
-from attnreg.provider.protocols import skipped
+from attnreg.masks import Site, SiteInfo
+from attnreg.provider.protocols import may_skip_blocks, skipped
 
 
 @dataclass(frozen=True)
@@ -25,23 +29,39 @@ class BlockCall:
     """One call of a block in a forward pass."""
 
     block: Block
-    info: SiteInfo  # of its self-attention, which the provider is asked about
-    chosen: tuple[SiteInfo, ...]  # all chosen attention in the block
+    info: SiteInfo | None  # of its self-attention, which the provider is asked about; None if it cannot be skipped
+    chosen: tuple[Site, ...]  # all chosen attention in the block, and its hidden states
     modules: tuple[AttachedModule, ...]
+    states: Mapping[Where, FoundHidden] = field(default_factory=dict)
 
 
 class AttachedBlock(Shadow[BlockCall]):
-    """Returns its input hidden states unchanged if the provider skips the block."""
+    """Runs a block on hidden states as the provider changes them, and changes its output, unless it is skipped.
+
+    If the provider skips the block, it returns its input hidden states.
+    """
+
+    def __init__(self, handle: Connection, module: nn.Module, whats: Sequence[BlockCall | None], name: str) -> None:
+        super().__init__(handle, module, whats, name)
+        names = list(inspect.signature(type(module).forward).parameters)[1:]
+        self._mask_at = names.index("attention_mask") if "attention_mask" in names else len(names)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block's forward, unless the block is skipped."""
         call = self.next()
         if call is None or not self.handle.acts_on(self.module):
             return self.plain(*args, **kwargs)
-        skip = skipped(self.handle.provider, call.info, self.handle.draws_at(call.info, "block"))
+        if call.states:
+            self.handle.check_entry(self.name)
+        args, kwargs = self._entered(call, "embeddings", args, kwargs)
+        skip = (
+            None
+            if call.info is None
+            else skipped(self.handle.provider, call.info, self.handle.draws_at(call.info, "block"))
+        )
         compiling = torch.compiler.is_compiling()
         if skip is None or not (compiling or bool(skip)):
-            return self.plain(*args, **kwargs)
+            return self._run(call, args, kwargs)
         hidden: Tensor = args[0] if args else kwargs[call.block.first]
         if call.block.alone and not compiling:
             for module in call.modules:
@@ -50,7 +70,7 @@ class AttachedBlock(Shadow[BlockCall]):
         else:
             # Compiled code would fix the decision. And a block's other outputs, returned or stored in an argument for
             # later blocks (T5's position bias, Gemma 3n's shared keys), must be computed.
-            output = self.plain(*args, **kwargs)
+            output = self._run(call, args, kwargs)
         for info in call.chosen:
             self.handle.rates.note_skipped(info, skip.to(hidden.device))
         if compiling:
@@ -60,31 +80,81 @@ class AttachedBlock(Shadow[BlockCall]):
             hidden = torch.where(skip.to(hidden.device), hidden, 0.0)
         return _replaced(output, lambda _: _touching(hidden, (*self.module.parameters(), *tree_leaves((args, kwargs)))))
 
+    def _run(self, call: BlockCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = self._entered(call, "input", args, kwargs)
+        output = self.plain(*args, **kwargs)
+        if "output" not in call.states:
+            return output
+        return _replaced(output, lambda states: self._changed(call, "output", states, args, kwargs))
+
+    def _entered(
+        self, call: BlockCall, where: Where, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with changed hidden states."""
+        if where not in call.states:
+            return args, kwargs
+        if args:
+            return (self._changed(call, where, args[0], args, kwargs), *args[1:]), kwargs
+        states = self._changed(call, where, kwargs[call.block.first], args, kwargs)
+        return args, {**kwargs, call.block.first: states}
+
+    def _changed(
+        self, call: BlockCall, where: Where, states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        mask = args[self._mask_at] if self._mask_at < len(args) else kwargs.get("attention_mask")
+        return changed_states(self.handle, call.states[where].info, states, call.states[where].axes, mask)
+
 
 def attached_blocks(
     handle: Connection,
-    found: Sequence[FoundSite],
+    found: Discovery,
     chosen: Set[str],
+    states: Sequence[FoundHidden],
     modules: Mapping[nn.Module, AttachedModule],
-    names: Mapping[nn.Module, str],
 ) -> list[AttachedBlock]:
-    """Return the attached blocks of the chosen self-attention."""
+    """Return the attached blocks of these hidden states and, if the provider skips blocks, of chosen self-attention."""
+    skips = may_skip_blocks(handle.provider)
     inside: dict[tuple[nn.Module, int], list[FoundSite]] = defaultdict(list)
-    for site in found:
+    for site in found.sites:
         if site.block is not None:
             inside[site.block.module, site.block.call].append(site)
-    calls: dict[nn.Module, list[BlockCall | None]] = defaultdict(list)
-    for (module, _), sites in inside.items():
-        own = next(site for site in sites if site.info.stack != "cross")
-        assert own.block is not None
-        call = BlockCall(
-            own.block,
-            own.info,
-            tuple(site.info for site in sites if site.info.name in chosen),
-            tuple(modules[site.module] for site in sites if site.module in modules),
-        )
-        calls[module].append(call if own.info.name in chosen else None)
-    return [AttachedBlock(handle, module, each, names[module]) for module, each in calls.items() if any(each)]
+    around: dict[tuple[nn.Module, int], dict[Where, FoundHidden]] = defaultdict(dict)
+    for each in states:
+        if each.block is not None:
+            around[each.module, each.index][each.info.where] = each
+    last: dict[nn.Module, int] = {}
+    for module, index in (*inside, *((call.module, call.index) for call in found.entries)):
+        last[module] = max(index, last.get(module, 0))
+    calls: dict[nn.Module, list[BlockCall | None]] = {}
+    for module in dict.fromkeys(module for module, _ in (*inside, *around)):
+        each_call = range(last.get(module, 0) + 1)
+        calls[module] = [
+            _call(inside.get((module, i), ()), around.get((module, i), {}), chosen if skips else frozenset(), modules)
+            for i in each_call
+        ]
+    return [AttachedBlock(handle, module, each, found.names[module]) for module, each in calls.items() if any(each)]
+
+
+def _call(
+    sites: Sequence[FoundSite],
+    states: Mapping[Where, FoundHidden],
+    chosen: Set[str],
+    modules: Mapping[nn.Module, AttachedModule],
+) -> BlockCall | None:
+    own = next((site for site in sites if site.info.stack != "cross" and site.info.name in chosen), None)
+    blocks = [each.block for each in (*(() if own is None else (own,)), *states.values()) if each.block is not None]
+    if not blocks:
+        return None
+    return BlockCall(
+        blocks[0],
+        None if own is None else own.info,
+        (
+            *(site.info for site in sites if site.info.name in chosen),
+            *(each.info for where, each in states.items() if where != "embeddings"),
+        ),
+        tuple(modules[site.module] for site in sites if site.module in modules),
+        states,
+    )
 
 
 def _replaced(output: Any, by: Callable[[Tensor], Tensor]) -> Any:

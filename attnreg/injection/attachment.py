@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -10,11 +11,14 @@ from torch import nn
 
 from attnreg.errors import InputError
 from attnreg.injection.discovery import FoundSite, discover
+from attnreg.injection.discovery.hidden import FoundHidden, hidden_sites
 from attnreg.injection.handle import AttachHandle
-from attnreg.injection.selection import choose, warn_of_the_rest
+from attnreg.injection.hidden_coverage import asked_for
+from attnreg.injection.selection import choose, is_chosen, warn_of_the_rest
 from attnreg.injection.shadow import MARK
 from attnreg.masks import Stack
 from attnreg.provider.base import MaskProvider
+from attnreg.provider.hidden import hidden_providers
 from attnreg.provider.protocols import looks_at_batches, may_skip_blocks, that_look_at_batches
 
 _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[AttachHandle]] = WeakKeyDictionary()  # by provider
@@ -73,16 +77,24 @@ def attach(
         raise TypeError(f"Expected `provider` to be a MaskProvider, got {type(provider).__name__}.")
     _check_free(model, provider)
     _check_bare(model)
-    found = discover(model, example_inputs)
-    chosen = choose(found, layers, stacks, modules)
-    if modules is None:
+    found = discover(model, example_inputs, needs_attention=provider.masks_attention)
+    chosen = choose(found, layers, stacks, modules) if found.sites else []
+    if modules is None and provider.masks_attention:
         warn_of_the_rest(model, found, everything=layers is None and stacks is None)
     that_look_at_batches(provider)  # raises if they do not fit together
+    present: list[FoundHidden] = []
+    if hidden_providers(provider):
+        is_there = functools.partial(is_chosen, layers=layers, stacks=stacks, modules=modules)
+        present = hidden_sites(model, found, chosen, is_there)
+    states = asked_for(provider, present, chosen, model)
+    if not provider.masks_attention:
+        chosen = []
     _check_parts(provider, chosen)
-    provider.check([site.info for site in chosen], model)
+    infos: list[Any] = [each.info for each in (chosen if provider.masks_attention else present)]
+    provider.check(infos, model)
     if may_skip_blocks(provider):
         _check_blocks(chosen)
-    handle = AttachHandle(model, provider, found, {site.info.name for site in chosen})
+    handle = AttachHandle(model, provider, found, {site.info.name for site in chosen}, states)
     for each in _providers(provider):
         _ATTACHED[each] = ref(handle)
     return handle

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import nn
 
 from attnreg.draws import Draws
+from attnreg.injection.padding import Padding
 from attnreg.injection.rates import DropRates
 from attnreg.injection.seeds import Place
 from attnreg.injection.tap import Tap
@@ -21,6 +22,7 @@ class Connection(Protocol):
     provider: MaskProvider
     rates: DropRates
     in_forward: bool
+    padding: Padding  # of the current pass
     mode: object  # the mode of the innermost attention module that is running
     taps: dict[str, Tap]
     why_hidden: str
@@ -34,7 +36,7 @@ class Connection(Protocol):
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Record the drop rate of a site."""
 
-    def begin(self, inputs: Mapping[str, Any], module: nn.Module) -> None:
+    def begin(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str]) -> None:
         """Begin a forward pass of the model."""
 
     def end(self) -> None:

@@ -28,8 +28,9 @@ class AttachedEntry(Shadow[None]):
             return self.plain(*args, **kwargs)
         if handle.in_forward:
             return self.plain(*args, **kwargs)
+        inputs = {**dict(zip(self.input_names, args, strict=False)), **kwargs}
         try:
-            handle.begin({**dict(zip(self.input_names, args, strict=False)), **kwargs}, self.module)
+            handle.begin(inputs, self.module, self.input_names)
             return self.plain(*args, **kwargs)
         finally:
             handle.end()

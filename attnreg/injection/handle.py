@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -14,21 +14,24 @@ from torch import Tensor, nn
 
 from attnreg.draws import Draws, draws_from
 from attnreg.injection.attached_block import attached_blocks
-from attnreg.injection.discovery import Discovery, LeftOut
+from attnreg.injection.attached_states import AttachedClassifier
+from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
+from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.entry import AttachedEntry, entries
 from attnreg.injection.errors import why_hidden
 from attnreg.injection.layout import Layout
 from attnreg.injection.mode import Planned
 from attnreg.injection.module import AttachedModule
+from attnreg.injection.padding import Padding
 from attnreg.injection.rates import DropRates, in_backward
 from attnreg.injection.report import report
 from attnreg.injection.seeds import Place, Seeds
 from attnreg.injection.shadow import Shadow
 from attnreg.injection.tap import Tap
 from attnreg.injection.watch import Watch
-from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.masks import AttentionSite, Mask, Site
 from attnreg.provider.base import MaskProvider
-from attnreg.provider.protocols import draws_in_prepare, may_skip_blocks
+from attnreg.provider.protocols import draws_in_prepare
 
 
 class AttachHandle:
@@ -39,9 +42,17 @@ class AttachHandle:
     you move it between devices yourself.
     """
 
-    def __init__(self, model: nn.Module, provider: MaskProvider, found: Discovery, chosen: Set[str]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        provider: MaskProvider,
+        found: Discovery,
+        chosen: Set[str],
+        states: Sequence[FoundHidden] = (),
+    ) -> None:
         self.provider = provider
         self.in_forward = False
+        self.padding = Padding()
         self.mode: object = None  # the mode of the innermost attention module that is running
         self.taps: dict[str, Tap] = {}
         self.why_hidden = why_hidden(model)
@@ -52,19 +63,22 @@ class AttachHandle:
         self._trains = False  # whether the current pass has gradients
         self._has_trained = False  # whether any pass so far had gradients
         self._model = model
-        self._sites = tuple(site.info for site in found.sites if site.info.name in chosen)
-        self._modules = {site.info.name: site.module for site in found.sites if site.info.name in chosen}
-        self._left_out = found.left_out_besides(chosen)
+        sites = [site for site in found.sites if site.info.name in chosen]
+        everywhere: list[FoundSite | FoundHidden] = [*sites, *states]
+        self._sites: tuple[Site, ...] = tuple(each.info for each in everywhere)
+        self._modules = {each.info.name: each.module for each in everywhere}
+        self._left_out = found.left_out_besides(chosen) if provider.masks_attention else ()
         names = found.names
         modules = {
             module: AttachedModule(self, module, plans, names.get(module, type(module).__name__))
             for module, plans in _plans(found, chosen).items()
         }
         self._shadows: list[Shadow[Any]] = list(modules.values())
-        if may_skip_blocks(provider):
-            self._shadows += attached_blocks(self, found.sites, chosen, modules, names)
-        running = [site.sighting.running for site in found.sites if site.info.name in chosen]
-        around = [[call.module for call in calls if not call.is_repeated] for calls in running]
+        self._shadows += attached_blocks(self, found, chosen, states, modules)
+        last = [each for each in states if each.info.where == "pooled"]
+        self._shadows += [AttachedClassifier(self, each.module, [each.info], each.info.name) for each in last]
+        around = [[call.module for call in site.sighting.running if not call.is_repeated] for site in sites]
+        around += [list(each.around) for each in states if each not in last or len(last) == len(self._sites)]
         self._shadows += [AttachedEntry(self, module, names[module]) for module in reversed(entries(model, around))]
         for attached in self._shadows:
             attached.install()
@@ -72,8 +86,8 @@ class AttachHandle:
         self._hooks = [model.register_forward_pre_hook(functools.partial(_refuse_replicas, model))]
 
     @property
-    def sites(self) -> tuple[SiteInfo, ...]:
-        """The attention sites that the provider masks, in the order in which they run."""
+    def sites(self) -> tuple[Site, ...]:
+        """The attention sites that the provider masks, then the hidden-state sites, each in running order."""
         return self._sites
 
     @property
@@ -226,9 +240,10 @@ class AttachHandle:
         """Record the drop rate of a site."""
         self.rates.note(site, mask)
 
-    def begin(self, inputs: Mapping[str, Any], module: nn.Module) -> None:
+    def begin(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str]) -> None:
         """Begin a forward pass of the model, or of a module in it that contains all its attention."""
         self.in_forward = True
+        self.padding = Padding(inputs, names)
         self._trains = torch.is_grad_enabled()
         self._has_trained |= self._trains
         for attached in self._shadows:

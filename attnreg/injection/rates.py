@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attnreg import functional
 from attnreg.injection.validity import transformed
-from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.masks import AttentionSite, Mask, Site
 
 POSITIONS = 2**22  # on which rates are measured, if decisions are not in memory
 
@@ -66,7 +66,12 @@ class DropRates:
         self._weights[site.label] = before + weight
         return (self._latest.get(site.label, 0.0) * before + rate * weight) / (before + weight).clamp(min=1)
 
-    def note_skipped(self, site: SiteInfo, skip: Tensor) -> None:
+    def note_states(self, site: Site, rate: Tensor) -> None:
+        """Record the share of hidden values that are set to zero, 0-d."""
+        if not in_backward():
+            self._latest[site.label] = rate
+
+    def note_skipped(self, site: Site, skip: Tensor) -> None:
         """Record a drop rate of 1 for a site whose block is skipped, that is, if ``skip`` (0-d) is true."""
         if in_backward():
             return

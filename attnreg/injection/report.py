@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
-from attnreg.masks import SiteInfo
+from attnreg.masks import Site
 
 
-def report(sites: Iterable[SiteInfo], modules: Mapping[str, nn.Module], rates: Mapping[str, float]) -> str:
+def report(sites: Iterable[Site], modules: Mapping[str, nn.Module], rates: Mapping[str, float]) -> str:
     """Return a table with a row per site: label, mean drop rate so far, the model's own dropout, module.
 
     Example:
         >>> attention = nn.MultiheadAttention(8, 2, dropout=0.1)
-        >>> print(report([SiteInfo(name="layer.0")], {"layer.0": attention}, {"encoder.0": 0.25}))
+        >>> print(report([Site(name="layer.0")], {"layer.0": attention}, {"encoder.0": 0.25}))
         site       drop rate  own dropout  module
         encoder.0      0.250  dropout=0.1  layer.0
     """

@@ -13,7 +13,7 @@ from attnreg.errors import InputError
 from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.coverage import stacks_left_out
 from attnreg.injection.errors import CoverageWarning, NoAttentionError
-from attnreg.masks import Stack, layer_indices, on_layers
+from attnreg.masks import Site, Stack, layer_indices, on_layers
 
 
 def choose(
@@ -45,6 +45,21 @@ def choose(
     return [site for site in sites if site.info.name in names]
 
 
+def is_chosen(
+    site: Site,
+    layers: Sequence[int] | None = None,
+    stacks: Sequence[Stack] | None = None,
+    modules: str | Sequence[str] | None = None,
+) -> bool:
+    """Whether a block without attention is on the given layers, in the given stacks and modules."""
+    patterns = [modules] if isinstance(modules, str) else modules
+    return (
+        (stacks is None or site.stack in stacks)
+        and (layers is None or site.is_among(layers))
+        and (patterns is None or any(_matches(site.name, pattern) for pattern in patterns))
+    )
+
+
 def warn_of_the_rest(model: nn.Module, found: Discovery, *, everything: bool) -> None:
     """Warn of attention that cannot be masked.
 
@@ -73,14 +88,13 @@ def _in_modules(sites: Sequence[FoundSite], patterns: Sequence[str]) -> list[Fou
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise InputError(f"Expected `modules` to be a name or pattern, or a list of them, got {list(patterns)!r}.")
     for pattern in patterns:
-        if not any(_matches(site, pattern) for site in sites):
+        if not any(_matches(site.info.name, pattern) for site in sites):
             raise InputError(
                 f"No attention is in modules that match {pattern!r}. Modules with attention: "
                 f"{', '.join(site.info.name for site in sites[:6])}{', ...' if len(sites) > 6 else ''}."
             )
-    return [site for site in sites if any(_matches(site, pattern) for pattern in patterns)]
+    return [site for site in sites if any(_matches(site.info.name, pattern) for pattern in patterns)]
 
 
-def _matches(site: FoundSite, pattern: str) -> bool:
-    name = site.info.name
+def _matches(name: str, pattern: str) -> bool:
     return any(fnmatchcase(name, each) for each in (pattern, f"{pattern}.*", f"{pattern}#*", f"{pattern}@*"))

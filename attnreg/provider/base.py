@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from attnreg.errors import InputError
-from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.masks import AttentionSite, Mask, Site, SiteInfo
 from attnreg.provider.saving import PretrainedMixin
 
 
@@ -61,6 +61,11 @@ class MaskProvider(PretrainedMixin, nn.Module, ABC):
         """Whether the provider acts now; otherwise the attached model runs as the plain model."""
         return True
 
+    @property
+    def masks_attention(self) -> bool:
+        """Whether :meth:`forward` is asked at attention sites; a :class:`attnreg.HiddenProvider` is not."""
+        return True
+
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Look at a batch before the training step on it, as the first of two passes.
 
@@ -106,7 +111,7 @@ class MaskProvider(PretrainedMixin, nn.Module, ABC):
         for provider in self.inner():
             provider.on_epoch(epoch)
 
-    def inner(self, site: SiteInfo | None = None) -> list[MaskProvider]:
+    def inner(self, site: Site | None = None) -> list[MaskProvider]:
         """Return the providers inside this one: its direct submodules, and items of a ``ModuleList`` among them.
 
         Args:
@@ -146,6 +151,11 @@ class Compose(MaskProvider):
     def active(self) -> bool:
         return any(provider.active for provider in self.inner())
 
+    @property
+    @override
+    def masks_attention(self) -> bool:
+        return any(provider.masks_attention for provider in self.inner())
+
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
         answers = [ask(provider, site) for provider in self.inner()]
@@ -154,8 +164,8 @@ class Compose(MaskProvider):
 
 
 def ask(provider: MaskProvider, site: AttentionSite) -> Mask | None:
-    """Return the provider's mask for a site; ``None`` while the provider is in eval mode or inactive."""
-    return provider(site) if provider.training and provider.active else None
+    """Return the provider's mask for a site; ``None`` while it is in eval mode or inactive, or if it masks nothing."""
+    return provider(site) if provider.training and provider.active and provider.masks_attention else None
 
 
 def a_provider(value: Any, where: str) -> MaskProvider:

@@ -62,6 +62,11 @@ class CrossTuning(MaskProvider):
     def active(self) -> bool:
         return self.epoch % self.every == self.offset and self.provider.active
 
+    @property
+    @override
+    def masks_attention(self) -> bool:
+        return self.provider.masks_attention
+
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
         return ask(self.provider, site) if self.active else None

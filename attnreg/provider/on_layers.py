@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 from typing_extensions import override
 
-from attnreg.masks import AttentionSite, Mask, SiteInfo, layer_indices, on_layers
+from attnreg.masks import AttentionSite, Mask, Site, SiteInfo, layer_indices, on_layers
 from attnreg.provider.base import MaskProvider, a_provider, ask
 
 
@@ -38,12 +38,17 @@ class OnLayers(MaskProvider):
     def active(self) -> bool:
         return self.provider.active
 
+    @property
+    @override
+    def masks_attention(self) -> bool:
+        return self.provider.masks_attention
+
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
         return ask(self.provider, site) if site.is_among(self.layers) else None
 
     @override
-    def inner(self, site: SiteInfo | None = None) -> list[MaskProvider]:
+    def inner(self, site: Site | None = None) -> list[MaskProvider]:
         return super().inner() if site is None or site.is_among(self.layers) else []
 
     @override

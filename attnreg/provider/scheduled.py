@@ -13,7 +13,7 @@ from typing_extensions import override
 from attnreg._nearest import did_you_mean
 from attnreg.arguments import one_of, probability, whole_number
 from attnreg.errors import InputError
-from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.masks import AttentionSite, Mask, Site
 from attnreg.provider.asleep import never_stepped
 from attnreg.provider.base import MaskProvider, a_provider, ask
 
@@ -132,6 +132,11 @@ class Scheduled(MaskProvider):
     def active(self) -> bool:
         return self.provider.active
 
+    @property
+    @override
+    def masks_attention(self) -> bool:
+        return self.provider.masks_attention
+
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
         answers = [ask(provider, site) for provider in self.inner(site)]
@@ -139,11 +144,11 @@ class Scheduled(MaskProvider):
         return answers[0]
 
     @override
-    def inner(self, site: SiteInfo | None = None) -> list[MaskProvider]:
+    def inner(self, site: Site | None = None) -> list[MaskProvider]:
         self._set_for(site)
         return super().inner()
 
-    def _set_for(self, site: SiteInfo | None) -> None:
+    def _set_for(self, site: Site | None) -> None:
         """Over depth, set the values of a site; those of the first layer between sites, so that code compiles once."""
         if self.over == "depth":
             self._set(0.0 if site is None else site.layer / max(site.num_layers - 1, 1))

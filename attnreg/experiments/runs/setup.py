@@ -223,7 +223,9 @@ class Setup:
         if new is None:
             raise InputError("LoRA adapts a pretrained model, but the task's own has random weights: use --model.")
         if settings.reinit_layers:
-            raise InputError("--reinit-layers would re-initialize weights that --lora-rank does not train: use one of them.")
+            raise InputError(
+                "--reinit-layers would re-initialize weights that --lora-rank does not train: use one of them."
+            )
         adapted = with_lora(
             model,
             kind_class(self.task.kind).head,

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from attnreg.injection.discovery.blocks import Block, block_of
+from attnreg.injection.discovery.blocks import Block, ModuleCall, block_of
 from attnreg.injection.discovery.coverage import NOT_CHOSEN, LeftOut, left_out
 from attnreg.injection.discovery.example_inputs import example_inputs as make_example_inputs
 from attnreg.injection.discovery.finder import Finder, Sighting
@@ -59,13 +59,19 @@ class Discovery:
         sightings: every computation that looked like attention, in order.
         names: the names of the model's modules.
         called: the modules that ran, in the order of their first calls.
+        samples: number of samples of the dry run.
+        entries: the calls of entries of lists, in order.
+        classifier: the call of the linear layer that takes the pooled state, if there is one.
     """
 
     sites: tuple[FoundSite, ...]
     left_out: tuple[LeftOut, ...]
     sightings: tuple[Sighting, ...]
     names: Mapping[nn.Module, str]
-    called: tuple[nn.Module, ...] = ()
+    called: tuple[nn.Module, ...]
+    samples: int
+    entries: tuple[ModuleCall, ...]
+    classifier: ModuleCall | None
 
     def left_out_besides(self, chosen: Set[str]) -> tuple[LeftOut, ...]:
         """Return what is left out if only the sites with these names are chosen."""
@@ -73,7 +79,12 @@ class Discovery:
         return (*self.left_out, *(LeftOut(info.name, info.label, NOT_CHOSEN) for info in rest))
 
 
-def discover(model: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any] | None = None) -> Discovery:
+def discover(
+    model: nn.Module,
+    example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+    *,
+    needs_attention: bool = True,
+) -> Discovery:
     """Find the attention sites of a model.
 
     The model runs once on a tiny input, in eval mode, without gradients and hooks, and is left unchanged. A computation
@@ -84,6 +95,7 @@ def discover(model: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any]
         model: any model.
         example_inputs: keyword arguments (or a tuple of positional ones) for one forward pass with at least two
             samples. Default: made for most transformers models and for torch's own Transformer modules.
+        needs_attention: raise if no attention is found.
 
     Returns:
         the sites, and what is left out. A module that several layers share (as in ALBERT) has one site per call.
@@ -97,19 +109,20 @@ def discover(model: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any]
         >>> [site.info.name for site in found.sites]
         ['layers.0.self_attn', 'layers.1.self_attn']
     """
-    finder = _dry_run(model, example_inputs)
+    finder, classifier = _dry_run(model, example_inputs)
     _refuse_shuffled(finder.sightings)
     left = left_out(finder, model)
     sightings = [sighting for sighting in finder.sightings if sighting.is_attention]
     _settle(sightings, finder.names)
     sites = _sites(model, finder.names, sightings)
-    if not sites:
+    if not sites and needs_attention:
         seen = "; ".join(str(each) for each in left[:3])
         raise NoAttentionError(
             f"No attention that can be masked was found in {type(model).__name__}: "
             + (f"{seen}." if seen else why_hidden(model))
         )
-    return Discovery(sites, left, tuple(finder.sightings), finder.names, tuple(finder.called))
+    called, entries = tuple(finder.called), tuple(finder.entries)
+    return Discovery(sites, left, tuple(finder.sightings), finder.names, called, finder.samples, entries, classifier)
 
 
 def _sites(model: nn.Module, names: Mapping[nn.Module, str], sightings: Sequence[Sighting]) -> tuple[FoundSite, ...]:
@@ -188,7 +201,7 @@ def _stack(sighting: Sighting) -> Stack:
     return "decoder" if sighting.causal or inside_decoder else "encoder"
 
 
-def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None) -> Finder:
+def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None) -> tuple[Finder, ModuleCall | None]:
     attempts: list[tuple[nn.Module, Any]] = [(model, inputs)]
     if inputs is None:
         # A head may need more than its backbone, such as an end-of-sentence token or several choices.
@@ -206,11 +219,12 @@ def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None)
             with unchanged(model) as tensors:
                 finder = Finder(model, tensors, (args, kwargs))
                 with finder.watching():
-                    runnable(*args, **kwargs)
+                    output = runnable(*args, **kwargs)
+                classifier = finder.classifier(output)
         except Exception as error:
             problems.append(error)
         else:
-            return finder
+            return finder, classifier
     problem = problems[0]
     raise NoAttentionError(
         f"{type(model).__name__} does not run on example inputs ({type(problem).__name__}: "

@@ -22,12 +22,14 @@ class Block:
         first: name of the first argument.
         alone: whether the block returns only hidden states. If not, it returns a tuple or list, or stores something for
             later blocks in a dict or list among its arguments.
+        shape: shape of the hidden states in the dry run.
     """
 
     module: nn.Module
     call: int
     first: str
     alone: bool
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -41,6 +43,9 @@ class ModuleCall:
         index: number of earlier calls of the module.
         attentions: number of self-attention computations in it.
         is_repeated: whether the module is called more than once in the pass.
+        is_entry: whether the module is an entry of a list, as blocks are.
+        around: the calls around it, outermost first.
+        rows: number of vectors that a linear layer was called on.
         block: the call as that of a block, once it has returned hidden states in their input shape.
     """
 
@@ -50,6 +55,9 @@ class ModuleCall:
     index: int
     attentions: int = 0
     is_repeated: bool = False
+    is_entry: bool = False
+    around: tuple[ModuleCall, ...] = ()
+    rows: int = 0
     block: Block | None = None
 
     def __post_init__(self) -> None:
@@ -57,7 +65,7 @@ class ModuleCall:
 
     def returns(self, output: Any) -> None:
         """End the call."""
-        if not self.attentions:
+        if not (self.attentions or self.is_entry):
             return
         first = next(iter(list(inspect.signature(type(self.module).forward).parameters)[1:]), "")
         given = self.args[0] if self.args else self.kwargs.get(first)
@@ -68,7 +76,7 @@ class ModuleCall:
         if not (isinstance(given, Tensor) and isinstance(out, Tensor) and given.is_floating_point()):
             return
         if given.shape == out.shape:
-            self.block = Block(self.module, self.index, first, alone)
+            self.block = Block(self.module, self.index, first, alone, tuple(given.shape))
 
 
 def _leaves(argument: Any) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Call
 from attnreg.injection.discovery import rules
-from attnreg.injection.discovery.blocks import ModuleCall
+from attnreg.injection.discovery.blocks import LISTS, ModuleCall
 from attnreg.injection.discovery.origins import compact
 from attnreg.injection.discovery.reading import Reading, read
 from attnreg.injection.discovery.tracing import Tracer
@@ -81,11 +81,15 @@ class Finder(TorchFunctionMode):
         super().__init__()
         self.model = model
         given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        self.samples = next((leaf.shape[0] for leaf in given if leaf.dim()), 0)
         self._tracer = Tracer([*model.parameters(), *model.buffers(), *tensors], given, self._confirm)
         self.names = {module: name or type(module).__name__ for name, module in model.named_modules()}
         self.sightings: list[Sighting] = []
         self.hidden: list[tuple[ModuleCall, ...]] = []  # where values are multiplied by other weights
         self.aside: list[tuple[ModuleCall, ...]] = []  # where a logsumexp of scores is taken
+        self.entries: list[ModuleCall] = []  # calls of entries of lists
+        self.linear: list[tuple[ModuleCall, Tensor]] = []  # linear layers of one vector per sample, with their output
+        self._listed = {child for module in self.names if isinstance(module, LISTS) for child in module.children()}
         self._heads: int | None = None
         self._before: tuple[Any, Tensor, Reading | None] | None = None
         self._running: list[ModuleCall] = []
@@ -124,6 +128,12 @@ class Finder(TorchFunctionMode):
         """The modules that ran, in the order of their first calls."""
         return self._latest.keys()
 
+    def classifier(self, output: Any) -> ModuleCall | None:
+        """Return the last call of a linear layer on one vector per sample whose output is in the model's output."""
+        returned = {leaf.untyped_storage()._cdata for leaf in tree_leaves(output) if isinstance(leaf, Tensor)}
+        made = [call for call, logits in self.linear if logits.untyped_storage()._cdata in returned]
+        return made[-1] if made else None
+
     @contextmanager
     def _making_biases(self) -> Iterator[None]:
         """Let the model make ``CausalBias`` tensors within the block, which torch cannot under a dispatch mode."""
@@ -144,12 +154,19 @@ class Finder(TorchFunctionMode):
         call = self._latest[module] = ModuleCall(module, args, kwargs, 0 if before is None else before.index + 1)
         if before is not None:
             call.is_repeated = before.is_repeated = True
+        if module in self._listed:
+            call.is_entry, call.around = True, tuple(self._running)
+            self.entries.append(call)
         self._running.append(call)
         try:
             output = plain(*args, **kwargs)
         finally:
             self._running.pop()
         call.returns(output)
+        if isinstance(module, nn.Linear) and output.dim() == 2:
+            call.around = tuple(self._running)
+            call.rows = len(output)
+            self.linear.append((call, output))
         return output
 
     def __torch_function__(

@@ -1,0 +1,33 @@
+"""Sampling for hidden states."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def sample_spans(p: float | Tensor, valid: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    r"""Drop one span of neighbouring tokens per sample: a share p of its tokens, rounded; padding does not count.
+
+    .. math:: \text{dropped: } s_b \le j < s_b + l_b, \qquad l_b = \lfloor p n_b + \tfrac12 \rfloor, \qquad
+        s_b \sim U\{0, \dots, n_b - l_b\}
+
+    Args:
+        p: share of the tokens to drop, in ``[0, 1]``.
+        valid: bool, ``(B, T)``, ``True`` = a token that is not padding; j counts these.
+        generator: source of randomness (default: torch's global generator, which gradient checkpointing replays).
+
+    Returns:
+        bool, ``(B, T)``, ``True`` = kept; padding is kept.
+
+    Example:
+        >>> valid = torch.tensor([[True, True, True, True, False], [True, True, False, False, False]])
+        >>> (~sample_spans(0.5, valid)).sum(1)
+        tensor([2, 1])
+    """
+    lengths = valid.sum(1, keepdim=True)
+    size = (p * lengths + 0.5).floor()
+    uniform = torch.rand(size.shape, device=valid.device, generator=generator)
+    start = (uniform * (lengths - size + 1)).floor()
+    number = valid.cumsum(1) - 1
+    return ~(valid & (number >= start) & (number < start + size))

@@ -1,0 +1,188 @@
+"""Find the places where hidden states pass: around Transformer blocks, and before the classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from attnreg.errors import InputError
+from attnreg.hidden import HiddenInfo, Where
+from attnreg.injection.discovery import Discovery, FoundSite
+from attnreg.injection.discovery.blocks import LISTS, Block, ModuleCall
+from attnreg.masks import Site
+
+
+@dataclass(frozen=True, eq=False)
+class FoundHidden:
+    """A hidden-state site of a model.
+
+    Args:
+        info: the site as providers see it.
+        module: the block, or the linear layer that takes the pooled state.
+        index: the call of the module.
+        axes: the dimensions of the states, ``"btc"``, ``"tbc"`` or ``"bc"``; empty if they are unknown.
+        block: the call as that of a block.
+        around: the modules around it that run once in a pass, outermost first, and itself.
+    """
+
+    info: HiddenInfo
+    module: nn.Module
+    index: int
+    axes: str
+    block: Block | None
+    around: tuple[nn.Module, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """A block: its position, its call, the axes of its states, and whether it is chosen."""
+
+    site: Site
+    call: ModuleCall
+    axes: str
+    chosen: bool
+    around: tuple[ModuleCall, ...]
+
+
+def hidden_sites(
+    model: nn.Module, found: Discovery, chosen: Sequence[FoundSite], is_chosen: Callable[[Site], bool]
+) -> list[FoundHidden]:
+    """Return the hidden-state sites of a model, in the order in which they run.
+
+    Blocks are those around self-attention, and the entries beside them, such as Mamba layers, that return hidden states
+    in their input shape. If no attention is found (a kernel hides it), they are the entries of the model's lists that
+    do.
+
+    Args:
+        model: the model.
+        found: the result of its dry run.
+        chosen: the chosen attention, whose blocks are chosen.
+        is_chosen: whether a block without attention is chosen.
+    """
+    places = _around_attention(found, {site.info.name for site in chosen})
+    places += list(_beside(found, places, is_chosen)) if places else list(_without_attention(model, found, is_chosen))
+    order = {id(call): number for number, call in enumerate(found.entries)}
+    places.sort(key=lambda place: order.get(id(place.call), -1))
+    sites = []
+    first: set[tuple[str, str]] = set()
+    for place in places:
+        held = place.site.stack, _outermost_list(model, place.site.name.partition("#")[0])
+        wheres: tuple[Where, ...] = ("input", "output") if held in first else ("embeddings", "input", "output")
+        first.add(held)
+        if place.chosen:
+            sites += [_found(place, where) for where in wheres]
+    classifier = found.classifier
+    if classifier is not None and classifier.rows == found.samples and not classifier.is_repeated:
+        last = next((place.site for place in reversed(places) if place.chosen), Site())
+        info = HiddenInfo(**{**vars(last), "name": found.names[classifier.module]}, where="pooled")
+        around = tuple(call.module for call in (*classifier.around, classifier) if not call.is_repeated)
+        sites.append(FoundHidden(info, classifier.module, classifier.index, "bc", None, around))
+    return sites
+
+
+def bare(chosen: Sequence[FoundSite]) -> list[str]:
+    """Return the names of self-attention without a block around it."""
+    return [site.info.name for site in chosen if site.block is None and site.info.stack != "cross"]
+
+
+def _found(place: _Place, where: Where) -> FoundHidden:
+    info = HiddenInfo(**vars(place.site), where=where)
+    call = place.call
+    around = tuple(each.module for each in (*place.around, call) if not each.is_repeated)
+    return FoundHidden(info, call.module, call.index, place.axes, call.block, around)
+
+
+def _named(found: Discovery, call: ModuleCall) -> str:
+    return found.names[call.module] + (f"#{call.index + 1}" if call.index else "")
+
+
+def _around_attention(found: Discovery, chosen: set[str]) -> list[_Place]:
+    places: dict[int, _Place] = {}
+    for site in found.sites:
+        if site.block is None or site.info.stack == "cross":
+            continue
+        running = site.sighting.running
+        depth = next(i for i, call in enumerate(running) if call.module is site.block.module)
+        call = running[depth]
+        if id(call) not in places:
+            info = site.info
+            name = _named(found, call)
+            place = Site(name=name, layer=info.layer, num_layers=info.num_layers, stack=info.stack)
+            axes = _axes(site, found.samples)
+            places[id(call)] = _Place(place, call, axes, info.name in chosen, tuple(running[:depth]))
+    return list(places.values())
+
+
+def _beside(found: Discovery, places: Sequence[_Place], is_chosen: Callable[[Site], bool]) -> Iterator[_Place]:
+    """Yield the entries without attention of lists that hold blocks."""
+    lists = {found.names[place.call.module].rpartition(".")[0]: place for place in reversed(places)}
+    for call in found.entries:
+        held, _, key = found.names[call.module].rpartition(".")
+        if held not in lists or call.attentions or call.block is None:
+            continue
+        other = lists[held]
+        try:
+            distance = int(key) - int(found.names[other.call.module].rpartition(".")[2])
+        except ValueError:
+            continue
+        site = Site(
+            name=_named(found, call),
+            layer=other.site.layer + distance,
+            num_layers=other.site.num_layers,
+            stack=other.site.stack,
+        )
+        yield _Place(site, call, other.axes, is_chosen(site), call.around)
+
+
+def _without_attention(model: nn.Module, found: Discovery, is_chosen: Callable[[Site], bool]) -> Iterator[_Place]:
+    """Yield the entries of outermost lists, of two or more, that return hidden states in their input shape."""
+    calls = [
+        call
+        for call in found.entries
+        if call.block is not None
+        and len(call.block.shape) == 3
+        and found.names[call.module].rpartition(".")[0] == _outermost_list(model, found.names[call.module])
+    ]
+    lists = [found.names[call.module].rpartition(".")[0] for call in calls]
+    calls = [call for call, held in zip(calls, lists, strict=True) if lists.count(held) > 1]
+    for number, call in enumerate(calls):
+        assert call.block is not None
+        site = Site(name=_named(found, call), layer=number, num_layers=len(calls))
+        axes = "btc" if call.block.shape[0] == found.samples != call.block.shape[1] else ""
+        yield _Place(site, call, axes, is_chosen(site), call.around)
+
+
+def _outermost_list(model: nn.Module, name: str) -> str:
+    """Return the name of the outermost list around a module; ``""`` without one."""
+    parent, path = model, ""
+    for part in name.split("."):
+        if isinstance(parent, LISTS):
+            return path
+        parent = parent._modules.get(part) or parent
+        path = f"{path}.{part}".lstrip(".")
+    return ""
+
+
+def _axes(site: FoundSite, samples: int) -> str:
+    """Return the dimensions of a block's states, which follow from the number of samples and queries of its attention.
+
+    Raises:
+        InputError: if these numbers are equal.
+    """
+    assert site.block is not None
+    shape = site.block.shape
+    if len(shape) != 3:
+        return ""
+    batch, _, queries, _ = site.layout.sizes(site.sighting.shape)
+    if batch == queries and site.layout.has_queries:
+        raise InputError(
+            f"Samples and tokens of the hidden states around {site.info.name} cannot be distinguished, because there "
+            f"are {batch} of both: pass `example_inputs` with different numbers."
+        )
+    if shape[:2] == (batch, queries):
+        return "btc"
+    if shape[:2] == (queries, batch):
+        return "tbc"
+    return "btc" if shape[0] == samples != shape[1] else ""

@@ -1,0 +1,345 @@
+"""Hidden-state sites: what providers see there, and what their answers do."""
+
+import copy
+import functools
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+import attnreg
+from tests.cases import MODELS, output
+from tests.test_contract import run, same, without_dropout
+
+models = pytest.mark.parametrize("case", MODELS, ids=str)
+BERT = MODELS[0]
+BLOCKS = ["embeddings", "input", "output"]
+
+
+class Scale(attnreg.HiddenProvider):
+    """Multiplies states by a factor, and remembers what it was asked."""
+
+    def __init__(self, where, factor=1.0):
+        super().__init__()
+        self.where, self.factor = where, factor
+        self.seen = []
+
+    def forward(self, site, states):
+        self.seen.append((site, states.detach().clone()))
+        return None if self.factor == 1 else states * self.factor
+
+
+def blocks_by_label(case, model):
+    """Blocks with their label, from the row of the model; ALBERT's is called twice."""
+    labels = [f"{stack}.{i}" for stack, depth in case.stacks.items() if stack != "cross" for i in range(depth)]
+    blocks = case.blocks(model)
+    return dict(zip(labels, blocks * (len(labels) // len(blocks)), strict=True))
+
+
+def recorded(case, model, batch):
+    """What enters and leaves each block, by label, from plain hooks."""
+    found, hooks, labels = {}, [], iter(blocks_by_label(case, model))
+    order = {}
+
+    def before(module, args, kwargs):
+        order[module] = next(labels)
+        found[f"{order[module]}.input"] = args[0] if args else kwargs["hidden_states"]
+
+    def after(module, args, kwargs, out):
+        found[f"{order[module]}.output"] = out if isinstance(out, torch.Tensor) else out[0]
+
+    for block in set(case.blocks(model)):
+        hooks.append(block.register_forward_pre_hook(before, with_kwargs=True))
+        hooks.append(block.register_forward_hook(after, with_kwargs=True))
+    torch.manual_seed(0)
+    output(model, batch)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+@models
+def test_a_provider_sees_what_enters_and_leaves_each_block(case):
+    model, batch = case.build(), case.batch()
+    expected = recorded(case, model, batch)
+    provider = Scale(BLOCKS)
+    plain = run(model, batch)
+    with attnreg.attach(model, provider) as handle:
+        assert same(run(model, batch), plain)
+        provider.seen.clear()
+        torch.manual_seed(0)
+        output(model, batch)
+    seen = {site.label: (site, states) for site, states in provider.seen}
+    assert {*seen} == {site.label for site in handle.sites}
+    for label, states in expected.items():
+        assert torch.equal(seen[label][1], states)
+    real = batch.get("attention_mask")
+    for label, (site, states) in seen.items():
+        assert site.shape == tuple(states.shape)
+        if site.where == "embeddings":
+            assert torch.equal(states, expected[label.replace("embeddings", "input")])
+        if real is not None and not (case.inputs == "pair" and site.stack == "decoder"):
+            assert torch.equal(site.tokens, real.bool())
+        else:
+            assert site.valid is None
+            assert site.tokens.all()
+
+
+@models
+def test_the_answer_takes_the_place_of_the_states(case):
+    model, batch = case.build(), case.batch()
+    without_dropout(model)
+    reference = copy.deepcopy(model)
+    block = case.blocks(reference)[-1]
+
+    def doubled(module, args, kwargs):
+        if args:
+            return (args[0] * 2, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": kwargs["hidden_states"] * 2}
+
+    def halved(module, args, out):
+        return out / 2 if isinstance(out, torch.Tensor) else type(out)((out[0] / 2, *out[1:]))
+
+    block.register_forward_pre_hook(doubled, with_kwargs=True)
+    block.register_forward_hook(halved)
+    shared = len(case.blocks(model)) == 1
+    stack = list(blocks_by_label(case, model))[-1].partition(".")[0]
+    where = {"stacks": [stack]} if shared else {"layers": [-1], "stacks": [stack]}
+    with attnreg.attach(model, Scale("input", 2.0) & Scale(["output"], 0.5), **where) as handle:
+        got = run(model, batch)
+    assert same(got, run(reference, batch))
+    assert handle.drop_rates() == {site.label: 0.0 for site in handle.sites}
+
+
+def test_embeddings_and_the_pooled_state():
+    model, batch = BERT.build(), BERT.batch()
+    without_dropout(model)
+    reference = copy.deepcopy(model)
+    reference.bert.embeddings.register_forward_hook(lambda module, args, out: out * 3)
+    reference.classifier.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    with attnreg.attach(model, Scale("embeddings", 3.0) & Scale("pooled", 2.0)) as handle:
+        assert same(run(model, batch), run(reference, batch))
+    assert [(site.label, site.name) for site in handle.sites] == [
+        ("encoder.0.embeddings", "bert.encoder.layer.0"),
+        ("pooled", "classifier"),
+    ]
+    assert handle.left_out == ()
+
+
+class Last(attnreg.HiddenProvider):
+    where = "pooled"
+
+    def forward(self, site, states):
+        assert site.shape == tuple(states.shape) == (3, 16)
+        with pytest.raises(ValueError, match="The pooled state at classifier has no tokens"):
+            _ = site.lengths
+        return states[:, :3]
+
+
+def test_states_of_another_shape_are_refused():
+    model = BERT.build()
+    with (
+        attnreg.attach(model, Last()),
+        pytest.raises(ValueError, match=r"Expected Last to return .*\(3, 16\), got \(3, 3\), at cl"),
+    ):
+        output(model, BERT.batch())
+
+
+def labels(provider, **options):
+    with attnreg.attach(BERT.build(), provider, **options) as handle:
+        return [site.label for site in handle.sites]
+
+
+def test_layers_stacks_modules_and_wrappers():
+    assert labels(Scale("output"), layers=[-1]) == ["encoder.1.output"]
+    assert labels(attnreg.OnLayers(Scale("output"), [0])) == ["encoder.0.output"]
+    assert labels(Scale("input"), modules="bert.encoder.layer.1.*") == ["encoder.1.input"]
+    both = attnreg.OnLayers(Scale("input") & attnreg.DropKey(0.1), [1]) & Scale("pooled")
+    assert labels(both) == ["encoder.0", "encoder.1", "encoder.1.input", "pooled"]
+    cross = attnreg.CrossTuning(Scale("output", 2.0))
+    model, batch = BERT.build(), BERT.batch()
+    without_dropout(model)
+    plain = output(model, batch)
+    with attnreg.attach(model, cross):
+        for epoch in range(2):
+            cross.on_epoch(epoch)
+            assert torch.equal(output(model, batch), plain) is (epoch == 0)
+    scheduled = attnreg.Scheduled(attnreg.HiddenDropout(), over="depth", p=[(0, 0), (1, 1)])
+    with attnreg.attach(model, scheduled) as handle:
+        output(model, batch)
+    assert handle.drop_rates() == {"encoder.0.output": 0.0, "encoder.1.output": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("provider", "options", "sentence"),
+    [
+        (Scale("pooled"), {"case": "torch-encoder"}, "Scale acts on 'pooled', but TransformerEncoder has no such"),
+        (Scale("pooled"), {"case": "llama"}, "on the chosen layers .found: decoder.0.embeddings, .*one vector per sample"),
+        (Scale("embeddings"), {"layers": [1]}, "Scale acts on 'embeddings', but .*They enter the first block"),
+        (attnreg.OnLayers(Scale("embeddings"), [1]), {}, "Scale acts on 'embeddings'"),
+        (attnreg.OnLayers(Scale("output"), [0, 7]), {}, r"Expected layers among \[0, 1\] in OnLayers, got \[7\]"),
+        (Scale("output"), {"case": "t5", "stacks": ["cross"]}, "Scale acts on 'output'"),
+    ],
+)  # fmt: skip
+def test_what_a_model_does_not_have_is_refused(provider, options, sentence):
+    options = dict(options)
+    name = options.pop("case", "bert")
+    model = next(case for case in MODELS if case.name == name).build()
+    with pytest.raises(ValueError, match=sentence):
+        attnreg.attach(model, provider, **options)
+    assert not attnreg.is_attached(model)
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_a_skipped_block_is_not_computed_and_its_states_are_not_asked_about():
+    model, provider = BERT.build(), Scale(BLOCKS)
+    with attnreg.attach(model, attnreg.LayerDrop(1.0) & provider) as handle:
+        for layer in model.bert.encoder.layer:
+            layer.intermediate.forward = None  # it would raise
+        output(model, BERT.batch())
+    assert [site.label for site, _ in provider.seen] == ["encoder.0.embeddings"]
+    assert {label for label, rate in handle.drop_rates().items() if rate} == {
+        f"encoder.{i}{where}" for i in range(2) for where in ("", ".input", ".output")
+    }
+
+
+def test_only_some_layers_of_a_shared_block():
+    case = next(case for case in MODELS if case.name == "albert")
+    model, provider = case.build(), Scale(["input"])
+    with attnreg.attach(model, provider, layers=[1]) as handle:
+        output(model, case.batch())
+    assert [site.label for site in handle.sites] == ["encoder.1.input"] == [site.label for site, _ in provider.seen]
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_samples_come_first_and_torch_says_what_is_padding(batch_first):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
+    model, provider = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train(), Scale("output")
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    x = torch.randn(2, 5, 8)
+    with attnreg.attach(model, provider):
+        model(x if batch_first else x.transpose(0, 1), src_key_padding_mask=padding)
+    for site, _ in provider.seen:
+        assert site.shape == (2, 5, 8)
+        assert site.lengths.tolist() == [5, 3]
+
+
+def test_a_mask_of_other_tokens_makes_padding_unknown():
+    class Prefixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+
+        def forward(self, x, attention_mask=None):
+            return self.encoder(torch.cat([x.new_zeros(len(x), 2, 8), x], 1))
+
+    model, x = Prefixed().train(), torch.randn(2, 5, 8)
+    with attnreg.attach(model, attnreg.HiddenDropout(0.5, "span"), example_inputs=(x,)):
+        model(x)
+        with pytest.raises(
+            ValueError, match=r"padding of the hidden states of encoder.layers.0 is unknown: they have 7"
+        ):
+            model(x, attention_mask=torch.ones(2, 5))
+
+
+class Hidden(nn.Module):
+    """Attention that a kernel hides."""
+
+    def __init__(self, blocks):
+        super().__init__()
+        self.layers = nn.ModuleList(HiddenBlock() for _ in range(blocks))
+        self.classifier = nn.Linear(8, 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.classifier(x[:, 0])
+
+
+class HiddenBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return x + (q @ k.transpose(-1, -2)).sigmoid() @ v
+
+
+def test_hidden_attention_does_not_matter():
+    model, x = Hidden(3).train(), torch.randn(2, 5, 8)
+    with pytest.raises(ValueError, match="No attention that can be masked"):
+        attnreg.attach(model, attnreg.DropKey(0.1), example_inputs=(x,))
+    provider = Scale([*BLOCKS, "pooled"])
+    with attnreg.attach(model, provider, example_inputs=(x,)) as handle:
+        model(x)
+    assert [site.label for site in handle.sites] == [site.label for site, _ in provider.seen] == [
+        "encoder.0.embeddings", *(f"encoder.{i}.{where}" for i in range(3) for where in ("input", "output")), "pooled",
+    ]  # fmt: skip
+
+
+def test_blocks_without_attention_between_others_have_states_too():
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = hf.JambaConfig(
+        vocab_size=40, pad_token_id=0, **sizes, num_hidden_layers=4, attn_layer_period=2, attn_layer_offset=1,
+        num_experts=2, expert_layer_period=2, mamba_d_state=4, mamba_d_conv=2, mamba_expand=1, mamba_dt_rank=2, use_mamba_kernels=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, provider = hf.JambaModel(config).train(), Scale(["embeddings", "output"])
+    with attnreg.attach(model, provider) as handle:
+        model(torch.arange(2, 12).view(2, 5), use_cache=False)
+    assert [site.label for site in handle.sites] == [site.label for site, _ in provider.seen]
+    assert [site.label for site in handle.sites] == ["decoder.0.embeddings", *(f"decoder.{i}.output" for i in range(4))]
+
+
+class Unclear(Hidden):
+    """States of four dimensions."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.mean((1, 2))
+
+
+def test_states_of_unknown_layout_are_refused():
+    x = torch.randn(2, 5, 3, 8)
+    with pytest.raises(ValueError, match="has no such hidden states"):
+        attnreg.attach(Unclear(2).train(), Scale("output"), example_inputs=(x,))
+
+
+def test_probing_and_report():
+    model, batch = BERT.build().eval(), BERT.batch()
+    plain = output(model, batch)
+    with attnreg.attach(model, attnreg.HiddenDropout(0.5)) as handle, torch.no_grad():
+        assert torch.equal(output(model, batch), plain)
+        with handle.probing():
+            assert not torch.equal(output(model, batch), plain)
+        assert all(0.4 < rate < 0.6 for rate in handle.drop_rates().values())
+        assert [*handle.drop_rates()] == ["encoder.0.output", "encoder.1.output"]
+        assert "encoder.1.output" in handle.report()
+
+
+def test_no_attention_is_touched():
+    model = BERT.build()
+    with attnreg.attach(model, attnreg.HiddenDropout(0.1)):
+        assert not any("forward" in vars(each) for name, each in model.named_modules() if "attention" in name)
+
+
+def test_expressions_and_saving(tmp_path):
+    text = "DropKey(0.1) & OnLayers(HiddenDropout(0.2, where=['input', 'output']), [0])"
+    provider = attnreg.parse_provider(text)
+    provider.save_pretrained(tmp_path / "p")
+    again = attnreg.MaskProvider.from_pretrained(tmp_path / "p")
+    assert again.providers[1].provider.where == ["input", "output"]
+    assert labels(again) == ["encoder.0", "encoder.1", "encoder.0.input", "encoder.0.output"]
+
+
+def test_a_second_pass_of_checkpointing_draws_the_same():
+    model, batch = BERT.build(), BERT.batch()
+    provider = attnreg.HiddenDropout(0.5, "span", where=["embeddings", "output"])
+    with attnreg.attach(model, provider):
+        expected = run(model, batch)
+        for block in BERT.blocks(model):
+            block.forward = functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)
+        assert same(run(model, batch), expected)
