@@ -26,9 +26,11 @@ from attnreg.providers.contextual_dropout import ContextualDropout as Contextual
 from attnreg.providers.drop_attention import DropAttention as DropAttention
 from attnreg.providers.drop_head import DropHead as DropHead
 from attnreg.providers.drop_key import DropKey as DropKey
+from attnreg.providers.embedding_noise import EmbeddingNoise as EmbeddingNoise
 from attnreg.providers.gnet import GNetProvider as GNetProvider
 from attnreg.providers.head_mask import HeadMask as HeadMask
 from attnreg.providers.hidden_dropout import HiddenDropout as HiddenDropout
+from attnreg.providers.hidden_noise import HiddenNoise as HiddenNoise
 from attnreg.providers.layerdrop import LayerDrop as LayerDrop
 from attnreg.providers.learnable_bernoulli import LearnableBernoulli as LearnableBernoulli
 from attnreg.providers.structural_mask import StructuralMask as StructuralMask

@@ -50,6 +50,7 @@ class ProviderCase:
     trains: str | None = None
     needs_token_ids: bool = False
     needs_queries: bool = False
+    drops: bool = True  # whether drop rates are above 0
 
     def __str__(self) -> str:
         return self.name
@@ -184,6 +185,9 @@ CASES = [
     ProviderCase("hidden-dropout, spans", "HiddenDropout(0.4, 'span', where='input')", VARIANT),
     ProviderCase("hidden-dropout p=1", "HiddenDropout(1.0)", EXTREME),
     ProviderCase("blocks, keys and states", "LayerDrop(0.0) & DropKey(0.3) & HiddenDropout(0.3)", COMPILED),
+    ProviderCase("embedding-noise", "EmbeddingNoise(5.0)", drops=False),
+    ProviderCase("hidden-noise", "HiddenNoise(0.1)", drops=False),
+    ProviderCase("hidden-noise, uniform", "HiddenNoise(0.1, 'uniform', where='output')", VARIANT, drops=False),
     ProviderCase(
         "composition",
         "AttentionDropout(0.2) & AttentionDropout(0.2, 'scores')",

@@ -120,7 +120,7 @@ def test_attached_trains_otherwise_than_plain_and_stays_finite(case, provider_ca
     # Distributed data parallel waits for every parameter that has had a gradient before.
     assert [grad is None for grad in attached[1]] == [grad is None for grad in plain[1]]
     assert set(rates) == {site.label for site in handle.sites}
-    assert any(0 < rate <= 1 for rate in rates.values())
+    assert any(0 < rate <= 1 for rate in rates.values()) is provider_case.drops
 
 
 @rows

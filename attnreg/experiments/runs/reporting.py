@@ -121,14 +121,14 @@ def _of_epoch(epoch: int, epochs: int) -> str:
 
 def _activity(history: History) -> str:
     """Summarize in one sentence how often the regularizer was active and how much it dropped."""
+    if not history.active_steps:
+        return "The regularizer was never active: nothing was dropped in any step."
+    active = f"The regularizer was active in {history.active_steps} of {history.step} steps"
     dropping = [rate for rate in history.drop_rates.values() if rate > 0]
     if not dropping:
-        return "The regularizer was never active: nothing was dropped in any step."
+        return f"{active} and dropped nothing."
     mean = sum(dropping) / len(dropping)
-    return (
-        f"The regularizer was active in {history.active_steps} of {history.step} steps and dropped {mean:.1%} of the "
-        f"attention in {len(dropping)} of {len(history.drop_rates)} layers."
-    )
+    return f"{active} and dropped {mean:.1%} in {len(dropping)} of {len(history.drop_rates)} sites."
 
 
 def _memorized(wrong: Mapping[str, Any]) -> str:
