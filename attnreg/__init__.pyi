@@ -33,6 +33,7 @@ from attnreg.providers.hidden_dropout import HiddenDropout as HiddenDropout
 from attnreg.providers.hidden_noise import HiddenNoise as HiddenNoise
 from attnreg.providers.layerdrop import LayerDrop as LayerDrop
 from attnreg.providers.learnable_bernoulli import LearnableBernoulli as LearnableBernoulli
+from attnreg.providers.relaxed_attention import RelaxedAttention as RelaxedAttention
 from attnreg.providers.structural_mask import StructuralMask as StructuralMask
 from attnreg.providers.token_dropout import TokenDropout as TokenDropout
 from attnreg.providers.unidrop import UniDrop as UniDrop

@@ -236,9 +236,11 @@ class Mask:
         kept: bool, broadcastable to ``(B, H, Q, K)``: what drop rates count as kept. By default, a unit is kept if
             ``scores`` keeps it and no factor on it is 0; a relaxed mask, with no factor of exactly 0, sets it.
         drawn: like ``scores``, but decided within the kernel; see :meth:`AttentionSite.dropping`.
+        relaxed: float, in ``[0, 1]``, 0-d or broadcastable to ``(B, H, Q, 1)``: the share of each row's weights that is
+            spread evenly over its valid keys, except dropped scores, before ``normalized`` and ``weights``.
 
     Raises:
-        TypeError: if ``scores`` or ``kept`` is not boolean.
+        TypeError: if ``scores`` or ``kept`` is not boolean, or ``relaxed`` is not a float per row.
 
     Example:
         >>> a = Mask(scores=torch.tensor([[True, False]]))
@@ -253,6 +255,7 @@ class Mask:
     detach_sum: bool = field(default=False, repr=False)
     kept: Tensor | None = field(default=None, repr=False)
     drawn: tuple[Drawn, ...] = field(default=(), repr=False)
+    relaxed: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.kept is not None and self.kept.dtype != torch.bool:
@@ -262,10 +265,21 @@ class Mask:
                 f"Expected `scores` to be a bool tensor (True = kept), got {self.scores.dtype}: "
                 "pass a factor on the attention weights as `weights`."
             )
+        relaxed = self.relaxed
+        if relaxed is not None and (not relaxed.is_floating_point() or (relaxed.dim() and relaxed.shape[-1] != 1)):
+            raise TypeError(
+                f"Expected `relaxed` to be a float tensor, 0-d or with a last dimension of size 1, got {relaxed.dtype} "
+                f"of shape {tuple(relaxed.shape)}."
+            )
 
     @property
     def has_factors(self) -> bool:
-        """Whether the mask multiplies attention weights, after the softmax."""
+        """Whether the mask changes attention weights, after the softmax."""
+        return self.has_products or self.relaxed is not None
+
+    @property
+    def has_products(self) -> bool:
+        """Whether the mask multiplies attention weights, so that they must be computed."""
         return self.weights is not None or self.normalized is not None
 
     @property
@@ -275,7 +289,7 @@ class Mask:
         It is ``False`` while torch compiles: the decision would become a constant of the compiled code.
         """
         return (
-            not self.has_factors
+            not self.has_products
             and self.scores is not None
             and self.scores.dim() == 0
             and not torch.compiler.is_compiling()
@@ -302,6 +316,8 @@ class Mask:
             weights: ``(B, H, Q, K)``, after the softmax.
             valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
         """
+        if self.relaxed is not None:
+            weights = functional.relaxed_weights(weights, self.relaxed, self.scores, valid)
         if self.normalized is not None:
             weights = functional.renormalized(weights, self.normalized, valid, detach_sum=self.detach_sum)
         if self.weights is None:
@@ -317,6 +333,7 @@ class Mask:
             all(mask.detach_sum for mask in (self, other) if mask.normalized is not None),
             None if self.kept is other.kept is None else _and(self.units_kept, other.units_kept),
             self.drawn + other.drawn,
+            _both(self.relaxed, other.relaxed, lambda a, b: a + b - a * b),
         )
 
 

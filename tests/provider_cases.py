@@ -188,6 +188,9 @@ CASES = [
     ProviderCase("embedding-noise", "EmbeddingNoise(5.0)", drops=False),
     ProviderCase("hidden-noise", "HiddenNoise(0.1)", drops=False),
     ProviderCase("hidden-noise, uniform", "HiddenNoise(0.1, 'uniform', where='output')", VARIANT, drops=False),
+    ProviderCase("relaxed", "RelaxedAttention(0.4)", drops=False),
+    ProviderCase("relaxed gamma=1", "RelaxedAttention(1.0)", EXTREME),
+    ProviderCase("relaxed and scores", "RelaxedAttention(0.5) & AttentionDropout(1.0, 'scores')", EXTREME),
     ProviderCase(
         "composition",
         "AttentionDropout(0.2) & AttentionDropout(0.2, 'scores')",

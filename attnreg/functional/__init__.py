@@ -28,6 +28,8 @@ from attnreg.functional.seeded import keep_at as keep_at
 from attnreg.functional.seeded import seeded_keep as seeded_keep
 from attnreg.functional.seeded import seeded_uniform as seeded_uniform
 from attnreg.functional.seeded import uniform_at as uniform_at
+from attnreg.functional.relaxed import relaxed_output as relaxed_output
+from attnreg.functional.relaxed import relaxed_weights as relaxed_weights
 from attnreg.functional.structure import ancestor_mask as ancestor_mask
 from attnreg.functional.structure import window_mask as window_mask
 from attnreg.functional.validity import sequence_starts as sequence_starts

@@ -71,6 +71,9 @@ class FusedAttention(Backend):
             out = functional.uniform_attention(layout.of_keys(values, dim=-2), own_valid, own) + sum(unused)
             return layout.restored_rows(out, shape[:-1])
         keep = None if mask is None else mask.scores
+        gamma = None if mask is None or dropout_p or layout.has_sinks else mask.relaxed  # dropout is of relaxed weights
+        if keep is None and gamma is not None:
+            keep = torch.ones((), dtype=torch.bool, device=queries.device)
         if keep is not None:
             keep, valid = layout.around_keys(keep, own_valid, full)
         if bias is not None and valid is not None:
@@ -78,10 +81,14 @@ class FusedAttention(Backend):
             orphan = ~valid.any(-1, keepdim=True)
             valid = valid | orphan
             keep = keep if keep is None else keep | orphan
-        if keep is not None and mask is not None and not mask.has_factors and mode.tap is None:
+        has_relaxed = mask is not None and mask.relaxed is not None
+        is_fused = mask is not None and not mask.has_products and (gamma is not None or not has_relaxed)
+        if keep is not None and mask is not None and is_fused and mode.tap is None:
             out = functional.scores_dropout(
                 queries, keys, values, keep, valid, bias, scale, dropout_p=dropout_p, enable_gqa=enable_gqa
             )
+            if gamma is not None:
+                out = functional.relaxed_output(out, values, gamma, mask.scores, own_valid, own)
             return layout.restored_rows(out, shape[:-1])
         if enable_gqa:
             keys, values = (x.repeat_interleave(queries.shape[1] // x.shape[1], 1) for x in (keys, values))

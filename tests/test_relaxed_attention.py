@@ -1,0 +1,119 @@
+"""Relaxed attention against loops, in every backend."""
+
+import pytest
+import torch
+
+import attnreg
+from attnreg import Mask, RelaxedAttention, functional
+from tests.cases import MODELS, output, refused
+from tests.test_contract import run, without_dropout
+
+G = 0.3
+
+
+def slow(weights, keep, valid, gamma):
+    """A' row by row."""
+    out = weights.clone()
+    for b, h, q in torch.cartesian_prod(*(torch.arange(n) for n in weights.shape[:3])).tolist():
+        keys = [k for k in range(weights.shape[3]) if valid[b, h, q, k] and keep[b, h, q, k]]
+        keys = keys or [k for k in range(weights.shape[3]) if valid[b, h, q, k]]
+        for k in range(weights.shape[3]):
+            if keys:
+                out[b, h, q, k] = (1 - gamma) * weights[b, h, q, k] + gamma * (k in keys) / len(keys)
+    return out
+
+
+def drawn():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 4, 5, dtype=torch.float64) for _ in range(3))
+    keep, valid = (torch.rand(2, 3, 4, 4) < 0.6 for _ in range(2))
+    keep[0, 0, 1] = False  # dropped entirely
+    valid[0, 0, 1, 2] = True
+    valid[1, :, 2] = False  # a row without a key
+    return q, k, v, keep, valid
+
+
+def test_weights_and_output_are_those_of_a_loop():
+    q, k, v, keep, valid = drawn()
+    gamma = torch.tensor(G, dtype=torch.float64)
+    weights = functional.attention_weights(q, k, valid, keep=keep)
+    expected = slow(weights, keep, valid, G)
+    torch.testing.assert_close(functional.relaxed_weights(weights, gamma, keep, valid), expected)
+    output = functional.scores_dropout(q, k, v, keep, valid)
+    shape = weights.shape
+    torch.testing.assert_close(functional.relaxed_output(output, v, gamma, keep, valid, shape), expected @ v)
+    per_row = torch.rand(2, 3, 4, 1, dtype=torch.float64)
+    rows = functional.relaxed_weights(weights, per_row, None, None)
+    torch.testing.assert_close(rows, (1 - per_row) * weights + per_row * weights.sum(-1, keepdim=True) / 4)
+
+
+def test_masks_compose():
+    both = Mask(relaxed=torch.tensor(0.2)) & Mask(relaxed=torch.tensor(0.5)) & Mask(scores=torch.tensor([True, False]))
+    weights = torch.tensor([[1.0, 0.0]])
+    torch.testing.assert_close(both.relaxed, torch.tensor(1 - 0.8 * 0.5))
+    torch.testing.assert_close(both.of_weights(weights, None), weights)  # the dropped key gets nothing
+    assert not Mask(scores=torch.tensor(False), weights=torch.tensor(1.0)).drops_layer
+    assert (Mask(scores=torch.tensor(False)) & Mask(relaxed=torch.tensor(0.2))).drops_layer
+    factor = Mask(relaxed=torch.tensor(0.5), weights=torch.tensor([2.0, 0.0]))
+    assert factor.of_weights(weights, None).tolist() == [[1.5, 0.0]]  # and factors come last
+
+
+@pytest.mark.parametrize("provider", ["RelaxedAttention(0.3)", "RelaxedAttention(0.3) & DropFirst()"])
+@pytest.mark.parametrize("case", [case for case in MODELS if case.eager], ids=str)
+def test_fused_and_written_out_attention_agree(case, provider):
+    model, batch = case.build().double(), case.batch()
+    batch = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+    without_dropout(model)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=0.3)  # or attention would be almost uniform already
+    made = eval(provider, {"RelaxedAttention": RelaxedAttention, "DropFirst": DropFirst})
+    stacks = list(case.stacks)
+    model.set_attn_implementation("sdpa")
+    plain = output(model, batch)
+    with attnreg.attach(model, made, stacks=stacks):
+        fused, gradients = run(model, batch)
+    model.set_attn_implementation("eager")
+    with attnreg.attach(model, made, stacks=stacks):
+        # Models that upcast their softmax to float32 are exact to 1e-7 only when written out.
+        written, its_gradients = run(model, batch)
+    assert (written - fused).abs().max() < 1e-5
+    assert (plain - fused).abs().max() > 1e-3
+    for ours, theirs in zip(gradients, its_gradients, strict=True):
+        assert ours is theirs is None or (ours - theirs).abs().max() < 1e-4
+
+
+class DropFirst(attnreg.MaskProvider):
+    def forward(self, site):
+        return Mask(scores=torch.arange(site.shape[-1]) > 0)
+
+
+def test_all_is_the_mean_over_valid_keys_and_none_is_nothing():
+    model, batch = MODELS[0].build(), MODELS[0].batch()
+    without_dropout(model)
+    plain, ends = output(model, batch), []
+    for provider in (RelaxedAttention(0.0), RelaxedAttention(1.0), attnreg.AttentionLayerDrop(1.0)):
+        with attnreg.attach(model, provider) as handle:
+            ends.append(output(model, batch))
+            assert set(handle.drop_rates().values()) == {float(len(ends) == 3)}
+    torch.testing.assert_close(ends[0], plain)
+    torch.testing.assert_close(ends[1], ends[2])
+
+
+def test_without_dropout_of_its_own_attention_is_not_written_out(monkeypatch):
+    model = MODELS[0].build()
+    monkeypatch.setattr(functional, "attention_weights", None)
+    with attnreg.attach(model, RelaxedAttention(0.1)):
+        with pytest.raises(TypeError):
+            output(model, MODELS[0].batch())  # its own dropout is of relaxed weights
+        without_dropout(model)
+        output(model, MODELS[0].batch())
+
+
+test_what_is_refused = refused((lambda: RelaxedAttention(1.1), "Expected `gamma` to be a probability"))
+
+
+@pytest.mark.parametrize("relaxed", [torch.tensor(True), torch.rand(2, 2)])
+def test_a_share_is_a_float_per_row(relaxed):
+    with pytest.raises(TypeError, match="Expected `relaxed` to be a float tensor"):
+        Mask(relaxed=relaxed)
