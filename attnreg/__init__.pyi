@@ -18,6 +18,7 @@ from attnreg.provider.on_layers import OnLayers as OnLayers
 from attnreg.provider.scheduled import Scheduled as Scheduled
 from attnreg.providers.adversarial_attention import AdversarialAttention as AdversarialAttention
 from attnreg.providers.attention_dropout import AttentionDropout as AttentionDropout
+from attnreg.providers.attention_entropy import AttentionEntropy as AttentionEntropy
 from attnreg.providers.attention_layerdrop import AttentionLayerDrop as AttentionLayerDrop
 from attnreg.providers.attribution import AttributionProvider as AttributionProvider
 from attnreg.providers.bernoulli_schedule import BernoulliScheduleProvider as BernoulliScheduleProvider
@@ -30,6 +31,7 @@ from attnreg.providers.embedding_noise import EmbeddingNoise as EmbeddingNoise
 from attnreg.providers.gnet import GNetProvider as GNetProvider
 from attnreg.providers.head_mask import HeadMask as HeadMask
 from attnreg.providers.hidden_dropout import HiddenDropout as HiddenDropout
+from attnreg.providers.hidden_key import HiddenKey as HiddenKey
 from attnreg.providers.hidden_noise import HiddenNoise as HiddenNoise
 from attnreg.providers.layerdrop import LayerDrop as LayerDrop
 from attnreg.providers.learnable_bernoulli import LearnableBernoulli as LearnableBernoulli

@@ -51,6 +51,7 @@ class ProviderCase:
     needs_token_ids: bool = False
     needs_queries: bool = False
     drops: bool = True  # whether drop rates are above 0
+    changes_output: bool = True  # or only the loss, by a penalty
 
     def __str__(self) -> str:
         return self.name
@@ -117,6 +118,7 @@ CASES = [
     ProviderCase("token-dropout", "TokenDropout(0.6, keep_whole=0.2)", trains="TokenDropout(0.1, keep_whole=0.5)"),
     ProviderCase("tokens p=1", "TokenDropout(1.0, keep_whole=0.0)", EXTREME),
     ProviderCase("unidrop", "UniDrop(0.2, 0.3, 0.6, keep_whole=0.2)", trains="UniDrop()"),
+    ProviderCase("unidrop, output", "UniDrop(0.0, 0.0, 0.0, output=0.5)", VARIANT),
     ProviderCase("unidrop p=1", "UniDrop(1.0, 0.5, 1.0, keep_whole=0.0)", EXTREME),
     ProviderCase(
         "bernoulli-schedule",
@@ -191,6 +193,8 @@ CASES = [
     ProviderCase("relaxed", "RelaxedAttention(0.4)", drops=False),
     ProviderCase("relaxed gamma=1", "RelaxedAttention(1.0)", EXTREME),
     ProviderCase("relaxed and scores", "RelaxedAttention(0.5) & AttentionDropout(1.0, 'scores')", EXTREME),
+    ProviderCase("entropy", "AttentionEntropy(0.5)", drops=False, changes_output=False),
+    ProviderCase("hidden-key", "HiddenKey(0.4)", trains="HiddenKey(0.1)"),
     ProviderCase(
         "composition",
         "AttentionDropout(0.2) & AttentionDropout(0.2, 'scores')",

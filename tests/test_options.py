@@ -16,6 +16,7 @@ SOURCES = {
     "attention-dropout": ["attnreg:AttentionDropout"],
     "attention-layerdrop": ["attnreg:AttentionLayerDrop"],
     "mixout": ["attnreg.training:Mixout"],
+    "hiddenkey": ["attnreg:HiddenKey", "attnreg.training:RDrop"],
     "r-drop": ["attnreg.training:RDrop"],
     "sam": ["attnreg.training:SAM"],
     "child-tuning": ["attnreg.training:ChildTuning"],

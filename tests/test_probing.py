@@ -51,7 +51,7 @@ def check(case, provider_case, model=None):
     assert torch.allclose(without, trained, atol=1e-6)  # without gradients, torch may choose another kernel
     assert probed_rates == rates_without == rates
     assert any(rates.values()) is provider_case.drops
-    assert not torch.equal(probed, plain)
+    assert torch.equal(probed, plain) is not provider_case.changes_output
 
 
 @pytest.mark.parametrize("provider_case", [c for c in CASES if c.role in (MATRIX, VARIANT, COMPILED)], ids=str)

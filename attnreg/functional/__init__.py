@@ -13,6 +13,7 @@ from attnreg.functional.bernoulli import bernoulli_log_prob as bernoulli_log_pro
 from attnreg.functional.bernoulli import drop_rate as drop_rate
 from attnreg.functional.bernoulli import sample_keep as sample_keep
 from attnreg.functional.bernoulli import sample_windows as sample_windows
+from attnreg.functional.entropy import attention_entropy as attention_entropy
 from attnreg.functional.heads import head_importance as head_importance
 from attnreg.functional.heads import rescaled_heads as rescaled_heads
 from attnreg.functional.heads import sample_heads as sample_heads
