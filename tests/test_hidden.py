@@ -343,3 +343,25 @@ def test_a_second_pass_of_checkpointing_draws_the_same():
         for block in BERT.blocks(model):
             block.forward = functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)
         assert same(run(model, batch), expected)
+
+
+class Router(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+def test_a_linear_layer_of_another_output_does_not_matter():
+    model = BERT.build()
+    model.bert.pooler.dense.__class__ = Router
+    model.bert.pooler = Pool(model.bert.pooler.dense)
+    assert attnreg.attach(model, Scale("pooled")).sites[0].name == "classifier"
+
+
+class Pool(nn.Module):
+    def __init__(self, dense):
+        super().__init__()
+        self.dense = dense
+
+    def forward(self, states):
+        out = self.dense(states[:, 0])
+        return out[0]

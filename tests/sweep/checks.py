@@ -1,4 +1,4 @@
-"""Six checks of any attached model: each raises ``AssertionError`` with what is wrong.
+"""Checks of any attached model: each raises ``AssertionError`` with what is wrong.
 
 A check that a model gives no occasion for (no token ids, no padding, attention written in a kernel) passes.
 """
@@ -296,4 +296,50 @@ def _numbers_of_heads(config: Any) -> set[int]:
     return found
 
 
-CHECKS = {"keep-all": keep_all, "dropped key": dropped_key, "nothing leaks": nothing_leaks, "coverage": coverage, "own weights": own_weights}  # fmt: skip
+class States(attnreg.HiddenProvider):
+    """Leaves hidden states as they are, and remembers them."""
+
+    where = ("embeddings", "input", "output")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[attnreg.HiddenSite, Tensor]] = []
+
+    def forward(self, site: attnreg.HiddenSite, states: Tensor) -> None:  # type: ignore[override]
+        self.asked.append((site, states.detach()))
+
+
+def hidden_states(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Each hidden-state site is asked once, has samples first, and knows what is padding; or the model is refused."""
+    plain, provider = run(model.train(), inputs), States()
+    try:
+        handle = attnreg.attach(model, provider, example_inputs=inputs)
+    except attnreg.errors.InputError:
+        return
+    with handle:
+        assert apart(run(model, inputs), plain) == 0.0, "looking at hidden states changes the output"
+        labels = [site.label for site, _ in provider.asked]
+        assert sorted(labels) == sorted(site.label for site in handle.sites), f"asked at {labels}"
+        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        if not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) < 2:
+            return
+        for site, _ in provider.asked:
+            if isinstance(mask, Tensor) and mask.shape == ids.shape == site.shape[:2]:
+                decodes = "decoder_input_ids" in inputs and site.stack == "decoder"
+                assert decodes or torch.equal(site.tokens, mask.bool()), f"{site.label}: other tokens are padding"
+        other = ids.clone()
+        other[1] = torch.where(ids[1] < 20, ids[1], ids[1] % 7 + 20)  # lower ones may stand for pieces of an image
+        seen = []
+        with torch.no_grad(), handle.probing():
+            for each in (ids, other):
+                provider.asked = []
+                try:
+                    run(model.eval(), {**inputs, "input_ids": each})
+                except ValueError:  # as others may
+                    return
+                seen.append([(site.label, states[0]) for site, states in provider.asked if len(states) == len(ids)])
+        for (label, one), (_, two) in zip(*seen, strict=True):
+            assert apart([one], [two]) < TOLERANCE, f"{label}: the first dimension is not of samples"
+
+
+CHECKS = {"keep-all": keep_all, "dropped key": dropped_key, "nothing leaks": nothing_leaks, "coverage": coverage, "own weights": own_weights, "hidden states": hidden_states}  # fmt: skip

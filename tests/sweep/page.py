@@ -30,6 +30,8 @@ Right means, in training mode on two samples, one of them padded:
 - where everything is dropped, no position looks at padding, nor at what comes later in a decoder;
 - there are as many sites as the model has layers of self-attention, and rates are those that follow from the model's own weights;
 - what flows through a site is attention: its rows sum to 1, and it looks where the site says that the model allows it, and only there;
+- a [provider of hidden states](providers/hidden-dropout.md#where-hidden-states-are) is asked once at the input and output of each
+  block, samples are the first dimension of what it gets, and it knows what is padding; or `attach` refuses it;
 - attaching and detaching leave every attribute of every module as it was, and in eval mode the model is the plain one to the bit.
 
 Which provider works in which kind of model is in [another table](providers/families.md).

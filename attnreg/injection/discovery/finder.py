@@ -163,7 +163,7 @@ class Finder(TorchFunctionMode):
         finally:
             self._running.pop()
         call.returns(output)
-        if isinstance(module, nn.Linear) and output.dim() == 2:
+        if isinstance(module, nn.Linear) and isinstance(output, Tensor) and output.dim() == 2:
             call.around = tuple(self._running)
             call.rows = len(output)
             self.linear.append((call, output))
