@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,6 +79,42 @@ class Draws:
             return drawn if is_traced() else int(drawn)
         self._count += 1
         return functional.fold_seed(seed, self._count)
+
+
+class DrawsHere:
+    """What sites share: random numbers and decisions that follow from the seed of the forward pass."""
+
+    shape: tuple[int, ...]
+    device: torch.device
+    draws: Draws
+
+    def keep(self, p: float | Tensor, shape: Sequence[int] | None = None) -> Tensor:
+        """Draw decisions, bool, ``True`` = kept, which is the case with probability 1 - p.
+
+        Args:
+            p: drop probability; a tensor must be 0-d.
+            shape: their shape (default: that of the site).
+        """
+        return self.draws.keep(self.shape if shape is None else shape, p, device=self.device)
+
+    def uniform(self, shape: Sequence[int] | None = None, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Draw numbers in ``[0, 1)``.
+
+        Args:
+            shape: their shape (default: that of the site).
+            dtype: their dtype.
+        """
+        return self.draws.uniform(self.shape if shape is None else shape, device=self.device, dtype=dtype)
+
+    def normal(self, shape: Sequence[int] | None = None, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Draw numbers of the standard normal distribution, up to 5.4 in size.
+
+        Args:
+            shape: their shape (default: that of the site).
+            dtype: their dtype.
+        """
+        middle = self.uniform(shape) + 2.0**-25  # never 0 or 1
+        return (math.sqrt(2) * torch.erfinv(2 * middle - 1)).to(dtype)
 
 
 def new_seed() -> Tensor:

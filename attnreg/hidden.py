@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from attnreg.draws import Draws, DrawsHere
 from attnreg.errors import InputError
 from attnreg.masks import Site
 
@@ -43,7 +44,7 @@ class HiddenInfo(Site):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HiddenSite(HiddenInfo):
+class HiddenSite(HiddenInfo, DrawsHere):
     """Hidden states in one forward pass.
 
     Args:
@@ -51,6 +52,7 @@ class HiddenSite(HiddenInfo):
         valid: bool, ``(B, T)``, ``True`` = a token that is not padding; ``None`` means all.
         padding_unknown: whether the model was given a mask whose tokens are not those of the hidden states, so that
             ``valid`` is ``None`` although there may be padding.
+        draws: the source of randomness; see :meth:`keep`, :meth:`uniform` and :meth:`normal`.
         device: device of the states.
         dtype: dtype of the states.
 
@@ -63,6 +65,7 @@ class HiddenSite(HiddenInfo):
     shape: tuple[int, ...]
     valid: Tensor | None = field(default=None, repr=False)
     padding_unknown: bool = False
+    draws: Draws = field(default_factory=Draws, repr=False)
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     dtype: torch.dtype = torch.float32
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnreg import functional
-from attnreg.draws import Drawn, Draws
+from attnreg.draws import Drawn, Draws, DrawsHere
 from attnreg.errors import InputError
 
 Stack = Literal["encoder", "decoder", "cross"]
@@ -118,7 +118,7 @@ def on_layers(sites: Sequence[S], layers: Collection[int], where: str) -> list[S
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AttentionSite(SiteInfo):
+class AttentionSite(SiteInfo, DrawsHere):
     r"""One attention computation, just before it runs.
 
     Args:
@@ -170,15 +170,6 @@ class AttentionSite(SiteInfo):
             return None
         return functional.units(self.valid, self.shape, self_attention=self.stack != "cross")
 
-    def keep(self, p: float | Tensor, shape: Sequence[int] | None = None) -> Tensor:
-        """Draw decisions, bool, ``True`` = kept, which is the case with probability 1 - p.
-
-        Args:
-            p: drop probability; a tensor must be 0-d.
-            shape: their shape (default: that of the scores).
-        """
-        return self.draws.keep(self.shape if shape is None else shape, p, device=self.device)
-
     def dropping(self, p: float | Tensor, shape: tuple[int, int, int, int] | None = None) -> Mask:
         """Return a mask that drops scores independently with probability p; in ``flex_attention``, within the kernel.
 
@@ -190,15 +181,6 @@ class AttentionSite(SiteInfo):
         if self.in_kernel:
             return Mask(drawn=(Drawn(self.draws.next_seed(), p, shape, self.device),))
         return Mask(scores=self.keep(p, shape))
-
-    def uniform(self, shape: Sequence[int] | None = None, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Draw numbers in ``[0, 1)``.
-
-        Args:
-            shape: their shape (default: that of the scores).
-            dtype: their dtype.
-        """
-        return self.draws.uniform(self.shape if shape is None else shape, device=self.device, dtype=dtype)
 
     def scores(self) -> Tensor:
         r"""Compute the scores before the softmax, with scale and bias; :math:`-\infty` where the model forbids.

@@ -27,7 +27,14 @@ def test_it_trains_from_the_command_line(cli, tmp_path, name):
     assert "The regularizer was active in" in output
 
 
-METHODS = [["r-drop", "--alpha", 0.5], ["mixout", "--p", 0.1], ["sam"], ["child-tuning"], ["r3f", "--eps", 0.1], ["hiddenkey", "--p", 0.1]]
+METHODS = [
+    ["r-drop", "--alpha", 0.5],
+    ["mixout", "--p", 0.1],
+    ["sam"],
+    ["child-tuning"],
+    ["r3f", "--eps", 0.1],
+    ["hiddenkey", "--p", 0.1],
+]
 
 
 @pytest.mark.parametrize("recipe", METHODS, ids=lambda args: args[0])

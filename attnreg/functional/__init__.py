@@ -24,13 +24,13 @@ from attnreg.functional.relaxation import arm_gradient as arm_gradient
 from attnreg.functional.relaxation import concrete_drop as concrete_drop
 from attnreg.functional.relaxation import opposite_draws as opposite_draws
 from attnreg.functional.relaxation import straight_through as straight_through
+from attnreg.functional.relaxed import relaxed_output as relaxed_output
+from attnreg.functional.relaxed import relaxed_weights as relaxed_weights
 from attnreg.functional.seeded import fold_seed as fold_seed
 from attnreg.functional.seeded import keep_at as keep_at
 from attnreg.functional.seeded import seeded_keep as seeded_keep
 from attnreg.functional.seeded import seeded_uniform as seeded_uniform
 from attnreg.functional.seeded import uniform_at as uniform_at
-from attnreg.functional.relaxed import relaxed_output as relaxed_output
-from attnreg.functional.relaxed import relaxed_weights as relaxed_weights
 from attnreg.functional.structure import ancestor_mask as ancestor_mask
 from attnreg.functional.structure import window_mask as window_mask
 from attnreg.functional.validity import sequence_starts as sequence_starts

@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 
-def sample_spans(p: float | Tensor, valid: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+def sample_spans(
+    p: float | Tensor,
+    valid: Tensor,
+    *,
+    uniform: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
     r"""Drop one span of neighbouring tokens per sample: a share p of its tokens, rounded; padding does not count.
 
     .. math:: \text{dropped: } s_b \le j < s_b + l_b, \qquad l_b = \lfloor p n_b + \tfrac12 \rfloor, \qquad
@@ -15,7 +21,8 @@ def sample_spans(p: float | Tensor, valid: Tensor, *, generator: torch.Generator
     Args:
         p: share of the tokens to drop, in ``[0, 1]``.
         valid: bool, ``(B, T)``, ``True`` = a token that is not padding; j counts these.
-        generator: source of randomness (default: torch's global generator, which gradient checkpointing replays).
+        uniform: numbers in ``[0, 1)``, ``(B, 1)``, from which the spans' places follow (default: drawn here).
+        generator: source of randomness (default: torch's global generator).
 
     Returns:
         bool, ``(B, T)``, ``True`` = kept; padding is kept.
@@ -27,7 +34,8 @@ def sample_spans(p: float | Tensor, valid: Tensor, *, generator: torch.Generator
     """
     lengths = valid.sum(1, keepdim=True)
     size = (p * lengths + 0.5).floor()
-    uniform = torch.rand(size.shape, device=valid.device, generator=generator)
+    if uniform is None:
+        uniform = torch.rand(size.shape, device=valid.device, generator=generator)
     start = (uniform * (lengths - size + 1)).floor()
     number = valid.cumsum(1) - 1
     return ~(valid & (number >= start) & (number < start + size))

@@ -43,7 +43,13 @@ def changed_states(handle: Connection, info: HiddenInfo, states: Tensor, axes: s
     valid, unknown = (None, False) if axes == "bc" else handle.padding.tokens(info.stack, shape, mask)
     valid = None if valid is None else valid.to(states.device)
     site = HiddenSite(
-        **vars(info), shape=shape, valid=valid, padding_unknown=unknown, device=states.device, dtype=states.dtype
+        **vars(info),
+        shape=shape,
+        valid=valid,
+        padding_unknown=unknown,
+        draws=handle.draws_at(info, info.where),
+        device=states.device,
+        dtype=states.dtype,
     )
     after = changed(handle.provider, site, before)
     with torch.no_grad():  # values that the model's own dropout has set to zero do not count

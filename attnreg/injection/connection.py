@@ -12,7 +12,7 @@ from attnreg.injection.padding import Padding
 from attnreg.injection.rates import DropRates
 from attnreg.injection.seeds import Place
 from attnreg.injection.tap import Tap
-from attnreg.masks import AttentionSite, Mask, SiteInfo
+from attnreg.masks import AttentionSite, Mask, Site
 from attnreg.provider.base import MaskProvider
 
 
@@ -30,7 +30,7 @@ class Connection(Protocol):
     def acts_on(self, module: nn.Module) -> bool:
         """Whether the provider masks a module that runs now."""
 
-    def draws_at(self, site: SiteInfo, place: Place) -> Draws:
+    def draws_at(self, site: Site, place: Place) -> Draws:
         """Return the source of what is drawn now at a place."""
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:

@@ -268,7 +268,7 @@ class AttachHandle:
         """Whether the provider masks any module."""
         return any(self.acts_on(module) for module in self._modules.values())
 
-    def draws_at(self, site: SiteInfo, place: Place) -> Draws:
+    def draws_at(self, site: Site, place: Place) -> Draws:
         """Return the source of what is drawn now at a place."""
         has_gradients = self._trains if self.in_forward else torch.is_grad_enabled()
         waiting = self._drawing_in_prepare()

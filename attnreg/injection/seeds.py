@@ -15,14 +15,15 @@ from torch import Tensor
 from attnreg import functional
 from attnreg.draws import Draws, new_seed
 from attnreg.functional.seeded import is_traced
+from attnreg.hidden import Where
 from attnreg.injection.rates import in_backward
 from attnreg.injection.validity import transformed
-from attnreg.masks import SiteInfo, Stack
+from attnreg.masks import Site, Stack
 
-Place = Literal["attention", "block"]
+Place = Literal["attention", "block"] | Where
 
 REMEMBERED = 64  # computations of a place
-PLACES, STACKS = get_args(Place), get_args(Stack)
+PLACES, STACKS = ("attention", "block", *get_args(Where)), get_args(Stack)
 BEFORE_THE_SITES = -1
 
 
@@ -86,9 +87,7 @@ class Seeds:
         if self._seed is not None:
             self._after = new_seed()  # kept, because compiled code leaves out what nobody needs
 
-    def of(
-        self, site: SiteInfo, place: Place, *, in_forward: bool, has_gradients: bool, only_latest: str | None
-    ) -> Draws:
+    def of(self, site: Site, place: Place, *, in_forward: bool, has_gradients: bool, only_latest: str | None) -> Draws:
         """Return the source of what is drawn now at a place.
 
         ``only_latest`` names a provider that has masks for the latest forward pass only.
@@ -124,13 +123,13 @@ class Seeds:
         self._drew_first = True
         return _following(self._of_pass(), BEFORE_THE_SITES)
 
-    def _next(self, key: tuple[Place, str], site: SiteInfo) -> int | Tensor:
+    def _next(self, key: tuple[Place, str], site: Site) -> int | Tensor:
         count = self._counts.get(key, 0)
         self._counts[key] = count + 1
         kind = PLACES.index(key[0]) * len(STACKS) + STACKS.index(site.stack)
         return _following(self._of_pass(), ((count * len(PLACES) * len(STACKS) + kind) << 32) + site.layer)
 
-    def _noted(self, key: tuple[Place, str], site: SiteInfo, *, in_forward: bool, has_gradients: bool) -> int | Tensor:
+    def _noted(self, key: tuple[Place, str], site: Site, *, in_forward: bool, has_gradients: bool) -> int | Tensor:
         mark, begins = _mark(), self._seed is None
         seed = self._next(key, site) if in_forward else new_seed()
         if has_gradients:

@@ -48,5 +48,5 @@ class EmbeddingNoise(HiddenProvider):
     def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:  # type: ignore[override]
         lengths = site.lengths.to(torch.promote_types(site.dtype, torch.float32))
         size = self.alpha / (lengths * site.shape[-1]).sqrt()
-        noise = torch.rand(site.shape, dtype=site.dtype, device=site.device) * 2 - 1
+        noise = site.uniform(dtype=site.dtype) * 2 - 1
         return states + noise * size.to(site.dtype)[:, None, None]

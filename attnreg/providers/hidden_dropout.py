@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -66,8 +65,9 @@ class HiddenDropout(HiddenProvider):
     @override
     def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:  # type: ignore[override]
         if self.mode == "span":
-            return states * functional.sample_spans(self.p, site.tokens).unsqueeze(-1)
+            kept = functional.sample_spans(self.p, site.tokens, uniform=site.uniform((site.shape[0], 1)))
+            return states * kept.unsqueeze(-1)
         is_column = self.mode == "column" and len(site.shape) == 3
         shape = (site.shape[0], 1, site.shape[2]) if is_column else site.shape
-        keep = (torch.rand(shape, device=site.device) >= self.p).to(site.dtype)
+        keep = site.keep(self.p, shape).to(site.dtype)
         return states * (keep / (1 - self.p + (self.p == 1)) if self.rescale else keep)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -57,7 +56,7 @@ class HiddenNoise(HiddenProvider):
     @override
     def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:  # type: ignore[override]
         if self.distribution == "normal":
-            noise = torch.randn(site.shape, dtype=site.dtype, device=site.device)
+            noise = site.normal(dtype=site.dtype)
         else:
-            noise = torch.rand(site.shape, dtype=site.dtype, device=site.device) * 2 - 1
+            noise = site.uniform(dtype=site.dtype) * 2 - 1
         return states + noise * self.scale
