@@ -90,7 +90,7 @@ def test_rewarded_for_dropping_one_key_it_drops_this_key_more_than_any_other(way
     torch.manual_seed(5)
     inputs = {name: torch.cat([batch()[name] for _ in range(40)]) for name in ("input_ids",)}
     planted, others = rates(generator, inputs, of=True), rates(generator, inputs, of=False)
-    assert (planted > others + 0.02).all()
+    assert (torch.logit(planted) > torch.logit(others) + 0.1).all()  # in rates, they are close where all are high
     dropped = 1 - generator.keep_probability(inputs)[:, :, 0].mean((1, 2))  # of each key, over layers and queries
     by_token = [dropped[inputs["input_ids"] == token].mean() for token in range(4, 30)]
     assert dropped[inputs["input_ids"] == PLANTED].mean() > max(by_token)
