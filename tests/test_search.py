@@ -261,6 +261,15 @@ def test_another_search_needs_another_folder(search, runs):
     assert_sentence(refused, 1, "The search in found has other space.")
 
 
+def test_an_option_without_a_value(search, runs):
+    ran(search("--runs", 4, "--seeds", 2, "--train-size", 100, "--stratified"))
+    ran(search("--runs", 6, "--seeds", 2, "--stratified", "--train-size", 100))  # the same search
+    assert len(runs.made) == 6
+    assert all("--stratified" in run.arguments for run in runs.made)
+    refused = search("--runs", 6, "--seeds", 2, "--train-size", 100)
+    assert_sentence(refused, 1, "The search in found has other options.")
+
+
 def test_one_search_at_a_time_works_on_a_folder(search, runs, tmp_path):
     (tmp_path / "found").mkdir()
     with exclusive(tmp_path / "found" / ".lock"):

@@ -11,7 +11,7 @@ from typing import Any
 
 from attnreg._files import exclusive, replaced_file
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.compare.method import Method
+from attnreg.experiments.compare.method import Method, values_of
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.compare.study import OF_ALL, SEARCH_SEED
 from attnreg.experiments.compare.winner import Winner
@@ -90,7 +90,7 @@ class Search:
         """What must be the same when a search goes on."""
         return {
             "space": self.space.content,
-            "options": dict(zip(self.options[::2], self.options[1::2], strict=True)),  # in any order
+            "options": values_of(self.options),  # in any order
             "seeds": self.seeds,
             "search_rows": self.rows,
             "sampler_seed": self.sampler_seed,
