@@ -13,6 +13,7 @@ from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.plan import read_plan
 from attnreg.experiments.compare.plan_report import write_plan_report
 from attnreg.experiments.compare.power import practically_equal
+from attnreg.experiments.runs import saved
 from attnreg.experiments.tasks import get_task, load_splits
 from tests.commands import assert_sentence, ran
 from tests.task_data import write_rows
@@ -203,6 +204,23 @@ def test_a_study_end_to_end_with_further_data(cli, warm, tmp_path, monkeypatch):
     assert_sentence(cli("evaluate", run, "--class", "x"), 2, "Expected --class LABEL=CLASS")
     again = ran(cli("compare", "--study", path, "--jobs", 2)).output
     assert ", seed 7:" not in again  # nothing is made or scored again
+
+
+def test_a_study_that_is_stopped_scores_nothing_further(cli, tmp_path, monkeypatch, undrawn):
+    def local(jobs, threads):
+        def start(runs, watcher):
+            for run in runs[:2]:
+                run.prepare()
+                write(run, 0.5)
+            raise KeyboardInterrupt
+
+        return start
+
+    monkeypatch.setattr(launch, "local", local)
+    monkeypatch.setattr(saved, "score_saved", lambda *args, **options: pytest.fail("scored"))
+    path = file_of(tmp_path, score_on=[{"split": "test"}], equivalence=None, primary=None)
+    assert_sentence(cli("compare", "--study", path), 1, "Stopped. Repeat the command to continue.$")
+    assert {path.parent.name for path in tmp_path.rglob("report.md")} == {"agreement-train_size=64", "mine"}
 
 
 def test_a_number_as_a_name_is_text(tmp_path):

@@ -82,7 +82,7 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
 
         describe(list(plan.studies.values()), Console())
     else:
-        _make(plan, own, options["device"])
+        _make(plan, own)
 
 
 def _from_command(own: dict[str, Any], methods: tuple[str, ...], seeds: int, options: dict[str, Any]) -> Plan:
@@ -137,7 +137,7 @@ def _write(plan: Plan, path: Path) -> None:
     click.echo(f"Study written to {path}. Run it with: attnreg compare --study {path}")
 
 
-def _make(plan: Plan, own: dict[str, Any], device: str | None) -> None:
+def _make(plan: Plan, own: dict[str, Any]) -> None:
     from rich.console import Console
 
     from attnreg.experiments.compare.launch import local, ray
@@ -146,33 +146,34 @@ def _make(plan: Plan, own: dict[str, Any], device: str | None) -> None:
     from attnreg.experiments.compare.scoring import score_further
     from attnreg.experiments.runs.reporting import print_table
 
-    console, troubles, threads = Console(), list[str](), own["threads"]
+    console, troubles, stopped, threads = Console(), list[str](), False, own["threads"]
     for name, study in plan.studies.items():
         if own["study"] is not None:
             console.rule(name)
         with study.begun():
             if own["launcher"] == "commands":
                 if _print(study, threads):
-                    troubles.append("")
                     continue
             else:
-                on_cpu = "cpu" in (device, study.option("device"))
+                on_cpu = study.option("device") == "cpu"
                 jobs = (own["jobs"] or usual_jobs(threads, on_cpu)) if own["launcher"] == "local" else None
                 launch = ray(threads, on_cpu) if jobs is None else local(jobs, threads)
                 if (trouble := make(study, launch, jobs, console)) is not None:
                     troubles.append(trouble)
+                    stopped = trouble.startswith("Stopped.")
             for run in study.runs():
                 run.tidy()  # runs from elsewhere, or from a comparison that was killed, are not tidy yet
-            troubles += score_further(study, plan.score_on.get(name, ()), study.option("device"))
+            if not stopped:
+                troubles += score_further(study, plan.score_on.get(name, ()), study.option("device"))
             show(study, console)
-        if troubles and troubles[-1].startswith("Stopped."):
+        if stopped:
             break
     if own["study"] is not None and (tables := write_plan_report(plan)):
         for table in tables:
             print_table(console, table.header, table.rows, table.texts)
         console.print(f"Report of the study saved to {plan.folder}/report.md and report.html.", highlight=False)
-    if said := [trouble for trouble in troubles if trouble]:
-        raise InputError(" ".join(said))
+    if troubles:
+        raise InputError(" ".join(troubles))
 
 
 def _print(study: Study, threads: int) -> bool:

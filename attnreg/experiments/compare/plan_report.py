@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -219,7 +218,7 @@ def _write_csv(plan: Plan, groups: Groups) -> None:
                 for scoring in plan.score_on.get(task, ()):
                     for metric, value in (score_on(run, scoring) or {}).items():
                         rows.append({**line, "scored_on": scoring.name, "metric": metric, "score": value})
-    with replaced_file(Path(plan.folder) / "results.csv") as file:
+    with replaced_file(plan.folder / "results.csv") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

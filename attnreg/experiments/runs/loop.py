@@ -73,8 +73,8 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         if why := asleep_for(method.provider, run.epochs):
             warnings.warn(why, AsleepWarning, stacklevel=2)
     if run.folder.writer:
-        for warning in (*run.warnings, *([biased(run.scored_on)] if run.settings.stop_on == "dev" else [])):
-            print(warning, file=sys.stderr)
+        for remark in (*run.remarks, *([biased(run.scored_on)] if run.settings.stop_on == "dev" else [])):
+            print(remark, file=sys.stderr)
     set_seed(run.settings.seed, device_specific=True)
     run.accelerator.wait_for_everyone()  # all processes must have checked the folder before one writes to it
     loop = _Loop(method, run)
@@ -92,7 +92,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         conclude(method, run, loop.history)
         if run.folder.writer and (growth := growing_loss(RunReader(run.folder.path).telemetry, loop.records)):
             print(growth, file=sys.stderr)
-            run.warnings.append(growth)
+            run.remarks.append(growth)
         if loop.interruption.signal:
             loop.stop()  # the caller must not continue after a signal
     return loop.history

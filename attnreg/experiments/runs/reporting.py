@@ -69,7 +69,8 @@ def report(
         notes = [*notes, f"The network of the last epoch ({history.epoch}) is returned, scored and saved."]
     if (perplexity := history.of(history.returned)[-1].get("perplexity")) is not None:
         notes = [*notes, f"Perplexity on {run.scored_on} rows after the last epoch: {perplexity:.4g}."]
-    notes = [*notes, *run.warnings, *([] if plain is None else [f"Plain fine-tuning: {w}" for w in plain[0].warnings])]
+    notes = [*notes, *run.remarks]
+    notes += [] if plain is None else [f"Plain fine-tuning: {remark}" for remark in plain[0].remarks]
     for heading, (first, *others) in tables.items():
         print_table(console, first, others, title=heading)
     for note in notes:

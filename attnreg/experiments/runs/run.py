@@ -94,5 +94,5 @@ class Run(Setup):
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)  # stopped before its first checkpoint: nothing to continue
         plain = Run(replace(self.settings, output_dir=folder, resume=resume, recipe="finetune", own={}))
-        plain.warnings.clear()  # this run has given them
+        plain.remarks.clear()  # this run has given them
         return plain

@@ -102,7 +102,7 @@ class Setup:
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
         # Sentences that are printed before training and repeated in the report.
-        self.warnings = [
+        self.remarks = [
             *self._changed(),
             *([summary(self.model)] if is_adapted(self.model) else []),
             *self.kind.remarks,
