@@ -1,9 +1,12 @@
 """Folders of data as they lie: saved by datasets, in parts, in subfolders, under other names; and what is refused."""
 
+import bz2
 import gzip
 import json
+import lzma
 
 import datasets
+import pandas as pd
 import pytest
 
 from attnreg.errors import InputError
@@ -21,18 +24,24 @@ def table(*args, **values):
     return datasets.Dataset.from_list(rows(*args, **values))
 
 
+PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
 def write(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.name.endswith(".parquet"):
+    if path.suffix in PACK:
+        plain = path.with_suffix("")
+        write(plain, content)
+        path.write_bytes(PACK[path.suffix](plain.read_bytes()))
+        plain.unlink()
+    elif path.suffix == ".parquet":
         datasets.Dataset.from_list(content).to_parquet(path)
-    elif path.name.endswith(".jsonl"):
+    elif path.suffix.lower() == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in content))
-    elif path.name.endswith(".json"):
+    elif path.suffix == ".json":
         path.write_text(json.dumps(content, indent=1))
-    elif path.name.endswith(".json.gz"):
-        path.write_bytes(gzip.compress(json.dumps(content).encode()))
     else:
-        datasets.Dataset.from_list(content).to_csv(path, sep="\t" if path.suffix == ".tsv" else ",", index=False)
+        pd.DataFrame(content).to_csv(path, sep="\t" if path.suffix == ".tsv" else ",", index=False)
 
 
 def sizes(folder, task="cola"):
@@ -54,13 +63,20 @@ LAYOUTS = {
     "dev": ["train-a.csv", "train-b.csv", "dev.csv"],
     "val": ["train-a.csv", "train-b.csv", "val.json"],
     "valid": ["train-a.csv", "train-b.csv", "valid-0.csv"],
+    "numbers": ["train1.csv", "train_2.csv", "dev.0.csv"],
+    "capitals": ["Train-a.CSV", "Train-b.csv", "Dev.JSONL"],
+    "folders": ["train/0000.parquet", "train/0001.parquet", "validation/0000.parquet"],
+    "folders of any names": ["train/x.csv", "train/y.csv", "dev/trial.csv", "dev/notes.txt"],
+    "the hub's own conversion": ["default/train/0000.parquet", "default/train/0001.parquet", "default/val/0.parquet"],
+    "packed tables": ["train-1.csv.gz", "train-2.csv.gz", "dev.tsv.bz2"],
+    "packed objects": ["train-1.json.xz", "train-2.json.xz", "dev.jsonl.bz2"],
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_files_as_they_lie(tmp_path, layout):
     for name in LAYOUTS[layout]:
-        write(tmp_path / name, rows(3 if "train" in name else 2))
+        write(tmp_path / name, rows(3 if "train" in name.lower() else 2))
     splits = load_splits(get_task("cola"), tmp_path)
     assert {name: len(split) for name, split in splits.items()} == {"train": 6, "validation": 2}
     assert splits["train"]["label"][:] == [0, 1, 0, 0, 1, 0]
@@ -83,6 +99,40 @@ def test_a_folder_saved_by_datasets(cli, tmp_path):
     ran(cli("evaluate", "out", "--device", "cpu"))
 
 
+def test_folders_saved_by_datasets_one_by_one_or_one_below(tmp_path):
+    table().with_format("numpy").save_to_disk(tmp_path / "apart" / "train")
+    table(4).save_to_disk(tmp_path / "apart" / "val")
+    datasets.DatasetDict(train=table(), dev=table(4).with_format("torch")).save_to_disk(tmp_path / "below" / "mine")
+    for name in ("apart", "below"):
+        splits = load_splits(get_task("cola"), tmp_path / name)
+        assert {name: len(split) for name, split in splits.items()} == {"train": 8, "validation": 4}
+        assert splits["train"][:2] == {"sentence": ["the boy 0 sleeps", "the boy 1 sleeps"], "label": [0, 1]}
+
+
+def test_paths_are_no_patterns(cli, tmp_path):
+    for name in ("d?", "dx", "a::b [1]*"):
+        count = 3 if name == "dx" else 2
+        for split in ("train", "dev"):
+            write(tmp_path / name / f"{split}.csv", rows(count))
+    for name in ("d?", "dx", "a::b [1]*"):
+        count = 3 if name == "dx" else 2
+        assert sizes(tmp_path / name) == {"train": count, "validation": count}
+
+
+def test_links(cli, tmp_path):
+    for name in ("train", "dev"):
+        write(tmp_path / "real" / "split" / f"{name}.csv", rows())
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "train.csv").symlink_to(tmp_path / "real" / "split" / "train.csv")
+    (links / "dev").symlink_to(tmp_path / "real" / "split")  # a folder with two files
+    assert sizes(links) == {"train": 8, "validation": 16}
+    (links / "dev").unlink()
+    (links / "dev.csv").symlink_to("../away.csv")
+    says = "links/dev.csv is a link to ../away.csv, which does not exist"
+    assert_sentence(cli("recipe", "finetune", "--data-dir", "links"), 1, says)
+
+
 def test_train_alone_when_rows_of_it_are_held_out(cli, tmp_path):
     write(tmp_path / "file" / "reviews.csv", rows())
     write(tmp_path / "folder" / "train.jsonl", rows())
@@ -90,7 +140,7 @@ def test_train_alone_when_rows_of_it_are_held_out(cli, tmp_path):
     for place in ("file/reviews.csv", "folder", "saved"):
         recipe = "scheduled-bernoulli" if place == "saved" else "finetune"
         args = ["recipe", recipe, "--data-dir", place, *QUICK, "--output-dir", f"out-{place[:5]}"]
-        assert_sentence(cli(*args), 1, "or hold out rows of train with --validation-rows")
+        assert_sentence(cli(*args), 1, "or score on rows of train with --validation-rows")
         ran(cli(*args, "--validation-rows", 2))
     assert "attention.png" in ran(cli("plot", "out-saved")).output
     assert_sentence(cli("evaluate", "out-file/"), 1, "out-file was trained on rows of file/reviews.csv: use --data-dir")
@@ -103,14 +153,20 @@ def test_train_alone_when_rows_of_it_are_held_out(cli, tmp_path):
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        (["train.csv", "train.jsonl", "dev.csv"], "has 2 files for split train, train.csv, train.jsonl: keep one file"),
-        (["train.csv", "train-1.csv", "dev.csv"], "has 2 files for split train, train-1.csv, train.csv: keep one file"),
-        (["train-1.csv", "train-2.json", "dev.csv"], "has 2 files for split train, .*: keep one file, or parts in one format"),
+        (["train.csv", "train.jsonl", "dev.csv"], "has split train several times, train.csv, train.jsonl: keep one file, one folder or parts"),
+        (["train.csv", "train-1.csv", "dev.csv"], "has split train several times, train-1.csv, train.csv: keep one file"),
+        (["train-1.csv", "train-2.json", "dev.csv"], "has split train in several formats, train-1.csv, train-2.json: keep one format"),
         (["train.csv", "dev.csv", "val.csv"], "has several splits for validation, val and dev: keep only one of them"),
-        (["train-00000-of-00003.csv", "train-00002-of-00003.csv"], "has only 2 of 3 parts, .*: part 00001-of-00003 is missing"),
+        (["train-00000-of-00003.csv", "train-00002-of-00003.csv", "dev.csv"], "has only 2 of 3 parts, .*: part 00001-of-00003 is missing"),
+        (["train/a-0-of-3.csv", "train/a-2-of-3.csv", "dev.csv"], "train has only 2 of 3 parts, .*: part 1-of-3 is missing"),
+        (["train/a.csv", "train/b.jsonl", "dev.csv"], "train has split train in several formats, a.csv, b.jsonl: keep one format"),
+        (["train/a.csv", "train.csv", "dev.csv"], "has split train several times, train/, train.csv: keep one file, one folder"),
+        (["my_train.csv", "my_dev.csv"], r"No train file in .*, which has my_dev.csv, my_train.csv: rename my_train.csv to train.csv\.$"),
+        (["train.csv", "eval.data.json.gz"], "which has eval.data.json.gz, train.csv: rename eval.data.json.gz to validation.json.gz, or score on"),
+        (["train_old/a.csv", "dev.csv"], r"which has dev.csv, train_old/: rename train_old to train\.$"),
         (["a/train.csv", "b/train.csv"], "has data in several folders, a, b: use --data-dir to give one of them"),
         (["reviews.csv", "deep/x.txt"], r"No train file in .*, which has deep/, reviews.csv: add train\.\* \(.*\.csv, .*\)\."),
-        (["train.csv"], r"No validation file in .*, which has train.csv: add validation\.\* \(.*, also as valid\.\*, val\.\*, dev\.\*\), or hold out"),
+        (["train.csv"], r"No validation file in .*, which has train.csv: add validation\.\* \(.*, also as valid\.\*, val\.\*, dev\.\*\), or score on"),
         ([f"{number}.txt" for number in range(12)], "which has 0.txt, .* and 2 more: add train"),
     ],
 )  # fmt: skip
@@ -125,7 +181,7 @@ def test_files_that_do_not_fit_are_named(cli, tmp_path):
     write(tmp_path / "notes.txt", rows())
     assert_sentence(cli("recipe", "finetune", "--data-dir", "notes.txt"), 1, "Expected --data-dir to be a folder or a .*.parquet file, got notes.txt")  # fmt: skip
     datasets.DatasetDict(train=table()).save_to_disk(tmp_path / "saved")
-    assert_sentence(cli("recipe", "finetune", "--data-dir", "saved"), 1, "No validation split in saved, which has train: save it too, or hold out rows")  # fmt: skip
+    assert_sentence(cli("recipe", "finetune", "--data-dir", "saved"), 1, "No validation split in saved, which has train: save it too, or score on rows")  # fmt: skip
     (tmp_path / "saved" / "train" / "state.json").unlink()
     assert_sentence(cli("recipe", "finetune", "--data-dir", "saved"), 1, "Cannot read saved as a saved data set: No such file")  # fmt: skip
     write(tmp_path / "data" / "train-1.jsonl", rows())

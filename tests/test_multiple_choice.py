@@ -41,6 +41,7 @@ FORMS = {
     "texts of columns": (columns, lambda texts, right: texts[right], {"choice_columns": "x,y,z"}),
     "marks": (marked, lambda texts, right: "CAB"[right], LISTED),
     "marks of objects": (objects, lambda texts, right: str(right + 1), LISTED),
+    "names of columns": (columns, lambda texts, right: "xyz"[right], {"choice_columns": "x,y,z"}),
     "texts of marked choices": (marked, lambda texts, right: texts[right], LISTED),
 }
 
@@ -83,13 +84,20 @@ def test_all_splits_are_read_alike(tmp_path):
     ("change", "says"),
     [
         ({"answer": "D"}, "Expected a letter from A to C in column answer, got 'D' in row 2 of split train"),
-        ({"choices": ["a", "b"]}, "Expected 3 choices, as in the first row, in column choices, got 2 in row 2 of split train .*: remove rows"),
+        ({"choices": ["a", "b"]}, "Expected 3 choices, as in the first row, in column choices, got 2 in row 2 of split train .*: remove rows with another number of choices .2 of 8.\\.$"),
         ({"choices": ["a", None, "c"]}, "Expected text in column choices, got None in row 2 of split train"),
     ],
 )  # fmt: skip
 def test_bad_rows_are_named(tmp_path, change, says):
     rows = rows_of(listed, lambda texts, right: "ABC"[right])
     rows[1] = {**rows[1], **change}
+    with pytest.raises(InputError, match=says):
+        load(tmp_path / "data", rows, **LISTED)
+
+
+def test_the_text_of_two_choices_is_no_answer(tmp_path):
+    rows = rows_of(listed, lambda texts, right: texts[right], [["red", "red", "blue"], ["one", "two", "two"]], [2, 1])
+    says = "Column answer gives the text of a choice, but 'two' is the text of two choices in row 2 of split train .*: write letters instead"
     with pytest.raises(InputError, match=says):
         load(tmp_path / "data", rows, **LISTED)
 

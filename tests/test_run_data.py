@@ -76,7 +76,10 @@ def test_validation_rows_are_rows_of_train_that_are_not_trained_on(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"validation_rows": 2000, "train_size": None}, "Expected --validation-rows below 2000, got 2000"),
+        (
+            {"validation_rows": 2000, "train_size": None},
+            "Holding out 2000 rows to score on needs at least 2001 training rows, got 2000",
+        ),
         ({"validation_rows": 1900}, "Expected --train-size of at most 100, got 200"),
         ({"report_to": ("nothing",)}, "Expected --report-to to be an installed tracker .*, got nothing"),
     ],

@@ -98,10 +98,30 @@ def test_inputs_that_are_cut(cli, home):
     assert warning == f"3 of 12 training inputs (25%) are cut by --max-length 32; the longest has {longest} tokens."
 
 
+def test_classes_that_are_probably_one(cli, home):
+    rows = [{"text": f"red {number}", "label": ["yes", "no", "Yes "][number % 3]} for number in range(9)]
+    write(home / "data", [{"text": " ", "label": "no"}, *rows], [{"text": "blue", "label": "no"}])
+    assert run(cli, home, "--text-columns", "text", task="custom") == [
+        "the classes 'Yes ' and 'yes' differ only in case or spaces: spell classes alike in all rows.",
+        "1 of 10 training rows has no text in text: remove or fill them.",
+    ]
+
+
+def test_choices_that_are_probably_counted_from_one(cli, home):
+    rows = [{"q": "red", "a": "one", "b": "two", "c": "", "label": 1 + number % 2} for number in range(4)]
+    write(home / "data", rows, [{**rows[0], "q": "blue"}])
+    options = ["--kind", "multiple-choice", "--text-columns", "q", "--choice-columns", "a,b,c"]
+    assert run(cli, home, *options, task="custom") == [
+        "the first choice is right in no training row: numbers of choices count from 0, not from 1.",
+        "4 of 4 training rows have a choice without text: remove or fill them.",
+    ]
+
+
 def test_a_baseline_does_not_repeat_the_warnings(cli, home):
     write(home / "data", pairs(40, labels=LABELS[:2]), pairs(6, start=50))
     game = ["--batch-size", 4, "--round-steps", 1, "--epochs", 2, "--game", 1]
-    assert len(run(cli, home, *game, recipe="attendout")) == 1
+    given = run(cli, home, *game, recipe="attendout")
+    assert sum(warning.startswith("no training row has the class") for warning in given) == 1
 
 
 def test_a_loss_that_only_grows(cli, tmp_path):

@@ -16,6 +16,7 @@ from attnreg.experiments.compare.method import Method
 from attnreg.experiments.search import trials
 from attnreg.experiments.search.trials import Trials
 from tests.commands import assert_sentence, ran
+from tests.task_data import tiny_bert, write_rows
 from tests.test_compare_study import table, write
 from tests.test_plots import keeping
 
@@ -259,6 +260,21 @@ def test_another_search_needs_another_folder(search, runs):
     assert_sentence(refused, 1, "The search in found has other options, seeds. Give the same, or another --output-dir")
     refused = search("--runs", 4, "--seeds", 2, "--space", "providers: {DropHead: {p: 0.1..0.4}}")
     assert_sentence(refused, 1, "The search in found has other space.")
+
+
+def test_data_of_ones_own(search, runs, tmp_path):
+    tiny_bert(tmp_path / "bert")
+    (tmp_path / "data").mkdir()
+    write_rows(tmp_path / "data" / "train.jsonl", [{"text": "red", "label": f"c{number % 3}"} for number in range(60)])
+    own = ["--task", "custom", "--text-columns", "text", "--data-dir", "data", "--model", "bert", "--max-length", 16]
+    ran(search("--runs", 2, "--seeds", 1, *own))
+    assert len(runs.made) == 2
+    refused = search("--runs", 2, "--seeds", 1, *own, "--search-rows", 60, "--output-dir", "other")
+    assert_sentence(refused, 1, "Holding out 60 rows to score on needs at least 61 training rows, got 60")
+    (tmp_path / "locked" / ".lock").mkdir(parents=True)
+    refused = search("--runs", 2, "--seeds", 1, "--output-dir", "locked")
+    assert_sentence(refused, 1, "Cannot write to --output-dir: .*locked/.lock")
+    assert len(runs.made) == 2
 
 
 def test_an_option_without_a_value(search, runs):

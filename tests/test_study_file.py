@@ -223,6 +223,21 @@ def test_a_study_that_is_stopped_scores_nothing_further(cli, tmp_path, monkeypat
     assert {path.parent.name for path in tmp_path.rglob("report.md")} == {"agreement-train_size=64", "mine"}
 
 
+def test_all_data_is_read_before_the_first_run(cli, tmp_path):
+    (tmp_path / "good").mkdir()
+    write_rows(tmp_path / "good" / "train.jsonl", load_splits(get_task("agreement"))["validation"].to_list()[:200])
+    tasks = [{"data_dir": "good", "name": "a"}, {"data_dir": "good", "name": "b", "train_size": 181}]
+    path = file_of(tmp_path, tasks=tasks, options={"folds": 10})
+    assert_sentence(cli("compare", "--study", path), 1, "Expected --train-size of at most 180, got 181")
+    search = {"methods": {"plain": "finetune", "high": "ad-drop --p {0.1,0.3}"}, "primary": None}
+    path = file_of(tmp_path, tasks=tasks[:1], options={"folds": 2}, **search)
+    assert_sentence(cli("compare", "--study", path), 1, "Holding out 500 rows to score on needs at least 501 training")
+    path = file_of(tmp_path, tasks=tasks, options={})
+    says = "No validation file in good, .*, or score on rows of train with --validation-rows .in a comparison: --folds"
+    assert_sentence(cli("compare", "--study", path), 1, says)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_number_as_a_name_is_text(tmp_path):
     with pytest.raises(InputError, match="to be a list"):
         read_plan(file_of(tmp_path, tasks="agreement"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.cli.shared import given, usual_jobs
+from attnreg.experiments.cli.shared import given, usual_jobs, without_rows
 from attnreg.experiments.runs.command import GroupedCommand
 from attnreg.experiments.runs.options import option, together
 from attnreg.experiments.runs.settings import OUTPUT, shared_options
@@ -54,7 +54,7 @@ EPILOG = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --
 
 @click.command("compare", cls=GroupedCommand, epilog=EPILOG)
 @click.argument("methods", nargs=-1, metavar="[METHOD...]")
-@together((*_OPTIONS, *shared_options("task", "all")))
+@together((*_OPTIONS, *shared_options("task", "all"), without_rows("use --folds to score on rows of train")))
 def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     """Compare training methods over several seeds.
 
@@ -147,6 +147,11 @@ def _make(plan: Plan, own: dict[str, Any]) -> None:
     from attnreg.experiments.runs.reporting import print_table
 
     console, troubles, stopped, threads = Console(), list[str](), False, own["threads"]
+    for study in plan.studies.values():
+        if not all(run.finished and not run.changed for run in study.runs()):
+            final = study.final_runs(study.baseline.variants[0])
+            for run in [*final[:1], *[run for run in study.runs() if run.role == "search"][:1]]:
+                run.check_data()
     for name, study in plan.studies.items():
         if own["study"] is not None:
             console.rule(name)

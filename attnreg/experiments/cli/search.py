@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from attnreg.errors import InputError
-from attnreg.experiments.cli.shared import given, usual_jobs
+from attnreg.experiments.cli.shared import given, usual_jobs, without_rows
 from attnreg.experiments.runs.command import GroupedCommand
 from attnreg.experiments.runs.options import option, together
 from attnreg.experiments.runs.settings import OUTPUT, TASK_OPTIONS, shared_options
@@ -46,7 +47,7 @@ EPILOG = "Example: attnreg search --task cola --runs 60 --space 'providers: {Dro
 
 
 @click.command("search", cls=GroupedCommand, epilog=EPILOG)
-@together((*_OPTIONS, *shared_options("task", "all")))
+@together((*_OPTIONS, *shared_options("task", "all"), without_rows("use --search-rows")))
 def search(
     space: str | None,
     runs: int,
@@ -86,6 +87,7 @@ def search(
     )
     made.check()
     _check_values(made, model)
+    made.check_data()
     del model
     console = Console()
     jobs = jobs or usual_jobs(threads, options["device"] == "cpu")
@@ -102,7 +104,8 @@ def _model(options: dict[str, Any]) -> Any:
     from attnreg.experiments.tasks.task import choose_task
 
     task = choose_task(options["task"], **{name: options[name] for name in TASK_OPTIONS})
-    return load_model(task, options["model"])[0]
+    labels = task.labels or ("0", "1")  # providers do not depend on the head
+    return load_model(replace(task, labels=labels), options["model"])[0]
 
 
 def _layers(model: Any) -> int:

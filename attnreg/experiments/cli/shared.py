@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import click
+
+from attnreg.errors import UsageError
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
@@ -22,3 +25,13 @@ def usual_jobs(threads: int, on_cpu: bool) -> int:
     if torch.cuda.is_available() and not on_cpu:
         return 1  # parallel runs would share the GPU's memory
     return max(1, min(4, (os.cpu_count() or 1) // threads))
+
+
+def without_rows(instead: str) -> Callable[[Any], Any]:
+    """Make a hidden option that refuses ``--validation-rows``, and says what to do instead."""
+
+    def refuse(context: click.Context, parameter: click.Parameter, value: int | None) -> None:
+        if value is not None:
+            raise UsageError(f"--validation-rows is only for `attnreg recipe`: {instead}.")
+
+    return click.option("--validation-rows", type=int, hidden=True, expose_value=False, callback=refuse)

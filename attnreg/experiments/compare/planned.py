@@ -112,6 +112,22 @@ class PlannedRun:
                 "same options, or another --output-dir."
             )
 
+    def check_data(self) -> None:
+        """Read the data of ``--data-dir``, to tell before any run what is wrong with it.
+
+        Raises:
+            InputError: if the data cannot be read, does not fit the task, or has too few rows.
+        """
+        from attnreg.experiments.runs.sampling import choose_rows  # late: it is slow to import
+        from attnreg.experiments.tasks.data import load_data
+
+        settings = self.settings
+        if settings.data_dir is not None:
+            task, splits = load_data(
+                settings.chosen_task(), settings.data_dir, needs_validation=settings.scored_on == "dev"
+            )
+            choose_rows(splits, settings, task)
+
     @property
     def changed(self) -> list[str]:
         """What has changed since the run in the folder was started, although its command is the same."""

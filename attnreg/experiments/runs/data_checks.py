@@ -1,7 +1,8 @@
-"""Look for mistakes in the data before training: rows that dev shares with train, absent classes, cut inputs."""
+"""Look for mistakes in the data before training, such as rows that dev shares with train, or absent classes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnreg.experiments.tasks.columns import column_of
@@ -26,7 +27,13 @@ def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "de
         dev: the rows that the run is scored on.
         scored_on: their name.
     """
-    found = (shared_rows(kind.task, train, dev, scored_on), absent_classes(kind, train), cut_inputs(kind, train))
+    found = (
+        shared_rows(kind.task, train, dev, scored_on),
+        absent_classes(kind, train),
+        similar_classes(kind.task.labels),
+        empty_texts(kind.task, train),
+        cut_inputs(kind, train),
+    )
     return [f"Warning: {sentence}" for sentence in found if sentence is not None]
 
 
@@ -52,6 +59,8 @@ def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev"
 
 def absent_classes(kind: Kind, train: Dataset) -> str | None:
     """Name the classes that no training row has."""
+    if kind.needs_choices and 0 not in kind.gold(kind.task, train):
+        return "the first choice is right in no training row: numbers of choices count from 0, not from 1."
     if not kind.has_classes:
         return None
     labels = {label for row in kind.gold(kind.task, train) for label in (row if isinstance(row, list) else [row])}
@@ -64,6 +73,45 @@ def absent_classes(kind: Kind, train: Dataset) -> str | None:
     more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
     which = f"class {absent[0]}" if len(absent) == 1 else f"classes {', '.join(absent[:_SHOWN])}{more}"
     return f"no training row has the {which}: raise --train-size, or add such rows."
+
+
+def similar_classes(labels: Sequence[str]) -> str | None:
+    """Name two classes that differ only in case or in spaces around them.
+
+    Example:
+        >>> similar_classes(["Good", "bad", "good "])
+        "the classes 'Good' and 'good ' differ only in case or spaces: spell classes alike in all rows."
+    """
+    known: dict[str, str] = {}
+    for label in labels:
+        if (other := known.setdefault(label.strip().casefold(), label)) != label:
+            both = f"the classes {other!r} and {label!r}"
+            return f"{both} differ only in case or spaces: spell classes alike in all rows."
+    return None
+
+
+def empty_texts(task: Task, train: Dataset) -> str | None:
+    """Say how many rows have no text, or a choice without text.
+
+    Example:
+        >>> from datasets import Dataset
+        >>> from attnreg.experiments.tasks import get_task
+        >>> empty_texts(get_task("cola"), Dataset.from_dict({"sentence": ["a", " ", ""]}))
+        '2 of 3 training rows have no text in sentence: remove or fill them.'
+    """
+    if task.kind == "masked-lm":  # which skips such rows
+        return None
+    empty = [[not "".join(text).strip() for text in column_of(train, name)] for name in (*task.columns, *task.choices)]
+    rows = list(zip(*empty, strict=True))
+    texts = len(task.columns)
+    for count, what in (
+        (sum(all(row[:texts]) for row in rows), f"no text in {' and '.join(task.columns)}"),
+        (sum(any(row[texts:]) for row in rows), "a choice without text"),
+    ):
+        if count:
+            verb = "has" if count == 1 else "have"
+            return f"{count} of {len(train)} training rows {verb} {what}: remove or fill them."
+    return None
 
 
 def cut_inputs(kind: Kind, train: Dataset) -> str | None:

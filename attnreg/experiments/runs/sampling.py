@@ -35,9 +35,11 @@ def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tu
     if settings.folds is not None:
         rows, dev = _fold(rows, settings.folds, settings.seed % settings.folds)
     train = rows.shuffle(seed=settings.seed)
-    left = len(train) - (settings.validation_rows or 0)
+    held = settings.validation_rows or 0
+    left = len(train) - held
     if left < 1:
-        raise InputError(f"Expected --validation-rows below {len(train)}, got {settings.validation_rows}.")
+        rows = f"{held} row{'s' * (held > 1)}"
+        raise InputError(f"Holding out {rows} to score on needs at least {held + 1} training rows, got {len(train)}.")
     if settings.train_size is not None and settings.train_size > left:
         raise InputError(f"Expected --train-size of at most {left}, got {settings.train_size}.")
     if settings.validation_rows is not None:

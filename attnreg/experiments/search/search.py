@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,14 @@ class Search:
         for text in self.space.extremes(self.layers):
             yield self._run(Method(text), SEARCH_SEED).settings.own.get("provider")
 
+    def check_data(self) -> None:
+        """Read the data of ``--data-dir``, to tell before any run what is wrong with it.
+
+        Raises:
+            InputError: if the data cannot be read, does not fit the task, or has too few rows.
+        """
+        self._run(Method("finetune"), SEARCH_SEED).check_data()
+
     @property
     def _settings(self) -> dict[str, Any]:
         """What must be the same when a search goes on."""
@@ -104,11 +112,12 @@ class Search:
         Raises:
             InputError: if the folder cannot be written to, or another search has locked it.
         """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"Cannot write to --output-dir: {error}.") from error
-        with exclusive(self.folder / LOCK) as alone:
+        with ExitStack() as stack:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                alone = stack.enter_context(exclusive(self.folder / LOCK))
+            except OSError as error:
+                raise InputError(f"Cannot write to --output-dir: {error}.") from error
             if not alone:
                 raise InputError(
                     f"Another search is writing to {self.folder}: wait for it, or choose another --output-dir."

@@ -41,7 +41,8 @@ def plain_choices(
 
     The choices are columns, or one column with a list in each row: of texts, of ``{"text": ..., "label": ...}``, or
     ``{"text": [...], "label": [...]}`` as on the hub. The answer is one of these labels, a number from 0, a letter from
-    A, or the text of the right choice, in the same form in all rows.
+    A, or the text of the right choice, in the same form in all rows; of choices in columns, it may also be the name of
+    the right column.
 
     Args:
         task: the task.
@@ -88,7 +89,7 @@ def _with_columns(rows: Dataset, columns: Mapping[str, Sequence[Any]]) -> Datase
 def _choices_of(task: Task, rows: Dataset, place: str) -> list[Choices]:
     if len(task.choices) > 1:
         texts = [texts_of(rows, column, place) for column in task.choices]
-        return [Choices(given) for given in zip(*texts, strict=True)]
+        return [Choices(given, task.choices) for given in zip(*texts, strict=True)]
     (column,) = task.choices
     what = f"a list of choices, or two or more --choice-columns, instead of column {column}"
     listed = converted(column_of(rows, column), _listed, what, place)
@@ -114,14 +115,19 @@ def _listed(value: Any) -> Choices | None:
 def _count(task: Task, choices: Mapping[str, Sequence[Choices]], places: Mapping[str, str]) -> int:
     """Return the number of choices, which must be the same in all rows."""
     count = max((len(given.texts) for some in choices.values() for given in some[:1]), default=0)
-    for name, some in choices.items():
-        for row, given in enumerate(some, 1):
-            if len(given.texts) != count or count < 2:
-                wanted = f"{count} choices, as in the first row," if count > 1 else "two or more choices"
-                raise InputError(
-                    f"Expected {wanted} in column {task.choices[0]}, got {len(given.texts)} in row {row} of "
-                    f"{places[name]}: remove rows with another number of choices."
-                )
+    others = [
+        (len(given.texts), f"row {row} of {places[name]}")
+        for name, some in choices.items()
+        for row, given in enumerate(some, 1)
+        if len(given.texts) != count or count < 2
+    ]
+    if others:
+        wanted = f"{count} choices, as in the first row," if count > 1 else "two or more choices"
+        total, (size, place) = sum(map(len, choices.values())), others[0]
+        raise InputError(
+            f"Expected {wanted} in column {task.choices[0]}, got {size} in {place}: remove rows with another number of "
+            f"choices ({len(others)} of {total})."
+        )
     return count
 
 
@@ -135,7 +141,7 @@ def _forms(count: int) -> Iterator[_Form]:
 
     yield _Form(f"a choice number from 0 to {count - 1}", "letters", lambda answer, given: classes.number(answer))
     yield _Form(f"a letter from A to {last}", "numbers from 0", letter)
-    yield _Form("the text of a choice", "", lambda answer, given: _position(answer, given.texts))
+    yield _Form("the text of a choice", "", _by_text)
 
 
 def _position(answer: Any, among: Sequence[str]) -> int | None:
@@ -169,7 +175,21 @@ def _numbers(every: Sequence[tuple[Any, Choices, str]], count: int, column: str)
                 f"Column {column} may give {form.name} or {other.name}, which differ in {every[row][2]}: write "
                 f"{form.instead} instead."
             )
+    if form.number is _by_text and (twice := [row for row, each in enumerate(every) if _is_twice(*each[:2])]):
+        answer, _, place = every[twice[0]]
+        raise InputError(
+            f"Column {column} gives the text of a choice, but {answer!r} is the text of two choices in {place}: write "
+            "letters instead."
+        )
     return numbers
+
+
+def _by_text(answer: Any, given: Choices) -> int | None:
+    return _position(answer, given.texts)
+
+
+def _is_twice(answer: Any, given: Choices) -> bool:
+    return list(given.texts).count(str(plain_label(answer))) > 1
 
 
 def _complete(numbers: Sequence[int | None]) -> list[int] | None:

@@ -23,12 +23,16 @@ def column_of(rows: Dataset | Mapping[str, Any], column: str) -> list[Any]:
     Example:
         >>> column_of({"translation": [{"en": "yes"}, {}]}, "translation.en")
         ['yes', None]
+        >>> column_of({"a": [{"b": {"c": 1}}]}, "a.b.c")
+        [1]
     """
     names = list(rows) if isinstance(rows, Mapping) else rows.column_names
     top = top_column(column, names)
     values = list(rows[top][:])  # a slice, because reading row by row is slow
     field = column[len(top) + 1 :]
-    return [value.get(field) if isinstance(value, dict) else None for value in values] if field else values
+    for name in field.split(".") if field else ():
+        values = [value.get(name) if isinstance(value, dict) else None for value in values]
+    return values
 
 
 def texts_of(rows: Dataset, column: str, place: str) -> list[str]:
@@ -110,20 +114,34 @@ def plain_label(value: Any) -> Any:
 def names_of(values: Iterable[Any], names: Sequence[str] | None) -> list[str]:
     """Return the class names: integers first, then words, each sorted. Text such as ``"2"`` counts as an integer.
 
+    An empty text is no class: the label is missing.
+
     Args:
         values: the labels of all rows.
         names: the class names that the data declares; if given, they are returned as they are.
 
     Example:
-        >>> names_of([10, 2, "2"], None), names_of(["b", "a"], None)
+        >>> names_of([10, 2, "2", ""], None), names_of(["b", "a"], None)
         (['2', '10'], ['a', 'b'])
     """
     if names is not None:
         return list(names)
-    found = {plain_label(value) for value in values if isinstance(value, (str, int, float))}
+    found = {plain_label(value) for value in values if isinstance(value, (str, int, float)) and value != ""}
     words = {value for value in found if isinstance(value, str) and _integer(value) is None}
     integers = {int(value) for value in found - words if not isinstance(value, float)}
     return [*map(str, sorted(integers)), *sorted(words)]
+
+
+def other_kind(label: Any) -> str | None:
+    """Return the kind of task that has such labels, if they can be neither names nor numbers of classes.
+
+    Example:
+        >>> [other_kind(label) for label in ("a", 1, 2.0, True, None, 0.5, ["a"], {"a": 1})]
+        [None, None, None, None, None, 'regression', 'tokens', '']
+    """
+    if isinstance(label, float):
+        return None if label.is_integer() or not math.isfinite(label) else "regression"
+    return None if label is None or isinstance(label, (str, int)) else "tokens" if isinstance(label, list) else ""
 
 
 def number_of(value: Any) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,24 @@ import datasets
 from attnreg._nearest import did_you_mean
 from attnreg.errors import InputError
 from attnreg.experiments.tasks import agreement
-from attnreg.experiments.tasks.columns import class_names, column_of, names_of, top_column
+from attnreg.experiments.tasks.columns import class_names, column_of, names_of, other_kind, top_column
 from attnreg.experiments.tasks.definition import Task
-from attnreg.experiments.tasks.files import WHOLE, choose_names, find_files, missing_split, one_format, wanted_names
+from attnreg.experiments.tasks.file_checks import one_line
+from attnreg.experiments.tasks.files import (
+    WHOLE,
+    choose_names,
+    find_files,
+    folder_with_data,
+    missing_split,
+    parts_of,
+    wanted_names,
+)
 from attnreg.experiments.tasks.hub import offline_if_unreachable
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.reading import one_line, read_files, read_images, read_saved
+from attnreg.experiments.tasks.reading import read_files, read_images, read_saved
 from attnreg.experiments.tasks.renaming import rename_classes
+
+_PREDICTED = {"regression": "such numbers", "tokens": "a label for each word"}
 
 
 def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, datasets.Dataset]:
@@ -26,8 +38,8 @@ def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, dat
     Args:
         task: the task.
         data_dir: a folder with ``train``, ``validation`` and optionally ``test``, with the hub's column names: written
-            by ``save_to_disk`` of ``datasets``, or files as :func:`attnreg.experiments.tasks.files.find_files` finds
-            them. By default the data comes from the hub, or is built in.
+            by ``save_to_disk`` of ``datasets``, or files as :mod:`attnreg.experiments.tasks.files` finds them. By
+            default the data comes from the hub, or is built in.
 
     Returns:
         the splits by name: ``"train"`` (unless the task is evaluation-only), ``"validation"``, the task's other
@@ -111,13 +123,13 @@ def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> d
             raise InputError(f"Split {split} is missing from {named}, which has {', '.join(found)}.")
         rows = found[split]
     else:
-        folder = Path(data_dir)
+        folder = folder_with_data(Path(data_dir), {split})
         there = read_saved(folder) or find_files(folder, {split})
         name = WHOLE if WHOLE in there else split
         if name not in there:
             raise missing_split(split, there, folder)
         some = there[name]
-        rows = read_files(one_format(split, some), task.columns, task.label) if isinstance(some, list) else some
+        rows = read_files(parts_of(name, some), task.columns, task.label) if isinstance(some, list) else some
     if task.label in rows.column_names:
         rows = rows.remove_columns(task.label)
     rows = rows.add_column(task.label, [0] * len(rows))
@@ -162,33 +174,36 @@ def names_in(task: Task, folder: Path) -> dict[str, str]:
     Raises:
         InputError: if there is no such folder, or it has a split twice.
     """
-    return _named(task, folder)[1]
+    return _named(task, folder)[2]
 
 
-def _named(task: Task, folder: Path) -> tuple[Mapping[str, datasets.Dataset | list[Path]], dict[str, str]]:
+def _named(task: Task, place: Path) -> tuple[Path, Mapping[str, datasets.Dataset | list[Path]], dict[str, str]]:
+    """Return the folder with the data, what it has, and the name of each split in it."""
     wanted = wanted_names(task)
-    saved = read_saved(folder)
-    found: Mapping[str, datasets.Dataset | list[Path]]
-    found = saved or find_files(folder, {name for groups in wanted.values() for group in groups for name in group})
-    if not found and kind_class(task.kind).processor == "AutoImageProcessor":
+    names = {name for groups in wanted.values() for group in groups for name in group}
+    has_images = kind_class(task.kind).processor == "AutoImageProcessor"
+    folder = place if has_images else folder_with_data(place, names)
+    found: Mapping[str, datasets.Dataset | list[Path]] = read_saved(folder) or find_files(folder, names)
+    if not found and has_images:
         found = read_images(folder)
     if WHOLE in found:
-        return found, {"validation" if task.evaluation_only else "train": WHOLE}
-    return found, choose_names(wanted, found, folder)
+        return folder, found, {"validation" if task.evaluation_only else "train": WHOLE}
+    return folder, found, choose_names(wanted, found, folder)
 
 
-def _from_folder(task: Task, folder: Path, needs_validation: bool) -> dict[str, datasets.Dataset]:
-    found, chosen = _named(task, folder)
+def _from_folder(task: Task, place: Path, needs_validation: bool) -> dict[str, datasets.Dataset]:
+    folder, found, chosen = _named(task, place)
     needed = [*([] if task.evaluation_only else ["train"]), *(["validation"] if needs_validation else [])]
     if missing := [split for split in needed if split not in chosen]:
-        hint = ", or hold out rows of train with --validation-rows" if missing == ["validation"] else ""
-        raise missing_split(missing[0], found, folder, "" if task.evaluation_only else hint)
+        alone = missing == ["validation"] and not task.evaluation_only
+        hint = ", or score on rows of train with --validation-rows (in a comparison: --folds)" if alone else ""
+        raise missing_split(missing[0], found, folder, hint)
     kind = kind_class(task.kind)
     texts = [*task.columns, *task.choices, *([task.label] if kind.has_text_labels or kind.needs_choices else [])]
     splits = {}
     for split, name in chosen.items():
         rows = found[name]
-        splits[split] = read_files(one_format(split, rows), texts, task.label) if isinstance(rows, list) else rows
+        splits[split] = read_files(parts_of(name, rows), texts, task.label) if isinstance(rows, list) else rows
     return splits
 
 
@@ -199,8 +214,17 @@ def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
     if missing := [column for column in wanted if column not in rows.column_names]:
         raise InputError(
             f"Missing columns in {place}: {', '.join(missing)}. Task {task.name!r} needs {', '.join(wanted)}; the data "
-            f"has {', '.join(rows.column_names)}.{did_you_mean(missing[0], rows.column_names)}"
+            f"has {', '.join(map(_visible, rows.column_names))}."
+            f"{did_you_mean(missing[0], [_visible(name) for name in rows.column_names])}"
         )
+
+
+def _visible(column: str) -> str:
+    """Return a column name, in quotes if it is not what it seems to be: spaces around it, a comma, parts of letters."""
+    plain = unicodedata.normalize("NFC", column)
+    if column != plain:
+        return ascii(column)
+    return repr(column) if column != column.strip() or "," in column or not column.isprintable() else column
 
 
 def _has_labels(task: Task, rows: datasets.Dataset) -> bool:
@@ -212,12 +236,19 @@ def _has_labels(task: Task, rows: datasets.Dataset) -> bool:
 
 
 def _check_classes(task: Task, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:
-    """Raise if a split has a class that train lacks, unless the data declares its classes."""
+    """Raise if labels are no classes, or if a split has a class that train lacks and the data does not declare it."""
+    kind = kind_class(task.kind)
+    for name, rows in splits.items():
+        for label in kind.labels_in(task, rows):
+            if (other := other_kind(label)) is not None:
+                use = other in _PREDICTED and other != task.kind
+                hint = f": to predict {_PREDICTED[other]}, use --kind {other}" if use else ""
+                what = f"names or numbers of classes in column {task.label} of {places[name]}"
+                raise InputError(f"Expected {what}, got {label!r}{hint}.")
     if "train" not in splits or any(
         class_names(rows, top_column(task.label, rows.column_names)) for rows in splits.values()
     ):
         return
-    kind = kind_class(task.kind)
     found = {name: names_of(kind.labels_in(task, rows), None) for name, rows in splits.items()}
     for name, classes in found.items():
         if strange := [label for label in classes if label not in found["train"]]:

@@ -9,20 +9,38 @@ from pathlib import Path
 from attnreg.errors import InputError
 from attnreg.experiments.tasks.definition import Task
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".tsv", ".parquet")
+_TEXTS, _PACKED = (".jsonl", ".json", ".csv", ".tsv"), ("", ".gz", ".bz2", ".xz", ".zst")
+SUFFIXES = (*(text + packed for text in _TEXTS for packed in _PACKED), ".parquet")
 VALIDATION = ("validation", "valid", "val", "dev")
+_SIMILAR = {"train": ("training",), "validation": ("evaluation", "eval")}
 WHOLE = ""  # the name of data that is not divided into splits
 _SHOWN = 10
+_PART = re.compile(r"-.*$|[_.]?\d+$")  # train-00000-of-00002, train-a, train_1, train2
 
 
 def suffix_of(file: Path) -> str | None:
     """Return the known suffix of a file, or ``None``.
 
     Example:
-        >>> suffix_of(Path("train.jsonl.gz")), suffix_of(Path("train.txt"))
-        ('.jsonl.gz', None)
+        >>> suffix_of(Path("train.jsonl.gz")), suffix_of(Path("train.CSV")), suffix_of(Path("train.txt"))
+        ('.jsonl.gz', '.csv', None)
     """
-    return next((suffix for suffix in SUFFIXES if file.name.endswith(suffix)), None)
+    return next((suffix for suffix in SUFFIXES if file.name.lower().endswith(suffix)), None)
+
+
+def format_of(file: Path) -> str:
+    """Return the format of a data file, whether it is packed or not.
+
+    Example:
+        >>> format_of(Path("train.jsonl.gz")), format_of(Path("train.parquet"))
+        ('jsonl', 'parquet')
+    """
+    return str(suffix_of(file)).split(".")[1]
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder was written by ``save_to_disk`` of ``datasets``."""
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
 def spellings(split: str) -> tuple[str, ...]:
@@ -76,47 +94,76 @@ def choose_names(
     return chosen
 
 
-def find_files(place: Path, names: Collection[str]) -> dict[str, list[Path]]:
-    """Return the data files of each split, in order.
+def folder_with_data(place: Path, names: Collection[str]) -> Path:
+    """Return the folder itself or, as on the hub, its only subfolder that has data (``data``, or a configuration).
 
-    A split is one file, such as ``train.csv``, or several, such as ``train-00000-of-00002.parquet``. The files lie in
-    the folder itself or, as on the hub, in its only subfolder that has such files (``data``, or the name of a
-    configuration).
+    Args:
+        place: a folder, or a single file, which is returned.
+        names: names of splits to look for.
+
+    Raises:
+        InputError: if there is no such place, or several subfolders have data.
+    """
+    if place.is_file():
+        if suffix_of(place) is None:
+            raise InputError(f"Expected --data-dir to be a folder or a {_any_suffix()} file, got {place}.")
+        return place
+    if not place.is_dir():
+        raise InputError(f"Expected --data-dir to be a folder or a file, got {place}: no such folder or file.")
+    if is_saved(place) or find_files(place, names):
+        return place
+    below = [each for each in _entries(place) if each.is_dir() and (is_saved(each) or find_files(each, names))]
+    if len(below) > 1:
+        some = ", ".join(folder.name for folder in below)
+        raise InputError(f"{place} has data in several folders, {some}: use --data-dir to give one of them.")
+    return below[0] if below else place
+
+
+def find_files(place: Path, names: Collection[str]) -> dict[str, list[Path]]:
+    """Return where the rows of each split are, in order; :func:`parts_of` looks into folders.
+
+    A split is one file, such as ``train.csv``, several, such as ``train-00000-of-00002.parquet``, or a folder of its
+    own, such as ``train/0000.parquet``.
 
     Args:
         place: a folder, or a single file, which is returned under the name :data:`WHOLE`.
         names: names of splits to look for.
 
     Raises:
-        InputError: if there is no such place, several subfolders have data, or a part of a split is missing.
+        InputError: if a link is broken.
     """
     if place.is_file():
-        if suffix_of(place) is None:
-            raise InputError(f"Expected --data-dir to be a folder or a {_any_suffix()} file, got {place}.")
         return {WHOLE: [place]}
-    if not place.is_dir():
-        raise InputError(f"Expected --data-dir to be a folder or a file, got {place}: no such folder or file.")
-    if found := _files_in(place, names):
-        return found
-    below = {folder: files for folder in _entries(place) if folder.is_dir() and (files := _files_in(folder, names))}
-    if len(below) > 1:
-        some = ", ".join(folder.name for folder in below)
-        raise InputError(f"{place} has data in several folders, {some}: use --data-dir to give one of them.")
-    return next(iter(below.values()), {})
+    found: dict[str, list[Path]] = {}
+    for entry in _entries(place):
+        name = entry.name.lower() if entry.is_dir() else _PART.sub("", _stem(entry))
+        if name in names and (_has_data(entry) if entry.is_dir() else suffix_of(entry) is not None):
+            if not entry.exists():
+                raise InputError(f"{entry} is a link to {entry.readlink()}, which does not exist.")
+            found.setdefault(name, []).append(entry)
+    return found
 
 
-def one_format(split: str, files: list[Path]) -> list[Path]:
-    """Return the files of a split.
+def parts_of(name: str, found: list[Path]) -> list[Path]:
+    """Return the files of a split, or the folder in which ``datasets`` has saved it.
+
+    Args:
+        name: the name under which the split was found.
+        found: where :func:`find_files` has found it.
 
     Raises:
-        InputError: if they are in several formats, or one of them is the whole split.
+        InputError: if a part is missing, files are in several formats, or one of several is the whole split.
     """
-    whole = [file for file in files if "-" not in _stem(file)]
-    if len(files) > 1 and (whole or len({suffix_of(file) for file in files}) > 1):
-        raise InputError(
-            f"{files[0].parent} has {len(files)} files for split {split}, {shown(files)}: keep one file, or parts in "
-            "one format."
-        )
+    where, files = found[0].parent, found
+    if len(found) == 1 and found[0].is_dir():
+        if is_saved(found[0]):
+            return found
+        where, files = found[0], [each for each in _entries(found[0]) if each.is_file() and suffix_of(each)]
+    elif len(found) > 1 and any(each.is_dir() or _stem(each) == name for each in found):
+        raise InputError(f"{where} has split {name} several times, {shown(found)}: keep one file, one folder or parts.")
+    if len({suffix_of(file) for file in files}) > 1:
+        raise InputError(f"{where} has split {name} in several formats, {shown(files)}: keep one format.")
+    _check_parts(where, files)
     return files
 
 
@@ -134,6 +181,11 @@ def missing_split(split: str, found: Mapping[str, object], place: Path, hint: st
     inside = _entries(place)
     if any(each.name == "dataset_dict.json" for each in inside):
         return InputError(f"No {split} split in {place}, which has {', '.join(found)}: save it too{hint}.")
+    if other := next((each for each in inside if _is_called(each, split)), None):
+        name = f"{split}{suffix_of(other) or ''}"
+        return InputError(
+            f"No {split} file in {place}, which has {shown(inside)}: rename {other.name} to {name}{hint}."
+        )
     others = [f"{name}.*" for name in spellings(split)[1:]]
     also = f", also as {', '.join(others)}" if others else ""
     return InputError(
@@ -150,7 +202,7 @@ def shown(files: Iterable[Path]) -> str:
 
 
 def _any_suffix() -> str:
-    return f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+    return f"{', '.join(_TEXTS)} or .parquet"
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -158,21 +210,21 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _stem(file: Path) -> str:
-    return file.name.removesuffix(suffix_of(file) or "")
+    return file.name.lower().removesuffix(suffix_of(file) or "")
 
 
-def _files_in(folder: Path, names: Collection[str]) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
-    for file in _entries(folder):
-        name = _stem(file).partition("-")[0]
-        if suffix_of(file) is not None and file.is_file() and name in names:
-            found.setdefault(name, []).append(file)
-    for files in found.values():
-        _check_parts(files)
-    return found
+def _has_data(folder: Path) -> bool:
+    return is_saved(folder) or any(suffix_of(each) and each.is_file() for each in _entries(folder))
 
 
-def _check_parts(files: list[Path]) -> None:
+def _is_called(entry: Path, split: str) -> bool:
+    """Whether a data file or folder has the name of the split within its own, as ``my_train.csv``."""
+    words = re.split(r"[^a-z]+", _stem(entry))
+    names = {*spellings(split), *_SIMILAR.get(split, ())}
+    return bool(names & set(words)) and (_has_data(entry) if entry.is_dir() else suffix_of(entry) is not None)
+
+
+def _check_parts(where: Path, files: list[Path]) -> None:
     """Raise if files are numbered as ``train-00000-of-00002`` and a number is missing."""
     numbered = [match for file in files if (match := re.search(r"-(\d+)-of-(\d+)$", _stem(file)))]
     for total in {match[2] for match in numbered}:
@@ -180,6 +232,6 @@ def _check_parts(files: list[Path]) -> None:
         if absent := sorted(set(range(int(total))) - there):
             number = str(absent[0]).zfill(len(total))
             raise InputError(
-                f"{files[0].parent} has only {len(there)} of {int(total)} parts, {shown(files)}: part "
+                f"{where} has only {len(there)} of {int(total)} parts, {shown(files)}: part "
                 f"{number}-of-{total} is missing."
             )

@@ -1,28 +1,42 @@
-"""Read rows from files, and from folders that ``datasets`` has saved."""
+"""Read data files, and folders that ``datasets`` has saved."""
 
 from __future__ import annotations
 
 import csv
-import gzip
 import json
+import logging
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.files import VALIDATION, WHOLE, shown, suffix_of
+from attnreg.experiments.tasks.file_checks import (
+    DAMAGED,
+    check_columns_in,
+    columns_in,
+    one_line,
+    reason_of,
+    rows_in_field,
+)
+from attnreg.experiments.tasks.files import VALIDATION, WHOLE, format_of, is_saved, shown, suffix_of
 
-_TSV = {"keep_default_na": False, "sep": "\t", "quoting": csv.QUOTE_NONE}  # GLUE's format
-_READERS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".jsonl": ("json", {}),
-    ".json": ("json", {}),
-    ".csv": ("csv", {"keep_default_na": False}),  # "NA" and "null" are words
-    ".tsv": ("csv", _TSV),
-    ".parquet": ("parquet", {}),
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "csv": {"sep": ",", "quoting": csv.QUOTE_MINIMAL, "keep_default_na": False},  # "NA" and "null" are words
+    "tsv": {"sep": "\t", "quoting": csv.QUOTE_NONE, "keep_default_na": False},  # GLUE's format
 }
+_MORE_FIELDS = "__index_level_0__"  # pandas' name for the first field of rows with more fields than column names
+_FAILURES = (
+    datasets.exceptions.DatasetGenerationError,
+    pyarrow.ArrowException,
+    *DAMAGED,
+    ValueError,
+    IndexError,
+)
 
 
 def read_saved(folder: Path) -> dict[str, datasets.Dataset] | None:
@@ -34,13 +48,16 @@ def read_saved(folder: Path) -> dict[str, datasets.Dataset] | None:
     Raises:
         InputError: if a file is missing or damaged.
     """
-    if not any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+    if not is_saved(folder):
         return None
     try:
         saved = datasets.load_from_disk(str(folder), keep_in_memory=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"Cannot read {folder} as a saved data set: {one_line(error)}") from error
-    return {WHOLE: saved} if isinstance(saved, datasets.Dataset) else {str(k): saved[k] for k in saved}
+    # Rows may have been saved in the format of torch or numpy.
+    if isinstance(saved, datasets.Dataset):
+        return {WHOLE: saved.with_format(None)}
+    return {str(name): saved[name].with_format(None) for name in saved}
 
 
 def read_images(folder: Path) -> dict[str, datasets.Dataset]:
@@ -70,57 +87,93 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
     """Read files of one format as one table.
 
     Args:
-        files: the files, in order.
+        files: the files, in order; or one folder that ``datasets`` has saved.
         texts: columns that stay text even if they look like numbers.
         label: the label column. It becomes text if a label far down is not a number.
 
     Raises:
         InputError: if a file is empty or damaged, or the files have different columns.
     """
-    builder, options = _READERS[str(suffix_of(files[0])).removesuffix(".gz")]
-    if builder == "csv":
-        options = {**options, "converters": dict.fromkeys(texts, str)}  # numbers in a text column stay text
+    if (saved := read_saved(files[0])) is not None:
+        if WHOLE not in saved:
+            raise InputError(f"{files[0]} has splits of its own, {', '.join(saved)}: use --data-dir to give it.")
+        return saved[WHOLE]
     if empty := [file for file in files if not file.stat().st_size]:
         raise InputError(f"{empty[0]} is empty: it must have rows.")
-    paths = [str(file) for file in files]
-    with tempfile.TemporaryDirectory() as cache:
+    names, options = [label], _OPTIONS.get(format_of(files[0]))
+    if options is not None:
+        for file in files:
+            columns = columns_in(file, options["sep"], options["quoting"])
+            check_columns_in(file, columns, options["sep"], [*texts, label])
+            names += columns
+    # Types of columns are inferred from the first rows; those which later rows do not fit are then read as text.
+    attempts = [list(texts)] if options is None else [list(texts), sorted({*texts, *names} - {label}), [*texts, *names]]
+    while True:
         try:
-            # In memory, because a cache on disk could become stale or fill the disk.
-            return datasets.load_dataset(
-                builder, data_files=paths, split="train", cache_dir=cache, keep_in_memory=True, **options
-            )
-        except (datasets.exceptions.DatasetGenerationError, OSError, ValueError, EOFError, IndexError) as error:
-            if builder == "csv" and label not in texts and type(error.__cause__).__module__.startswith("pyarrow"):
-                try:  # a label far down is not a number, as the rows before it suggested: read labels as text
-                    return read_files(files, [*texts, label], label)
-                except InputError:
-                    pass
-            raise InputError(_complaint(files, texts, label, error)) from error
+            rows = _load(files, attempts.pop(0))
+            break
+        except InputError:
+            raise
+        except _FAILURES as error:
+            if not attempts or not type(error.__cause__).__module__.startswith("pyarrow"):
+                raise InputError(_complaint(files, texts, label, error)) from error
+    if options is not None and _MORE_FIELDS in rows.column_names:
+        raise InputError(
+            f"The rows of {shown(files)} have more fields than the first line has column names, "
+            f"{', '.join(columns)}: name every column."
+        )
+    return rows
 
 
-def one_line(error: BaseException) -> str:
-    """Return the message of an error without line breaks."""
-    return " ".join(str(error).split())
+def _load(files: Sequence[Path], texts: Collection[str]) -> datasets.Dataset:
+    form = format_of(files[0])
+    options = dict(_OPTIONS.get(form, {}))
+    if options:
+        options["converters"] = dict.fromkeys(texts, str)  # numbers in a text column stay text
+    with tempfile.TemporaryDirectory() as cache, _quiet():
+        # In memory, because a cache on disk could become stale or fill the disk.
+        rows = datasets.load_dataset(
+            {"tsv": "csv", "jsonl": "json"}.get(form, form),
+            data_files=[_plain_path(file, Path(cache) / str(number)) for number, file in enumerate(files)],
+            split="train",
+            cache_dir=cache,
+            keep_in_memory=True,
+            **options,
+        )
+        rows.data.table.validate(full=True)  # the encoding of JSON is not checked when it is read
+        return rows
+
+
+def _plain_path(file: Path, other: Path) -> str:
+    """Return a path that ``datasets`` reads as that of one file of rows; it begins with ``other`` if need be."""
+    if format_of(file) == "json" and (rows := rows_in_field(file)) is not None:
+        other = other.with_suffix(".jsonl")
+        other.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return str(other)
+    path = file.absolute()
+    if set(str(path)) & set("*?[") or "::" in str(path):  # signs of a pattern, or of a path within an archive
+        other = other.with_suffix(str(suffix_of(file)))
+        other.symlink_to(path)
+        return str(other)
+    return str(path)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the log of ``datasets``, which repeats the errors that it raises."""
+    log = logging.getLogger("datasets")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _complaint(files: Sequence[Path], texts: Collection[str], label: str, error: BaseException) -> str:
-    cause = error.__cause__ or error
     if len(files) > 1:
         for file in files:
             read_files([file], texts, label)  # raises if one of them is damaged
-        return f"Cannot read {shown(files)} as one table, their columns or types differ: {one_line(cause)}"
-    (file,) = files
-    suffix = str(suffix_of(file))
-    if suffix.startswith(".jsonl"):
-        number = 0
-        try:
-            with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
-                for number, line in enumerate(lines, 1):
-                    if line.strip() and not isinstance(json.loads(line), dict):
-                        return f"Line {number} of {file} must be one JSON object, got {line.strip()[:60]!r}."
-        except (ValueError, OSError, EOFError) as reason:
-            return f"Line {number} of {file} must be one JSON object, but cannot be read: {one_line(reason)}."
-    if "corresponds to no data" in str(error):
-        return f"{file} has no rows."
-    wanted = ", which must be one array of objects" if suffix.startswith(".json") else ""
-    return f"Cannot read {file} as {suffix}{wanted}: {one_line(cause)}"
+        cause = one_line(error.__cause__ or error)
+        return f"Cannot read {shown(files)} as one table, their columns or types differ: {cause}"
+    return reason_of(files[0], error)

@@ -137,11 +137,14 @@ def _custom(template: Task, kind: str, texts: str | None, label: str | None, cho
             "Expected --choice-columns for --kind multiple-choice (two or more, or one of lists), and none for other "
             f"kinds, got {choices or 'none'} for --kind {kind}."
         )
+    target = label or (template.label if expected.needs_labels else columns[0])
+    if expected.needs_labels and target in (*columns, *chosen_from):
+        raise UsageError(f"Column {target} holds the labels, so it cannot be a text or choice column, too.")
     return replace(
         template,
         kind=kind,
         columns=columns,
-        label=label or (template.label if expected.needs_labels else columns[0]),
+        label=target,
         choices=chosen_from,
         metrics=expected.metrics[:1],
     )

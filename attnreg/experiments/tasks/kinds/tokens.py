@@ -37,6 +37,22 @@ class Tokens(Kind):
 
     @classmethod
     @override
+    def plain(
+        cls, task: Task, splits: Mapping[str, Dataset], places: Mapping[str, str]
+    ) -> tuple[Task, Mapping[str, Dataset]]:
+        for name, rows in splits.items():
+            for column in (task.columns[0], task.label):
+                for row, value in enumerate(column_of(rows, column), 1):
+                    if not isinstance(value, list):
+                        hint = ": use .jsonl or .parquet, because .csv and .tsv cannot store lists"
+                        raise InputError(
+                            f"Expected a list in column {column}, got {value!r} in row {row} of {places[name]}"
+                            f"{hint if isinstance(value, str) else ''}."
+                        )
+        return task, splits
+
+    @classmethod
+    @override
     def label_names(cls, task: Task, splits: Mapping[str, Dataset], where: Any) -> tuple[str, ...]:
         labels = super().label_names(task, splits, where)
         if "entity_f1" in task.metrics and (
@@ -51,20 +67,13 @@ class Tokens(Kind):
     @classmethod
     @override
     def labels_in(cls, task: Task, rows: Dataset) -> list[Any]:
-        return [label for row in column_of(rows, task.label) if isinstance(row, list) for label in row]
+        return [label for row in column_of(rows, task.label) for label in row]
 
     @classmethod
     @override
     def check(cls, task: Task, rows: Dataset, place: str) -> None:
         column = task.columns[0]
         words, tags = column_of(rows, column), column_of(rows, task.label)
-        for name, values in ((column, words), (task.label, tags)):
-            for row, value in enumerate(values):
-                if not isinstance(value, list):
-                    raise InputError(
-                        f"Expected a list in column {name}, got {value!r} in row {row + 1} of {place}: use .jsonl or "
-                        ".parquet, because .csv and .tsv cannot store lists."
-                    )
         for row, (some, theirs) in enumerate(zip(words, tags, strict=True)):
             if strange := [word for word in some if not isinstance(word, str)]:
                 raise InputError(f"Expected words in column {column}, got {strange[0]!r} in row {row + 1} of {place}.")
