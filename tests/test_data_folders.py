@@ -213,6 +213,12 @@ def test_columns_given_one_by_one(cli, tmp_path):
     assert_sentence(cli("recipe", "finetune", *args, "--text-columns", "a", "--text-columns", "a"), 2, "Expected --text-columns to be different column names")  # fmt: skip
 
 
+def test_an_evaluation_is_told_of_the_test_split(tmp_path):
+    write(tmp_path / "test" / "0.csv", [{"premise": "a", "hypothesis": "b", "label": "entailment"}])
+    with pytest.raises(InputError, match=r"No validation file in .*, which has test/: add .*, or use --split test\.$"):
+        load_splits(get_task("hans"), tmp_path)
+
+
 def test_a_whole_file_of_ones_own(tmp_path):
     write(tmp_path / "train.json.gz", rows())
     custom = choose_task("custom", text_columns="sentence")

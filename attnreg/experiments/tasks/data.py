@@ -195,8 +195,11 @@ def _from_folder(task: Task, place: Path, needs_validation: bool) -> dict[str, d
     folder, found, chosen = _named(task, place)
     needed = [*([] if task.evaluation_only else ["train"]), *(["validation"] if needs_validation else [])]
     if missing := [split for split in needed if split not in chosen]:
-        alone = missing == ["validation"] and not task.evaluation_only
-        hint = ", or score on rows of train with --validation-rows (in a comparison: --folds)" if alone else ""
+        hint = ""
+        if task.evaluation_only:
+            hint = ", or use --split test" if "test" in chosen else ""
+        elif missing == ["validation"]:
+            hint = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
         raise missing_split(missing[0], found, folder, hint)
     kind = kind_class(task.kind)
     texts = [*task.columns, *task.choices, *([task.label] if kind.has_text_labels or kind.needs_choices else [])]
