@@ -10,7 +10,9 @@ from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.kinds.base import Kind
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from typing import Any
+
+from datasets import Dataset
 
 CHECKED = 1000  # training rows whose length is looked at
 MUCH = 0.2  # of these rows
@@ -101,7 +103,7 @@ def empty_texts(task: Task, train: Dataset) -> str | None:
     """
     if task.kind == "masked-lm":  # which skips such rows
         return None
-    empty = [[not "".join(text).strip() for text in column_of(train, name)] for name in (*task.columns, *task.choices)]
+    empty = [[_is_empty(text) for text in column_of(train, name)] for name in (*task.columns, *task.choices)]
     rows = list(zip(*empty, strict=True))
     texts = len(task.columns)
     for count, what in (
@@ -112,6 +114,12 @@ def empty_texts(task: Task, train: Dataset) -> str | None:
             verb = "has" if count == 1 else "have"
             return f"{count} of {len(train)} training rows {verb} {what}: remove or fill them."
     return None
+
+
+def _is_empty(text: Any) -> bool:
+    if isinstance(text, list) and all(isinstance(word, str) for word in text):
+        text = "".join(text)
+    return not text.strip() if isinstance(text, str) else not text  # an image, or a conversation
 
 
 def cut_inputs(kind: Kind, train: Dataset) -> str | None:
