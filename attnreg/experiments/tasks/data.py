@@ -182,7 +182,7 @@ def _named(task: Task, place: Path) -> tuple[Path, Mapping[str, datasets.Dataset
     wanted = wanted_names(task)
     names = {name for groups in wanted.values() for group in groups for name in group}
     has_images = kind_class(task.kind).processor == "AutoImageProcessor"
-    folder = place if has_images else folder_with_data(place, names)
+    folder = place if has_images and place.is_dir() else folder_with_data(place, names)
     found: Mapping[str, datasets.Dataset | list[Path]] = read_saved(folder) or find_files(folder, names)
     if not found and has_images:
         found = read_images(folder)
