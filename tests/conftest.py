@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import invoke
-from tests.warm import Warm, with_few_dev_rows
+from tests.warm import Warm, with_few_dev_rows, without_fingerprints
 
 # Nothing listens there: no test may reach a network, and finding that out must be quick.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
@@ -23,10 +23,22 @@ def pytest_configure():
     with_few_dev_rows()
 
 
-def pytest_collection_finish():
-    """Looking for garbage leaves alone what is there by now: it stays to the end, and is much."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Looking for garbage leaves alone what is imported and collected: it stays to the end, and is much."""
+    gc.disable()  # or a third of the time would go into looking
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
+        gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def light():
+    """What tests have no use for is left out."""
+    without_fingerprints()
 
 
 @pytest.fixture

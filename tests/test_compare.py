@@ -122,7 +122,7 @@ def test_the_report_has_what_it_needs(finished):
     assert command[:5] == ["attnreg", "compare", *METHODS]
 
 
-def test_what_is_finished_is_not_run_again(finished, cli, tmp_path):
+def test_what_is_finished_is_not_run_again(finished, undrawn, cli, tmp_path):
     shutil.copytree(finished[0] / "study", tmp_path / "study")
     before = results(tmp_path / "study")
     shutil.rmtree(tmp_path / "study" / "finetune" / "seed1")
@@ -177,30 +177,32 @@ main(sys.argv[1:])
 """
 
 
-def test_killed_and_started_again(finished, cli, warm, tmp_path):
-    command = [sys.executable, "-c", WITH_WARM_RUNS, *COMPARE, "--jobs", 2]
+def test_killed_and_started_again(finished, undrawn, cli, warm, tmp_path):
+    words = [word for word in COMPARE if word != METHODS[2]]
+    command = [sys.executable, "-c", WITH_WARM_RUNS, *words, "--jobs", 2]
     with warm.popen(command, cwd=tmp_path, stderr=subprocess.STDOUT) as process:
         study = tmp_path / "study"
-        wait_for(lambda: process.poll() is not None or len(list(study.rglob("result.json"))) >= 2)
+        wait_for(lambda: process.poll() is not None or list(study.rglob("result.json")))
         process.send_signal(signal.SIGSTOP)  # no other run is begun
         runs = psutil.Process(process.pid).children(recursive=True)
         process.kill()
     wait_for(lambda: all(map(has_ended, runs)))  # the runs ended with it
     done = {path: path.stat().st_mtime_ns for path in study.rglob("result.json")}
-    assert 2 <= len(done) < 8
-    ran(cli(*COMPARE))
+    assert 1 <= len(done) < 4
+    ran(cli(*words))
     assert {path: path.stat().st_mtime_ns for path in done} == done
-    assert results(study) == results(finished[0] / "study")
+    assert results(study) == results(finished[0] / "study")[:4]  # of the methods without a search
 
 
-def test_stopped_by_hand(spawn, tmp_path):
-    process = spawn(*COMPARE, "--jobs", 1)
-    wait_for(lambda: process.poll() is not None or list(tmp_path.rglob("config.json")))
-    (run,) = psutil.Process(process.pid).children()
-    os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+def test_stopped_by_hand(warm, tmp_path):
+    command = [sys.executable, "-c", WITH_WARM_RUNS, *COMPARE, "--jobs", 1]
+    with warm.popen(command, cwd=tmp_path, stderr=subprocess.STDOUT) as process:
+        wait_for(lambda: process.poll() is not None or list(tmp_path.rglob("config.json")))
+        runs = psutil.Process(process.pid).children(recursive=True)
+        os.kill(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert has_ended(run)
+    wait_for(lambda: all(map(has_ended, runs)))
     assert "Stopped. Repeat the command to continue." in output
     assert "Traceback" not in output
     assert not list(tmp_path.rglob("report.md"))

@@ -11,6 +11,8 @@ from attnreg.experiments.compare.report import write_report
 from tests.test_compare import started_by
 from tests.test_compare_study import study_of, table, write
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def unfinished(tmp_path):
     """Seeds 0 to 2 of the baseline, seeds 1 and 2 of one method, nothing of the others."""

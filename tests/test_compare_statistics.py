@@ -47,7 +47,7 @@ def test_unequal_numbers_of_seeds_are_refused():
         paired_difference([1.0, 2.0], [1.0])
 
 
-@pytest.mark.parametrize(("seeds", "effect"), [(3, 0.0), (5, 0.02), (10, 0.02)])
+@pytest.mark.parametrize(("seeds", "effect"), [(3, 0.0), (10, 0.02)])
 def test_the_interval_over_seeds_covers_the_true_effect(seeds, effect):
     rng = np.random.default_rng(seeds)
     trials, covered, false_alarms = 2000, 0, 0

@@ -14,9 +14,9 @@ CASES = {case.name: case.make for case in ALL if case.role in (MATRIX, COMPILED)
 STEPS = 4
 
 
-def bert():
+def bert(layers=2):
     torch.manual_seed(0)
-    sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": layers, "num_attention_heads": 2}
     # Without dropout of its own: a dropped layer or block leaves it out, uncompiled, and draws nothing for it.
     config = BertConfig(**sizes, intermediate_size=16, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
     model = BertForSequenceClassification(config)
@@ -89,7 +89,7 @@ def test_compiled_it_computes_the_same_and_is_compiled_once(name):
 
 def test_other_lengths_are_compiled_for_once():
     torch._dynamo.reset()
-    model = bert()
+    model = bert(layers=1)
     provider = attnreg.AttentionDropout(0.3, placement="scores")
     counter = CompileCounterWithBackend("aot_eager")
     lengths = (7, 9, 5, 8, 10, 11, 6)
@@ -103,9 +103,9 @@ def test_other_lengths_are_compiled_for_once():
 
 def test_eval_mode_probing_and_detaching_are_noticed():
     torch._dynamo.reset()
-    model = bert()
+    model = bert(layers=1)
     plain = {**batch(), "labels": None}
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="eager")  # when to compile anew is decided before a backend is asked
     handle = attnreg.attach(model, attnreg.AttentionLayerDrop(1.0))
     model.eval()
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_eval_mode_probing_and_detaching_are_noticed():
         assert handle.drop_rates() == {}
         with torch.enable_grad():
             compiled(**plain)
-        assert handle.drop_rates() == {"encoder.0": 1.0, "encoder.1": 1.0}
+        assert handle.drop_rates() == {"encoder.0": 1.0}
         model.eval()
         with handle.probing():
             probed = compiled(**plain).logits

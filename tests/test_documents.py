@@ -14,13 +14,27 @@ from tests.provider_cases import BUILT_IN, PROVIDERS
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
 BLOCKS = {page: re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S) for page in PAGES}
-# Each by itself, one after the other.
+# Each by itself, one after the other; each page in a folder of its own. Writes down how each page ended.
 RUN = """
-import json, sys, warnings
-warnings.simplefilter("error")
-warnings.filterwarnings("ignore", ".*pin_memory", UserWarning)  # of the Trainer on a CPU
-warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks for it
-for block in json.loads(sys.argv[1]): exec(compile(block, "<block>", "exec"), {"__name__": "__main__"})
+import json, os, sys, traceback, warnings
+from pathlib import Path
+
+home, ends = Path.cwd(), {}
+for page, blocks in json.loads(sys.argv[1]).items():
+    folder = home / str(len(ends))
+    folder.mkdir()
+    os.chdir(folder)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", ".*pin_memory", UserWarning)  # of the Trainer on a CPU
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft's
+            for block in blocks:
+                exec(compile(block, "<block>", "exec"), {"__name__": "__main__"})
+        ends[page] = ["", sorted(os.listdir())]
+    except Exception:
+        ends[page] = [traceback.format_exc(), []]
+(home / "ends.json").write_text(json.dumps(ends))
 """
 
 
@@ -29,11 +43,21 @@ def test_there_are_blocks():
     assert BLOCKS[ROOT / "README.md"]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if BLOCKS[page]], ids=lambda p: str(p.relative_to(ROOT)))
-def test_blocks_run(page, warm, tmp_path):
-    code, output = warm.run("-c", RUN, json.dumps(BLOCKS[page]), cwd=tmp_path, timeout=200)
+@pytest.fixture(scope="module")
+def ends(warm, tmp_path_factory):
+    """How each page ended, and what it left in its folder."""
+    folder = tmp_path_factory.mktemp("pages")
+    blocks = {str(page): found for page, found in BLOCKS.items() if found}
+    code, output = warm.run("-c", RUN, json.dumps(blocks), cwd=folder, timeout=500)
     assert code == 0, output
-    assert {path.name for path in tmp_path.iterdir()} <= {"runs"}  # the Trainer makes its output folder at once
+    return json.loads((folder / "ends.json").read_text())
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if BLOCKS[page]], ids=lambda p: str(p.relative_to(ROOT)))
+def test_blocks_run(page, ends):
+    error, left = ends[str(page)]
+    assert not error, error
+    assert set(left) <= {"runs"}  # the Trainer makes its output folder at once
 
 
 def run_script(warm, page, name, *args, cwd, processes=1):

@@ -129,8 +129,16 @@ def attached(model, inputs, mask):
     return attnreg.attach(model.train(), provider, stacks=["cross"], example_inputs=inputs)
 
 
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize(("options", "change", "valid"), WAYS.values(), ids=WAYS)
+# Every mask with neither function of the kernel, with one of each kind, and with both; every way with two masks.
+USUAL_WAYS, USUAL_MASKS = ("plain", "softcap", "causal", "documents and a bias"), ("scores", "all of it")
+EVERY_WAY = [
+    pytest.param(*WAYS[way], MASKS[mask], id=f"{way}-{mask}", marks=[] if way in USUAL_WAYS or mask in USUAL_MASKS else pytest.mark.slow)
+    for way in WAYS
+    for mask in MASKS
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "change", "valid", "mask"), EVERY_WAY)
 def test_every_way(options, change, valid, mask, trainable):
     inputs = [x.requires_grad_() for x in qkv()]
     model = Model(**options)

@@ -59,32 +59,34 @@ def taught(goal, *, width=32, decisions="unit", per="round", antithetic=False, r
     return generator, before
 
 
-ways = pytest.mark.parametrize(
-    "way",
-    [
-        {"rounds": 240},
-        {"decisions": "key", "rounds": 50},
-        {"per": "sample", "rounds": 40},
-        {"antithetic": True},
-        {"per": "sample", "rounds": 20, "width": 384},
-    ],
-    ids=["paper", "key", "sample", "antithetic", "wide"],
-)
+WAYS = {
+    "paper": {"rounds": 240},
+    "key": {"decisions": "key", "rounds": 50},
+    "sample": {"per": "sample", "rounds": 40},
+    "antithetic": {"antithetic": True},
+    "wide": {"per": "sample", "rounds": 20, "width": 384},
+}
 
 
-@ways
+def ways(*usual):
+    """All ways; those that are not usual are slow tests."""
+    rows = [pytest.param(way, id=name, marks=[] if name in usual else pytest.mark.slow) for name, way in WAYS.items()]
+    return pytest.mark.parametrize("way", rows)
+
+
+@ways("paper", "key", "sample")
 def test_rewarded_for_dropping_it_drops_more_in_every_layer(way):
     generator, before = taught("drop", **way)
     assert (rates(generator, batch()) > before + 0.05).all()
 
 
-@ways
+@ways("key", "antithetic", "wide")
 def test_rewarded_for_keeping_it_drops_less_in_every_layer(way):
     generator, before = taught("keep", **way)
     assert (rates(generator, batch()) < before - 0.05).all()
 
 
-@ways
+@ways(*WAYS)
 def test_rewarded_for_dropping_one_key_it_drops_this_key_more_than_any_other(way):
     generator, _ = taught("plant", **way)
     torch.manual_seed(5)
@@ -120,7 +122,7 @@ def test_noise_leaves_the_rates_of_a_wide_generator_about_where_they_were():
         teacher = Reinforce(generator, generator_adam(generator), Updater(), scaled=True)
         first = batch()
         generator.calibrate(first)
-        for _ in range(25):
+        for _ in range(10):
             teacher.draw(batch())
             teacher.update([torch.randn(())])
             teacher.forget()

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from attnreg.draws import Draws
 from attnreg.injection import discover
-from tests.cases import MODELS, output
+from tests.cases import FEW, MODELS, output
 from tests.test_contract import run, same, unwrap, without_dropout, wrap_in_checkpoints
 
 models = pytest.mark.parametrize("case", MODELS, ids=str)
@@ -91,7 +91,7 @@ def test_cross_attention_of_a_skipped_block_counts_as_dropped_where_it_was_chose
     assert set(handle.drop_rates()) == {site.label for site in handle.sites}
 
 
-@models
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[] if case.name in FEW else pytest.mark.slow) for case in MODELS], ids=str)  # fmt: skip
 def test_checkpointed_inside_or_outside_the_same_blocks_are_skipped_again(case):
     for seed in range(4):
         model, batch = case.build(), case.batch()

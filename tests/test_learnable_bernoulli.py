@@ -58,7 +58,7 @@ def exact_gradient(model, value, placement):
 
 @pytest.mark.parametrize("placement", ["weights", "scores"])
 def test_the_estimate_has_the_gradient_of_the_expected_loss_for_its_mean(placement):
-    model, value, n = Tiny(), -0.4, 500
+    model, value, n = Tiny(), -0.4, 350
     exact = exact_gradient(model, value, placement)
     provider = attnreg.LearnableBernoulli(1, placement=placement, regularizer=0.0, loss=lambda out, batch: out)
     provider = provider.double()

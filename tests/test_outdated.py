@@ -15,6 +15,8 @@ from tests.commands import assert_sentence, ran
 from tests.task_data import write_rows
 from tests.test_compare_study import write
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 METHODS = ["finetune", "mine.py", "regularize --provider p.yaml"]
 
 

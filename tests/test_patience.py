@@ -116,8 +116,9 @@ def test_by_held_out_rows_dev_decides_nothing(whole, recipe):
     assert all(torch.equal(saved[name], best_weights[name]) for name in saved)
 
 
-@pytest.mark.parametrize("recipe", EARLY)
-@pytest.mark.parametrize("when", ["before the end", "at the end"])
+@pytest.mark.parametrize(
+    ("recipe", "when"), [("finetune", "before the end"), ("finetune", "at the end"), ("attendout", "before the end")]
+)
 def test_stopped_by_hand_it_goes_on_to_the_same_end(whole, cli, tmp_path, monkeypatch, recipe, when):
     folder = whole[0] / recipe
     steps = read_lines(folder / "metrics.jsonl")[-1]["step"]

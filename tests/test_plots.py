@@ -17,7 +17,7 @@ from attnreg.experiments.plots.style import COLORS, styles
 from attnreg.experiments.runs.reader import RunReader
 from tests.commands import invoke, ran
 
-SMALL = ["--epochs", 2, "--train-size", 256, "--validation-rows", 64, "--batch-size", 32, "--device", "cpu"]
+SMALL = ["--epochs", 2, "--train-size", 128, "--validation-rows", 32, "--batch-size", 16, "--device", "cpu"]
 RECIPES = {"finetune": [], "ad-drop": ["--p", 0.5, "--q", 0.4], "attendout": ["--round-steps", 2, "--game", 1, "--watch", "robot"], "attention-layerdrop": ["--drop-rate", 0.5]}  # fmt: skip
 PICTURES = {
     "finetune": ["convergence"],

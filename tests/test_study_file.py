@@ -171,7 +171,7 @@ def test_a_method_that_failed_is_left_out_over_tasks(tmp_path, monkeypatch):
     assert "Differences by task" not in report  # the primary contrast needs it
 
 
-def test_a_study_end_to_end_with_further_data(cli, warm, tmp_path, monkeypatch):
+def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "subprocess", started_by(warm))
     rows = load_splits(get_task("agreement"))["test"].to_list()[:40]
     names = ["bad", "good"]
@@ -238,6 +238,6 @@ def test_all_data_is_read_before_the_first_run(cli, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_number_as_a_name_is_text(tmp_path):
+def test_tasks_that_are_no_list_are_refused(tmp_path):
     with pytest.raises(InputError, match="to be a list"):
         read_plan(file_of(tmp_path, tasks="agreement"))

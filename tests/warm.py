@@ -5,6 +5,7 @@ one process imports them, and each command runs in a fork of it: with memory, fi
 with an end of its own. What must be seen to start from nothing is started by ``subprocess`` all the same.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -18,6 +19,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +51,6 @@ class Warm:
         if os.fork() == 0:
             starter._socket.close()
             start(theirs)
-            sys.exit()
         theirs.close()
         return starter
 
@@ -157,11 +158,19 @@ def with_few_dev_rows():
     agreement.SIZES["validation"] = DEV_ROWS
 
 
+def without_fingerprints():
+    """Let ``datasets`` not hash each table that is made. It finds cached files by the hash, of which tests have none."""
+    from datasets import arrow_dataset, fingerprint
+
+    arrow_dataset.generate_fingerprint = lambda table: fingerprint.generate_random_fingerprint()
+
+
 def warm_up():
     """Import what is slow to import and make what is made once. It must start no threads: forks would lack them."""
     import transformers
 
     with_few_dev_rows()
+    without_fingerprints()
 
     for name in (
         "integrations",
@@ -187,7 +196,7 @@ def serve(server):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass  # of the keepers, those that have ended
         if not message:
-            sys.exit()
+            end(0)
         if os.fork() == 0:
             server.close()
             return keep(*files)
@@ -250,17 +259,34 @@ def begin(words):
 
 
 def start(server):
-    """Serve; in what is started, be it."""
+    """Serve; in what is started, be it, and end."""
     words, processes = serve(server)
-    if processes > 1:
-        start_some(processes, words)
-    else:
-        begin(words)
+    try:
+        if processes > 1:
+            start_some(processes, words)
+        else:
+            begin(words)
+    except SystemExit as error:
+        if error.code is not None and not isinstance(error.code, int):
+            raise
+        end(error.code or 0)
+    end(0)
+
+
+def end(code):
+    """End as Python does, but leave the memory to the system: to take it apart lasts longer than most commands."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main():
+    gc.disable()
     warm_up()
     gc.freeze()  # or looking for garbage would copy all of it
+    gc.enable()
     start(socket.socket(fileno=int(sys.argv[1])))
 
 

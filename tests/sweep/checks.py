@@ -98,8 +98,9 @@ def keep_all(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, 
 def _kept_and_plain(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> float:
     plain = run(model, inputs)
     differences = []
-    for answer in (kept, weighed_by_one):
-        with attached(model, answer, options) as (_, provider):
+    with attached(model, kept, options) as (_, provider):
+        for provider.answer in (kept, weighed_by_one):
+            provider.asked.clear()
             differences.append(apart(run(model, inputs), plain))
             assert provider.asked, "the provider was not asked"
     return max(differences)

@@ -1,5 +1,6 @@
 """Every model type is right under every check, or refused in a sentence."""
 
+import functools
 import re
 import warnings
 
@@ -8,10 +9,9 @@ import pytest
 from tests.sweep.verdict import verdict
 from tests.sweep.zoo import specimens
 
-# One of each kind of attention that this library has been wrong about, or could be.
+# Of the kinds of attention that this library has been wrong about, or could be; tests/test_contract.py has others.
 SAMPLE = [
     "bert",
-    "albert",
     "deberta-v2",
     "big_bird",
     "funnel",
@@ -19,14 +19,9 @@ SAMPLE = [
     "convbert",
     "canine",
     "t5",
-    "bart",
-    "pegasus_x",
-    "gpt2",
     "llama",
     "gpt_oss",
-    "gemma3",
     "diffllama",
-    "deepseek_v4",
     "jamba",
     "swinv2",
     "segformer",
@@ -39,10 +34,15 @@ SAMPLE = [
 ALL = {specimen.name: specimen for specimen in specimens()}
 
 
-def check(name):
+@functools.cache
+def found_of(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what transformers' own code is warned of
-        found = verdict(ALL[name])
+        return verdict(ALL[name])
+
+
+def check(name):
+    found = found_of(name)
     assert not found.wrong
     if found.is_refused:
         assert re.match(r"[A-Z].{40,}\.$", found.note, re.DOTALL), found.note
@@ -60,6 +60,6 @@ def test_all_others(name):
 
 
 def test_what_is_refused_and_what_is_said_of_the_sample():
-    refused = {name: found for name in ("informer", "mamba") if (found := verdict(ALL[name])).is_refused}
+    refused = {name: found for name in ("informer", "mamba") if (found := found_of(name)).is_refused}
     assert "its queries are ordered differently from its keys" in refused["informer"].note
     assert "No attention that can be masked was found in MambaModel" in refused["mamba"].note
