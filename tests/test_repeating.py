@@ -274,6 +274,9 @@ def test_a_generator_repeats_the_masks_that_it_drew_or_was_given():
         given, seed = model(**batch).logits, handle.seed
         with torch.no_grad(), handle.replay(seed):
             assert torch.equal(model(**batch).logits, given)
+        own = model(**batch).logits  # drawn after the given ones
+        with torch.no_grad(), handle.replay():
+            assert torch.equal(model(**batch).logits, own)
         generator.sample(batch)
         model(**batch)
         with handle.replay(seed), pytest.raises(RuntimeError, match="sampled for that pass are gone"):
@@ -336,3 +339,23 @@ def test_masks_of_tokens_belong_to_the_latest_pass():
         losses = [model(input_ids=IDS).logits.sum() for _ in range(2)]
         with pytest.raises(RuntimeError, match="TokenDropout draws its masks when a forward pass begins, and gradient"):
             losses[0].backward()
+
+
+def test_what_follows_the_model_within_a_checkpoint_draws_the_same():
+    gradients = []
+    for wrapped in (False, True):
+        model = bert()
+        head = nn.Linear(2, 2, dtype=torch.float32)
+        nn.init.eye_(head.weight)
+
+        def run(vectors, model=model, head=head):
+            return head(nn.functional.dropout(model(inputs_embeds=vectors).logits, 0.5))
+
+        with attnreg.attach(model, composed()):
+            torch.manual_seed(SEED)
+            vectors = model.get_input_embeddings()(IDS)
+            out = checkpoint(run, vectors, use_reentrant=False) if wrapped else run(vectors)
+            out.square().sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        assert a is b is None or torch.allclose(a, b, rtol=1e-5, atol=1e-7)

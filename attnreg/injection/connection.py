@@ -42,8 +42,11 @@ class Connection(Protocol):
     def end(self) -> None:
         """End a forward pass of the model."""
 
-    def check_repeated(self, module: nn.Module) -> None:
-        """Refuse to mask a repeated pass that was not masked the first time."""
+    def begin_again(self, module: nn.Module) -> None:
+        """Begin a forward pass that gradient checkpointing repeats; refuse if the first one was not masked."""
+
+    def end_again(self) -> None:
+        """End a forward pass that gradient checkpointing repeats."""
 
     def check_entry(self, name: str) -> None:
         """Refuse to mask attention outside a forward pass, if the provider must know when a pass begins."""

@@ -24,8 +24,10 @@ class AttachedEntry(Shadow[None]):
         """Run the module's forward as one forward pass of the model."""
         handle = self.handle
         if in_backward():  # gradient checkpointing recomputes it
-            handle.check_repeated(self.module)
-            return self.plain(*args, **kwargs)
+            handle.begin_again(self.module)
+            output = self.plain(*args, **kwargs)
+            handle.end_again()
+            return output
         if handle.in_forward:
             return self.plain(*args, **kwargs)
         inputs = {**dict(zip(self.input_names, args, strict=False)), **kwargs}

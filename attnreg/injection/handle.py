@@ -280,8 +280,13 @@ class AttachHandle:
             only_latest=type(waiting[0]).__name__ if waiting else None,
         )
 
-    def check_repeated(self, module: nn.Module) -> None:
-        """Raise if a forward pass within a backward pass would be masked, and the one that it repeats was not."""
+    def end_again(self) -> None:
+        """End a forward pass within a backward pass."""
+        if self._acts():
+            self._seeds.end()
+
+    def begin_again(self, module: nn.Module) -> None:
+        """Begin a forward pass within a backward pass; raise if it would be masked, and the one it repeats was not."""
         if self._acts():
             self._seeds.repeat()
         if self.acts_on(module) and not self._has_trained:

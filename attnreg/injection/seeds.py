@@ -83,7 +83,7 @@ class Seeds:
             new_seed()
 
     def end(self) -> None:
-        """End a forward pass; what is computed after it finds the generator elsewhere."""
+        """End a forward pass, or repeat its end; what is computed after it finds the generator elsewhere."""
         if self._seed is not None:
             self._after = new_seed()  # kept, because compiled code leaves out what nobody needs
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from torch import Tensor
 
 from attnreg.draws import draws_of_pass
+
+REMEMBERED = 64  # passes
 
 
 class GivenMasks:
@@ -21,6 +25,7 @@ class GivenMasks:
         self._waiting = False
         self._ever = False
         self._seed: int | Tensor | None = None  # of the pass that took them, as long as they are there
+        self._own: deque[int] = deque(maxlen=REMEMBERED)  # seeds of passes that drew their own
 
     def give(self) -> None:
         """Give the next forward pass the masks that were just drawn."""
@@ -36,9 +41,14 @@ class GivenMasks:
         if self._waiting:
             self._waiting, self._seed = False, draws.seed
             return True
-        if draws.replayed and self._ever:
-            if self._seed != draws.seed:
-                raise RuntimeError("The masks that were sampled for that pass are gone: replay only the latest pass.")
+        if not draws.replayed:
+            self._seed = None
+            if self._ever and isinstance(draws.seed, int):
+                self._own.append(draws.seed)
+            return False
+        if self._seed != draws.seed and self._ever and draws.seed not in self._own:
+            raise RuntimeError("The masks that were sampled for that pass are gone: replay only the latest pass.")
+        if self._seed == draws.seed:
             return True
         self._seed = None
         return False
