@@ -45,7 +45,7 @@ class Connection(Protocol):
     def begin_again(self, module: nn.Module) -> None:
         """Begin a forward pass that gradient checkpointing repeats; refuse if the first one was not masked."""
 
-    def end_again(self) -> None:
+    def end_again(self, module: nn.Module) -> None:
         """End a forward pass that gradient checkpointing repeats."""
 
     def check_entry(self, name: str) -> None:

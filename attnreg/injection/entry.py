@@ -26,7 +26,7 @@ class AttachedEntry(Shadow[None]):
         if in_backward():  # gradient checkpointing recomputes it
             handle.begin_again(self.module)
             output = self.plain(*args, **kwargs)
-            handle.end_again()
+            handle.end_again(self.module)
             return output
         if handle.in_forward:
             return self.plain(*args, **kwargs)

@@ -60,6 +60,7 @@ class AttachHandle:
         self._enabled = True
         self._probing = False
         self._seeds = Seeds()
+        self._begun_by: nn.Module | None = None  # the module at which the latest forward pass began
         self._trains = False  # whether the current pass has gradients
         self._has_trained = False  # whether any pass so far had gradients
         self._model = model
@@ -280,14 +281,14 @@ class AttachHandle:
             only_latest=type(waiting[0]).__name__ if waiting else None,
         )
 
-    def end_again(self) -> None:
+    def end_again(self, module: nn.Module) -> None:
         """End a forward pass within a backward pass."""
-        if self._acts():
+        if self._begun_by is module and self._acts():
             self._seeds.end()
 
     def begin_again(self, module: nn.Module) -> None:
         """Begin a forward pass within a backward pass; raise if it would be masked, and the one it repeats was not."""
-        if self._acts():
+        if self._begun_by is module and self._acts():
             self._seeds.repeat()
         if self.acts_on(module) and not self._has_trained:
             raise RuntimeError(
