@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 BITS = 24  # of a number, as many as float32 holds
-CHUNK = 2**18  # positions hashed at once on a CPU, so that they stay in its cache
+CHUNK = 2**16  # positions hashed at once on a CPU, so that they stay in its cache
 B_SHIFT, H_SHIFT = 40, 28
 GOLDEN = 0x9E3779B1 - 2**32
 MULTIPLIERS = 0x7FEB352D, 0x846CA68B - 2**32
@@ -179,6 +179,7 @@ def _in_chunks(words: tuple[Tensor, Tensor], k: Tensor, p: float | Tensor | None
     first, second = (word.reshape(-1, 1) for word in words)
     out = torch.empty(len(first), len(k), dtype=torch.float32 if p is None else torch.bool)
     steps = key_steps(k)
+    threshold = 0 if p is None else _threshold(p)
     at_once = max(1, CHUNK // max(1, len(k)))
     for a, c, part in zip(first.split(at_once), second.split(at_once), out.split(at_once), strict=True):
         x = a + steps
@@ -189,7 +190,10 @@ def _in_chunks(words: tuple[Tensor, Tensor], k: Tensor, p: float | Tensor | None
         x ^= torch.bitwise_right_shift(x, 15, out=shifted).bitwise_and_(LOW[15])
         x *= MULTIPLIERS[1]
         x ^= torch.bitwise_right_shift(x, 16, out=shifted).bitwise_and_(LOW[16])
-        part.copy_(_as_float(x) if p is None else _at_least(x, p))
+        if p is None:
+            part.copy_(_as_float(x))
+        else:
+            torch.ge(x.bitwise_right_shift_(32 - BITS), threshold, out=part)
     return out
 
 
@@ -209,8 +213,13 @@ def _at_least(hashed: Tensor, p: float | Tensor) -> Tensor:
     if is_traced() or (isinstance(p, Tensor) and not (p.is_cpu and p.dim() == 0)):
         # Compiled code would fix a threshold. This comparison is the same, and takes a little longer.
         return _as_float(hashed) >= (p.to(torch.float32) if isinstance(p, Tensor) else p)
+    return (hashed >> (32 - BITS)) >= _threshold(p)
+
+
+def _threshold(p: float | Tensor) -> int:
+    """Return the lowest of the hashed numbers, without their low bits, at which a position is kept."""
     (single,) = struct.unpack("f", struct.pack("f", float(p)))
-    return (hashed >> (32 - BITS)) >= math.ceil(single * 2**BITS) - 2 ** (BITS - 1)
+    return math.ceil(single * 2**BITS) - 2 ** (BITS - 1)
 
 
 def _mix_64(x: int | Tensor) -> int | Tensor:
