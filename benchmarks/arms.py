@@ -14,7 +14,17 @@ from by_hand import OneBackwardPassPerLayer, P, training_step
 from common import Shape
 
 import attnreg
-from attnreg.training import AttackerDefender, FineTuning, TrainingMethod, TwoPass, adamw
+from attnreg.training import (
+    R3F,
+    SAM,
+    AttackerDefender,
+    ChildTuning,
+    FineTuning,
+    RDrop,
+    TrainingMethod,
+    TwoPass,
+    adamw,
+)
 
 T = 8
 LEARNING_RATE = 5e-5
@@ -51,6 +61,17 @@ def with_lora(model: hf.PreTrainedModel) -> torch.nn.Module:
     from peft import LoraConfig, TaskType, get_peft_model
 
     return get_peft_model(model, LoraConfig(task_type=TaskType.SEQ_CLS, r=8, target_modules=["query", "value"]))
+
+
+def trained_by(method: Callable[..., TrainingMethod], **options: Any) -> Arm:
+    """Return an arm with a training method and no provider."""
+
+    def arm(shape: Shape) -> tuple[Callable[[], object], int]:
+        model, batch = shape.model(), shape.batch()
+        optimizer = adamw(model, LEARNING_RATE)
+        return _step(method(model, optimizer, accelerator=Accelerator(), **options), batch)
+
+    return arm
 
 
 def plain_loop(shape: Shape) -> tuple[Callable[[], object], int]:
@@ -177,6 +198,23 @@ ROWS: dict[str, Row] = {
     ),
     "AttendOut, credit by gradient, per unit": Row(attendout(generator_options={}, credit="gradient"), plain),
 }
+NEWER: dict[str, Make] = {
+    "AttentionEntropy": lambda _: attnreg.AttentionEntropy(),
+    "EmbeddingNoise": lambda _: attnreg.EmbeddingNoise(),
+    "HiddenDropout": lambda _: attnreg.HiddenDropout(P),
+    "HiddenDropout, pooled, p = 0.9": lambda _: attnreg.HiddenDropout(0.9, where="pooled"),
+    "HiddenKey": lambda _: attnreg.HiddenKey(P),
+    "HiddenNoise": lambda _: attnreg.HiddenNoise(),
+    "RelaxedAttention": lambda _: attnreg.RelaxedAttention(),
+}
+ROWS.update({name: Row(fine_tuning(make), plain) for name, make in NEWER.items()})
+ROWS["RelaxedAttention, instead of the model's dropout"] = Row(
+    fine_tuning(NEWER["RelaxedAttention"], **OWN_DROPOUT_OFF), plain
+)
+ROWS["SAM"] = Row(trained_by(SAM), plain)
+ROWS["R-Drop"] = Row(trained_by(RDrop), plain)
+ROWS["R3F"] = Row(trained_by(R3F), plain)
+ROWS["Child-Tuning, F"] = Row(trained_by(ChildTuning), plain)
 if find_spec("peft"):
     ROWS["LoRA by PEFT, AttentionDropout, scores"] = Row(fine_tuning(scores, lora=True), fine_tuning(lora=True))
 LONG: dict[str, Row] = {
