@@ -13,6 +13,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from attnreg.errors import AsleepWarning, InputError
 from attnreg.injection import AttachHandle
+from attnreg.integrations.attaching import attach_in_trainer
 from attnreg.provider.asleep import asleep_for
 from attnreg.provider.base import MaskProvider
 from attnreg.provider.protocols import looks_at_batches
@@ -28,27 +29,61 @@ class AttnRegCallback(TrainerCallback):
     """Steps a provider's schedules, logs its drop rates, saves it with each checkpoint and restores it on resuming.
 
     Args:
-        handle: the handle that :func:`attnreg.attach` returned.
+        provider: a provider, which is attached to the Trainer's model (all self-attention) when the Trainer has been
+            created; or the handle that :func:`attnreg.attach` returned, to choose layers and stacks.
 
     Example:
         >>> import attnreg
         >>> from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
         >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
-        >>> handle = attnreg.attach(model, attnreg.AttentionLayerDrop(0.2))
-        >>> trainer = Trainer(model, TrainingArguments("runs", report_to="none", use_cpu=True))
-        >>> AttnRegCallback(handle).add_to(trainer)
+        >>> callback = AttnRegCallback(attnreg.HiddenKey(0.1))
+        >>> trainer = Trainer(model, TrainingArguments("runs", report_to="none", use_cpu=True), callbacks=[callback])
+        >>> [site.label for site in callback.handle.sites]
+        ['encoder.0', 'encoder.0.output']
     """
 
-    def __init__(self, handle: AttachHandle) -> None:
-        self.handle = handle
+    def __init__(self, provider: MaskProvider | AttachHandle) -> None:
+        self._provider = provider if isinstance(provider, MaskProvider) else None  # to be attached
+        self._handle = provider if isinstance(provider, AttachHandle) else None
+        if self._provider is None and self._handle is None:
+            raise InputError(f"Expected a provider or a handle of `attnreg.attach`, got {type(provider).__name__}.")
         self._sums: dict[str, Tensor] = {}
         self._steps = 0
+
+    @property
+    def handle(self) -> AttachHandle:
+        """The handle of the provider.
+
+        Raises:
+            InputError: if the provider is not attached yet, because no Trainer has this callback.
+        """
+        if self._handle is None:
+            raise InputError(
+                f"{type(self._provider).__name__} is not attached yet. Pass the callback to a Trainer as "
+                "`callbacks=[callback]`, or call `callback.add_to(trainer)`."
+            )
+        return self._handle
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Attach the provider, if the callback was created with one.
+
+        Raises:
+            InputError: if the provider needs an :class:`ADDropTrainer`.
+        """
+        model = kwargs.get("model")
+        if self._provider is not None and isinstance(model, nn.Module):
+            _check_supported(self._provider, "a callback", "`ADDropTrainer(provider=...)`")
+            self._attach(model)
+
+    def _attach(self, model: nn.Module) -> None:
+        if self._provider is not None and (self._handle is None or not self._handle.holds(model)):
+            self._handle = attach_in_trainer(model, self._provider)
 
     def add_to(self, trainer: Trainer) -> None:
         """Add this callback to a trainer, before the callbacks that report logs, so that they see the drop rates.
 
-        ``Trainer(callbacks=[...])`` puts it after them instead. Then ``report_to`` does not get the drop rates, and
-        nobody checks that the Trainer supports the provider.
+        ``Trainer(callbacks=[...])`` puts it after them instead, so that ``report_to`` does not get the drop rates. If
+        the callback has a handle, nobody checks then that the Trainer supports the provider.
 
         Raises:
             InputError: if ``trainer`` is not a :class:`transformers.Trainer`, or if the provider needs an
@@ -61,13 +96,15 @@ class AttnRegCallback(TrainerCallback):
                 "it uses internally (SetFit: `trainer.st_trainer`)."
             )
         if not isinstance(trainer, TrainsProviders):
-            for module in reversed(list(self.handle.provider.modules())):  # inner ones first, to name them
-                if isinstance(module, MaskProvider) and (why := _needs_more_than_masks(module)):
-                    raise InputError(
-                        f"{type(module).__name__} {why}, which {name} does not support. Use "
-                        + ("ADDropTrainer." if name == "Trainer" else f"`class Both(ADDropTrainer, {name})`.")
-                    )
-        trainer.callback_handler.callbacks.insert(0, self)
+            use = "ADDropTrainer" if name == "Trainer" else f"`class Both(ADDropTrainer, {name})`"
+            _check_supported(self._provider or self.handle.provider, name, use)
+        if self._provider is not None:
+            assert trainer.model is not None
+            self._attach(trainer.model)
+        callbacks = trainer.callback_handler.callbacks
+        if self in callbacks:  # by `callbacks=[...]`; it must not act twice
+            callbacks.remove(self)
+        callbacks.insert(0, self)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -154,6 +191,13 @@ class AttnRegCallback(TrainerCallback):
         # The Trainer calls model.zero_grad, not optimizer.zero_grad, and the provider is not part of the model.
         for parameter in self.handle.provider.learned_parameters():
             parameter.grad = None
+
+
+def _check_supported(provider: MaskProvider, by: str, use: str) -> None:
+    """Refuse a provider that needs more than this Trainer or callback does."""
+    for module in reversed(list(provider.modules())):  # inner ones first, to name them
+        if isinstance(module, MaskProvider) and (why := _needs_more_than_masks(module)):
+            raise InputError(f"{type(module).__name__} {why}, which {by} does not support. Use {use}.")
 
 
 def _needs_more_than_masks(provider: MaskProvider) -> str | None:

@@ -12,7 +12,9 @@ from transformers import Seq2SeqTrainer, Trainer
 from transformers.modeling_utils import unwrap_model
 
 from attnreg.errors import InputError
-from attnreg.injection import AttachHandle, attach
+from attnreg.injection import AttachHandle
+from attnreg.integrations.accumulation import average_micro_batches, per_micro_batch
+from attnreg.integrations.attaching import attach_in_trainer
 from attnreg.integrations.callback import AttnRegCallback, TrainsProviders
 from attnreg.provider.base import MaskProvider
 from attnreg.provider.cross_tuning import CrossTuning
@@ -74,9 +76,8 @@ class ADDropTrainer(TrainsProviders, Trainer):
         regularizer = provider.provider if isinstance(provider, AttachHandle) else provider
         if self.optimizer is not None:
             check_learned(self.optimizer, regularizer)
-        self.handle = provider if isinstance(provider, AttachHandle) else attach(self.model, provider)
-        if not hasattr(unwrap_model(self.model), "accepts_loss_kwargs"):
-            self.model_accepts_loss_kwargs = False
+        self.handle = provider if isinstance(provider, AttachHandle) else attach_in_trainer(self.model, provider)
+        average_micro_batches(self)
         AttnRegCallback(self.handle).add_to(self)
 
     def training_step(
@@ -125,17 +126,8 @@ class ADDropTrainer(TrainsProviders, Trainer):
         penalty = self.handle.provider.penalty() if model.training and self.handle.active else None
         if penalty is None:
             return result
-        if self._sums_micro_batches(num_items_in_batch):
-            penalty = penalty / self.current_gradient_accumulation_steps
+        penalty = per_micro_batch(self, penalty, num_items_in_batch)
         return (result[0] + penalty, *result[1:]) if isinstance(result, tuple) else result + penalty
-
-    def _sums_micro_batches(self, num_items_in_batch: Tensor | int | None) -> bool:
-        """Whether the Trainer sums the losses of micro-batches, instead of averaging them."""
-        scaled = getattr(self, "loss_is_scaled_for_ga", None)  # not in transformers 5.0
-        if scaled is not None:
-            return bool(scaled)
-        counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        return counted or self.compute_loss_func is not None
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
         """Create the optimizer, with the provider's learned parameters in their own group, without weight decay.
