@@ -244,6 +244,7 @@ class AttachHandle:
     def begin(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str]) -> None:
         """Begin a forward pass of the model, or of a module in it that contains all its attention."""
         self.in_forward = True
+        self._begun_by = module
         self.padding = Padding(inputs, names)
         self._trains = torch.is_grad_enabled()
         self._has_trained |= self._trains
