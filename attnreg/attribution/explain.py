@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 
+from attnreg.attribution.factored import Attributions, FactoredGradient
 from attnreg.attribution.target import Target
 from attnreg.errors import InputError
 from attnreg.injection.handle import AttachHandle
@@ -19,6 +20,7 @@ from attnreg.injection.undisturbed import undisturbed
 
 # Parts of torch's messages about a gradient with respect to a tensor that the score does not depend on.
 UNUSED = ("not have been used in the graph", "does not require grad")
+Found = Mapping[str, Tensor | FactoredGradient]
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def explain(
     steps_per_forward: int = 1,
     training: bool = False,
     dtype: torch.dtype | None = None,
-) -> dict[str, Tensor]:
+) -> Attributions:
     """Attribute a model's score on a batch to the attention weights A of some of its sites.
 
     The model runs uncompiled and without the masks of attached providers. Afterwards, even after an exception, its
@@ -68,7 +70,7 @@ def explain(
         dtype: run under autocast to this dtype (default: the caller's precision).
 
     Returns:
-        attributions ``(B, H, Q, K)``, by label.
+        attributions ``(B, H, Q, K)``, by label; those of ``"gradient"`` under a fused kernel are computed on access.
 
     Raises:
         InputError: if the score does not depend on one of the sites.
@@ -104,20 +106,26 @@ def explain(
                 f"The score to explain does not depend on every attributed site ({', '.join(labels)}): attach only to "
                 "modules that lead to it (`modules=...`), or pass another `target`."
             ) from error
-    return {label: tensor.detach() for label, tensor in found.items()}
+    return Attributions({label: x.detach() if isinstance(x, Tensor) else x for label, x in found.items()})
 
 
-def gradient(run: _Pass) -> dict[str, Tensor]:
-    """GA: the signed gradient of s with respect to A, for all layers in one backward pass."""
-    return _gradients(run, times_attention=False)
+def gradient(run: _Pass) -> Found:
+    r"""GA: the signed gradient of s with respect to A, for all layers in one backward pass.
+
+    Under a fused kernel, A is never computed: :math:`\partial s / \partial A = (\partial s / \partial O) V^\top`.
+    """
+    taps = {label: Tap(at_output=True) for label in run.labels}
+    found = _gradients(run, taps, times_tapped=False)
+    values = {label: tap.values for label, tap in taps.items()}
+    return {label: x if (v := values[label]) is None else FactoredGradient(x, v) for label, x in found.items()}
 
 
-def gradient_times_attention(run: _Pass) -> dict[str, Tensor]:
+def gradient_times_attention(run: _Pass) -> Found:
     r""":math:`A \odot \partial s / \partial A`; its sum over a head is the derivative of s by a gate on that head."""
-    return _gradients(run, times_attention=True)
+    return _gradients(run, {label: Tap() for label in run.labels}, times_tapped=True)
 
 
-def integrated_gradients(run: _Pass) -> dict[str, Tensor]:
+def integrated_gradients(run: _Pass) -> Found:
     r"""IGA: :math:`A \odot \frac{1}{m} \sum_{k=1}^m \partial s(\frac{k}{m} A) / \partial A`, one layer at a time.
 
     The attributions of a layer sum to s(A) - s(0), up to the discretisation error. Captum's
@@ -152,12 +160,12 @@ def integrated_gradients(run: _Pass) -> dict[str, Tensor]:
     return found
 
 
-def attention(run: _Pass) -> dict[str, Tensor]:
+def attention(run: _Pass) -> Found:
     """AA: the attention weights themselves."""
     return _weights(run)[0]
 
 
-METHODS: dict[str, Callable[[_Pass], dict[str, Tensor]]] = {
+METHODS: dict[str, Callable[[_Pass], Found]] = {
     "gradient": gradient,
     "gradient_times_attention": gradient_times_attention,
     "integrated_gradients": integrated_gradients,
@@ -165,17 +173,18 @@ METHODS: dict[str, Callable[[_Pass], dict[str, Tensor]]] = {
 }
 
 
-def _gradients(run: _Pass, *, times_attention: bool) -> dict[str, Tensor]:
+def _gradients(run: _Pass, taps: Mapping[str, Tap], *, times_tapped: bool) -> dict[str, Tensor]:
+    """Return the gradients with respect to what passes through the taps, perhaps times the latter."""
     from captum.attr import LayerGradientXActivation
 
     def score(unused: Tensor) -> Tensor:
         output = run.output()
         return run.target.score(output, run.batch, run.target.classes(output, run.batch))
 
-    taps = {label: Tap() for label in run.labels}
     with run.handle.tapped(taps):
-        captum = LayerGradientXActivation(score, list(taps.values()), multiply_by_inputs=times_attention)
-        return dict(zip(taps, captum.attribute(torch.zeros(1)), strict=True))
+        captum = LayerGradientXActivation(score, list(taps.values()), multiply_by_inputs=times_tapped)
+        found = captum.attribute(torch.zeros(1))
+    return dict(zip(taps, found, strict=True))
 
 
 def _weights(run: _Pass) -> tuple[dict[str, Tensor], Any]:

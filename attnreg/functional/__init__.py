@@ -14,6 +14,8 @@ from attnreg.functional.bernoulli import drop_rate as drop_rate
 from attnreg.functional.bernoulli import sample_keep as sample_keep
 from attnreg.functional.bernoulli import sample_windows as sample_windows
 from attnreg.functional.entropy import attention_entropy as attention_entropy
+from attnreg.functional.factored import factored_region as factored_region
+from attnreg.functional.factored import weights_gradient as weights_gradient
 from attnreg.functional.heads import head_importance as head_importance
 from attnreg.functional.heads import rescaled_heads as rescaled_heads
 from attnreg.functional.heads import sample_heads as sample_heads

@@ -52,6 +52,7 @@ class AttentionMode(TorchFunctionMode):
         self.handle = handle
         self.name = name
         self.tap: Tap | None = None
+        self.taps_output = False
         self._plan = plan
         self._at = 0
         self._asked: set[int] = set()
@@ -100,6 +101,7 @@ class AttentionMode(TorchFunctionMode):
         self.tap = self.handle.taps.get(planned.info.label)
         if self.handle.taps and self.tap is None:
             return None
+        self.taps_output = self.tap is not None and self.tap.at_output and planned.parts is None
         layout = planned.layout
         if heads is not None:
             layout = replace(layout, dims="fqk" if rank == 3 else STANDARD, heads=heads if rank == 3 else 1)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg import functional
 from attnreg.arguments import Count, Probability, one_of, probability, true_or_false, whole_number
-from attnreg.attribution import METHODS, Target, explain
+from attnreg.attribution import METHODS, Attributions, Target, explain
 from attnreg.errors import InputError
 from attnreg.functional.region import Region
 from attnreg.injection import handle_of
@@ -104,8 +103,8 @@ class AttributionProvider(MaskProvider):
         self.first_pass_dtype = first_pass_dtype
         if first_pass_dtype is not None:
             one_of("first_pass_dtype", first_pass_dtype, get_args(HalfPrecision))
-        #: Attributions ``(B, H, Q, K)`` of the latest batch, by ``"<stack>.<layer>"``.
-        self.attributions: dict[str, Tensor] = {}
+        #: Attributions ``(B, H, Q, K)`` of the latest batch, by ``"<stack>.<layer>"``, some computed on each access.
+        self.attributions = Attributions()
         self._regions: dict[str, Tensor] = {}
         self._labels: list[str] = []
         self._passes = TwoPasses()
@@ -154,7 +153,7 @@ class AttributionProvider(MaskProvider):
 
     def clear(self) -> None:
         """Forget the attributions, so that the next forward pass is not masked."""
-        self.attributions, self._regions = {}, {}
+        self.attributions, self._regions = Attributions(), {}
         self._passes.end()
 
     @override
@@ -182,10 +181,10 @@ class AttributionProvider(MaskProvider):
         return Mask(scores=site.keep(self.q) | ~self._regions[site.label])
 
     def _region(self, site: AttentionSite) -> Tensor:
-        attribution = self.attributions[site.label]
-        if attribution.shape != site.shape:
+        shape = self.attributions.shapes[site.label]
+        if shape != tuple(site.shape):
             raise InputError(
                 f"This forward pass is not on the batch that `attribute` looked at: {site.name} has shape "
-                f"{tuple(site.shape)} instead of {tuple(attribution.shape)}; call `attribute` on each batch first."
+                f"{tuple(site.shape)} instead of {shape}; call `attribute` on each batch first."
             )
-        return functional.candidate_region(attribution, site.valid, self.p, self.region)
+        return self.attributions.region(site.label, site.valid, self.p, self.region)

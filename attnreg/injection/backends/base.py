@@ -51,6 +51,7 @@ class Masking(AbstractContextManager[Any], Protocol):
     """What backends use of :class:`attnreg.injection.mode.AttentionMode`, while an attached module runs."""
 
     tap: Tap | None
+    taps_output: bool  # whether the output of a fused kernel may pass through the tap instead of the weights
 
     def expect(self, backend: str, call: Call) -> Asked | None:
         """Return the site of a call; ``None`` to leave the call unchanged."""

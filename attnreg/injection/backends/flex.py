@@ -6,7 +6,7 @@ import functools
 import operator
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import Any
 
@@ -86,6 +86,15 @@ class FlexAttention(Backend):
         run = functools.partial(func, query, key, value, block_mask=block_mask, scale=scale, enable_gqa=enable_gqa)
         if site is None:
             return run(score_mod=score_mod, **options)
+        if mode.tap is not None and mode.taps_output:
+            out = None
+            with suppress(NotImplementedError), torch.compiler.set_stance("default"):  # the kernel may be compiled
+                out = run(score_mod=score_mod, **options)  # gradients on a CPU are not implemented
+            if out is not None:
+                values = site.layout.of_keys(value, dim=-2)
+                if isinstance(out, tuple):
+                    return mode.tap.output(out[0], values), *out[1:]
+                return mode.tap.output(out, values)
         valid = _valid(score_mod, block_mask, shape, query)
         mask = mode.ask(
             site, shape, valid, like=query, query=query, key=key, scale=scale, score_mod=score_mod, in_kernel=True

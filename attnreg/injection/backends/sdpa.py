@@ -56,6 +56,10 @@ class FusedAttention(Backend):
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         layout = site.layout
         queries, keys, values = (layout.canonical_rows(_of_lead(x, shape)) for x in (query, key, value))
+        if mode.tap is not None and mode.taps_output and not dropout_p:
+            out = func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            out = mode.tap.output(layout.canonical_rows(out), layout.of_keys(values, dim=-2))
+            return layout.restored_rows(out, shape[:-1])
         valid, bias = split_attention_mask(materialized(attn_mask), is_causal, query, key)
         valid, bias = (None if x is None else layout.canonical_mask(x, shape) for x in (valid, bias))
         own_valid, own_bias = (None if x is None else layout.of_keys(x) for x in (valid, bias))
