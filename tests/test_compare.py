@@ -113,7 +113,7 @@ def test_the_report_has_what_it_needs(finished):
         assert f"## {heading}" in report
         assert f">{heading}</h2>" in page
     assert "| attention-layerdrop --drop-rate {0.1,0.9} | --drop-rate 0." in report
-    assert "did not have the same number of tries: finetune 1, ad-drop --q 0.5 1, attention-layerdrop" in report
+    assert "did not have the same number of tries: finetune (1), ad-drop --q 0.5 (1), attention-layerdrop" in report
     assert report.count("chosen |") == 1
     assert "data:image/png;base64," in page
     assert not re.search(r'(src|srcset|href)="(?!data:|#)', page)

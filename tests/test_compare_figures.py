@@ -14,6 +14,7 @@ from attnreg.experiments.compare.report import write_report
 from attnreg.experiments.plots.confusion import plot_confusion
 from attnreg.experiments.plots.dark import PAGE, darkened
 from attnreg.experiments.plots.forest import plot_forest
+from attnreg.experiments.plots.search import plot_search
 from attnreg.experiments.plots.seeds import plot_seeds
 from attnreg.experiments.plots.style import picture
 from attnreg.experiments.tasks.metrics import METRICS
@@ -88,6 +89,19 @@ def test_contents_lead_to_the_headings(reported):
     links = re.findall(r'<a href="#([^"]+)">', page)
     assert links == re.findall(r'<h2 id="([^"]+)">', page)
     assert len(links) == len(headings) == len(set(links))
+
+
+def test_lines_of_the_page_do_not_end_within_an_option(tmp_path, undrawn):
+    study = study_of(tmp_path, "finetune", "ad-drop --p 0.3 --first-pass train", equal_time=False)
+    for run in study.runs():
+        write(run, 0.5 + 0.1 * run.seed)
+    write_report(study)
+    page = (study.folder / "report.html").read_text()
+    name = '<span class="word">ad-drop</span> <span class="word">--p</span> 0.3 <span class="word">--first-pass</span>'
+    assert f'<td class="text">{name} train</td>' in page
+    assert re.search(r'<td class="text long">.*<span class="word">--first-pass</span> train', page)
+    assert f"<h1>finetune, {name} train on agreement: " in page
+    assert "pre { background: var(--code); padding: .6rem; white-space: pre-wrap; }" in page
 
 
 def test_the_forest_has_the_differences_of_the_table(reported):
@@ -177,11 +191,9 @@ def test_nothing_is_cut_off(tmp_path, monkeypatch):
 
     def drawn(figure, path, **options):
         figure.draw_without_rendering()
-        axes = [one for one in figure.axes if one.get_title()]
-        texts = [
-            text
-            for one in axes
-            for text in (one.title, one.xaxis.label, *one.get_xticklabels(), *one.get_yticklabels())
+        texts = [text for one in figure.axes for text in (one.title, one.xaxis.label, one.yaxis.label)]
+        texts += [
+            text for one in figure.axes if one.images for text in (*one.get_xticklabels(), *one.get_yticklabels())
         ]
         boxes = {text.get_text(): text.get_window_extent() for text in texts if text.get_text()}
         cut.append([text for text, box in boxes.items() if min(box.min) < 0 or (box.max > figure.bbox.max).any()])
@@ -189,7 +201,8 @@ def test_nothing_is_cut_off(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", drawn)
     plot_confusion({name: np.ones((2, 2), int) for name in NAMES}, ["unacceptable", "acceptable"], tmp_path / "a.png")
-    assert cut == [[]] * 4
+    plot_search({"--p": ["0.1", "0.3"], "--q": ["0.1", "0.3"]}, [0.0, 0.1, 0.2, 0.3], 1, "matthews_correlation", 3, tmp_path / "b.png")  # fmt: skip
+    assert cut == [[]] * 8
 
 
 def test_dark_figures_have_the_page_behind_them(tmp_path, undrawn):

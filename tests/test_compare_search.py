@@ -56,7 +56,7 @@ def test_a_search_over_two_options_is_a_heat_map(tmp_path):
     (frame,) = map_.patches  # around the best: p = 0.3 in row 1, q = 0.3 in column 1
     center = frame.get_x() + frame.get_width() / 2, frame.get_y() + frame.get_height() / 2
     assert center == pytest.approx((1, 1))
-    assert bar.get_ylabel() == "accuracy on held-out rows\n(mean over 2 seeds)"
+    assert bar.get_ylabel() == "accuracy\non held-out rows\n(mean over 2 seeds)"
     assert f"](plots/{path.name})" in (study.folder / "report.md").read_text()
     page = (study.folder / "report.html").read_text()
     assert f'alt="Search of {text}: ' in page
@@ -106,8 +106,8 @@ def test_the_baseline_is_searched_like_any_other(tmp_path):
         write_report(study)
     report = (tmp_path / "study" / "report.md").read_text()
     assert (
-        "did not have the same number of tries: finetune --learning-rate {1e-4,2e-4} 2, ad-drop --q {0.1,0.3} 2, "
-        "attention-layerdrop 1." in report
+        "did not have the same number of tries: finetune --learning-rate {1e-4,2e-4} (2), ad-drop --q {0.1,0.3} (2), "
+        "attention-layerdrop (1)." in report
     )
     assert "10 epochs" in report  # common to all
     assert "learning rate 0.0002" not in report  # the baseline's is not that of the others

@@ -3,8 +3,11 @@
 import gzip
 import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests import tables
@@ -60,8 +63,12 @@ def test_blocks_run(page, ends):
     assert set(left) <= {"runs"}  # the Trainer makes its output folder at once
 
 
+def script_of(page, name):
+    return re.search(rf"^```python {name}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S).group(1)
+
+
 def run_script(warm, page, name, *args, cwd, processes=1):
-    script = re.search(rf"^```python {name}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S).group(1)
+    script = script_of(page, name)
     assert len(script.splitlines()) < 40
     code, output = warm.run("-c", script, *args, cwd=cwd, timeout=1800, processes=processes)
     assert code == 0, output
@@ -92,6 +99,23 @@ def test_the_trainer_script_fine_tunes_minilm_on_rte(real_data, warm, tmp_path):
     scores = [float(text) for text in re.findall(r"'eval_accuracy': '?([0-9.]+)", output)]
     assert len(scores) == 4
     assert max(scores) > 0.53  # the share of the larger class
+
+
+@pytest.mark.parametrize("tool", ["autorank", "deepsig"])
+def test_other_tools_are_given_all_scores(tool, monkeypatch, capsys):
+    given = []
+    stub = SimpleNamespace(autorank=given.append, create_report=print, multi_aso=lambda scores, **_: given.append(scores) or np.ones(1))  # fmt: skip
+    monkeypatch.setitem(sys.modules, tool, stub)
+    monkeypatch.chdir(ROOT)
+    exec(script_of(ROOT / "docs/comparing.md", f"{tool}.py"), {})
+    assert {name: len(scores) for name, scores in given[0].items()} == {"high": 24, "plain": 24, "random": 24}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["autorank", "deepsig"])
+def test_other_tools_read_the_results(tool, warm):
+    pytest.importorskip(tool, reason=f"needs the package {tool}, without its dependencies: pip install --no-deps")
+    assert "high" in run_script(warm, ROOT / "docs/comparing.md", f"{tool}.py", cwd=ROOT)
 
 
 def test_the_table_of_providers_and_families_is_whole():

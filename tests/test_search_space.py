@@ -75,7 +75,7 @@ def test_a_comparison_counts_the_search(search, runs, cli, tmp_path):
     assert options["finetune"]["tries"] == "1"
     assert options["best"]["tries"] == f"{winner['trials']} ({winner['runs']} runs)"
     assert options["best"]["as given"].replace("\\", "") == winner["method"].replace("\\", "")
-    assert f"did not have the same number of tries: finetune 1, best {winner['trials']}." in text
+    assert f"did not have the same number of tries: finetune (1), best ({winner['trials']})." in text
     assert f"best is the winner of the search in found: {winner['trials']} trials in {winner['runs']} runs" in text
     assert "best=@found" in text.split("```")[1]
     assert "best" in result.output

@@ -20,9 +20,13 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 .wide { overflow-x: auto; } table { font-size: .9em; border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .45rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-.text { text-align: left; white-space: normal; min-width: 8em; } th { border-bottom: 2px solid var(--strong); }
-figure { margin: 1rem 0; } img { max-width: 100%; } pre { background: var(--code); overflow-x: auto; padding: .6rem; }
+.text { text-align: left; white-space: normal; min-width: 8em; } .long { min-width: 22em; }
+th { border-bottom: 2px solid var(--strong); } .word { white-space: nowrap; }
+figure { margin: 1rem 0; } img { max-width: 100%; }
+pre { background: var(--code); padding: .6rem; white-space: pre-wrap; }
 """
+
+_LONG = 40  # letters; a column with more in a cell is wider on a narrow screen
 
 
 @dataclass(frozen=True)
@@ -132,9 +136,9 @@ def self_contained_html(blocks: Sequence[Block]) -> str:
     for number, block in enumerate(blocks):
         if isinstance(block, Heading):
             tags = (f'h2 id="{_anchor(block.text)}"', "h2") if number else ("h1", "h1")
-            body.append(f"<{tags[0]}>{html.escape(block.text)}</{tags[1]}>")
+            body.append(f"<{tags[0]}>{_text(block.text)}</{tags[1]}>")
         elif isinstance(block, Contents):
-            links = (f'<li><a href="#{_anchor(text)}">{html.escape(text)}</a></li>' for text in _chapters(blocks))
+            links = (f'<li><a href="#{_anchor(text)}">{_text(text)}</a></li>' for text in _chapters(blocks))
             body.append(f"<nav><ul>{''.join(links)}</ul></nav>")
         elif isinstance(block, Reports):
             links = (
@@ -143,16 +147,16 @@ def self_contained_html(blocks: Sequence[Block]) -> str:
             )
             body.append(f"<ul>{''.join(links)}</ul>")
         elif isinstance(block, Paragraph):
-            body.append(f"<p>{html.escape(block.text)}</p>")
+            body.append(f"<p>{_text(block.text)}</p>")
         elif isinstance(block, Code):
-            body.append("<pre>" + html.escape("\n".join(block.lines)) + "</pre>")
+            body.append("<pre>" + _text("\n".join(block.lines)) + "</pre>")
         elif isinstance(block, Picture):
             caption = html.escape(block.caption)
             image = f'<img alt="{caption}" src="{_embedded(block.path)}">'
             if block.dark is not None:
                 source = f'<source srcset="{_embedded(block.dark)}" media="(prefers-color-scheme: dark)">'
                 image = f"<picture>{source}{image}</picture>"
-            body.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
+            body.append(f"<figure>{image}<figcaption>{_text(block.caption)}</figcaption></figure>")
         else:
             lines = "".join(
                 _row(block, tag, row) for tag, row in [("th", block.header), *(("td", r) for r in block.rows)]
@@ -179,9 +183,20 @@ def _embedded(path: Path) -> str:
     return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
+def _text(text: str) -> str:
+    """Escape a text; lines do not end within its options and hyphenated words.
+
+    Example:
+        >>> _text("ad-drop --p <1")
+        '<span class="word">ad-drop</span> <span class="word">--p</span> &lt;1'
+    """
+    return re.sub(r"[\w-]*-[\w-]+", r'<span class="word">\g<0></span>', html.escape(text))
+
+
 def _row(table: Table, tag: str, cells: Sequence[str]) -> str:
     written = []
     for column, cell in enumerate(cells):
-        kind = table.align(column, ' class="text"', "")
-        written.append(f"<{tag}{kind}>{html.escape(cell)}</{tag}>")
+        long = " long" if len(cell) > _LONG else ""
+        kind = table.align(column, f' class="text{long}"', "")
+        written.append(f"<{tag}{kind}>{_text(cell) if kind else html.escape(cell)}</{tag}>")
     return f"<tr>{''.join(written)}</tr>"

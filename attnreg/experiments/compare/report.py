@@ -44,7 +44,8 @@ def write_report(study: Study) -> list[Table]:
     folder = study.folder / "plots"
     blocks: list[Block] = [
         Heading(
-            f"{', '.join(group.name for group in groups)} on {_config(baseline, 'task')}: {baseline.metric} on dev"
+            f"{', '.join(group.name for group in groups)} on {_config(baseline, 'task')}: "
+            f"{baseline.metric.replace('_', ' ')} on dev"
         ),
         *incomplete(study),
         Code([_command(study)]),
@@ -257,7 +258,7 @@ def _tries(study: Study, groups: Sequence[Group], folder: Path) -> list[Block]:
         return [Paragraph("No options were searched: each method has one set of options.")]
     blocks: list[Block] = []
     if len(set(counts.values())) > 1:
-        tried = ", ".join(f"{name} {count}" for name, count in counts.items())
+        tried = ", ".join(f"{name} ({count})" for name, count in counts.items())
         blocks.append(Paragraph(f"The methods did not have the same number of tries: {tried}."))
     for method in study.methods:
         if (won := method.winner) is not None:

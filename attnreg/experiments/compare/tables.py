@@ -148,7 +148,7 @@ def equal_time(groups: Sequence[Group], longer: Mapping[str, Group]) -> Table:
         seconds = plain.training_time
         times = [f"{seconds:.0f}", f"{seconds / group.training_time:.2f}"]
         rows.append([group.name, plain.name, *times, mean, *difference_cells(result, p, len(group.runs))])
-    return Table(header, rows)
+    return Table(header, rows, texts=(0, 1))
 
 
 def options(study: Study, groups: Sequence[Group]) -> Table:

@@ -26,7 +26,7 @@ def plot_search(
     """
     (first, rows), (second, columns) = searched.items()
     scores = np.array(means).reshape(len(rows), len(columns))
-    with picture(path, width=2.6 + 0.85 * len(columns), height=1.4 + 0.6 * len(rows), published=True) as (axes,):
+    with picture(path, width=2.8 + 0.85 * len(columns), height=1.4 + 0.6 * len(rows), published=True) as (axes,):
         image = axes.imshow(scores, cmap="viridis", origin="lower", aspect="auto")
         for (row, column), score in np.ndenumerate(scores):
             dark = score < scores.min() + 0.6 * np.ptp(scores)
@@ -39,4 +39,4 @@ def plot_search(
         axes.set(xlabel=second, ylabel=first)
         axes.tick_params(length=0)
         count = "1 seed" if seeds == 1 else f"mean over {seeds} seeds"
-        axes.figure.colorbar(image, ax=axes, label=f"{metric.replace('_', ' ')} on held-out rows\n({count})")
+        axes.figure.colorbar(image, ax=axes, label=f"{metric.replace('_', ' ')}\non held-out rows\n({count})")
