@@ -204,7 +204,7 @@ class AttachHandle:
         The tapped sites compute their weights explicitly, without a fused kernel.
 
         Args:
-            taps: the taps, by the :attr:`SiteInfo.label` of their site.
+            taps: the taps, by ``label`` of their site.
         """
         self.taps = dict(taps)
         try:

@@ -30,7 +30,7 @@ class HiddenProvider(MaskProvider):
         tensor([[[0.5000, 0.5000]]])
     """
 
-    #: The sites at which the provider is asked: one of :data:`attnreg.hidden.Where`, or a list of them.
+    #: The sites at which the provider is asked, ``"embeddings"``, ``"input"``, ``"output"`` or ``"pooled"``, or a list.
     where: Where | Sequence[Where] = "output"
 
     @abstractmethod

@@ -69,7 +69,7 @@ class Scheduled(MaskProvider):
     .. math:: p(x) = \text{linear between the knots } (x_i, p_i), \qquad x = t / T
         \;\text{ or }\; x = l / (L - 1)
 
-    t counts the calls of :meth:`step`, one per optimizer step; l counts the L layers of a stack, from 0. Scheduled
+    t counts the calls of ``step()``, one per optimizer step; l counts the L layers of a stack, from 0. Scheduled
     DropHead is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; DropKey with a drop
     probability that falls with depth is ``Scheduled(DropKey(), over="depth", p=[(0, 0.3), (1, 0)])``.
 

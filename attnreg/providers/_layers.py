@@ -85,7 +85,7 @@ class LayerwiseProvider(MaskProvider):
     @classmethod
     @abstractmethod
     def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of :attr:`measured`, from the sites and the other arguments."""
+        """Return the values of ``measured``, from the sites and the other arguments."""
 
     @classmethod
     def for_model(
@@ -100,7 +100,7 @@ class LayerwiseProvider(MaskProvider):
 
         Args:
             model: any model that the provider can be attached to.
-            args: the constructor's arguments, without those that describe the model (:attr:`measured`).
+            args: the constructor's arguments, without those that describe the model (``measured``).
             stacks: as in :func:`attnreg.attach`.
             example_inputs: as in :func:`attnreg.attach`.
             options: more of the constructor's arguments, by name.

@@ -27,7 +27,7 @@ class AdversarialAttention(SeesQueries):
     This network is the generator. q and k are the model's queries and keys with all heads concatenated, without
     gradients; all heads share one mask. The gradient passes straight through the decisions, as if M were
     :math:`\sigma(s)`, and is reversed: one optimizer trains both, the model to lower the loss and the generator to
-    raise it. :meth:`penalty` is the price that the generator pays for masking, averaged over layers and valid units:
+    raise it. ``penalty()`` is the price that the generator pays for masking, averaged over layers and valid units:
 
     .. math:: c \cdot \mathrm{mean}_l\, \mathrm{mean}_{bij}\, (1 - \sigma(s_{ij}))
 

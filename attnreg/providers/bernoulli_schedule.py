@@ -21,7 +21,7 @@ class BernoulliScheduleProvider(MaskProvider):
 
     .. math:: \tilde S_{bhqk} = -\infty \text{ if } M_{bhqk} = 0, \quad M_{bhqk} \sim \mathrm{Bernoulli}(1 - p_l(t / T))
 
-    The rate :math:`p_l` of layer l is piecewise linear in training progress :math:`t / T`, which :meth:`step` advances.
+    The rate :math:`p_l` of layer l is piecewise linear in training progress :math:`t / T`, which ``step()`` advances.
     It is constant before the first and after the last knot.
 
     Args:

@@ -22,7 +22,7 @@ class ConcreteDropout(LearnedRates):
         A = \mathrm{softmax}(S) \odot \frac{1 - z}{1 - p}, \qquad
         z = \sigma\!\left(\frac{1}{t}\left(\log\frac{p}{1-p} + \log\frac{u}{1-u}\right)\right), \quad u \sim U(0, 1)
 
-    The loss on its own would mostly push the rates to 0. Therefore :meth:`penalty` rewards their entropy:
+    The loss on its own would mostly push the rates to 0. Therefore ``penalty()`` rewards their entropy:
 
     .. math:: -\lambda \sum_l H(p_l), \qquad H(p) = -p \log p - (1 - p) \log(1 - p)
 

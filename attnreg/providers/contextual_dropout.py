@@ -27,7 +27,7 @@ class ContextualDropout(SeesQueries):
 
     z are relaxed drop decisions, as in :class:`attnreg.ConcreteDropout`, drawn for each key at the rate of the query's
     row. :math:`W_2` starts at 0 and :math:`b_2` at the logit of p, so all rates start at p. The networks learn through
-    the model's loss and :meth:`penalty`, the mean divergence of the rates of real query rows from a prior:
+    the model's loss and ``penalty()``, the mean divergence of the rates of real query rows from a prior:
 
     .. math:: \lambda \cdot \mathrm{mean}_{lbhi}\, \mathrm{KL}\big(\mathrm{Bernoulli}(p_{lbhi}) \,\big\|\,
               \mathrm{Bernoulli}(p_0)\big)

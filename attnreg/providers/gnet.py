@@ -265,7 +265,7 @@ class GNetProvider(MaskProvider):
 
     @torch.no_grad()
     def prepare(self, inputs: Mapping[str, Any]) -> None:
-        """Draw the masks of all layers for one forward pass of the main model, and store them in :attr:`keep`."""
+        """Draw the masks of all layers for one forward pass of the main model, and store them in ``keep``."""
         if not self._given.taken() and self._relaxed is None:
             self._calibrate_once(inputs)
             self.keep = self._decisions.draw(self.logits(inputs), self.units(inputs))
@@ -388,7 +388,7 @@ class GNetProvider(MaskProvider):
 
         Args:
             inputs: the main model's inputs for which the masks were drawn.
-            keep: the masks, bool, ``(B, L, M, N, N)``, a former :attr:`keep`.
+            keep: the masks, bool, ``(B, L, M, N, N)``, a former ``keep``.
 
         Returns:
             ``(B,)``: :math:`(1/n) \sum \log P(d)` over the decisions of all layers.

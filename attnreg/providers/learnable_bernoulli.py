@@ -39,7 +39,7 @@ class LearnableBernoulli(LearnedRates):
         \hat g_l = \big(f([u > \sigma(-\phi)]) - f([u < \sigma(\phi)])\big) \sum_{ij} (u_{ij} - \tfrac{1}{2})
 
     f is the loss of the batch; the sum runs over the units of layer l, the valid positions of real query rows. The
-    model's own dropout is the same in both runs. The training step draws new masks; :meth:`penalty` then adds a term
+    model's own dropout is the same in both runs. The training step draws new masks; ``penalty()`` then adds a term
     with value 0 and gradient :math:`\hat g`, and a reward :math:`-\lambda \sum_l H(p_l)` for the entropy of the rates.
     The division by :math:`1 - p` gets its part of the gradient in the training step itself.
 
@@ -106,7 +106,7 @@ class LearnableBernoulli(LearnedRates):
         self._estimate: Tensor | None = None
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
-        """Run the model twice and estimate the gradient, which :meth:`penalty` then passes on.
+        """Run the model twice and estimate the gradient, which ``penalty()`` then passes on.
 
         The model's modes, parameters, ``grad`` and the random state stay as they are.
 

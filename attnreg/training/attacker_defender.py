@@ -39,7 +39,7 @@ class AttackerDefender(TrainingMethod):
     better. :class:`attnreg.training.rewards.MetricScore` scores all rows by one metric. ``reward(gaps)`` takes the
     differences ``(n,)`` of the scores, one per reward row, and returns the 0-d reward, or ``(n,)`` with
     ``reward_per="sample"``. ``winner(attacker, defender)`` takes both scores ``(n,)`` and returns the 0-d probability
-    that the Attacker wins. Read the trained network from :attr:`model`: by default it is the Attacker, not the
+    that the Attacker wins. Read the trained network from ``model``: by default it is the Attacker, not the
     ``model`` you pass in.
 
     Three options lower the variance of REINFORCE, beside fewer ``decisions`` of the Generator: one reward per sample,

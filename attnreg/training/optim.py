@@ -54,7 +54,7 @@ def named_optimizer(
 
     Raises:
         ValueError: if the name is unknown, ``layerwise_decay`` is not in (0, 1], or the blocks of the model are not
-            known (see :func:`attnreg.training.levels.blocks_of`).
+            known.
 
     Reference:
         Layer-wise learning rate decay as in Zhang et al. (ICLR 2021, arXiv 2006.05987), Section 6, after Howard and

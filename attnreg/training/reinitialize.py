@@ -26,7 +26,7 @@ def reinitialize_top(model: nn.Module, layers: Count) -> list[str]:
 
     Raises:
         InputError: if the model has no ``_init_weights`` or it leaves a matrix as it is, ``layers`` is more than the
-            number of blocks, or their order is not known (see :func:`attnreg.training.levels.blocks_of`). The model is
+            number of blocks, or their order is not known. The model is
             unchanged then.
 
     Reference:

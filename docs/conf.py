@@ -1,0 +1,127 @@
+"""The documentation site: ``sphinx-build -W docs docs/_build``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import attnreg
+from attnreg._lazy import listed_names
+
+project, author = "attnreg", "The attnreg developers"
+project_copyright = author
+version = release = attnreg.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+]
+root_doc = "index"
+exclude_patterns = ["_build", "gallery", "Thumbs.db"]
+templates_path = ["_templates"]
+
+# Pages. A link to a heading or to a page that is not there is a warning, and -W makes it an error.
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence", "html_image"]
+nitpicky = True
+# Types of other libraries, and internal ones, have no page.
+nitpick_ignore_regex = [("py:class", r"(?!attnreg\.([A-Z]|functional\.|training\.[A-Z]|integrations\.[A-Z])).*")]
+
+# Reference. The stubs list the public names; their modules group them.
+GROUPS = {
+    "Attach": ("attnreg.injection.",),
+    "Regularizers": ("attnreg.providers.",),
+    "Combine, schedule and write providers": ("attnreg.provider.",),
+    "What a provider reads and returns": ("attnreg.masks.", "attnreg.hidden."),
+}
+# Not names of `attnreg` itself, but returned, taken or raised by them.
+BESIDES = ["injection.AttachHandle", "injection.LeftOut", "hidden.HiddenInfo", "draws.Draws"]
+BESIDES += ["errors.InputError", "injection.NoAttentionError", "injection.CoverageWarning", "errors.AsleepWarning"]
+
+
+def grouped(package: str) -> dict[str, list[str]]:
+    """Return the public names of a package, by the heading that they stand under."""
+    module = importlib.import_module(package)
+    if package == "attnreg.functional":  # it imports its names, so it has no stub
+        return {"Functions": [name for name, value in vars(module).items() if inspect.isfunction(value)]}
+    homes = {name: home for name, home in listed_names(str(module.__file__)).items() if home != package}
+    if package != "attnreg":
+        return {"Names": list(homes)}
+    groups = {
+        title: [name for name, home in homes.items() if f"{home}.".startswith(within)]
+        for title, within in GROUPS.items()
+    }
+    assert sum(map(len, groups.values())) == len(homes), "add the module of a public name to GROUPS"
+    return groups | {"Returned and raised": BESIDES}
+
+
+PACKAGES = ["attnreg", "attnreg.functional", "attnreg.training", "attnreg.integrations"]
+autosummary_context = {"groups": {package: grouped(package) for package in PACKAGES}}
+autosummary_generate_overwrite = True
+autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # an override without a docstring is described in its base class, once
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_preserve_defaults = True
+napoleon_custom_sections = ["Shape", "Reference", "With a loss of your own"]
+napoleon_use_ivar = True
+
+# Gallery: scripts in `gallery` make pages in `examples`; a script that fails stops the build.
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "examples",
+    "backreferences_dir": "examples/uses",
+    "doc_module": ("attnreg",),
+    "download_all_examples": False,
+    "notebook_extensions": set(),
+    "remove_config_comments": True,
+    "show_memory": False,
+    "min_reported_time": 1e9,
+    "write_computation_times": False,
+    "plot_gallery": True,
+    "abort_on_example_error": True,
+}
+
+html_theme = "furo"
+html_title = "attnreg"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+pygments_style, pygments_dark_style = "default", "github-dark"
+html_show_copyright = False
+html_copy_source = False
+copybutton_exclude = ".linenos, .gp, .go"
+
+
+def with_own_pages(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Add what only the site needs to pages that are read in the repository, too."""
+    if docname == "providers/README":
+        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
+    # Benchmarks are not in the site: the link downloads the file.
+    source[0] = re.sub(r"\]\(((?:\.\./)+benchmarks/\w+\.md)(?:#[\w-]+)?\)", r"](path:\1)", source[0])
+
+
+def with_public_bases(app: Sphinx, name: str, obj: type, options: object, bases: list[type]) -> None:
+    """Name only bases that have a page, or are of other libraries."""
+    public = {each for groups in autosummary_context["groups"].values() for names in groups.values() for each in names}
+    shown = [each for each in bases if not each.__module__.startswith("attnreg") or each.__name__ in public]
+    bases[:] = shown or [object]
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the functions above."""
+    app.connect("source-read", with_own_pages)
+    app.connect("autodoc-process-bases", with_public_bases)
