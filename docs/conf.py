@@ -92,7 +92,7 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "min_reported_time": 1e9,
     "write_computation_times": False,
-    "plot_gallery": True,
+    "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
 }
 

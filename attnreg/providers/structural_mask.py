@@ -27,7 +27,7 @@ class StructuralMask(MaskProvider):
     Args:
         graph: a distance d, for :math:`G_{qk} = [\,|q - k| \le d\,]`, or a function that takes the model's inputs by
             name, at the start of each forward pass, and returns G, bool, ``(B, N, N)`` or ``(N, N)``, ``True`` = kept.
-            :meth:`save_pretrained` cannot save a function.
+            ``save_pretrained`` cannot save a function.
         heads: indices of the heads to restrict, from 0 (default: all heads).
         keep_first: connect the first position of each sequence, such as ``[CLS]``, with all others.
 

@@ -2,8 +2,8 @@
 Attach a provider and look at its masks
 =======================================
 
-Attach regularizers to a tiny BERT, one after the other, and draw what one training pass drops in the first head.
-White is dropped. ``DropKey`` drops whole keys here, ``DropHead`` whole heads.
+Attach regularizers to a tiny BERT, one after the other, and draw what one training pass drops in the four heads of each
+layer. White is dropped. ``DropKey`` drops whole keys here, ``DropAttention`` windows of keys, ``DropHead`` whole heads.
 """
 
 import matplotlib.pyplot as plt
@@ -34,7 +34,11 @@ for column, (name, provider) in zip(axes.T, providers.items(), strict=True):
         rates = handle.drop_rates()
     for layer, (axis, mask) in enumerate(zip(column, masks, strict=True)):
         factors = next(each for each in (mask.scores, mask.weights, mask.normalized) if each is not None)
-        axis.imshow((factors != 0).expand(1, 4, 16, 16)[0, 0].numpy(), cmap="Blues", vmin=0, vmax=1.4)
-        axis.set_title(f"{name}, layer {layer}\n{rates[f'encoder.{layer}']:.0%} dropped in all heads", fontsize=8)
-        axis.set(xticks=[], yticks=[], xlabel="key", ylabel="query")
+        heads = (factors != 0).expand(1, 4, 16, 16)[0]
+        tiles = torch.cat([torch.cat([heads[0], heads[1]], 1), torch.cat([heads[2], heads[3]], 1)])
+        axis.imshow(tiles.numpy(), cmap="Blues", vmin=0, vmax=1.4)
+        axis.axhline(15.5, color="black", linewidth=0.8)
+        axis.axvline(15.5, color="black", linewidth=0.8)
+        axis.set_title(f"{name}, layer {layer}\n{rates[f'encoder.{layer}']:.0%} dropped", fontsize=8)
+        axis.set(xticks=[], yticks=[], xlabel="key, head by head", ylabel="query")
 plt.show()

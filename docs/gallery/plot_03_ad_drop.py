@@ -20,7 +20,7 @@ config = BertConfig(vocab_size=10, hidden_size=32, intermediate_size=64, num_hid
 model = BertForSequenceClassification(config)
 
 method = FineTuning(model, adamw(model, 3e-3))
-for _ in range(150):
+for _ in range(40):  # not to the end: a prediction that is too sure has no gradient left
     ids = torch.randint(1, 10, (32, 8))
     ids[:, 0] = 0
     loss = method.step({"input_ids": ids, "labels": (ids == words.index("not")).any(1).long()}).loss
@@ -35,20 +35,21 @@ masks = []
 provider.register_forward_hook(lambda module, sites, mask: masks.append(mask.scores))
 attnreg.attach(model, provider)
 provider.attribute(model, batch)
-attribution = provider.attributions["encoder.0"][0].mean(0)
+attribution = provider.attributions["encoder.0"][0, 0]
 candidates = attnreg.functional.candidate_region(
     provider.attributions["encoder.0"], torch.ones(1, 1, 7, 7, dtype=torch.bool), p=0.3
 )[0, 0]
 model.train()(**batch)
 
 # %%
-# Layer 0. The candidates and the drawn mask are those of the first head.
+# The first head of layer 0. Each row of attributions is divided by its largest value, because candidates are chosen row
+# by row. Red keys speak for the prediction, blue ones against it.
 figure, axes = plt.subplots(1, 3, figsize=(10, 3.8), layout="constrained")
-limit = attribution.abs().max()
-axes[0].imshow(attribution.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
+rows = attribution / attribution.abs().amax(1, keepdim=True)
+axes[0].imshow(rows.numpy(), cmap="RdBu_r", vmin=-1, vmax=1)
 axes[1].imshow(candidates.numpy(), cmap="Oranges", vmin=0, vmax=1.3)
 axes[2].imshow(~masks[0][0, 0].numpy(), cmap="Greys", vmin=0, vmax=1.3)
-for axis, title in zip(axes, ("attribution, mean of heads", "candidates", "dropped"), strict=True):
+for axis, title in zip(axes, ("attribution", "candidates", "dropped"), strict=True):
     axis.set(title=title, xlabel="key")
     axis.set_xticks(range(7), sentence, rotation=60)
     axis.set_yticks(range(7), sentence)

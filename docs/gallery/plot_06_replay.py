@@ -27,10 +27,10 @@ with torch.no_grad(), handle.replay(seed):
     replayed = model(input_ids=tokens).last_hidden_state
 
 # %%
-# Every dot is one hidden value.
+# Every dot is one hidden value, and its height is the difference to the first pass.
 figure, axes = plt.subplots(1, 2, figsize=(8, 4), layout="constrained", sharex=True, sharey=True)
 for axis, values, title in zip(axes, (replayed, another), ("replayed, in eval mode", "a new pass"), strict=True):
-    axis.scatter(first.flatten(), values.flatten(), s=2)
-    axis.set(title=f"{title}\nlargest difference {(values - first).abs().max():.1g}", xlabel="first pass")
-axes[0].set_ylabel("second pass")
+    axis.scatter(first.flatten(), (values - first).flatten(), s=2)
+    axis.set(title=f"{title}\nlargest difference {(values - first).abs().max():.1g}", xlabel="value in the first pass")
+axes[0].set_ylabel("difference")
 plt.show()

@@ -30,18 +30,20 @@ game = AttackerDefender(
 )
 
 # %%
-# Forty rounds of four steps.
+# Forty rounds of four steps; a round's rate is the mean of its steps.
 rates = []
-for step in range(160):
-    game.step(batch())
-    if step % 4 == 3:
-        rates.append({name: float(rate) for name, rate in game.drop_rates().items()})
+for _ in range(40):
+    steps = []
+    for _ in range(4):
+        game.step(batch())
+        steps.append(game.drop_rates())
+    rates.append({name: float(torch.stack([step[name] for step in steps]).mean()) for name in steps[0]})
 
 plt.figure(figsize=(7, 3.5), layout="constrained")
 for name in rates[0]:
     plt.plot(range(1, len(rates) + 1), [rate[name] for rate in rates], label=name)
 plt.axhline(0.1, color="grey", linestyle=":", label="initial rate")
 plt.xlabel("round")
-plt.ylabel("drop rate of the Attacker's last step")
+plt.ylabel("mean drop rate of the Attacker")
 plt.legend()
 plt.show()

@@ -14,7 +14,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-path = Path(__file__).parent.parent / "results" / "mechanism" / "results.csv"
+import attnreg
+
+path = Path(attnreg.__file__).parent.parent / "docs" / "results" / "mechanism" / "results.csv"  # of a clone
 scores = defaultdict(dict)
 with path.open(encoding="utf-8") as file:
     for row in csv.DictReader(file):
