@@ -167,8 +167,8 @@ def refusal(model: ModelCase, provider: ProviderCase) -> str | None:
 
 # Between them: queries that are seen, two stacks and a bias, torch's own modules.
 FEW = ("bert", "t5", "torch-encoder")
-# These are tried on every model in every run: masks on scores and on weights, of each step, whole blocks, from tokens.
-COMMON = ("weights-dropout", "scores-dropout", "block-layerdrop", "g-net", "ad-drop")
+# These are tried on every model in every run: masks on weights; on scores, from tokens and from a first pass; whole blocks.
+COMMON = ("weights-dropout", "block-layerdrop", "g-net", "ad-drop")
 
 
 def pairs(

@@ -46,7 +46,7 @@ def gradients(output, *inputs):
         return [torch.zeros_like(x) for x in inputs]
     torch.manual_seed(7)
     grads = torch.autograd.grad(
-        (output * torch.randn(output.shape, dtype=output.dtype)).sum(), inputs, allow_unused=True
+        (output * torch.randn(output.shape, dtype=output.dtype)).sum(), inputs, allow_unused=True, retain_graph=True
     )
     return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, inputs, strict=True)]
 

@@ -50,16 +50,16 @@ def every_combination(test):
 
 @every_combination
 def test_scores_dropout(valid, keep, bias):
+    """In one call; by masked scores; by weights that are normalized after dropping."""
     q, k, v = tensors()
-    fast = functional.scores_dropout(q, k, v, keep, valid, bias)
-    assert_same(fast, attention(q, k, v, keep=keep, valid=valid, bias=bias), q, k, v)
-
-
-@every_combination
-def test_masked_scores_are_the_same_attention(valid, keep, bias):
-    q, k, v = tensors()
-    fast = functional.attention_weights(q, k, valid, bias, keep=keep) @ v
-    assert_same(fast, attention(q, k, v, keep=keep, valid=valid, bias=bias), q, k, v)
+    slow = attention(q, k, v, keep=keep, valid=valid, bias=bias)
+    weights = functional.attention_weights(q, k, valid, bias)
+    for fast in (
+        functional.scores_dropout(q, k, v, keep, valid, bias),
+        functional.attention_weights(q, k, valid, bias, keep=keep) @ v,
+        functional.renormalized(weights, keep, valid) @ v,
+    ):
+        assert_same(fast, slow, q, k, v)
 
 
 @every_combination
@@ -68,14 +68,6 @@ def test_weights_dropout(valid, keep, bias):
     fast = functional.weights_dropout(q, k, v, keep, valid, bias, rescale=True, p=0.25)
     slow = attention(q, k, v, valid=valid, bias=bias, factor=keep.double() / 0.75)
     assert_same(fast, slow, q, k, v)
-
-
-@every_combination
-def test_weights_dropout_normalized_is_scores_dropout(valid, keep, bias):
-    q, k, v = tensors()
-    weights = functional.attention_weights(q, k, valid, bias)
-    fast = functional.renormalized(weights, keep, valid) @ v
-    assert_same(fast, attention(q, k, v, keep=keep, valid=valid, bias=bias), q, k, v)
 
 
 def test_normalizing_with_and_without_a_gradient_through_the_sum():

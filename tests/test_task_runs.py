@@ -38,7 +38,7 @@ def recipe(home, name, task, *options, epochs=2):
 
 
 @pytest.mark.parametrize("task", KINDS)
-def test_every_kind_is_learned(cli, home, tmp_path, task):
+def test_every_kind_is_learned(cli, home, undrawn, tmp_path, task):
     _, _, metrics, least = KINDS[task]
     ran(cli(*recipe(home, "finetune", task, "--output-dir", "out", epochs=6)))
     records = read_lines(tmp_path / "out" / "metrics.jsonl")

@@ -333,7 +333,14 @@ def test_a_cached_loss_is_refused(tmp_path, models):
         trainer.train()
 
 
-BLOCKS = {"one_line.py": "llama", "sft.py": "llama", "dpo.py": "llama", "sentence.py": "bert", "few_shot.py": "bert", "classifier.py": None}
+BLOCKS = {
+    "one_line.py": "llama",
+    "sft.py": "llama",
+    "dpo.py": "llama",
+    "sentence.py": "bert",
+    "few_shot.py": "bert",
+    "classifier.py": None,
+}
 NEEDS = {"one_line.py": "trl", "sft.py": "trl", "dpo.py": "trl", "sentence.py": "sentence_transformers", "few_shot.py": "setfit", "classifier.py": "lightning"}  # fmt: skip
 
 
