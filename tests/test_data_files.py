@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks import choose_task, get_task, load_data, load_splits
+from attnreg.experiments.tasks import choose_task, file_checks, get_task, load_data, load_splits
 from tests.commands import assert_sentence
 
 GOOD = [{"text": "a b", "label": "neg"}, {"text": "c d", "label": "pos"}]
@@ -103,9 +103,27 @@ def test_what_cannot_be_read_is_named(tmp_path, capfd, name, content, says):
 
 
 def test_zstandard(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    monkeypatch.setattr(file_checks, "zstandard", None)
     with pytest.raises(InputError, match=r"Reading .*train.csv.zst needs the package zstandard: pip install zstandard\.$"):  # fmt: skip
         load(tmp_path, "train.csv.zst", b"x")
+
+
+def test_zstandard_where_it_is_installed(tmp_path):
+    zstandard = pytest.importorskip("zstandard", reason="needs the package zstandard")
+    frame = zstandard.ZstdCompressor().compress(lines(GOOD).encode())
+    assert load(tmp_path, "train.jsonl.zst", frame + frame)[1].to_list() == GOOD * 2
+    for damaged in (b"junk", frame[:-3], frame + frame[:-3]):
+        with pytest.raises(InputError, match=r"Cannot read .*train.jsonl.zst: "):
+            load(tmp_path, "train.jsonl.zst", damaged)
+
+
+def test_a_flipped_bit_in_a_packed_file(tmp_path):
+    for name, packed in (("csv.gz", gzip.compress(b"text,label\n" + b"a b,neg\nc d,pos\n" * 99)), ("csv.bz2", bz2.compress(b"text,label\n" * 99))):  # fmt: skip
+        for place in range(12, len(packed) - 1, 3):
+            damaged = packed[:place] + bytes([packed[place] ^ 4]) + packed[place + 1 :]
+            with pytest.raises(InputError):
+                load(tmp_path, f"train.{name}", damaged)
+        (tmp_path / f"train.{name}").unlink()
 
 
 def test_columns_that_change_far_down(tmp_path):

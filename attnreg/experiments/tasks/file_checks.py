@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import re
+import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
@@ -16,7 +17,11 @@ from typing import Any, BinaryIO, Literal, cast
 from attnreg.errors import InputError
 from attnreg.experiments.tasks.files import format_of, suffix_of
 
-DAMAGED = (OSError, EOFError, lzma.LZMAError)  # what is raised when a file cannot be unpacked
+try:
+    import zstandard
+except ImportError:  # it is an extra of `datasets`
+    zstandard = None
+DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error, *(() if zstandard is None else (zstandard.ZstdError,)))
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _UNPACKERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
@@ -28,20 +33,37 @@ def opened(file: Path) -> BinaryIO:
         InputError: if a package is needed that is not installed.
     """
     packed = file.suffix.lower()
-    if packed == ".zst":
-        try:
-            import zstandard
-        except ImportError:
-            raise InputError(f"Reading {file} needs the package zstandard: pip install zstandard.") from None
-        return cast(BinaryIO, zstandard.open(file, "rb"))
-    return cast(BinaryIO, _UNPACKERS.get(packed, open)(file, "rb"))
+    if packed != ".zst":
+        return cast(BinaryIO, _UNPACKERS.get(packed, open)(file, "rb"))
+    if zstandard is None:
+        raise InputError(f"Reading {file} needs the package zstandard: pip install zstandard.")
+    return io.BytesIO(_unpacked(file.read_bytes()))
+
+
+def _unpacked(frames: bytes) -> bytes:
+    """Unpack zstandard's frames; its own reader takes a file that is cut off for a whole one."""
+    parts = []
+    while frames:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        parts.append(frame.decompress(frames))
+        if not frame.eof:
+            raise EOFError("Compressed file ended before the end of a frame")
+        frames = frame.unused_data
+    return b"".join(parts)
 
 
 def columns_in(file: Path, separator: str, quoting: Literal[0, 3]) -> list[str]:
-    """Return the column names in the first line of a table in text form."""
-    with opened(file) as content:
-        lines = io.TextIOWrapper(content, encoding="utf-8-sig", errors="replace", newline="")
-        return next((row for row in csv.reader(lines, delimiter=separator, quoting=quoting) if row), [])
+    """Return the column names in the first line of a table in text form.
+
+    Raises:
+        InputError: if the file is damaged.
+    """
+    try:
+        with opened(file) as content:
+            lines = io.TextIOWrapper(content, encoding="utf-8-sig", errors="replace", newline="")
+            return next((row for row in csv.reader(lines, delimiter=separator, quoting=quoting) if row), [])
+    except (csv.Error, *DAMAGED) as reason:
+        raise InputError(f"Cannot read {file}: {one_line(reason)}.") from reason
 
 
 def check_columns_in(file: Path, columns: Collection[str], separator: str, wanted: Collection[str]) -> None:

@@ -20,6 +20,7 @@ from attnreg.experiments.tasks.file_checks import (
     check_columns_in,
     columns_in,
     one_line,
+    opened,
     reason_of,
     rows_in_field,
 )
@@ -149,6 +150,11 @@ def _plain_path(file: Path, other: Path) -> str:
     if format_of(file) == "json" and (rows := rows_in_field(file)) is not None:
         other = other.with_suffix(".jsonl")
         other.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return str(other)
+    if file.suffix.lower() == ".zst":
+        other = other.with_suffix(f".{format_of(file)}")
+        with opened(file) as content:
+            other.write_bytes(content.read())
         return str(other)
     path = file.absolute()
     if set(str(path)) & set("*?[") or "::" in str(path):  # signs of a pattern, or of a path within an archive
