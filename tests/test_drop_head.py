@@ -8,6 +8,7 @@ from torch import nn
 
 import attnreg
 from attnreg import functional
+from attnreg.draws import Draws
 from tests.reference import close
 
 SITE = attnreg.AttentionSite(shape=(5000, 4, 3, 3), num_layers=2)
@@ -60,11 +61,10 @@ def test_output_of_a_model_is_the_sum_over_kept_heads():
     torch.manual_seed(0)
     attention = nn.MultiheadAttention(12, 4, batch_first=True, bias=False).double()
     x = torch.randn(3, 5, 12, dtype=torch.float64)
-    with attnreg.attach(attention, attnreg.DropHead(0.5), example_inputs=(x, x, x)):
-        torch.manual_seed(2)
+    with attnreg.attach(attention, attnreg.DropHead(0.5), example_inputs=(x, x, x)) as handle:
         got = attention(x, x, x, need_weights=False)[0]
-    torch.manual_seed(2)
-    keep = functional.sample_heads(0.5, (3, 4))
+    draws = Draws(functional.fold_seed(handle.seed, 0))
+    keep = functional.sample_heads(0.5, (3, 4), uniform=draws.uniform((3, 4)))
     assert not keep.all()
     q, k, v = (x @ w.T for w in attention.in_proj_weight.chunk(3))
     for b in range(3):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import attnreg
+from attnreg.draws import Draws
 from tests.cases import refused
 from tests.reference import close
 
@@ -36,11 +37,10 @@ def test_output_of_a_model_is_attention_over_the_keys_that_are_left():
     attention = nn.MultiheadAttention(6, 2, batch_first=True, bias=False).double()
     x = torch.randn(3, 4, 6, dtype=torch.float64)
     provider = attnreg.DropKey(0.6)
-    with attnreg.attach(attention, provider, example_inputs=(x, x, x)):
-        torch.manual_seed(1)
+    with attnreg.attach(attention, provider, example_inputs=(x, x, x)) as handle:
         got = attention(x, x, x, need_weights=False)[0]
-    torch.manual_seed(1)
-    keep = provider(attnreg.AttentionSite(shape=(3, 2, 4, 4))).scores
+    draws = Draws(attnreg.functional.fold_seed(handle.seed, 0))
+    keep = provider(attnreg.AttentionSite(shape=(3, 2, 4, 4), draws=draws)).scores
     assert not keep.any(-1).all()
     attention.requires_grad_(False)
     q, k, v = (x @ w.T for w in attention.in_proj_weight.chunk(3))

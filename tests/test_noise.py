@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import attnreg
-from attnreg import EmbeddingNoise, HiddenNoise, HiddenSite
+from attnreg import EmbeddingNoise, HiddenNoise, HiddenSite, functional
+from attnreg.draws import Draws
+from attnreg.injection.seeds import PLACES, STACKS
 from tests.cases import MODELS, output, refused
 from tests.test_contract import run, same, without_dropout
 
@@ -19,7 +21,7 @@ def test_the_noise_of_embeddings_is_that_of_neftune_without_padding():
     torch.manual_seed(0)
     out = EmbeddingNoise(5.0)(site, states)
     torch.manual_seed(0)
-    uniform = torch.rand(3, 6, 50, dtype=torch.float64) * 2 - 1
+    uniform = site.uniform(dtype=torch.float64) * 2 - 1
     for b, length in enumerate((6, 4, 1)):
         for t in range(6):
             for c in range(50):
@@ -47,7 +49,7 @@ def test_without_size_nothing_changes():
 
 
 def test_in_a_llama_it_is_the_trainers_noise_on_the_embedding_module():
-    """Transformers' own hook on the same batch and the same random numbers, without padding."""
+    """What transformers' own hook does, with our random numbers, without padding."""
     case = next(case for case in MODELS if case.name == "llama")
     model, batch = case.build(), {"input_ids": torch.arange(2, 20).view(3, 6)}
     integrations = pytest.importorskip("transformers.integrations.neftune")
@@ -64,9 +66,13 @@ def test_in_a_llama_it_is_the_trainers_noise_on_the_embedding_module():
     expected = output(model, batch)
     hook.remove()
     torch.testing.assert_close(theirs, expected)  # what their hook does
-    with attnreg.attach(model, EmbeddingNoise(5.0)):
-        torch.manual_seed(0)
-        torch.testing.assert_close(output(model, batch), theirs)
+    with attnreg.attach(model, EmbeddingNoise(5.0)) as handle:
+        ours = output(model, batch)
+    place = PLACES.index("embeddings") * len(STACKS) + STACKS.index("decoder")
+    noise = Draws(functional.fold_seed(handle.seed, place << 32)).uniform((3, 6, 16)) * 2 - 1
+    hook = embeddings.register_forward_hook(lambda module, args, out: out + noise * 5.0 / math.sqrt(6 * 16))
+    torch.testing.assert_close(output(model, batch), ours)
+    hook.remove()
 
 
 test_what_is_refused = refused(

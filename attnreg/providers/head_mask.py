@@ -55,7 +55,7 @@ class HeadMask(MaskProvider):
     Example:
         >>> HeadMask(3)(AttentionSite(shape=(2, 8, 5, 5))).weights.sum()
         tensor(5)
-        >>> import attnreg
+        >>> import attnreg, torch
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=4)
         >>> model = BertForSequenceClassification(config)

@@ -40,6 +40,7 @@ class HiddenDropout(HiddenProvider):
         arXiv 2106.00149): spans; Fine-tuning with Very Large Dropout (arXiv 2403.00946): ``where="pooled"``, p = 0.9.
 
     Example:
+        >>> import torch
         >>> states = HiddenDropout(0.5, mode="column")(HiddenSite(shape=(1, 3, 4)), torch.ones(1, 3, 4))
         >>> torch.equal(states[:, 0], states[:, 1])
         True

@@ -38,6 +38,7 @@ class LayerDrop(MaskProvider):
         >>> import attnreg
         >>> from torch import nn
         >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        >>> import torch
         >>> x = torch.randn(4, 3, 8)
         >>> with attnreg.attach(model, LayerDrop(p=1.0)):
         ...     torch.equal(model(x), x)
