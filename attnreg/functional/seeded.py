@@ -45,7 +45,7 @@ def uniform_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -
     Example:
         >>> one, keys = torch.tensor(0), torch.arange(4)
         >>> uniform_at(7, one, one, one, keys)
-        tensor([0.0000, 0.0000, 0.0000, 0.0000])
+        tensor([0.9648, 0.1883, 0.0521, 0.4259])
     """
     return _as_float(_hashed(row_words(seed, b, h, q), key_steps(k)))
 
@@ -67,7 +67,7 @@ def keep_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor, p: f
     Example:
         >>> b, h, q, k = torch.zeros(4, dtype=torch.long), torch.tensor(0), torch.tensor(0), torch.arange(4)
         >>> keep_at(7, b, h, q, k, p=0.5)
-        tensor([False, False, False, False])
+        tensor([ True, False, False, False])
     """
     return _at_least(_hashed(row_words(seed, b, h, q), key_steps(k)), p)
 
