@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel
 
 import attnreg
 
-torch.manual_seed(0)
+torch.manual_seed(1)
 model = BertModel(BertConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).train()
 tokens = torch.randint(1, 100, (1, 16))
 
