@@ -140,6 +140,13 @@ class Seeds:
     def _again(self, key: tuple[Place, str], name: str, only_latest: str | None) -> int:
         mark, done = _mark(), list(self._done.get(key, ()))
         found = [each for each in done if each.mark == mark]
+        parts = [each for each in found if each.number == found[-1].number]
+        if len(parts) > 1 and len({each.seed for each in found}) == len(parts):
+            # The parts of a site, in their order, which may be repeated again in a second backward pass.
+            if all(each.repeated for each in parts):
+                for each in parts:
+                    each.repeated = False
+            found = [next(each for each in parts if not each.repeated)]
         found = found or [each for each in done if not each.repeated] or done
         if len({each.seed for each in found}) != 1:
             raise RuntimeError(

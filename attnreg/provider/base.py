@@ -21,10 +21,10 @@ class MaskProvider(PretrainedMixin, nn.Module, ABC):
 
     Write only :meth:`forward`. By default, the other hooks (:meth:`check`, :meth:`attribute`, :meth:`prepare`,
     :meth:`step`, :meth:`on_epoch`) pass the call on to providers held as submodules. A provider acts while both it and
-    the attention module are in training mode. Draw random numbers from torch's global generator, which gradient
-    checkpointing replays. Store each constructor argument as an attribute of the same name (scikit-learn's convention),
-    so that :meth:`save_pretrained` can write it. Every built-in provider raises :class:`ValueError` if an argument is
-    out of range.
+    the attention module are in training mode. Draw with ``site.keep(p)`` and ``site.uniform()``: their numbers follow
+    from the seed of the pass, so that gradient checkpointing and ``handle.replay()`` get the same ones. Store each
+    constructor argument as an attribute of the same name (scikit-learn's convention), so that :meth:`save_pretrained`
+    can write it. Every built-in provider raises :class:`ValueError` if an argument is out of range.
 
     Example:
         >>> import torch

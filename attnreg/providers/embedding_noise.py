@@ -17,9 +17,8 @@ class EmbeddingNoise(HiddenProvider):
     .. math:: h'_{btc} = h_{btc} + \frac{\alpha}{\sqrt{L_b C}} u_{btc}, \qquad u_{btc} \sim U(-1, 1)
 
     :math:`L_b` is the number of tokens of sample b without padding, and C the number of features. The Trainer's
-    ``neftune_noise_alpha``
-    adds its noise to the output of the model's embedding module instead, before position embeddings,
-    LayerNorm and dropout, and counts padding in L.
+    ``neftune_noise_alpha`` adds its noise to the output of the model's embedding module instead, before position
+    embeddings, LayerNorm and dropout, and counts padding in L.
 
     Args:
         alpha: the size of the noise; 0 adds none.

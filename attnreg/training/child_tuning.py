@@ -91,6 +91,11 @@ class ChildTuning(FineTuning):
                 if mode == "D"
                 else 'ChildTuning uses `data` for mode "D" only: leave it out.'
             )
+        if mode == "D" and hasattr(model, "peft_config"):
+            raise InputError(
+                'ChildTuning cannot choose weights of adapters in mode "D": the first of their two matrices has no '
+                'gradient at the start. Use mode "F", or train the whole model.'
+            )
         super().__init__(model, optimizer, provider, **shared)
         self._data = data
         #: The masks of mode "D", by the name of the parameter, ``True`` = updated; empty before the first step.

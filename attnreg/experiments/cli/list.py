@@ -12,7 +12,7 @@ from attnreg.experiments.runs.catalogue import recipe_files, summary
 from attnreg.experiments.runs.options import parsed
 from attnreg.experiments.tasks.task import TASKS
 
-_NOT_BY_NAME = {"MaskProvider", "Compose"}  # the base class, and the class behind `&`
+_NOT_BY_NAME = {"MaskProvider", "HiddenProvider", "Compose"}  # the base classes, and the class behind `&`
 
 
 @click.command("list", epilog="Example: attnreg list tasks")
