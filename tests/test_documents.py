@@ -16,6 +16,7 @@ from tests.provider_cases import BUILT_IN, PROVIDERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
+PAGES = [page for page in PAGES if "_build" not in page.parts]  # the site, if it was built
 BLOCKS = {page: re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S) for page in PAGES}
 # Each by itself, one after the other; each page in a folder of its own. Writes down how each page ended.
 RUN = """
