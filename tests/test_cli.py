@@ -1,6 +1,7 @@
 """The command line: help, lists, copies, and a sentence for each kind of bad input."""
 
 import gzip
+import io
 import json
 import subprocess
 import sys
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from attnreg.experiments.runs.reporting import print_table
 from tests.commands import assert_sentence, ran
 
 ROOT = Path(__file__).parent.parent
@@ -240,3 +243,11 @@ def test_without_a_network_the_answer_comes_soon(warm, tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device asked for is there")
 def test_a_device_that_is_not_there(cli):
     assert_sentence(cli("recipe", "finetune", "--device", "cuda"), 1, "No cuda device found. Use --device cpu")
+
+
+def test_names_in_printed_tables_are_whole():
+    out = io.StringIO()
+    rows = [["high - plain", f"agreement-train_size={size}", "[-0.0581, +0.0362]"] for size in (200, 400)]
+    print_table(Console(file=out, width=44), ["difference of", "task", "95 % over seeds"], rows, (0, 1))
+    cells = [line.split("│")[2].strip() for line in out.getvalue().splitlines() if line.startswith("│")]
+    assert "".join(cells) == "agreement-train_size=200agreement-train_size=400"

@@ -202,7 +202,9 @@ def test_nothing_is_cut_off(tmp_path, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", drawn)
     plot_confusion({name: np.ones((2, 2), int) for name in NAMES}, ["unacceptable", "acceptable"], tmp_path / "a.png")
     plot_search({"--p": ["0.1", "0.3"], "--q": ["0.1", "0.3"]}, [0.0, 0.1, 0.2, 0.3], 1, "matthews_correlation", 3, tmp_path / "b.png")  # fmt: skip
-    assert cut == [[]] * 8
+    names = {"agreement-train_size=200": (0.1, 0.0, 0.2), "attention-dropout --drop-rate 0.1 --placement weights": (0.1, 0.0, 0.2)}  # fmt: skip
+    plot_forest(names, "finetune --learning-rate 1e-4 --epochs 20", "matthews correlation or accuracy", tmp_path / "c.png")  # fmt: skip
+    assert cut == [[]] * 12
 
 
 def test_dark_figures_have_the_page_behind_them(tmp_path, undrawn):

@@ -24,7 +24,8 @@ def plot_forest(
         largest: largest possible difference; intervals end there.
     """
     names = [folded(name) for name in differences]
-    height = 1.0 + sum(0.36 + 0.14 * name.count("\n") for name in names)
+    label = folded(f"difference in {metric.replace('_', ' ')} to {baseline}", 34)
+    height = 1.0 + 0.18 * label.count("\n") + sum(0.36 + 0.14 * name.count("\n") for name in names)
     with picture(path, width=5.4, height=height, published=True) as (axes,):
         axes.axvline(0, color=COLORS[0], lw=1.0)
         for row, (mean, low, high) in enumerate(differences.values()):
@@ -37,6 +38,6 @@ def plot_forest(
         axes.set_ylim(len(names) - 0.5, -0.5)
         limit = 1.08 * max(map(abs, axes.get_xlim()))
         axes.set_xlim(-limit, limit)  # so that better and worse are equally wide
-        axes.set_xlabel(f"difference in {metric.replace('_', ' ')} to {folded(baseline, 40, 2)}\n(right: better)")
+        axes.set_xlabel(f"{label}\n(right: better)")
         axes.grid(axis="x", color="#dddddd", lw=0.6)
         axes.set_axisbelow(True)

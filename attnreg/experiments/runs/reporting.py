@@ -168,7 +168,7 @@ def print_table(
     """Print a table whose columns ``texts`` are aligned left, the others right."""
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(header):
-        table.add_column(column, justify="left" if number in texts else "right")
+        table.add_column(column, justify="left" if number in texts else "right", overflow="fold")  # not cut to "…"
     for row in rows:
         table.add_row(*row)
     console.print(table)
