@@ -35,6 +35,7 @@ class AttributionProvider(MaskProvider):
 
     The masks last until the backward pass is done, also under gradient checkpointing; later passes are not masked
     until the next :meth:`attribute`.
+    The gradients of fused attention :math:`O = A V` are :math:`(\partial s / \partial O) V^\top`, without A in memory.
     With ``method="random"`` there is no first pass, and every forward pass in training mode is masked. ``target`` may
     also be a function: see :class:`attnreg.attribution.Target`, also for ``shift_labels``.
 
