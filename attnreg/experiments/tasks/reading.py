@@ -119,10 +119,13 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
             if not attempts or not type(error.__cause__).__module__.startswith("pyarrow"):
                 raise InputError(_complaint(files, texts, label, error)) from error
     if options is not None and _MORE_FIELDS in rows.column_names:
-        raise InputError(
-            f"The rows of {shown(files)} have more fields than the first line has column names, "
-            f"{', '.join(columns)}: name every column."
-        )
+        numbers = rows[_MORE_FIELDS][:]
+        if numbers != list(range(1, len(numbers) + 1)):  # R numbers rows so, in a column without a name
+            raise InputError(
+                f"The rows of {shown(files)} have more fields than the first line has column names, "
+                f"{', '.join(columns)}: name every column."
+            )
+        rows = rows.remove_columns(_MORE_FIELDS)
     return rows
 
 
