@@ -85,7 +85,7 @@ def real_data():
     return folder
 
 
-LONGEST = ("contract", "compile", "runs", "extremes", "compare", "task_runs", "sweep", "distributed", "outcome", "stopping")  # fmt: skip
+LONGEST = ("contract", "runs", "task_runs", "compare", "compile", "generator_learns", "every_provider", "sweep", "patience")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):

@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 import transformers as hf
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import attnreg
 from attnreg.experiments.runs.passes import PassCounter
@@ -81,6 +80,8 @@ def test_mixed_precision(cli, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_gets_the_telemetry_and_the_scores(cli, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     result = cli(
         "recipe", "attendout", *SMALL, "--epochs", 3, "--round-steps", 2, "--no-baseline", "--report-to", "tensorboard"
     )

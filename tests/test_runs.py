@@ -238,7 +238,7 @@ VARIANTS = {
 @pytest.mark.parametrize(
     ("options", "config"), [pytest.param(*each, id=name, marks=pytest.mark.slow if name == "shared" else []) for name, each in VARIANTS.items()]
 )  # fmt: skip
-def test_variants_of_the_generator(cli, tmp_path, options, config):
+def test_variants_of_the_generator(cli, undrawn, tmp_path, options, config):
     args = ["--epochs", 1, "--train-size", 128, "--no-baseline", "--round-steps", 1, "--game", 1, "--output-dir", "out"]
     ran(cli("recipe", "attendout", *args, *options))
     generator = attnreg.GNetProvider.from_pretrained(tmp_path / "out" / "provider")
@@ -247,7 +247,7 @@ def test_variants_of_the_generator(cli, tmp_path, options, config):
     assert cli("plot", "out").exit_code == 0  # which attaches what was saved
 
 
-@pytest.mark.parametrize("recipe", SOME)
+@pytest.mark.parametrize("recipe", [pytest.param(name, marks=[] if name in ("finetune", "attendout", "ad-drop") else pytest.mark.slow) for name in RECIPES])  # fmt: skip
 def test_real_cola(real_data, cli, tmp_path, recipe):
     options = ["--task", "cola", "--data-dir", real_data / "cola", "--model", tmp_path / "model", "--epochs", 1]
     tiny_bert(load_splits(get_task("cola"), real_data / "cola")["train"]["sentence"][:500], tmp_path / "model")
