@@ -117,9 +117,9 @@ class DrawsHere:
         return (math.sqrt(2) * torch.erfinv(2 * middle - 1)).to(dtype)
 
 
-def new_seed() -> Tensor:
-    """Draw a seed, int64, 0-d, from torch's global generator of the CPU, which checkpoints save and set back."""
-    return torch.randint(2**62, ())
+def new_seed(generator: torch.Generator | None = None) -> Tensor:
+    """Draw a seed, int64, 0-d, by default from torch's global generator of the CPU, which checkpoints set back."""
+    return torch.randint(2**62, (), generator=generator)
 
 
 _latest: Draws | None = None

@@ -98,3 +98,16 @@ def test_with_it_attention_becomes_flatter():
 
 
 test_what_is_refused = refused((lambda: AttentionEntropy(-1.0), "Expected `alpha` to be 0 or more"))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:None of the inputs:UserWarning")  # which advise against it
+def test_reentrant_checkpointing_would_leave_no_gradient():
+    model, provider = BERT.build(), AttentionEntropy(1.0)
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    with attnreg.attach(model, provider) as handle:
+        with pytest.raises(RuntimeError, match="whose attention is computed without gradients: use gradient checkpoin"):
+            output(model, BERT.batch())
+        with torch.no_grad(), handle.probing():
+            output(model, BERT.batch())
+        assert not provider.penalty().requires_grad

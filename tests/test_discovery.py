@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import attnreg
+from attnreg.attribution.explain import METHODS, explain
 from attnreg.injection import CoverageWarning, NoAttentionError, discover
 from tests import handwritten
 from tests.handwritten import Layers
@@ -132,6 +133,11 @@ def test_what_needs_an_attention_at_once_is_refused_where_it_is_in_parts(form):
         with pytest.raises(ValueError, match=r"needs the whole attention at once, but layers\.0 computes it in parts"):
             attnreg.attach(layers(form), provider, example_inputs=INPUTS)
         attnreg.attach(layers(form), provider, example_inputs=INPUTS, modules="layers.1").detach()
+    model = layers(form)
+    with attnreg.attach(model, attnreg.DropKey(0.1), example_inputs=INPUTS) as handle:
+        for method in METHODS:
+            with pytest.raises(ValueError, match=r"layers\.0 computes its attention in parts .* so it has no one A"):
+                explain(model, INPUTS, handle, ["encoder.0"], method=method)
 
 
 def test_cross_attention_is_known_though_the_lengths_are_the_same():

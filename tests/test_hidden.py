@@ -212,37 +212,6 @@ def test_only_some_layers_of_a_shared_block():
     assert [site.label for site in handle.sites] == ["encoder.1.input"] == [site.label for site, _ in provider.seen]
 
 
-@pytest.mark.parametrize("batch_first", [False, True])
-def test_samples_come_first_and_torch_says_what_is_padding(batch_first):
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
-    model, provider = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train(), Scale("output")
-    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    x = torch.randn(2, 5, 8)
-    with attnreg.attach(model, provider):
-        model(x if batch_first else x.transpose(0, 1), src_key_padding_mask=padding)
-    for site, _ in provider.seen:
-        assert site.shape == (2, 5, 8)
-        assert site.lengths.tolist() == [5, 3]
-
-
-def test_a_mask_of_other_tokens_makes_padding_unknown():
-    class Prefixed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
-
-        def forward(self, x, attention_mask=None):
-            return self.encoder(torch.cat([x.new_zeros(len(x), 2, 8), x], 1))
-
-    model, x = Prefixed().train(), torch.randn(2, 5, 8)
-    with attnreg.attach(model, attnreg.HiddenDropout(0.5, "span"), example_inputs=(x,)):
-        model(x)
-        with pytest.raises(
-            ValueError, match=r"padding of the hidden states of encoder.layers.0 is unknown: they have 7"
-        ):
-            model(x, attention_mask=torch.ones(2, 5))
-
-
 class Hidden(nn.Module):
     """Attention that a kernel hides."""
 

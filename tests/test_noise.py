@@ -81,3 +81,15 @@ test_what_is_refused = refused(
     (lambda: HiddenNoise(0.1, "laplace"), "Expected `distribution` to be one of normal, uniform"),
     (lambda: HiddenNoise(0.1, where="nowhere"), "Expected `where` to be one of"),
 )
+
+
+def test_noise_that_rounding_removes_is_warned_of_once():
+    states = torch.randn(2, 3, 50)
+    for dtype in (torch.bfloat16, torch.float16):
+        site, provider = HiddenSite(shape=(2, 3, 50), dtype=dtype), HiddenNoise()
+        with pytest.warns(UserWarning, match=rf"9\d%|100% of the noise of HiddenNoise is lost, .* {dtype}"):
+            provider(site, states.to(dtype))
+        provider(site, states.to(dtype))
+        HiddenNoise(0.1)(site, states.to(dtype))
+        EmbeddingNoise()(HiddenSite(where="embeddings", shape=(2, 3, 50), dtype=dtype), states.to(dtype))
+    HiddenNoise()(HiddenSite(shape=(2, 3, 50)), states)

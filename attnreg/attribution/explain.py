@@ -17,6 +17,7 @@ from attnreg.errors import InputError
 from attnreg.injection.handle import AttachHandle
 from attnreg.injection.tap import Tap
 from attnreg.injection.undisturbed import undisturbed
+from attnreg.masks import SiteInfo
 
 # Parts of torch's messages about a gradient with respect to a tensor that the score does not depend on.
 UNUSED = ("not have been used in the graph", "does not require grad")
@@ -73,7 +74,7 @@ def explain(
         attributions ``(B, H, Q, K)``, by label; those of ``"gradient"`` under a fused kernel are computed on access.
 
     Raises:
-        InputError: if the score does not depend on one of the sites.
+        InputError: if the score does not depend on one of the sites, or one of them is computed in parts.
 
     Example:
         >>> import attnreg
@@ -84,6 +85,7 @@ def explain(
         >>> found["encoder.0"].shape
         torch.Size([4, 2, 3, 3])
     """
+    _check_whole(handle, labels)
     model = extract_model_from_parallel(model)
     target = (target or Target()).for_model(model)
     run = _Pass(model, batch, handle, labels, target, steps, steps_per_forward)
@@ -107,6 +109,12 @@ def explain(
                 "modules that lead to it (`modules=...`), or pass another `target`."
             ) from error
     return Attributions({label: x.detach() if isinstance(x, Tensor) else x for label, x in found.items()})
+
+
+def _check_whole(handle: AttachHandle, labels: Sequence[str]) -> None:
+    for site in handle.sites:
+        if site.label in labels and isinstance(site, SiteInfo) and site.in_parts:
+            raise InputError(f"{site.name} computes its attention in parts (per image or window), so it has no one A.")
 
 
 def gradient(run: _Pass) -> Found:

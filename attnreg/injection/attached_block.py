@@ -19,6 +19,7 @@ from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.blocks import Block
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.module import AttachedModule
+from attnreg.injection.padding import OF_BLOCKS
 from attnreg.injection.shadow import Shadow
 from attnreg.masks import Site, SiteInfo
 from attnreg.provider.protocols import may_skip_blocks, skipped
@@ -44,7 +45,7 @@ class AttachedBlock(Shadow[BlockCall]):
     def __init__(self, handle: Connection, module: nn.Module, whats: Sequence[BlockCall | None], name: str) -> None:
         super().__init__(handle, module, whats, name)
         names = list(inspect.signature(type(module).forward).parameters)[1:]
-        self._mask_at = names.index("attention_mask") if "attention_mask" in names else len(names)
+        self._masks_at = {name: names.index(name) if name in names else len(names) for name in OF_BLOCKS}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block's forward, unless the block is skipped."""
@@ -54,11 +55,10 @@ class AttachedBlock(Shadow[BlockCall]):
         if call.states:
             self.handle.check_entry(self.name)
         args, kwargs = self._entered(call, "embeddings", args, kwargs)
-        skip = (
-            None
-            if call.info is None
-            else skipped(self.handle.provider, call.info, self.handle.draws_at(call.info, "block"))
-        )
+        skip = None
+        if call.info is not None:
+            with self.handle.asking():
+                skip = skipped(self.handle.provider, call.info, self.handle.draws_at(call.info, "block"))
         compiling = torch.compiler.is_compiling()
         if skip is None or not (compiling or bool(skip)):
             return self._run(call, args, kwargs)
@@ -101,8 +101,8 @@ class AttachedBlock(Shadow[BlockCall]):
     def _changed(
         self, call: BlockCall, where: Where, states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
-        mask = args[self._mask_at] if self._mask_at < len(args) else kwargs.get("attention_mask")
-        return changed_states(self.handle, call.states[where].info, states, call.states[where].axes, mask)
+        masks = {name: args[at] if at < len(args) else kwargs.get(name) for name, at in self._masks_at.items()}
+        return changed_states(self.handle, call.states[where].info, states, call.states[where].axes, masks)
 
 
 def attached_blocks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,7 +29,9 @@ class AttachedClassifier(Shadow[HiddenInfo]):
         return self.plain(**{**kwargs, "input": changed_states(self.handle, info, kwargs["input"], "bc")})
 
 
-def changed_states(handle: Connection, info: HiddenInfo, states: Tensor, axes: str, mask: Any = None) -> Tensor:
+def changed_states(
+    handle: Connection, info: HiddenInfo, states: Tensor, axes: str, masks: Mapping[str, Any] | None = None
+) -> Tensor:
     """Return hidden states as the provider changes them, and record the share of values that it sets to zero.
 
     Args:
@@ -36,11 +39,11 @@ def changed_states(handle: Connection, info: HiddenInfo, states: Tensor, axes: s
         info: the site.
         states: the states.
         axes: their dimensions, ``"btc"``, ``"tbc"`` or ``"bc"``.
-        mask: the attention mask that the block is given, if any.
+        masks: the masks that the block is given, by name.
     """
     before = states.transpose(0, 1) if axes == "tbc" else states
     shape = tuple(before.shape)
-    valid, unknown = (None, False) if axes == "bc" else handle.padding.tokens(info.stack, shape, mask)
+    valid, unknown = (None, False) if axes == "bc" else handle.padding_at(info).tokens(info.stack, shape, masks)
     valid = None if valid is None else valid.to(states.device)
     site = HiddenSite(
         **vars(info),
@@ -51,7 +54,8 @@ def changed_states(handle: Connection, info: HiddenInfo, states: Tensor, axes: s
         device=states.device,
         dtype=states.dtype,
     )
-    after = changed(handle.provider, site, before)
+    with handle.asking(states.device):
+        after = changed(handle.provider, site, before)
     with torch.no_grad():  # values that the model's own dropout has set to zero do not count
         present = before != 0
         dropped = present & (after == 0)

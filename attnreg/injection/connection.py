@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from attnreg.draws import Draws
@@ -22,7 +24,6 @@ class Connection(Protocol):
     provider: MaskProvider
     rates: DropRates
     in_forward: bool
-    padding: Padding  # of the current pass
     mode: object  # the mode of the innermost attention module that is running
     taps: dict[str, Tap]
     why_hidden: str
@@ -30,8 +31,14 @@ class Connection(Protocol):
     def acts_on(self, module: nn.Module) -> bool:
         """Whether the provider masks a module that runs now."""
 
+    def padding_at(self, site: Site) -> Padding:
+        """Return the padding masks of the pass that computes hidden states now."""
+
     def draws_at(self, site: Site, place: Place) -> Draws:
         """Return the source of what is drawn now at a place."""
+
+    def asking(self, device: torch.device | None = None) -> AbstractContextManager[None]:
+        """Check within the block, in which the provider is asked, that masks that are repeated can be."""
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Record the drop rate of a site."""
@@ -42,7 +49,7 @@ class Connection(Protocol):
     def end(self) -> None:
         """End a forward pass of the model."""
 
-    def begin_again(self, module: nn.Module) -> None:
+    def begin_again(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str]) -> None:
         """Begin a forward pass that gradient checkpointing repeats; refuse if the first one was not masked."""
 
     def end_again(self, module: nn.Module) -> None:

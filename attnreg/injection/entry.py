@@ -23,14 +23,15 @@ class AttachedEntry(Shadow[None]):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward as one forward pass of the model."""
         handle = self.handle
+        inputs = {**dict(zip(self.input_names, args, strict=False)), **kwargs}
         if in_backward():  # gradient checkpointing recomputes it
-            handle.begin_again(self.module)
-            output = self.plain(*args, **kwargs)
-            handle.end_again(self.module)
-            return output
+            handle.begin_again(inputs, self.module, self.input_names)
+            try:
+                return self.plain(*args, **kwargs)
+            finally:
+                handle.end_again(self.module)
         if handle.in_forward:
             return self.plain(*args, **kwargs)
-        inputs = {**dict(zip(self.input_names, args, strict=False)), **kwargs}
         try:
             handle.begin(inputs, self.module, self.input_names)
             return self.plain(*args, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +22,7 @@ from attnreg.injection.errors import why_hidden
 from attnreg.injection.layout import Layout
 from attnreg.injection.mode import Planned
 from attnreg.injection.module import AttachedModule
-from attnreg.injection.padding import Padding
+from attnreg.injection.padding import Padding, Paddings, takes_two
 from attnreg.injection.rates import DropRates, in_backward
 from attnreg.injection.report import report
 from attnreg.injection.seeds import Place, Seeds
@@ -52,7 +52,8 @@ class AttachHandle:
     ) -> None:
         self.provider = provider
         self.in_forward = False
-        self.padding = Padding()
+        self._padding: Padding | None = None  # of the pass that is running
+        self._paddings = Paddings()
         self.mode: object = None  # the mode of the innermost attention module that is running
         self.taps: dict[str, Tap] = {}
         self.why_hidden = why_hidden(model)
@@ -80,7 +81,10 @@ class AttachHandle:
         self._shadows += [AttachedClassifier(self, each.module, [each.info], each.info.name) for each in last]
         around = [[call.module for call in site.sighting.running if not call.is_repeated] for site in sites]
         around += [list(each.around) for each in states if each not in last or len(last) == len(self._sites)]
-        self._shadows += [AttachedEntry(self, module, names[module]) for module in reversed(entries(model, around))]
+        begins = [AttachedEntry(self, module, names[module]) for module in reversed(entries(model, around))]
+        self._shadows += begins
+        # A wrapper that takes `**inputs` does not tell what the model in it takes.
+        self._has_two = any(takes_two(each.input_names) for each in begins)
         for attached in self._shadows:
             attached.install()
         self._watch = Watch(provider)
@@ -125,6 +129,7 @@ class AttachHandle:
         """Advance the provider's schedules; call it after each optimizer step."""
         self.provider.step()
         self._seeds.forget()
+        self._paddings.forget()
 
     @property
     def seed(self) -> int | None:
@@ -180,7 +185,8 @@ class AttachHandle:
             seed: the :attr:`seed` of that pass (default: of the latest).
 
         Raises:
-            RuntimeError: if there has been no masked pass, or a provider no longer has what the masks were made of.
+            RuntimeError: if there has been no masked pass, a provider no longer has what the masks were made of, or it
+                draws from torch's own generator.
 
         Example:
             >>> import attnreg
@@ -223,7 +229,7 @@ class AttachHandle:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made within a `with` block would never leave it.
-        return {**self.__dict__, "_enabled": True, "_probing": False, "taps": {}}
+        return {**self.__dict__, "_enabled": True, "_probing": False, "_padding": None, "taps": {}}
 
     def __enter__(self) -> AttachHandle:
         return self
@@ -245,7 +251,7 @@ class AttachHandle:
         """Begin a forward pass of the model, or of a module in it that contains all its attention."""
         self.in_forward = True
         self._begun_by = module
-        self.padding = Padding(inputs, names)
+        self._padding = Padding(inputs, names, has_two=self._has_two)
         self._trains = torch.is_grad_enabled()
         self._has_trained |= self._trains
         for attached in self._shadows:
@@ -256,7 +262,7 @@ class AttachHandle:
         if training and self._enabled:
             self._watch.training_pass()
         if self._acts():
-            with draws_from(self._seeds.begin()):
+            with draws_from(self._seeds.begin()), self.asking():
                 if self.acts_on(module):
                     self.provider.prepare(inputs)
 
@@ -265,10 +271,15 @@ class AttachHandle:
         if self._acts():
             self._seeds.end()
         self.in_forward = False
+        self._padding = None
 
     def _acts(self) -> bool:
         """Whether the provider masks any module."""
         return any(self.acts_on(module) for module in self._modules.values())
+
+    def asking(self, device: torch.device | None = None) -> AbstractContextManager[None]:
+        """Check within the block, in which the provider is asked, that masks that are repeated can be."""
+        return self._seeds.asking(self.provider, device)
 
     def draws_at(self, site: Site, place: Place) -> Draws:
         """Return the source of what is drawn now at a place."""
@@ -282,15 +293,28 @@ class AttachHandle:
             only_latest=type(waiting[0]).__name__ if waiting else None,
         )
 
+    def padding_at(self, site: Site) -> Padding:
+        """Return the padding masks of the pass that computes hidden states now."""
+        if self._padding is None and in_backward():
+            return self._paddings.again(site.label, site.name)
+        padding = self._padding or Padding()
+        if not in_backward() and (self._trains if self.in_forward else torch.is_grad_enabled()):
+            self._paddings.note(site.label, padding)
+        return padding
+
     def end_again(self, module: nn.Module) -> None:
         """End a forward pass within a backward pass."""
-        if self._begun_by is module and self._acts():
-            self._seeds.end()
+        if self._begun_by is module:
+            self._padding = None
+            if self._acts():
+                self._seeds.end()
 
-    def begin_again(self, module: nn.Module) -> None:
+    def begin_again(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str]) -> None:
         """Begin a forward pass within a backward pass; raise if it would be masked, and the one it repeats was not."""
-        if self._begun_by is module and self._acts():
-            self._seeds.repeat()
+        if self._begun_by is module:
+            self._padding = Padding(inputs, names, has_two=self._has_two)
+            if self._acts():
+                self._seeds.repeat()
         if self.acts_on(module) and not self._has_trained:
             raise RuntimeError(
                 f"{type(self.provider).__name__} cannot mask a forward pass that repeats one without gradients, "

@@ -135,7 +135,8 @@ class AttentionMode(TorchFunctionMode):
         draws = self.handle.draws_at(site.info, "attention")
         given = {**vars(site.info), "device": like.device, "dtype": like.dtype, "draws": draws, **given}
         asked = AttentionSite(shape=shape, valid=valid, **given)  # type: ignore[arg-type]
-        mask = ask(self.handle.provider, asked)
+        with self.handle.asking(like.device):
+            mask = ask(self.handle.provider, asked)
         self._latest = None if mask is None else _checked(mask, asked, type(self.handle.provider).__name__)
         self.handle.note(asked, self._latest)
         return self._latest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -19,6 +19,7 @@ from attnreg.hidden import Where
 from attnreg.injection.rates import in_backward
 from attnreg.injection.validity import transformed
 from attnreg.masks import Site, Stack
+from attnreg.provider.base import MaskProvider
 
 Place = Literal["attention", "block"] | Where
 
@@ -65,6 +66,12 @@ class Seeds:
             yield
         finally:
             self._given = before
+
+    def asking(self, provider: MaskProvider, device: torch.device | None = None) -> AbstractContextManager[None]:
+        """Check within the block that a provider whose masks are repeated draws nothing else."""
+        if self._given is None or torch.compiler.is_compiling():
+            return nullcontext()
+        return _still(provider, device)
 
     def begin(self) -> Draws:
         """Begin a forward pass; return the source of what is drawn before its sites."""
@@ -130,16 +137,16 @@ class Seeds:
         return _following(self._of_pass(), ((count * len(PLACES) * len(STACKS) + kind) << 32) + site.layer)
 
     def _noted(self, key: tuple[Place, str], site: Site, *, in_forward: bool, has_gradients: bool) -> int | Tensor:
-        mark, begins = _mark(), self._seed is None
+        here, begins = mark(), self._seed is None
         seed = self._next(key, site) if in_forward else new_seed()
         if has_gradients:
             done = self._done.setdefault(key, deque(maxlen=REMEMBERED))
-            done.append(_Computation(mark, int(seed), self._number, begins or not in_forward))
+            done.append(_Computation(here, int(seed), self._number, begins or not in_forward))
         return seed
 
     def _again(self, key: tuple[Place, str], name: str, only_latest: str | None) -> int:
-        mark, done = _mark(), list(self._done.get(key, ()))
-        found = [each for each in done if each.mark == mark]
+        here, done = mark(), list(self._done.get(key, ()))
+        found = [each for each in done if each.mark == here]
         parts = [each for each in found if each.number == found[-1].number]
         if len(parts) > 1 and len({each.seed for each in found}) == len(parts):
             # The parts of a site, in their order, which may be repeated again in a second backward pass.
@@ -161,7 +168,7 @@ class Seeds:
                 "of an earlier one: run the backward pass of each forward pass before the next."
             )
         computation.repeated = True
-        if computation.began and computation.mark == mark:
+        if computation.began and computation.mark == here:
             new_seed()  # so that the generator is where it was
         return computation.seed
 
@@ -169,7 +176,26 @@ class Seeds:
         return {**self.__dict__, "_given": None, "_done": {}}
 
 
-def _mark() -> int:
+@contextmanager
+def _still(provider: MaskProvider, device: torch.device | None) -> Iterator[None]:
+    """Raise if torch's generators move within the block, other than by the one seed that a pass or a site draws."""
+    generator = torch.Generator()
+    generator.set_state(torch.get_rng_state())
+    new_seed(generator)
+    on_gpu = None if device is None or device.type != "cuda" else torch.cuda.get_rng_state(device)
+    before = torch.get_rng_state()
+    yield
+    after = torch.get_rng_state()
+    moved = not (torch.equal(after, before) or torch.equal(after, generator.get_state()))
+    if moved or (on_gpu is not None and not torch.equal(on_gpu, torch.cuda.get_rng_state(device or "cuda"))):
+        raise RuntimeError(
+            f"The masks of {type(provider).__name__} cannot be repeated, because it draws from torch's own generator. "
+            "A provider must draw with `site.keep(p)` or `site.uniform()`, or in `prepare` from `draws_of_pass()`."
+        )
+
+
+def mark() -> int:
+    """Return a number that stands for the state of torch's generator."""
     return hash(torch.get_rng_state().numpy().tobytes())
 
 

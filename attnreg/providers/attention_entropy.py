@@ -33,6 +33,8 @@ class AttentionEntropy(MaskProvider):
 
     Raises:
         ValueError: if ``alpha`` is negative.
+        RuntimeError: in a forward pass with gradients, if attention is computed without, as reentrant gradient
+            checkpointing does.
 
     Reference:
         Entropy-based Attention Regularization (ACL Findings 2022, arXiv 2203.09192). Its official code averages
@@ -52,13 +54,20 @@ class AttentionEntropy(MaskProvider):
         super().__init__()
         self.alpha = not_negative("alpha", alpha)
         self._entropies: dict[str, list[Tensor]] = defaultdict(list)  # by site; several if it is computed in parts
+        self._has_gradients = False  # whether the forward pass began with gradients
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         self._entropies.clear()
+        self._has_gradients = torch.is_grad_enabled()
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
+        if self._has_gradients and not torch.is_grad_enabled():
+            raise RuntimeError(
+                f"AttentionEntropy cannot learn from {site.name}, whose attention is computed without gradients: "
+                "use gradient checkpointing with `use_reentrant=False`."
+            )
         units = site.units
         rows = None if units is None else units.any(-1)
         entropy = mean_over(functional.attention_entropy(site.scores(), site.valid), rows)

@@ -9,6 +9,7 @@ from typing_extensions import override
 from attnreg.arguments import NotNegative, not_negative
 from attnreg.hidden import HiddenSite
 from attnreg.provider.hidden import HiddenProvider
+from attnreg.providers._rounding import Rounding
 
 
 class EmbeddingNoise(HiddenProvider):
@@ -42,10 +43,11 @@ class EmbeddingNoise(HiddenProvider):
     def __init__(self, alpha: NotNegative = 5.0) -> None:
         super().__init__()
         self.alpha = not_negative("alpha", alpha)
+        self._rounding = Rounding("EmbeddingNoise")
 
     @override
     def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:  # type: ignore[override]
         lengths = site.lengths.to(torch.promote_types(site.dtype, torch.float32))
         size = self.alpha / (lengths * site.shape[-1]).sqrt()
         noise = site.uniform(dtype=site.dtype) * 2 - 1
-        return states + noise * size.to(site.dtype)[:, None, None]
+        return self._rounding.add(states, noise * size.to(site.dtype)[:, None, None])

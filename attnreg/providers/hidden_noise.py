@@ -11,6 +11,7 @@ from typing_extensions import override
 from attnreg.arguments import NotNegative, not_negative, one_of
 from attnreg.hidden import HiddenSite, Where
 from attnreg.provider.hidden import HiddenProvider, checked_where
+from attnreg.providers._rounding import Rounding
 
 Distribution = Literal["normal", "uniform"]
 
@@ -30,6 +31,9 @@ class HiddenNoise(HiddenProvider):
 
     Raises:
         ValueError: if an argument is out of range; when attached, if the model has no such hidden states.
+
+    Warns:
+        UserWarning: if most of the noise is lost, because the states are in half precision.
 
     Reference:
         HyPe (ACL 2023, arXiv 2212.08853).
@@ -53,6 +57,7 @@ class HiddenNoise(HiddenProvider):
         self.scale = not_negative("scale", scale)
         self.distribution = one_of("distribution", distribution, get_args(Distribution))
         self.where = checked_where(where)
+        self._rounding = Rounding("HiddenNoise")
 
     @override
     def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:  # type: ignore[override]
@@ -60,4 +65,4 @@ class HiddenNoise(HiddenProvider):
             noise = site.normal(dtype=site.dtype)
         else:
             noise = site.uniform(dtype=site.dtype) * 2 - 1
-        return states + noise * self.scale
+        return self._rounding.add(states, noise * self.scale)

@@ -16,6 +16,7 @@ from attnreg.arguments import NotNegative, not_negative, one_of
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.provider.base import MaskProvider
+from attnreg.providers._rounding import Rounding
 from attnreg.training.method import Batch, Shared
 from attnreg.training.micro_batches import aligned_labels
 from attnreg.training.two_forward_passes import TwoForwardPasses, disagreement
@@ -55,6 +56,9 @@ class R3F(TwoForwardPasses):
             look up the batch's ``input_ids``, or gradient checkpointing is on and the provider draws its masks once per
             forward pass.
 
+    Warns:
+        UserWarning: if most of the noise is lost, because the embeddings are in half precision.
+
     Reference:
         R3F (Aghajanyan et al., ICLR 2021, arXiv 2008.03156), Section 3, without R4F's spectral normalization. SMART
         (Jiang et al., ACL 2020, arXiv 1911.03437) has the same term with the worst noise instead of random noise, and a
@@ -85,6 +89,7 @@ class R3F(TwoForwardPasses):
         self.weight = not_negative("weight", weight)
         self.eps = not_negative("eps", eps)
         self.noise = one_of("noise", noise, get_args(NoiseKind))
+        self._rounding = Rounding("R3F")
         _embeddings(model)
         super().__init__(model, optimizer, provider, **shared)
 
@@ -110,7 +115,7 @@ class R3F(TwoForwardPasses):
             if real is None:
                 return None  # other tokens, such as those of a decoder
             found = True
-            return embedded + self._drawn(embedded).masked_fill(~real[..., None], 0.0)
+            return self._rounding.add(embedded, self._drawn(embedded).masked_fill(~real[..., None], 0.0))
 
         hooks = [module.register_forward_hook(add, with_kwargs=True) for module in _lookups(self.model)]
         try:

@@ -1,0 +1,45 @@
+"""Notice that rounding removes noise."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from attnreg.injection.validity import transformed
+
+
+class Rounding:
+    """Warns once if most of the noise that is added to values is lost in their dtype.
+
+    Args:
+        owner: who adds the noise, for the warning.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._has_looked = False
+
+    def add(self, values: Tensor, noise: Tensor) -> Tensor:
+        """Return the sum of values and noise, of one shape.
+
+        Warns:
+            UserWarning: if at least half of the noise leaves values in half precision as they are.
+
+        Example:
+            >>> Rounding("HiddenNoise").add(torch.ones(2), torch.full((2,), 0.5))
+            tensor([1.5000, 1.5000])
+        """
+        noisy = values + noise
+        if self._has_looked or noisy.dtype.itemsize > 2 or torch.compiler.is_compiling() or transformed():
+            return noisy
+        self._has_looked = True
+        lost = float(((noisy == values) & (noise != 0)).sum() / (noise != 0).sum().clamp(min=1))
+        if lost >= 0.5:
+            warnings.warn(
+                f"{lost:.0%} of the noise of {self._owner} is lost, because it is smaller than the rounding of "
+                f"{noisy.dtype}. Use larger noise, or keep the model in float32 and train with autocast.",
+                stacklevel=2,
+            )
+        return noisy

@@ -1,0 +1,165 @@
+"""Which tokens of hidden states are padding, whoever is told so, and when checkpointing repeats a part of a pass."""
+
+import copy
+import functools
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import attnreg
+from tests.test_hidden import Scale
+
+PADDING = torch.tensor([[False] * 2 + [True] * 4, [False] * 5 + [True]])
+LENGTHS = [2, 5]
+
+
+def lengths(provider):
+    return {site.label: site.lengths.tolist() for site, _ in provider.seen}
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_samples_come_first_and_torch_says_what_is_padding(batch_first):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
+    model, provider = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train(), Scale("output")
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    x = torch.randn(2, 5, 8)
+    with attnreg.attach(model, provider):
+        model(x if batch_first else x.transpose(0, 1), src_key_padding_mask=padding)
+    for site, _ in provider.seen:
+        assert site.shape == (2, 5, 8)
+        assert site.lengths.tolist() == [5, 3]
+
+
+def test_a_mask_of_other_tokens_makes_padding_unknown():
+    class Prefixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+
+        def forward(self, x, attention_mask=None):
+            return self.encoder(torch.cat([x.new_zeros(len(x), 2, 8), x], 1))
+
+    model, x = Prefixed().train(), torch.randn(2, 5, 8)
+    with attnreg.attach(model, attnreg.HiddenDropout(0.5, "span"), example_inputs=(x,)):
+        model(x)
+        with pytest.raises(
+            ValueError, match=r"padding of the hidden states of encoder.layers.0 is unknown: they have 7"
+        ):
+            model(x, attention_mask=torch.ones(2, 5))
+
+
+class Stack(nn.Module):
+    """Blocks, one by one; only ``tells`` gives them the padding. With ``checkpoints``, each is checkpointed."""
+
+    def __init__(self, kind=nn.TransformerEncoderLayer, *, tells=True, checkpoints=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(kind(16, 2, 32, 0.0, batch_first=True) for _ in range(2))
+        self.tells, self.checkpoints = tells, checkpoints
+
+    def forward(self, x, attention_mask=None, hidden_from_view=None):
+        padding = hidden_from_view if attention_mask is None else ~attention_mask.bool()
+        for layer in self.layers:
+            block = functools.partial(layer, src_key_padding_mask=padding) if self.tells else layer
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpoints else block(x)
+        return x
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, 0.0, batch_first=True), 2)
+
+    def forward(self, x, hidden_from_view):
+        return self.decoder(x, x[:, :5], tgt_key_padding_mask=hidden_from_view)
+
+
+@pytest.mark.parametrize("build", [Stack, Pair])
+def test_a_block_knows_the_padding_under_whatever_name_the_model_has_it(build):
+    model, provider, x = build().train(), Scale(["embeddings", "output"]), torch.randn(2, 6, 16)
+    with attnreg.attach(model, provider, example_inputs={"x": x, "hidden_from_view": PADDING}):
+        provider.seen.clear()
+        model(x, hidden_from_view=PADDING)
+    assert len(lengths(provider)) == 3
+    assert all(each == LENGTHS for each in lengths(provider).values())
+
+
+def test_in_a_wrapper_a_decoder_does_not_have_the_padding_of_its_encoder():
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            sizes = {f"{stack}_{size}": n for stack in ("encoder", "decoder") for size, n in SIZES.items()}
+            self.model = hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=50, d_model=16, **sizes))
+
+        def forward(self, **batch):
+            return self.model(**batch)
+
+    model, provider = Wrapper().train(), Scale("embeddings")
+    ids = torch.randint(5, 50, (2, 6))
+    batch = {"input_ids": ids, "attention_mask": (~PADDING).long(), "labels": ids}
+    with attnreg.attach(model, provider, example_inputs=batch):
+        provider.seen.clear()
+        model(**batch)
+    assert lengths(provider) == {"encoder.0.embeddings": LENGTHS, "decoder.0.embeddings": [6, 6]}
+
+
+SIZES = {"layers": 1, "attention_heads": 2, "ffn_dim": 16}
+
+
+def test_a_pass_takes_its_padding_along():
+    model, provider, x = Stack().train(), Scale("embeddings"), torch.randn(2, 6, 16)
+    with attnreg.attach(model, provider, example_inputs=(x,)):
+        model(x, ~PADDING)
+        provider.seen.clear()
+        model.layers[0](x)
+        assert lengths(provider) == {"encoder.0.embeddings": [6, 6]}
+
+
+@pytest.mark.parametrize("repeated", ["blocks", "model"])
+@pytest.mark.parametrize("tells", [False, True])
+@pytest.mark.parametrize("provider", ["EmbeddingNoise(20.0)", "HiddenDropout(0.4, 'span')"])
+def test_what_checkpointing_repeats_has_the_padding_of_its_own_pass(provider, tells, repeated):
+    torch.manual_seed(1)
+    x, everything = torch.randn(4, 8, 16), torch.ones(4, 8)
+    some = everything.clone()
+    some[:, 3:] = 0
+    gradients = []
+    for checkpoints in (None, repeated):
+        model = Stack(tells=tells, checkpoints=checkpoints == "blocks")
+        run = functools.partial(checkpoint, model, use_reentrant=False) if checkpoints == "model" else model
+        with attnreg.attach(model, attnreg.parse_provider(provider), example_inputs=(x, everything)):
+            torch.manual_seed(2)
+            sum(run(x, mask).tanh().pow(3).mean() for mask in (everything, some)).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+class Lengths(attnreg.HiddenProvider):
+    """Looks at lengths and draws nothing, so that no pass leaves a trace in the generator."""
+
+    where = "input"
+
+    def forward(self, site, states):
+        return states / site.lengths[:, None, None]
+
+
+def test_a_repeated_pass_that_cannot_be_told_from_another_is_refused():
+    x, everything = torch.randn(4, 8, 16), torch.ones(4, 8)
+    some = everything.clone()
+    some[:, 3:] = 0
+    model = Stack(tells=False, checkpoints=True)
+    with attnreg.attach(model, Lengths(), example_inputs=(x, everything)) as handle:
+        for mask in (everything, some):  # one after the other, they can be told apart
+            model(x, mask).sum().backward()
+        handle.step()
+        first, _ = model(x, everything), model(x, some)
+        with pytest.raises(RuntimeError, match="any of 2 forward passes with different padding may be the one"):
+            first.sum().backward()
+        handle.step()
+        first, _ = model(x, some), model(x, some.clone())
+        first.sum().backward()
+        copy.deepcopy(handle)
