@@ -150,6 +150,7 @@ class Drawn:
         p: drop probability; a tensor must be 0-d.
         shape: ``(B, H, Q, K)``, with 1 where positions share a decision.
         device: device of the kernel.
+        rescale: whether kept attention weights are divided by 1 - p.
 
     Example:
         >>> drawn = Drawn(3, 0.5, (2, 1, 4, 4))
@@ -162,10 +163,21 @@ class Drawn:
     p: float | Tensor
     shape: tuple[int, int, int, int]
     device: torch.device | None = None
+    rescale: bool = False
 
     def written_out(self) -> Tensor:
         """Return the decisions as a tensor, bool, in this shape."""
         return functional.seeded_keep(self.seed, self.shape, self.p, device=self.device)
+
+    def factors(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return what attention weights are multiplied by, in this shape: bool, or with ``rescale`` of this dtype."""
+        keep = self.written_out()
+        return keep.to(dtype) / self.divisor if self.rescale else keep
+
+    @property
+    def divisor(self) -> float | Tensor:
+        """What kept attention weights are divided by."""
+        return 1 - self.p + (self.p == 1) if self.rescale else 1.0  # at p = 1 nothing is kept: no 0 / 0
 
     def of_queries(self, queries: Tensor) -> Tensor:
         """Return the decisions of some queries, ``(B, H, len(queries), K)``."""

@@ -170,6 +170,10 @@ class AttentionSite(SiteInfo, DrawsHere):
             return None
         return functional.units(self.valid, self.shape, self_attention=self.stack != "cross")
 
+    def valid_of(self, queries: Tensor) -> Tensor | None:
+        """Return the valid positions of some query rows ``(R,)``, bool, broadcastable to ``(B, H, R, K)``."""
+        return None if self.valid is None else self.valid.expand(self.shape)[:, :, queries]
+
     def dropping(self, p: float | Tensor, shape: tuple[int, int, int, int] | None = None) -> Mask:
         """Return a mask that drops scores independently with probability p; in ``flex_attention``, within the kernel.
 
@@ -181,6 +185,16 @@ class AttentionSite(SiteInfo, DrawsHere):
         if self.in_kernel:
             return Mask(drawn=(Drawn(self.draws.next_seed(), p, shape, self.device),))
         return Mask(scores=self.keep(p, shape))
+
+    def dropping_weights(self, p: float, *, rescale: bool = True) -> Mask:
+        """Return a mask that drops attention weights independently; in ``flex_attention``, within the kernel.
+
+        Args:
+            p: drop probability.
+            rescale: divide kept weights by 1 - p.
+        """
+        drawn = Drawn(self.draws.next_seed(), p, self.shape, self.device, rescale)
+        return Mask(drawn_weights=(drawn,)) if self.in_kernel else Mask(weights=drawn.factors(self.dtype))
 
     def scores(self) -> Tensor:
         r"""Compute the scores before the softmax, with scale and bias; :math:`-\infty` where the model forbids.
@@ -218,6 +232,7 @@ class Mask:
         kept: bool, broadcastable to ``(B, H, Q, K)``: what drop rates count as kept. By default, a unit is kept if
             ``scores`` keeps it and no factor on it is 0; a relaxed mask, with no factor of exactly 0, sets it.
         drawn: like ``scores``, but decided within the kernel; see :meth:`AttentionSite.dropping`.
+        drawn_weights: like ``weights``, but decided within the kernel; see :meth:`AttentionSite.dropping_weights`.
         relaxed: float, in ``[0, 1]``, 0-d or broadcastable to ``(B, H, Q, 1)``: the share of each row's weights that is
             spread evenly over its valid keys, except dropped scores, before ``normalized`` and ``weights``.
 
@@ -238,6 +253,7 @@ class Mask:
     kept: Tensor | None = field(default=None, repr=False)
     drawn: tuple[Drawn, ...] = field(default=(), repr=False)
     relaxed: Tensor | None = field(default=None, repr=False)
+    drawn_weights: tuple[Drawn, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.kept is not None and self.kept.dtype != torch.bool:
@@ -262,7 +278,12 @@ class Mask:
     @property
     def has_products(self) -> bool:
         """Whether the mask multiplies attention weights, so that they must be computed."""
-        return self.weights is not None or self.normalized is not None
+        return self.weights is not None or self.normalized is not None or bool(self.drawn_weights)
+
+    @property
+    def drops_in_kernel(self) -> bool:
+        """Whether a kernel that decides itself what it drops can apply the whole mask."""
+        return self.weights is None and self.normalized is None and self.relaxed is None
 
     @property
     def drops_layer(self) -> bool:
@@ -283,13 +304,18 @@ class Mask:
         """The units that drop rates count as kept, bool; ``None`` if the mask drops nothing."""
         if self.kept is not None:
             return self.kept
-        factors = (None if factor is None else factor != 0 for factor in (self.weights, self.normalized))
-        return functools.reduce(_and, factors, self.written_out().scores)
+        written = self.written_out()
+        factors = (None if factor is None else factor != 0 for factor in (written.weights, written.normalized))
+        return functools.reduce(_and, factors, written.scores)
 
-    def written_out(self) -> Mask:
-        """Return the same mask with all decisions in ``scores``."""
+    def written_out(self, dtype: torch.dtype = torch.float32) -> Mask:
+        """Return the same mask with all decisions in ``scores`` and ``weights``, the latter of this dtype."""
+        if not self.drawn and not self.drawn_weights:
+            return self
         scores = functools.reduce(_and, (drawn.written_out() for drawn in self.drawn), self.scores)
-        return replace(self, scores=scores, drawn=()) if self.drawn else self
+        factors = (drawn.factors(dtype) for drawn in self.drawn_weights)
+        weights = functools.reduce(lambda a, b: _both(a, b, torch.mul), factors, self.weights)
+        return replace(self, scores=scores, weights=weights, drawn=(), drawn_weights=())
 
     def of_weights(self, weights: Tensor, valid: Tensor | None) -> Tensor:
         """Apply the factors of this mask to attention weights.
@@ -316,6 +342,7 @@ class Mask:
             None if self.kept is other.kept is None else _and(self.units_kept, other.units_kept),
             self.drawn + other.drawn,
             _both(self.relaxed, other.relaxed, lambda a, b: a + b - a * b),
+            self.drawn_weights + other.drawn_weights,
         )
 
 

@@ -19,6 +19,7 @@ import attnreg
 from attnreg.draws import Draws
 from attnreg.injection import NoAttentionError, discover
 from attnreg.injection.handle import AttachHandle
+from attnreg.injection.lazy_site import LazySite
 from tests.reference import assert_same
 from tests.sweep.checks import Answer
 from tests.test_contract import Traces
@@ -306,19 +307,33 @@ DRAWING = {
     "a schedule": lambda: attnreg.BernoulliScheduleProvider([(0, 0.5)], 1),
     "two": lambda: attnreg.DropKey(0.4, share_queries=True) & attnreg.AttentionDropout(0.3, placement="scores"),
     "with a written mask": lambda: attnreg.DropKey(0.4) & Answer(lambda site: attnreg.Mask(scores=KEEP)),
+    "weights": lambda: attnreg.AttentionDropout(0.4),
+    "most weights, unscaled": lambda: attnreg.AttentionDropout(0.8, rescale=False),
+    "all weights": lambda: attnreg.AttentionDropout(1.0),
+    "weights and scores": lambda: attnreg.AttentionDropout(0.4) & attnreg.DropKey(0.6) & attnreg.AttentionDropout(0.1),
+    "weights and a written mask": lambda: (
+        attnreg.AttentionDropout(0.4) & Answer(lambda site: attnreg.Mask(scores=KEEP))
+    ),
+    "weights with factors": lambda: attnreg.AttentionDropout(0.4) & attnreg.DropHead(0.5),
     "with factors": lambda: attnreg.DropKey(0.4) & attnreg.DropHead(0.5),
 }
 
 
 def written(provider, seed):
     """The same mask in memory, from a site that is in no kernel."""
-    site = attnreg.AttentionSite(shape=(B, H, N, N), stack="cross", draws=Draws(seed))
+    site = attnreg.AttentionSite(shape=(B, H, N, N), stack="cross", draws=Draws(seed), dtype=torch.float64)
     mask = provider(site)
     return {name: getattr(mask, name) for name in ("scores", "weights")}
 
 
-@pytest.mark.parametrize("make", DRAWING.values(), ids=DRAWING)
-@pytest.mark.parametrize(("options", "change", "valid"), WAYS.values(), ids=WAYS)
+DRAWING_EVERY_WAY = [
+    pytest.param(*WAYS[way], make, id=f"{way}-{name}", marks=[] if way in USUAL_WAYS or name in ("two", "weights") else pytest.mark.slow)
+    for way in WAYS
+    for name, make in DRAWING.items()
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "change", "valid", "make"), DRAWING_EVERY_WAY)
 def test_decisions_within_the_kernel(options, change, valid, make, trainable, monkeypatch):
     inputs = [x.requires_grad_() for x in qkv()]
     model, provider = Model(**options), make()
@@ -333,12 +348,19 @@ def test_decisions_within_the_kernel(options, change, valid, make, trainable, mo
         assert rates == {"cross.0": pytest.approx(float(expected), abs=1e-6)}
 
 
-def test_decisions_within_the_kernel_are_not_in_memory(monkeypatch):
-    monkeypatch.setattr(attnreg.functional, "seeded_keep", None)
+@pytest.mark.parametrize("name", ["scores", "two", "weights", "all weights"])
+def test_decisions_within_the_kernel_are_not_in_memory(name, monkeypatch):
+    """Neither masks, nor attention weights, nor what is valid, beyond the rows on which rates are measured."""
+    for function in ("seeded_keep", "masked_scores"):
+        monkeypatch.setattr(attnreg.functional, function, None)
+    monkeypatch.setattr("attnreg.injection.rates.POSITIONS", B * H * N)
     inputs = qkv()
-    handle = attnreg.attach(Model(), attnreg.DropKey(0.3), stacks=["cross"], example_inputs=inputs)
+    options, _, _ = WAYS["documents and a bias"]
+    handle = attnreg.attach(Model(**options), DRAWING[name](), stacks=["cross"], example_inputs=inputs)
+    monkeypatch.setattr(LazySite, "valid", None)
     with handle.probing():
         handle._model(*inputs)
+    assert 0 < handle.drop_rates()["cross.0"] <= 1
 
 
 def test_rows_that_are_dropped_have_good_gradients_in_single_precision(trainable):

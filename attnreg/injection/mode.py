@@ -16,6 +16,7 @@ from attnreg.injection.connection import Connection
 from attnreg.injection.discovery.parts import Parts
 from attnreg.injection.errors import NoAttentionError
 from attnreg.injection.layout import STANDARD, Layout
+from attnreg.injection.lazy_site import FindValid, LazySite
 from attnreg.injection.tap import Tap
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider.base import ask
@@ -122,11 +123,12 @@ class AttentionMode(TorchFunctionMode):
             )
 
     def ask(
-        self, site: Asked, shape: tuple[int, ...], valid: Tensor | None, *, like: Tensor, **given: Any
+        self, site: Asked, shape: tuple[int, ...], valid: Tensor | FindValid | None, *, like: Tensor, **given: Any
     ) -> Mask | None:
         """Return the provider's mask for a site, checked and on the right device; ``None`` keeps everything.
 
         ``given`` are more fields of :class:`attnreg.AttentionSite`; those of its device and dtype come from ``like``.
+        ``valid`` may be a function that finds the valid positions when they are needed.
         """
         if self.tap is not None:
             return None
@@ -134,7 +136,10 @@ class AttentionMode(TorchFunctionMode):
             return self._latest
         draws = self.handle.draws_at(site.info, "attention")
         given = {**vars(site.info), "device": like.device, "dtype": like.dtype, "draws": draws, **given}
-        asked = AttentionSite(shape=shape, valid=valid, **given)  # type: ignore[arg-type]
+        if callable(valid):
+            asked: AttentionSite = LazySite(shape=shape, find_valid=valid, **given)  # type: ignore[arg-type]
+        else:
+            asked = AttentionSite(shape=shape, valid=valid, **given)  # type: ignore[arg-type]
         with self.handle.asking(like.device):
             mask = ask(self.handle.provider, asked)
         self._latest = None if mask is None else _checked(mask, asked, type(self.handle.provider).__name__)
@@ -154,7 +159,7 @@ class AttentionMode(TorchFunctionMode):
 
 
 def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
-    mask = mask if site.in_kernel else mask.written_out()
+    mask = mask if site.in_kernel else mask.written_out(site.dtype)
     tensors = {name: value for name, value in vars(mask).items() if isinstance(value, Tensor)}
     for which, tensor in tensors.items():
         try:
@@ -169,7 +174,7 @@ def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
     scores = mask.scores
     if scores is not None and scores.dim() == 0 and not torch.compiler.is_compiling() and bool(scores):
         del tensors["scores"]  # the whole layer is kept
-    if not tensors.keys() - {"kept"} and not mask.drawn:
+    if not tensors.keys() - {"kept"} and not mask.drawn and not mask.drawn_weights:
         return None
     if mask.drops_layer:
         return mask
@@ -177,4 +182,5 @@ def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
         **{name: tensor.to(site.device) for name, tensor in tensors.items()},
         detach_sum=mask.detach_sum,
         drawn=mask.drawn,
+        drawn_weights=mask.drawn_weights,
     )

@@ -48,7 +48,7 @@ class DropRates:
         # Gradient checkpointing recomputes parts of a pass, and a tensor made under vmap must not outlive it.
         if in_backward() or (not torch.compiler.is_compiling() and transformed()):
             return
-        if mask is not None and mask.drawn:
+        if mask is not None and (mask.drawn or mask.drawn_weights):
             rate = _of_some_rows(mask, site)
         elif (kept := None if mask is None else mask.units_kept) is None:
             rate = torch.zeros((), device=site.device)
@@ -85,11 +85,14 @@ def _of_some_rows(mask: Mask, site: AttentionSite) -> Tensor:
     count = max(1, min(queries, POSITIONS // max(1, batch * heads * keys)))
     rows = torch.linspace(0, queries - 1, count, device=site.device).long()
     keep = torch.ones((), dtype=torch.bool, device=site.device)
-    for drawn in mask.drawn:
+    for drawn in (*mask.drawn, *mask.drawn_weights):
         keep = keep & drawn.of_queries(rows)
-    if mask.scores is not None:
-        keep = keep & mask.scores.expand(site.shape)[:, :, rows]
-    units = None if site.units is None else site.units.expand(site.shape)[:, :, rows]
+    for given in (mask.scores, mask.weights, mask.normalized):
+        if given is not None:
+            keep = keep & (given.expand(site.shape)[:, :, rows] != 0)
+    # Some rows do not tell which queries are padding, so these count, too.
+    units = site.valid_of(rows) if count < queries else site.units
+    units = None if units is None else units.expand(batch, heads, count, keys)
     return functional.drop_rate(keep.expand(batch, heads, count, keys), units, by_head=heads > 1)
 
 

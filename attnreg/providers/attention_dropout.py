@@ -50,7 +50,4 @@ class AttentionDropout(MaskProvider):
     def forward(self, site: AttentionSite) -> Mask | None:
         if self.placement == "scores":
             return site.dropping(self.p)
-        keep = site.keep(self.p)
-        if not self.rescale:
-            return Mask(weights=keep)
-        return Mask(weights=keep.to(site.dtype) / (1 - self.p + (self.p == 1)))  # at p = 1 nothing is kept: no 0 / 0
+        return site.dropping_weights(self.p, rescale=self.rescale)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from attnreg.injection.layout import Layout
+from attnreg.injection.lazy_site import FindValid
 from attnreg.injection.tap import Tap
 from attnreg.masks import Mask, SiteInfo
 
@@ -57,9 +58,12 @@ class Masking(AbstractContextManager[Any], Protocol):
         """Return the site of a call; ``None`` to leave the call unchanged."""
 
     def ask(
-        self, site: Asked, shape: tuple[int, ...], valid: Tensor | None, *, like: Tensor, **given: Any
+        self, site: Asked, shape: tuple[int, ...], valid: Tensor | FindValid | None, *, like: Tensor, **given: Any
     ) -> Mask | None:
-        """Return the provider's mask for a site, given more fields of it by name; ``None`` keeps everything."""
+        """Return the provider's mask for a site, given more fields of it by name; ``None`` keeps everything.
+
+        ``valid`` may be a function that finds the valid positions when they are needed.
+        """
 
     def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
         """Apply the factors of a mask, and the tap, to attention weights after the softmax."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from attnreg import functional
 from attnreg.functional.attention import ScoreMod
 from attnreg.injection.backends.base import BY_FUNCTION, Backend, Call, Masking, Noting
 from attnreg.injection.errors import NoAttentionError
+from attnreg.injection.lazy_site import FindValid
 from attnreg.injection.validity import FORBIDDEN_BELOW, allowed
 from attnreg.masks import Mask
 
@@ -28,6 +29,13 @@ from attnreg.masks import Mask
 DROPPED = -1e4
 FURTHER = -1e6
 TRANSFORMERS = "transformers.integrations.flex_attention", "compile_friendly_flex_attention"
+
+
+class Aux(NamedTuple):
+    """What the kernel returns besides its output: of each query row, the log-sum-exp and the maximum of its scores."""
+
+    lse: Tensor
+    max_scores: Tensor | None
 
 
 class FlexAttention(Backend):
@@ -95,12 +103,16 @@ class FlexAttention(Backend):
                 if isinstance(out, tuple):
                     return mode.tap.output(out[0], values), *out[1:]
                 return mode.tap.output(out, values)
-        valid = _valid(score_mod, block_mask, shape, query)
+        find_valid = functools.partial(_valid, score_mod, block_mask, shape, query)
         mask = mode.ask(
-            site, shape, valid, like=query, query=query, key=key, scale=scale, score_mod=score_mod, in_kernel=True
+            site, shape, find_valid, like=query, query=query, key=key, scale=scale, score_mod=score_mod, in_kernel=True
         )
+        if mask is not None and mask.drawn_weights and mask.drops_in_kernel and mode.tap is None:
+            with suppress(NotImplementedError):  # compiled kernels of a CPU return no log-sum-exp
+                return _in_two_passes(run, score_mod, mask, find_valid, shape, options)
         if mode.tap is not None or (mask is not None and mask.has_factors):
-            mask = None if mask is None else mask.written_out()
+            mask = None if mask is None else mask.written_out(torch.promote_types(query.dtype, torch.float32))
+            valid = find_valid(None)
             scores = _scores(query, key, scale, score_mod, block_mask)
             if mask is not None and mask.scores is not None:
                 scores = functional.masked_scores(scores, mask.scores, valid)
@@ -108,10 +120,8 @@ class FlexAttention(Backend):
             weights = mode.finish(site.layout, scores.masked_fill(empty, 0.0).softmax(-1), mask, valid)
             weights = weights.masked_fill(empty, 0.0).to(value.dtype)
             return _returned(weights @ _of_heads(value, query), scores, options)
-        if mask is not None and mask.drawn:
-            score_mod = _drawing(score_mod, mask, shape)
-        elif mask is not None and mask.scores is not None:
-            score_mod = _dropping(score_mod, mask.scores.to(query.device), valid, shape)
+        if mask is not None:
+            score_mod = _of_scores(score_mod, mask, find_valid, shape)
         try:
             return run(score_mod=score_mod, **options)
         except NotImplementedError as error:
@@ -151,18 +161,25 @@ def _plain(function: FunctionType) -> Any:
     return vars(function).get("_torchdynamo_orig_callable", function)
 
 
-def _open(block_mask: Any, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+def _open(block_mask: Any, shape: tuple[int, ...], like: Tensor, rows: Tensor | None = None) -> Tensor | None:
     if block_mask is None:
         return None
     batch, heads = block_mask.kv_num_blocks.shape[:2]  # 1 where the model's mask is the same for all
-    return create_mask(block_mask.mask_mod, batch, heads, shape[2], shape[3], like.device)
+    own = block_mask.mask_mod
+    of_rows = own if rows is None else lambda b, h, q, k: own(b, h, rows[q], k)
+    return create_mask(of_rows, batch, heads, shape[2] if rows is None else len(rows), shape[3], like.device)
 
 
-def _valid(score_mod: ScoreMod | None, block_mask: Any, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+def _valid(
+    score_mod: ScoreMod | None, block_mask: Any, shape: tuple[int, ...], like: Tensor, rows: Tensor | None = None
+) -> Tensor | None:
     with torch.no_grad():
-        valid = _open(block_mask, shape, like)
+        valid = _open(block_mask, shape, like, rows)
         if score_mod is not None:
-            open_ = allowed(functional.apply_score_mod(score_mod, like.new_zeros(shape)))
+            own = score_mod
+            of_rows = own if rows is None else lambda score, b, h, q, k: own(score, b, h, rows[q], k)
+            scores = like.new_zeros((*shape[:2], shape[2] if rows is None else len(rows), shape[3]))
+            open_ = allowed(functional.apply_score_mod(of_rows, scores))
             valid = open_ if valid is None else valid & open_
     return valid
 
@@ -184,6 +201,60 @@ def _dropping(score_mod: ScoreMod | None, keep: Tensor, valid: Tensor | None, sh
         return torch.where(dead[b, h, q], equal, kept)
 
     return dropping
+
+
+def _of_scores(
+    score_mod: ScoreMod | None, mask: Mask, find_valid: FindValid, shape: tuple[int, ...]
+) -> ScoreMod | None:
+    """Return a score function that drops the scores of a mask."""
+    if mask.drawn:
+        return _drawing(score_mod, mask, shape)
+    return score_mod if mask.scores is None else _dropping(score_mod, mask.scores, find_valid(None), shape)
+
+
+def _in_two_passes(
+    run: Callable[..., Any],
+    score_mod: ScoreMod | None,
+    mask: Mask,
+    find_valid: FindValid,
+    shape: tuple[int, ...],
+    options: dict[str, Any],
+) -> Any:
+    r"""Drop attention weights without computing them.
+
+    .. math:: O = O_m \, \exp(\ell_m - \ell) / (1 - p)
+
+    :math:`\ell` is the log-sum-exp of all scores, and :math:`O_m, \ell_m` are the output and the log-sum-exp of a
+    softmax over the kept ones only.
+    """
+    everything = _of_scores(score_mod, mask, find_valid, shape)
+    decisions = [drawn.keep_at() for drawn in mask.drawn_weights]
+
+    def kept(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        own = score if everything is None else everything(score, b, h, q, k)
+        return torch.where(
+            functools.reduce(operator.and_, (decide(b, h, q, k) for decide in decisions)), own, -torch.inf
+        )
+
+    out, part = _with_aux(run, kept, options)
+    _, whole = _with_aux(run, everything, options)
+    empty = part.lse == -torch.inf  # nothing of this row is kept
+    share = (part.lse.masked_fill(empty, 0.0) - whole.lse.masked_fill(empty, 0.0)).exp().masked_fill(empty, 0.0)
+    for drawn in mask.drawn_weights:
+        share = share / drawn.divisor
+    return _as_asked((out * share[..., None]).to(out.dtype), whole, options)
+
+
+def _with_aux(run: Callable[..., Any], score_mod: ScoreMod | None, options: dict[str, Any]) -> tuple[Tensor, Aux]:
+    """Run the kernel, and return its output with the log-sum-exp of scores."""
+    rest = {name: value for name, value in options.items() if name not in ("return_lse", "return_aux")}
+    if not hasattr(torchs, "AuxRequest"):  # torch before 2.9
+        out, lse = run(score_mod=score_mod, return_lse=True, **rest)
+        return out, Aux(lse, None)
+    asked = options.get("return_aux")
+    needs_maximum = asked is not None and asked.max_scores
+    out, aux = run(score_mod=score_mod, return_aux=torchs.AuxRequest(lse=True, max_scores=needs_maximum), **rest)
+    return out, Aux(aux.lse, aux.max_scores)
 
 
 def _drawing(score_mod: ScoreMod | None, mask: Mask, shape: tuple[int, ...]) -> ScoreMod:
@@ -229,11 +300,15 @@ def _zeros(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
 
 def _returned(out: Tensor, scores: Tensor, options: dict[str, Any]) -> Any:
     """Return the output as ``flex_attention`` does: with the logsumexp and maximum of scores, if asked for."""
+    return _as_asked(out, Aux(scores.logsumexp(-1), scores.amax(-1)), options)
+
+
+def _as_asked(out: Tensor, aux: Aux, options: dict[str, Any]) -> Any:
     asked = options.get("return_aux")
     if asked is not None:
-        lse = scores.logsumexp(-1) if asked.lse else None
-        return out, torchs.AuxOutput(lse=lse, max_scores=scores.amax(-1) if asked.max_scores else None)
-    return (out, scores.logsumexp(-1)) if options["return_lse"] else out
+        lse, largest = aux.lse if asked.lse else None, aux.max_scores if asked.max_scores else None
+        return out, torchs.AuxOutput(lse=lse, max_scores=largest)
+    return (out, aux.lse) if options["return_lse"] else out
 
 
 def _asking(function: Any, *args: Any, **kwargs: Any) -> Any:
