@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from attnreg.attribution.outputs import IGNORED, labels_of, predictions_of
 from attnreg.errors import InputError
-
-IGNORED = -100  # transformers' label for positions without one
 
 
 class Target:
@@ -21,6 +20,7 @@ class Target:
 
     * classification and multiple choice, ``(B, C)``: :math:`\sum_b z_{b, c_b}`, the logit of each sample's class;
     * tokens, ``(B, N, C)``: :math:`\sum_{b,n} \log \mathrm{softmax}(z_{bn})_{c_{bn}}` over labelled positions;
+    * extractive question answering: the same for two classes per row, the positions where the answer begins and ends;
     * regression, ``(B,)`` or ``(B, 1)``, or float labels in the logits' shape: :math:`-\sum (z - y)^2`.
 
     The classes c are the predicted ones (pseudo-labels), fixed by the plain forward pass, or the gold labels. If the
@@ -73,8 +73,8 @@ class Target:
         return target
 
     def _labels(self, output: Any, batch: Mapping[str, Any]) -> Any:
-        labels = batch.get("labels")
-        if not isinstance(labels, Tensor):
+        labels: Any = labels_of(batch, logits_of(output))
+        if not isinstance(labels, Tensor) or batch.get("labels") is None:
             return labels
         if self.shift_labels is None:
             shifts = _shifts_labels(output, batch)
@@ -120,10 +120,12 @@ class Target:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the logits in a model's output: the output itself, or its ``logits``."""
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if logits is None and isinstance(output, Mapping):
-        logits = output.get("logits")
+    """Return the logits in a model's output, as :func:`attnreg.attribution.outputs.predictions_of` finds them.
+
+    Raises:
+        InputError: if it has none of a known shape.
+    """
+    logits = predictions_of(output)
     if not isinstance(logits, Tensor) or logits.dim() not in (1, 2, 3):
         raise InputError(
             f"The model's output, {type(output).__name__}"

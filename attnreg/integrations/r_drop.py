@@ -10,6 +10,7 @@ from transformers import Trainer
 from transformers.modeling_utils import unwrap_model
 
 from attnreg.arguments import NotNegative, not_negative
+from attnreg.attribution.outputs import labels_of, predictions_of
 from attnreg.errors import InputError
 from attnreg.integrations.accumulation import average_micro_batches, per_micro_batch
 from attnreg.integrations.trainer import ADDropTrainer
@@ -73,7 +74,8 @@ class RDropTrainer(Trainer):
         # Copies, because a Trainer may take labels out of the inputs.
         first, output = super().compute_loss(model, {**inputs}, True, num_items_in_batch)
         second, other = super().compute_loss(model, {**inputs}, True, num_items_in_batch)
-        labels, logits, others = inputs.get("labels"), _logits(output), _logits(other)
+        logits, others = _logits(output), _logits(other)
+        labels = inputs.get("labels") if logits is None else labels_of(inputs, logits)
         if labels is None or logits is None or others is None:
             raise InputError(
                 f"R-Drop compares the predictions of two passes, but {type(self).__name__} has no "
@@ -86,6 +88,6 @@ class RDropTrainer(Trainer):
 
 
 def _logits(output: Any) -> Tensor | None:
-    logits = output.get("logits") if isinstance(output, Mapping) else None
+    logits = predictions_of(output) if isinstance(output, Mapping) else None
     # TRL's SFTTrainer returns logits of a plain pass without gradients, which would teach nothing.
-    return logits if isinstance(logits, Tensor) and logits.requires_grad else None
+    return logits if logits is not None and logits.requires_grad else None

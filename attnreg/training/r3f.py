@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack, override
 
 from attnreg.arguments import NotNegative, not_negative, one_of
+from attnreg.attribution.outputs import needed_labels_of
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.provider.base import MaskProvider
@@ -101,7 +102,7 @@ class R3F(TwoForwardPasses):
         with self._noised(batch):
             _, other = self._outputs(batch)
         directions = 1 if logits.shape[-1] == 1 else 2  # `disagreement` is the mean of both
-        labels = aligned_labels(self.model, batch["labels"])
+        labels = aligned_labels(self.model, needed_labels_of(batch, logits))
         return loss + self.weight * directions * disagreement(logits, other, labels)
 
     @contextmanager

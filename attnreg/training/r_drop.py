@@ -7,6 +7,7 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack, override
 
 from attnreg.arguments import NotNegative, not_negative
+from attnreg.attribution.outputs import needed_labels_of
 from attnreg.injection import AttachHandle
 from attnreg.provider.base import MaskProvider
 from attnreg.training.method import Batch, Shared
@@ -70,5 +71,5 @@ class RDrop(TwoForwardPasses):
     def _loss(self, batch: Batch) -> Tensor:
         self._check_recomputation()
         (first, logits), (second, other) = (self._pass(batch) for _ in range(2))
-        labels = aligned_labels(self.model, batch["labels"])
+        labels = aligned_labels(self.model, needed_labels_of(batch, logits))
         return (first + second + self.alpha * disagreement(logits, other, labels)) / 2

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from attnreg.arguments import one_of, probability_below_one
+from attnreg.attribution.outputs import rows_of
 from attnreg.errors import InputError
 from attnreg.provider.base import MaskProvider
 from attnreg.training.bits import pack, unpack
@@ -194,13 +195,13 @@ class Reinforce:
         return [each / deviation if deviation else torch.zeros_like(each) for each in advantages]
 
     def _accumulate_samples(self, advantages: Sequence[Tensor]) -> None:
-        sizes = self._updater.gathered([sum(len(batch["labels"]) for batch, _ in self._draws)])
+        sizes = self._updater.gathered([sum(rows_of(batch) for batch, _ in self._draws)])
         for attacker, each in enumerate(advantages):
             begin = sum(sizes[: self._updater.rank])  # the rewards of all processes follow each other
             for batch, masks in self._draws:
                 with self._updater.autocast(), sparse_embeddings(self._generator):
                     log_prob = self._generator.log_prob(batch, unpack(masks[attacker]))
-                log_prob = log_prob.view(len(batch["labels"]), -1).mean(1)  # the choices of a row share its reward
+                log_prob = log_prob.view(rows_of(batch), -1).mean(1)  # the choices of a row share its reward
                 rows = torch.arange(begin, begin + len(log_prob)) % len(each)
                 self._accumulate(attacker, reinforce_loss(log_prob, each[rows].to(log_prob.device), 0.0))
                 begin += len(log_prob)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attnreg.attribution.outputs import needed_labels_of, predictions_of
 from attnreg.errors import InputError
 from attnreg.training.method import IGNORED, Batch
 from attnreg.training.micro_batches import aligned_labels
@@ -24,12 +25,20 @@ Winner = Callable[[Tensor, Tensor], Tensor]
 
 def negative_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Return the log-likelihood of the labels per sample, ``(B,)``; for regression, minus the squared error."""
-    logits, labels = model(**batch).logits, aligned_labels(model, batch["labels"])
+    logits, labels = _predicted(model, batch)
     if not labels.is_floating_point():
         per_label = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
         counted = (labels != IGNORED).view(len(labels), -1)
         return -per_label.view(counted.shape).sum(1) / counted.sum(1).clamp(min=1)
     return -F.mse_loss(logits.view(len(labels), -1), labels.view(len(labels), -1), reduction="none").mean(1)
+
+
+def _predicted(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return logits, and labels at the positions whose logits predict them."""
+    output: Any = model(**batch)
+    logits = predictions_of(output)
+    assert logits is not None, f"{type(model).__name__} returned no logits"
+    return logits, aligned_labels(model, needed_labels_of(batch, logits))
 
 
 def correctness(model: nn.Module, batch: Batch) -> Tensor:
@@ -41,7 +50,7 @@ def correctness(model: nn.Module, batch: Batch) -> Tensor:
     Raises:
         InputError: for regression, where accuracy is not defined.
     """
-    logits, labels = model(**batch).logits, aligned_labels(model, batch["labels"])
+    logits, labels = _predicted(model, batch)
     if labels.is_floating_point():
         raise InputError("Score 'accuracy' needs classes as labels, got numbers. Use score 'loss' for regression.")
     counted = (labels != IGNORED).view(len(labels), -1)
@@ -75,7 +84,7 @@ class MetricScore:
         Raises:
             InputError: if a row has several labels.
         """
-        labels, logits = batch["labels"], model(**batch).logits
+        logits, labels = _predicted(model, batch)
         if labels.numel() != len(labels):
             raise InputError(f"A metric needs one label per row, got labels of shape {tuple(labels.shape)}.")
         answers = logits.flatten(1).argmax(1) if not labels.is_floating_point() else logits.flatten()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
+from attnreg.attribution.outputs import predictions_of
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.provider.base import MaskProvider
@@ -101,8 +102,8 @@ class TwoForwardPasses(FineTuning):
     def _outputs(self, batch: Batch) -> tuple[Any, Tensor]:
         """Return the output of one pass, and its logits."""
         output: Any = self._network(**batch)
-        logits = getattr(output, "logits", None)
-        if not isinstance(logits, Tensor):
+        logits = predictions_of(output)
+        if logits is None:
             raise InputError(
                 f"{self.title} needs `logits` in the output of {type(self.model).__name__}, but found none."
             )

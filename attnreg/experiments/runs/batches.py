@@ -12,6 +12,7 @@ from datasets import Dataset
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from attnreg.attribution.outputs import rows_of
 from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind
 from attnreg.training.method import Batch
 
@@ -67,7 +68,7 @@ class TrainBatches:
         rank, processes = self._accelerator.process_index, self._accelerator.num_processes
         for number, batch in enumerate(self._loader):
             if number >= skip:
-                rows = len(batch["labels"])
+                rows = rows_of(batch)
                 share = torch.arange(rank, math.ceil(rows / processes) * processes, processes) % rows
                 yield {
                     name: (tensor if processes == 1 else tensor[share]).to(self._accelerator.device)

@@ -25,6 +25,7 @@ _PIPELINES = {
     "AutoModelForSeq2SeqLM": "text2text-generation",
     "AutoModelForCausalLM": "text-generation",
     "AutoModelForImageClassification": "image-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
 }
 
 

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
+from attnreg.attribution.outputs import rows_of
 from attnreg.experiments.runs.batches import Labelled
 from attnreg.experiments.tasks.kinds.base import Kind, Record
 from attnreg.experiments.tasks.kinds.tokens import IGNORED
@@ -54,8 +55,7 @@ def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Acc
     network.train(training)
     shared = mine if processes == 1 else sorted(gather_object(mine), key=itemgetter(0))
     _, losses, weights, answers = zip(*shared, strict=True)
-    each = (answer for some in answers for answer in some)
-    records = [kind.record(answer, gold) for answer, gold in zip(each, labelled.references, strict=True)]
+    records = kind.records([answer for some in answers for answer in some], labelled.references)
     return Predictions(sum(losses) / sum(weights) if sum(weights) else None, records)
 
 
@@ -84,5 +84,7 @@ def evaluate_all(
 
 
 def _labels_in(batch: Batch) -> int:
-    labels: Tensor = batch["labels"]
+    labels: Tensor | None = batch.get("labels")
+    if labels is None:
+        return rows_of(batch)
     return len(labels) if labels.is_floating_point() else int((labels != IGNORED).sum())

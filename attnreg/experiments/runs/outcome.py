@@ -28,7 +28,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
     memory and passes. It is written last: a run folder that has it has finished training.
     """
     kind = run.kind
-    some = run.train_rows.select(range(min(kind.scored_train_rows, len(run.train_rows))))
+    some = run.train_rows.select(range(kind.divided(run.train_rows, min(kind.scored_train_rows, len(run.train_rows)))))
     dev = predict(method.model, run.dev, kind, run.accelerator)
     scores = {
         "loss": dev.loss,

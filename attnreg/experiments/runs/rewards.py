@@ -87,6 +87,8 @@ def choose_rewards(run: Setup, data: RewardData, rows: int, fresh: int | None, n
         chosen = run.dev_rows
         note = "Warning: rewards came from the dev set (--reward-data dev), so the dev scores are not held out."
     else:
+        if run.kind.has_windows:
+            raise UsageError("--reward-data half-dev would divide windows of the same question: use held-out.")
         shuffled = run.dev_rows.shuffle(seed=0)
         half = len(shuffled) // 2
         if not half:

@@ -198,11 +198,20 @@ class Setup:
             InputError: if no row is left to train on.
         """
         rows = self.train_rows
-        self.train_rows, held = _split(rows, size)
-        self.held_out = {"rows": size, "epochs": self.epochs if epochs is None else min(epochs, self.epochs)}
+        self.train_rows, held = self._split(rows, size)
+        self.held_out = {"rows": len(held), "epochs": self.epochs if epochs is None else min(epochs, self.epochs)}
         if epochs is not None and epochs < self.epochs:
             self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
         return held
+
+    def _split(self, rows: Any, size: int) -> tuple[Any, Any]:
+        """Split off the last rows; a few more where that would divide the windows of one."""
+        left = self.kind.divided(rows, max(0, len(rows) - size))
+        if left < 1:
+            raise InputError(
+                f"Holding out {size} row{'s' * (size > 1)} needs at least {size + 1} training rows, got {len(rows)}."
+            )
+        return rows.select(range(left)), rows.select(range(left, len(rows)))
 
     def _changed(self) -> list[str]:
         """Say what options have changed in the model."""
@@ -252,7 +261,7 @@ class Setup:
         settings, rows = self.settings, len(self.train_rows)
         if settings.stop_on == "dev" or (settings.patience is None and not settings.returns_best):
             return None
-        self.train_rows, held = _split(self.train_rows, settings.stopping_rows or min(256, max(1, rows // 10)))
+        self.train_rows, held = self._split(self.train_rows, settings.stopping_rows or min(256, max(1, rows // 10)))
         return held
 
     def rows_in_order(self, rows: Any) -> list[Batch]:
@@ -317,16 +326,6 @@ class Setup:
         self.folder.append("metrics", record)
         numbers = {name: value for name, value in record.items() if name not in ("network", "step", "drop_rate")}
         self.accelerator.log(flattened(numbers, f"{self.scored_on}/{record['network']}/"), step=record["step"])
-
-
-def _split(rows: Any, size: int) -> tuple[Any, Any]:
-    """Split off the last rows."""
-    left = len(rows) - size
-    if left < 1:
-        raise InputError(
-            f"Holding out {size} row{'s' * (size > 1)} needs at least {size + 1} training rows, got {len(rows)}."
-        )
-    return rows.select(range(left)), rows.select(range(left, left + size))
 
 
 def _longest_input(model: nn.Module) -> int | None:

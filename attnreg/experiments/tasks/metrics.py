@@ -13,6 +13,8 @@ from scipy import stats
 from sklearn import metrics as sk
 from torch import Tensor
 
+from attnreg.experiments.tasks.spans import word_f1
+
 
 def _both(feature: Any) -> datasets.Features:
     return datasets.Features({"predictions": feature, "references": feature})
@@ -174,6 +176,18 @@ class ExactMatch(_Metric, key="exact_match", about="Fraction of texts that are e
 
     def _score(self, predictions: Any, references: Any) -> float:
         return float(np.mean([ours == theirs for ours, theirs in zip(predictions, references, strict=True)]))
+
+
+class AnswerF1(_Metric, key="answer_f1", about="F1 of words", citation="Rajpurkar et al., 2016", features=_TEXTS):
+    """Mean F1 of the words of answers, normalized as SQuAD's.
+
+    Example:
+        >>> AnswerF1(keep_in_memory=True).compute(predictions=["the red house", "a"], references=["house", "b"])
+        {'answer_f1': 0.3333333333333333}
+    """
+
+    def _score(self, predictions: Any, references: Any) -> float:
+        return float(np.mean([word_f1(ours, theirs) for ours, theirs in zip(predictions, references, strict=True)]))
 
 
 def accuracy_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:

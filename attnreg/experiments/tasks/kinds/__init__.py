@@ -17,6 +17,7 @@ KINDS = {
     "masked-lm": "MaskedLM",
     "causal-lm": "CausalLM",
     "image-classification": "ImageClassification",
+    "question-answering": "QuestionAnswering",
 }
 
 

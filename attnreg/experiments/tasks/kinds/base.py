@@ -58,6 +58,8 @@ class Kind(ABC):
     has_text_labels: ClassVar[bool] = False
     #: whether :meth:`collate` uses torch's random generator
     draws: ClassVar[bool] = False
+    #: whether a long row becomes several encoded rows, instead of being cut
+    has_windows: ClassVar[bool] = False
     #: name of the predictor that gives every row the same answer; ``None`` if the kind has none
     trivial_predictor: ClassVar[str | None] = None
     #: number of training rows that are scored after training
@@ -191,6 +193,10 @@ class Kind(ABC):
         encoded = self.tokenizer(*self._texts(batch), truncation=True, max_length=self.max_length)
         return {**encoded, "labels": gold, REFERENCE: gold}
 
+    def divided(self, encoded: Dataset, at: int) -> int:
+        """Return the last place, up to ``at``, where encoded rows can be divided in two: not within a row's windows."""
+        return at
+
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Pad encoded rows, which come without ``reference``, to one batch."""
         import transformers
@@ -212,6 +218,10 @@ class Kind(ABC):
     def record(self, answer: Any, reference: Any) -> Record:
         """Return a row of ``predictions.jsonl``: ``label``, ``prediction`` and, for classes, ``logits``."""
         return {"label": reference, "prediction": answer}
+
+    def records(self, answers: Sequence[Any], references: Sequence[Any]) -> list[Record]:
+        """Return the rows of ``predictions.jsonl``, from the answers and references of all encoded rows, in order."""
+        return [self.record(answer, reference) for answer, reference in zip(answers, references, strict=True)]
 
     def trivial_answer(self, references: Sequence[Any]) -> Any:
         """Return the prediction of the kind's trivial predictor, from the references of the training rows."""

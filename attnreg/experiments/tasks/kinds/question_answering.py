@@ -1,0 +1,253 @@
+"""Extractive question answering: find the answer to a question in a text, or say that there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import override
+
+from attnreg.errors import InputError, UsageError
+from attnreg.experiments.tasks.columns import column_of
+from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind, Record, kept
+from attnreg.experiments.tasks.spans import best_span, normalized, word_f1
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from torch import Tensor, nn
+
+LONGEST_ANSWER = 30  # tokens, as in BERT's and transformers' scripts
+FORM = '{"text": [...], "answer_start": [...]}'
+
+
+class QuestionAnswering(Kind):
+    """A question and a context that holds the answer, in SQuAD's columns.
+
+    A context that does not fit ``max_length`` is divided into windows, which overlap by a third of it. Each window is
+    an encoded row. A window that does not hold the whole first answer points at the first token (CLS). The prediction
+    of a row is the span with the highest sum of start and end logits in any of its windows, with at most 30 tokens. If
+    some of the scored rows have no answer, the prediction is empty where CLS scores higher than every span, in each
+    window.
+
+    Reference:
+        BERT (arXiv 1810.04805), Sections 4.2 and 4.3.
+    """
+
+    head: ClassVar[str] = "AutoModelForQuestionAnswering"
+    metrics: ClassVar[tuple[str, ...]] = ("answer_f1", "exact_match")
+    usual_columns: ClassVar[tuple[str, ...]] = ("question", "context")
+    usual_label: ClassVar[str] = "answers"
+    has_windows: ClassVar[bool] = True
+
+    @property
+    @override
+    def remarks(self) -> list[str]:
+        return [
+            f"Contexts are divided into windows of at most {self.max_length} tokens, which overlap by {self._overlap} "
+            "tokens. Counts of training rows, batch sizes and losses are of windows; scores are of questions."
+        ]
+
+    @property
+    def _overlap(self) -> int:
+        return self.max_length // 3
+
+    @classmethod
+    @override
+    def plain(
+        cls, task: Task, splits: Mapping[str, Dataset], places: Mapping[str, str]
+    ) -> tuple[Task, Mapping[str, Dataset]]:
+        if len(task.columns) != 2:
+            raise UsageError(
+                "Kind question-answering needs two --text-columns, that of the question and that of the context, got "
+                f"{', '.join(task.columns)}."
+            )
+        return replace(task, metrics=tuple(dict.fromkeys((*task.metrics, *cls.metrics)))), splits
+
+    @classmethod
+    @override
+    def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
+        """Return the answers of each row, and where in the context the first one begins and ends."""
+        contexts, answers = (column_of(rows, column) for column in (task.columns[1], task.label))
+        every = []
+        for row, (context, value) in enumerate(zip(contexts, answers, strict=True), 1):
+            found = f"got {value!r} in row {row} of {place}"
+            if not _are_answers(value):
+                hint = ": use .jsonl or .parquet, because .csv and .tsv cannot store lists"
+                raise InputError(
+                    f"Expected answers as {FORM} in column {task.label}, {found}{hint * isinstance(value, str)}."
+                )
+            for text, at in zip(value["text"], value["answer_start"], strict=True):
+                if not text.strip():
+                    raise InputError(f"An answer is empty: use empty lists for a question without an answer, {found}.")
+                if at < 0 or context[at : at + len(text)] != text:
+                    there = context[max(0, at) : max(0, at) + len(text)]
+                    raise InputError(
+                        f"The answer {text!r} does not begin at character {at} of column {task.columns[1]}, where "
+                        f"{there!r} is, in row {row} of {place}: count answer_start in characters from 0."
+                    )
+            every.append({"row": row, "answers": value["text"], "span": _span(value)})
+        return every
+
+    @classmethod
+    @override
+    def head_options(cls, task: Task) -> dict[str, Any]:
+        return {"num_labels": 2}  # start and end; a model of another task may bring along its number of classes
+
+    @classmethod
+    @override
+    def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:
+        if not tokenizer.is_fast:
+            raise InputError(
+                f"The tokenizer of --model {name} ({type(tokenizer).__name__}) does not tell which characters a token "
+                "has: choose a model with a fast tokenizer (tokenizer.json)."
+            )
+
+    @override
+    def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
+        questions, contexts = self._texts(batch)
+        questions = [question.strip() for question in questions]
+        self._check_room(questions)
+        encoded = self.tokenizer(
+            questions,
+            contexts,
+            truncation="only_second",
+            max_length=self.max_length,
+            stride=self._overlap,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        rows, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
+        starts, ends, references = [], [], []
+        for window, row in enumerate(rows):
+            places = [place for place, part in enumerate(encoded.sequence_ids(window)) if part == 1]
+            characters = [offsets[window][place] for place in places]
+            tokens = _tokens_of(gold[row]["span"], characters)
+            empty = self._empty(encoded["input_ids"][window])
+            starts.append(empty if tokens is None else places[tokens[0]])
+            ends.append(empty if tokens is None else places[tokens[1]])
+            begin, end = (characters[0][0], characters[-1][1]) if characters else (0, 0)
+            references.append(
+                {
+                    "row": gold[row]["row"],
+                    "answers": gold[row]["answers"],
+                    "text": contexts[row][begin:end],
+                    "characters": [[first - begin, last - begin] for first, last in characters],
+                    "places": places,
+                    "empty": empty,
+                    "has_answer": tokens is not None,
+                }
+            )
+        return {**encoded, "start_positions": starts, "end_positions": ends, REFERENCE: references}
+
+    def _check_room(self, questions: Sequence[str]) -> None:
+        taken = self.tokenizer.num_special_tokens_to_add(pair=True) + self._overlap
+        for question, ids in zip(
+            questions, self.tokenizer(list(questions), add_special_tokens=False)["input_ids"], strict=True
+        ):
+            if len(ids) + taken >= self.max_length:
+                raise InputError(
+                    f"--max-length {self.max_length} has no room for the context after a question of {len(ids)} "
+                    f"tokens, {question[:60]!r}: use --max-length of at least {(len(ids) + taken - self._overlap) * 2}."
+                )
+
+    def _empty(self, ids: Sequence[int]) -> int:
+        """Return the position that stands for no answer: that of CLS, or the first one."""
+        first = self.tokenizer.cls_token_id
+        return ids.index(first) if first in ids else 0
+
+    @override
+    def to_train_on(self, encoded: Dataset) -> Dataset:
+        references = encoded[REFERENCE][:]
+        whole = {each["row"] for each in references if each["has_answer"] or not each["answers"]}
+        wanted = [each["row"] in whole for each in references]  # others would teach that there is no answer
+        return kept(encoded, wanted, "its first answer within a window of --max-length")
+
+    @override
+    def divided(self, encoded: Dataset, at: int) -> int:
+        rows = [each["row"] for each in encoded[REFERENCE][:]]
+        while 0 < at < len(rows) and rows[at - 1] == rows[at]:
+            at -= 1
+        return at
+
+    @override
+    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        import torch
+
+        names = [name for name in rows[0] if name in self.tokenizer.model_input_names]
+        # On the right, whatever side the tokenizer pads: positions count from the left.
+        padded = self.tokenizer.pad(
+            {name: [row[name] for row in rows] for name in names}, padding_side="right", return_tensors="pt"
+        )
+        positions = {name: torch.tensor([row[name] for row in rows]) for name in ("start_positions", "end_positions")}
+        return {**padded, **positions}
+
+    @override
+    def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
+        # Arrays: the logits of all windows are kept until their rows are put together.
+        return list(
+            zip(*(each.float().cpu().numpy() for each in (output.start_logits, output.end_logits)), strict=True)
+        )
+
+    @override
+    def records(self, answers: Sequence[Any], references: Sequence[Any]) -> list[Record]:
+        may_be_empty = any(not reference["answers"] for reference in references)
+        rows: dict[int, dict[str, Any]] = {}
+        for (start, end), reference in zip(answers, references, strict=True):
+            row = rows.setdefault(
+                reference["row"], {"label": reference["answers"], "best": (float("-inf"), ""), "empty": float("inf")}
+            )
+            row["empty"] = min(row["empty"], float(start[reference["empty"]]) + float(end[reference["empty"]]))
+            if places := reference["places"]:
+                first, last, score = best_span(start[places], end[places], LONGEST_ANSWER)
+                characters = reference["characters"]
+                text = reference["text"][characters[first][0] : characters[last][1]].strip()
+                row["best"] = max(row["best"], (score, text), key=lambda pair: pair[0])
+        return [
+            self.record("" if may_be_empty and row["empty"] > row["best"][0] else row["best"][1], row["label"])
+            for row in rows.values()
+        ]
+
+    @override
+    def compared(self, metric: str, records: Sequence[Record]) -> tuple[list[Any], list[Any]]:
+        predictions = [normalized(record["prediction"]) for record in records]
+        labels = [[normalized(text) for text in record["label"] or [""]] for record in records]
+        pairs = zip(predictions, labels, strict=True)
+        return predictions, [max(texts, key=lambda text: (ours == text, word_f1(ours, text))) for ours, texts in pairs]
+
+
+def _are_answers(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    texts, starts = value.get("text"), value.get("answer_start")
+    return (
+        isinstance(texts, list)
+        and isinstance(starts, list)
+        and len(texts) == len(starts)
+        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(at, int) for at in starts)
+    )
+
+
+def _span(value: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return where the first answer begins and ends, without spaces around it; ``None`` without an answer."""
+    if not value["text"]:
+        return None
+    text, at = value["text"][0], value["answer_start"][0]
+    begin = at + len(text) - len(text.lstrip())
+    return begin, begin + len(text.strip())
+
+
+def _tokens_of(span: tuple[int, int] | None, characters: Sequence[Sequence[int]]) -> tuple[int, int] | None:
+    """Return the first and the last token of a span of characters; ``None`` if a window does not hold all of it.
+
+    Args:
+        span: where it begins and ends.
+        characters: where each token of the window begins and ends.
+    """
+    if span is None or not characters or span[0] < characters[0][0] or span[1] > characters[-1][1]:
+        return None
+    first = next(number for number, (_, end) in enumerate(characters) if end > span[0])
+    last = next(number for number in reversed(range(len(characters))) if characters[number][0] < span[1])
+    return (first, last) if first <= last else None
