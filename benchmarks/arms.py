@@ -47,8 +47,10 @@ def fine_tuning(make: Make | None = None, attention: str = "sdpa", lora: bool = 
     def arm(shape: Shape) -> tuple[Callable[[], object], int]:
         model, batch = shape.model(attention, **config_options), shape.batch()
         network = with_lora(model) if lora else model
-        provider = None if make is None else make(model)
-        return _step(FineTuning(network, adamw(network, LEARNING_RATE), provider, accelerator=Accelerator()), batch)
+        provider, optimizer = None if make is None else make(model), adamw(network, LEARNING_RATE)
+        if provider is not None and (learned := provider.learned_parameters()):
+            optimizer.add_param_group({"params": learned})
+        return _step(FineTuning(network, optimizer, provider, accelerator=Accelerator()), batch)
 
     return arm
 
@@ -199,13 +201,27 @@ ROWS: dict[str, Row] = {
     "AttendOut, credit by gradient, per unit": Row(attendout(generator_options={}, credit="gradient"), plain),
 }
 NEWER: dict[str, Make] = {
+    "AdversarialAttention": attnreg.AdversarialAttention.for_model,
     "AttentionEntropy": lambda _: attnreg.AttentionEntropy(),
+    "ConcreteDropout": attnreg.ConcreteDropout.for_model,
+    "ContextualDropout": attnreg.ContextualDropout.for_model,
+    "DropAttention": lambda _: attnreg.DropAttention(P, window=3),
+    "DropHead": lambda _: attnreg.DropHead(P),
+    "DropKey": lambda _: attnreg.DropKey(P),
     "EmbeddingNoise": lambda _: attnreg.EmbeddingNoise(),
+    "HeadMask, random": lambda _: attnreg.HeadMask(1),
+    "HeadMask, importance": lambda _: attnreg.HeadMask(1, by="importance"),
     "HiddenDropout": lambda _: attnreg.HiddenDropout(P),
     "HiddenDropout, pooled, p = 0.9": lambda _: attnreg.HiddenDropout(0.9, where="pooled"),
     "HiddenKey": lambda _: attnreg.HiddenKey(P),
     "HiddenNoise": lambda _: attnreg.HiddenNoise(),
+    "LayerDrop": lambda _: attnreg.LayerDrop(P),
+    "LearnableBernoulli": attnreg.LearnableBernoulli.for_model,
     "RelaxedAttention": lambda _: attnreg.RelaxedAttention(),
+    "Scheduled": lambda _: attnreg.Scheduled(attnreg.DropKey(), over="depth", p=[(0, 2 * P), (1, 0)]),
+    "StructuralMask": lambda _: attnreg.StructuralMask(3),
+    "TokenDropout": lambda _: attnreg.TokenDropout(P),
+    "UniDrop": lambda _: attnreg.UniDrop(),
 }
 ROWS.update({name: Row(fine_tuning(make), plain) for name, make in NEWER.items()})
 ROWS["RelaxedAttention, instead of the model's dropout"] = Row(

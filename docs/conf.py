@@ -36,7 +36,7 @@ templates_path = ["_templates"]
 
 # Pages. A link to a heading or to a page that is not there is a warning, and -W makes it an error.
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence", "html_image"]
+myst_enable_extensions = ["colon_fence", "dollarmath", "html_image"]
 nitpicky = True
 # Types of other libraries, and internal ones, have no page.
 nitpick_ignore_regex = [("py:class", r"(?!attnreg\.([A-Z]|functional\.|training\.[A-Z]|integrations\.[A-Z])).*")]

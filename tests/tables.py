@@ -1,4 +1,8 @@
-"""The tables of providers in the README and the docs, made from the list of public names: ``python -m tests.tables``."""
+"""What is made, not written, in the README and the docs: ``python -m tests.tables``.
+
+The tables of providers come from the list of public names; the figures on a provider's page, from the tables of cost
+and of results.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,11 @@ from attnreg.provider.saving import built_in
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "providers"
-BEGIN, END = "<!-- providers: made by python -m tests.tables -->", "<!-- end -->"
+BEGIN, FIGURES, END = (
+    "<!-- providers: made by python -m tests.tables -->",
+    "<!-- figures: made by python -m tests.tables -->",
+    "<!-- end -->",
+)
 
 
 def page_of(name: str) -> Path:
@@ -38,14 +46,39 @@ def table(place: Path) -> str:
     return "\n".join("| " + " | ".join(row if in_docs else row[:2]) + " |" for row in rows)
 
 
+def rows_of(page: str, named: str, header: str) -> list[str]:
+    """The rows of a table whose first cell begins with one of some names, below its header."""
+    lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith(header))
+    end = next(number for number in range(begin, len(lines)) if not lines[number].startswith("|"))
+    found = [line for line in lines[begin + 2 : end] if re.match(rf"\| ({named})\b", line, re.I)]
+    return lines[begin : begin + 2] + found if found else []
+
+
+def figures(page: Path) -> str:
+    """The rows of a page's providers, or of its recipe, in the tables of cost and of results."""
+    own = [name for name in built_in() if page_of(name) == page]
+    recipes = set(re.findall(r"attnreg recipe (\S+)", page.read_text(encoding="utf-8"))) - {"regularize", "probe"}
+    named = "|".join([*own, *sorted(recipes)])
+    cost = [re.sub(" ?[¹²³⁴]", "", row) for row in rows_of("cost.md", named, "| step |")]
+    text = "**Cost** of a training step, as a multiple of a plain one ([all](../cost.md)):"
+    lines = [text, "", *cost] if cost else ["**Cost.** Not measured by itself ([others](../cost.md))."]
+    results = rows_of("results.md", "|".join(sorted(recipes)) or "-", "| method | difference | 95 % over seeds | p |")
+    text = "**Result** on 500 rows of SST-2: accuracy minus that of plain fine-tuning, over 8 seeds ([all](../results.md)):"
+    lines += ["", text, "", *results] if results else ["", "**Result.** None of our own yet ([others](../results.md))."]
+    return "\n".join(lines)
+
+
 def renewed(place: Path) -> str:
-    """The text of a file with its table made anew."""
+    """The text of a file with its table or figures made anew."""
     text = place.read_text(encoding="utf-8")
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    return f"{before}{BEGIN}\n{table(place)}\n{END}{after}"
+    mark, made = (BEGIN, table(place)) if BEGIN in text else (FIGURES, f"\n{figures(place)}\n")
+    before, after = text.split(mark)[0], text.split(mark)[1].split(END)[1]
+    return f"{before}{mark}\n{made}\n{END}{after}"
 
 
-PLACES = (ROOT / "README.md", FOLDER / "README.md")
+PAGES = sorted(page for page in FOLDER.glob("*.md") if page.stem not in ("README", "families"))
+PLACES = (ROOT / "README.md", FOLDER / "README.md", *PAGES)
 
 if __name__ == "__main__":
     for each in PLACES:

@@ -1,0 +1,80 @@
+"""Each provider's page has its formula, picture, code, command, advice, figures and reference."""
+
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from transformers import BertConfig, BertForSequenceClassification
+
+import attnreg
+from tests import tables
+from tests.provider_cases import BUILT_IN
+
+ROOT = Path(__file__).parent.parent
+ON_PAGES = {name: tables.page_of(name) for name in {*BUILT_IN} - {"Compose", "OnLayers"}}  # OnLayers is in the README
+PARTS = {
+    "formula": r"^\$\$\n",
+    "picture": r"!\[`[^`]+`[^\]]*\]\(\.\./_static/providers/",
+    "code": r"^```python\n",
+    "command": r"attnreg recipe ",
+    "advice": r"^\*\*Choose (?:it|`\w+`) if\*\*",
+    "alternative": r"\*\*Prefer another\*\*|Otherwise, use \[",
+    "figures": re.escape(tables.FIGURES),
+    "reference": r"\*\*Source\.\*\*[^*]*\[arXiv\s\d{4}\.\d{5}\]\(https://arxiv\.org/abs/",
+}
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def model():
+    return BertForSequenceClassification(
+        BertConfig(vocab_size=10, hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=4)
+    )
+
+
+def test_each_provider_has_a_page():
+    assert {*ON_PAGES.values()} == {*tables.PAGES}
+
+
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.stem)
+def test_a_page_has_all_parts(page, pictures, model):
+    text = page.read_text(encoding="utf-8")
+    missing = [part for part, pattern in PARTS.items() if not re.search(pattern, text, re.M)]
+    assert not missing, f"{page.name} lacks {missing}: see docs/development.md"
+    for found in pictures.IMAGE.finditer(text):
+        assert (page.parent / found["path"]).stat().st_size < 30_000
+        attnreg.parse_provider(found["text"], model, total_steps=10)
+    for expression in re.findall(r'--provider "([^"]+)"', text):
+        attnreg.parse_provider(expression, model, total_steps=10)
+
+
+def formulas(text, begin):
+    """Displayed formulas, in the notation of docstrings or pages, without spaces."""
+    pattern = r"^\.\. math::((?:.*\n)(?:[ ]+.*\n|\n(?=[ ]))*)" if begin == ".. math::" else r"^\$\$\n(.+?)^\$\$"
+    return ["".join(found.split()) for found in re.findall(pattern, text + "\n", re.M | (re.S if begin == "$$" else 0))]
+
+
+@pytest.mark.parametrize("name", ON_PAGES)
+def test_the_formula_is_that_of_the_docstring(name):
+    shown = formulas(ON_PAGES[name].read_text(encoding="utf-8"), "$$")
+    assert all(each in shown for each in formulas(inspect.getdoc(BUILT_IN[name]), ".. math::"))
+
+
+def test_most_docstrings_have_a_formula():
+    assert sum(bool(formulas(inspect.getdoc(BUILT_IN[name]), ".. math::")) for name in ON_PAGES) >= 22
+
+
+@pytest.mark.parametrize("text", ["LayerDrop(1.0) & HiddenKey(0.5)", "EmbeddingNoise()", "RelaxedAttention()"])
+def test_pictures_are_drawn(text, pictures, monkeypatch, tmp_path):
+    monkeypatch.setattr(pictures, "STEPS", 1)
+    pictures.small(pictures.drawn(text), tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size < 30_000
