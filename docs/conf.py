@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 import sys
+import warnings
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -81,6 +82,7 @@ napoleon_custom_sections = ["Shape", "Reference", "With a loss of your own"]
 napoleon_use_ivar = True
 
 # Gallery: scripts in `gallery` make pages in `examples`; a script that fails stops the build.
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft's
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "examples",
