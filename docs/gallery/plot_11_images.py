@@ -2,8 +2,8 @@
 A Vision Transformer on a folder of images
 ==========================================
 
-A tiny ViT learns whether a bright bar is horizontal or vertical, with DropKey on its patches. The images are in a folder
-with a subfolder for each class, as ``datasets`` reads them. The picture shows which patches the class token attends to.
+A tiny ViT learns whether a bright bar is horizontal or vertical, with DropKey on its patches. It reads a folder with a
+subfolder of images for each class, as ``datasets`` does. The picture shows which patches the class token attends to.
 """
 
 import tempfile
