@@ -1,9 +1,9 @@
-"""G-Net's network, which maps token ids to the logits of keeping."""
+"""G-Net's network, which maps token ids or images to the logits of keeping."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
+from attnreg.providers._patches import PatchTokens
 
 TABLES = ("tokens", "positions")
 
@@ -28,11 +29,13 @@ class GeneratorNetwork(nn.Module):
         initial_logit: initial value of each layer's bias.
         position_offset: index of the first position's embedding.
         feed_forward: whether a feed-forward block, shared by all layers, follows each attention.
+        patch: channels, height and width of a patch, for images; ``vocab_size`` then is the number of tokens before the
+            patches.
         shared_tables: embeddings, out of ``"tokens"`` and ``"positions"``, to read from :attr:`tables` instead of
             owning them.
 
     Shape:
-        token ids ``(B, N)`` and allowed positions ``(B, N, N)``, bool, give logits ``(B, L, G, N, N)``.
+        token ids ``(B, N)``, or images, and allowed positions ``(B, N, N)``, bool, give logits ``(B, L, G, N, N)``.
 
     Raises:
         ValueError: if ``num_heads`` does not divide ``hidden_size``, or a table has another name.
@@ -55,6 +58,7 @@ class GeneratorNetwork(nn.Module):
         position_offset: int = 0,
         feed_forward: bool = False,
         shared_tables: Collection[str] = (),
+        patch: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         if hidden_size % num_heads:
@@ -66,10 +70,14 @@ class GeneratorNetwork(nn.Module):
             raise InputError(f"Expected `shared_tables` to list some of {', '.join(TABLES)}, got {shared_tables!r}.")
         self.num_heads = num_heads
         self.position_offset = position_offset
-        self.tokens = None if "tokens" in shared_tables else nn.Embedding(vocab_size, hidden_size)
+        self.tokens: nn.Module | None = None
+        if patch is not None:
+            self.tokens = PatchTokens(hidden_size, patch, vocab_size)
+        elif "tokens" not in shared_tables:
+            self.tokens = nn.Embedding(vocab_size, hidden_size)
         self.positions = None if "positions" in shared_tables else nn.Embedding(num_positions, hidden_size)
         for embedding in (self.tokens, self.positions):
-            if embedding is not None:
+            if isinstance(embedding, nn.Embedding):
                 nn.init.normal_(embedding.weight, std=0.02)
         # Modules, because their weights may be replaced; in a dict, because as attributes they would be submodules.
         # A copy or a pickle of provider and model together refers to the tables of the new model.
@@ -83,8 +91,9 @@ class GeneratorNetwork(nn.Module):
         self.bias = nn.Parameter(torch.full((num_layers,), initial_logit))
 
     def forward(self, ids: Tensor, allowed: Tensor) -> Tensor:
-        steps = torch.arange(ids.shape[-1], device=ids.device) + self.position_offset
-        x = self.embedding_norm(self._embed("tokens", ids) + self._embed("positions", steps))
+        tokens = self._embed("tokens", ids)
+        steps = torch.arange(tokens.shape[-2], device=ids.device) + self.position_offset
+        x = self.embedding_norm(tokens + self._embed("positions", steps))
         attention = _OneHead(self.qkv, self.out) if self.num_heads == 1 else _Heads(self.qkv, self.out, self.num_heads)
         logits = []
         for layer in range(len(self.bias)):
@@ -97,9 +106,10 @@ class GeneratorNetwork(nn.Module):
         return torch.stack(logits, dim=1)
 
     def _embed(self, name: str, indices: Tensor) -> Tensor:
-        own: nn.Embedding | None = getattr(self, name)
+        own: nn.Module | None = getattr(self, name)
         if own is not None:
-            return own(indices)
+            embedded: Tensor = own(indices)
+            return embedded
         if name not in self.tables:
             raise RuntimeError(
                 "A G-Net with shared embeddings must be attached to a model first: call `attnreg.attach(model, "

@@ -11,6 +11,33 @@ from torch import Tensor
 from attnreg.errors import InputError
 
 
+class TokenInputs:
+    """Reads token ids from a model's inputs.
+
+    Args:
+        max_length: largest number of tokens.
+        pad_token_id: token id of padding, for models that get no ``attention_mask``.
+        causal: whether no position may attend to later ones.
+    """
+
+    def __init__(self, max_length: int, pad_token_id: int | None, *, causal: bool) -> None:
+        self.max_length, self.pad_token_id, self.causal = max_length, pad_token_id, causal
+
+    def read(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the token ids, ``(B, N)``."""
+        ids = token_ids(inputs)
+        if ids.shape[-1] > self.max_length:
+            raise InputError(
+                f"Expected at most {self.max_length} tokens, got {ids.shape[-1]}: truncate them, or make the G-Net "
+                "with a larger `max_length`."
+            )
+        return ids
+
+    def allowed(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return which positions attention allows, bool, ``(B, N, N)``."""
+        return allowed_positions(inputs, self.pad_token_id, causal=self.causal)
+
+
 def allowed_positions(inputs: Mapping[str, Any], pad_token_id: int | None, *, causal: bool) -> Tensor:
     """Return which positions attention allows, bool, ``(B, N, N)``."""
     ids, mask = token_ids(inputs), inputs.get("attention_mask")

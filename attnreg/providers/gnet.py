@@ -14,18 +14,19 @@ from typing_extensions import override
 from attnreg import functional
 from attnreg.arguments import InnerProbability, inner_probability, one_of, true_or_false, whole_number
 from attnreg.errors import InputError
-from attnreg.injection import discover
 from attnreg.masks import AttentionSite, Mask, SiteInfo
 from attnreg.provider.base import MaskProvider
 from attnreg.providers._decisions import Decisions, Granularity, Relaxed, shift_to
-from attnreg.providers._generator import GeneratorNetwork, embedding_tables, tables_to_share
+from attnreg.providers._generator import GeneratorNetwork, tables_to_share
+from attnreg.providers._generator_sizes import measured
 from attnreg.providers._given import GivenMasks
 from attnreg.providers._opposite import Opposite
-from attnreg.providers._token_inputs import allowed_positions, token_ids
+from attnreg.providers._patches import ImageInputs
+from attnreg.providers._token_inputs import TokenInputs
 
 
 class GNetProvider(MaskProvider):
-    r"""Draw masks from a small attention network that reads the tokens (AttendOut's G-Net).
+    r"""Draw masks from a small attention network that reads the tokens, or patches of images (AttendOut's G-Net).
 
     The network has its own token and position embeddings with LayerNorm, then applies the *same* attention layer L
     times, with G heads, a residual connection and LayerNorm. Its scores are the logits of keeping the main model's
@@ -68,6 +69,8 @@ class GNetProvider(MaskProvider):
         position_offset: index of the first position's embedding.
         pad_token_id: token id of padding, for models that get no ``attention_mask``.
         shared_tables: which embeddings to read from the model: any of ``"tokens"`` and ``"positions"`` (default: none).
+        patch: for images: channels, height and width of a patch. ``vocab_size`` then is the number of tokens before the
+            patches, such as the class token.
 
     Shape:
         masks are ``(B, M, N, N)`` for inputs ``(B, N)``, where M is 1 or the number of heads; multiple-choice inputs
@@ -108,9 +111,10 @@ class GNetProvider(MaskProvider):
         position_offset: int = 0,
         pad_token_id: int | None = None,
         shared_tables: Sequence[str] = (),
+        patch: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        self.vocab_size = whole_number("vocab_size", vocab_size)
+        self.vocab_size = whole_number("vocab_size", vocab_size, least=0 if patch else 1)
         self.hidden_size = whole_number("hidden_size", hidden_size)
         self.num_layers = whole_number("num_layers", num_layers)
         self.max_length = whole_number("max_length", max_length)
@@ -129,6 +133,12 @@ class GNetProvider(MaskProvider):
         self.causal = true_or_false("causal", causal)
         self.position_offset = whole_number("position_offset", position_offset, least=0)
         self.pad_token_id = pad_token_id
+        self.patch = None if patch is None else [whole_number("patch", size) for size in patch]
+        if self.patch is not None and (len(self.patch) != 3 or causal or shared_tables):
+            raise InputError(
+                "Expected `patch` to be channels, height and width, without `causal` and `shared_tables`, got "
+                f"{self.patch}."
+            )
         self.network = GeneratorNetwork(
             vocab_size,
             hidden_size,
@@ -139,8 +149,14 @@ class GNetProvider(MaskProvider):
             position_offset=position_offset,
             feed_forward=feed_forward,
             shared_tables=shared_tables,
+            patch=self.patch,
         )
         self.shared_tables = list(shared_tables)
+        self._inputs: TokenInputs | ImageInputs = (
+            TokenInputs(max_length, pad_token_id, causal=causal)
+            if self.patch is None
+            else ImageInputs(self.patch, vocab_size, max_length)
+        )
         self.keep: Tensor | None = None
         self.opposite_keep: Tensor | None = None
         self._given = GivenMasks()
@@ -163,8 +179,8 @@ class GNetProvider(MaskProvider):
         """Make a G-Net with the model's depth, on its device, with copies of its token and position embeddings.
 
         Args:
-            model: a model that takes token ids. If it has no table of absolute positions, or none that can be told by
-                its name, positions are learned from scratch.
+            model: a model that takes token ids, or a Vision Transformer, whose patches the G-Net reads. If it has no
+                table of absolute positions, or none that can be told by its name, positions are learned from scratch.
             initial_keep: initial mean probability of keeping a position.
             decisions: what is drawn at once: "unit" (each position), "key" or "batch".
             masks_per_layer: 1, or the model's number of heads.
@@ -174,7 +190,7 @@ class GNetProvider(MaskProvider):
             example_inputs: as in :func:`attnreg.attach`.
 
         Raises:
-            ValueError: if the model has no single table of token embeddings.
+            ValueError: if the model has no single table of token embeddings, and does not cut images into patches.
             NoAttentionError: if no attention is found in the model.
 
         Example:
@@ -185,30 +201,18 @@ class GNetProvider(MaskProvider):
             (3, 8, 512)
         """
         true_or_false("share_embeddings", share_embeddings)
-        tokens, positions, offset = embedding_tables(model)
-        present = {"tokens": tokens} if positions is None else {"tokens": tokens, "positions": positions}
-        depth = {site.info.stack: site.info.num_layers for site in discover(model, example_inputs).sites}
-        config = getattr(model, "config", None)
+        found = measured(model, example_inputs, share_embeddings=share_embeddings)
         generator = cls(
-            tokens.weight.shape[0],
-            tokens.weight.shape[1],
-            depth.get("encoder") or depth.get("decoder", 0),
-            512 if positions is None else positions.weight.shape[0] - offset,
+            **found.sizes,
             initial_keep=initial_keep,
             decisions=decisions,
             masks_per_layer=masks_per_layer,
             num_heads=num_heads,
             feed_forward=feed_forward,
-            causal="encoder" not in depth,
-            position_offset=offset,
-            pad_token_id=getattr(config, "pad_token_id", None),
-            shared_tables=list(present) if share_embeddings else (),
         )
         generator._read_tables(model)
-        with torch.no_grad():
-            for name, table in {} if share_embeddings else present.items():
-                getattr(generator.network, name).weight.copy_(table.weight)
-        return generator.to(tokens.weight.device)
+        found.copy_into(generator.network)
+        return generator.to(found.device)
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
@@ -365,22 +369,16 @@ class GNetProvider(MaskProvider):
 
         Args:
             inputs: the main model's inputs: ``input_ids`` ``(B, N)`` (or else the first integer tensor of at least two
-                dimensions) and, optionally, ``attention_mask`` ``(B, N)``.
+                dimensions) and, optionally, ``attention_mask`` ``(B, N)``; for images, ``pixel_values``.
 
         Returns:
             ``(B, L, G, N, N)``.
         """
-        ids = token_ids(inputs)
-        if ids.shape[-1] > self.max_length:
-            raise InputError(
-                f"Expected at most {self.max_length} tokens, got {ids.shape[-1]}: truncate them, or make the G-Net "
-                "with a larger `max_length`."
-            )
-        return self.network(ids, allowed_positions(inputs, self.pad_token_id, causal=self.causal))
+        return self.network(self._inputs.read(inputs), self._inputs.allowed(inputs))
 
     def units(self, inputs: Mapping[str, Any]) -> Tensor:
         """Find the valid units, ``(B, N, N)``, bool: real keys of real query rows."""
-        allowed = allowed_positions(inputs, self.pad_token_id, causal=self.causal)
+        allowed = self._inputs.allowed(inputs)
         return functional.units(allowed, allowed.shape)
 
     def log_prob(self, inputs: Mapping[str, Any], keep: Tensor) -> Tensor:
