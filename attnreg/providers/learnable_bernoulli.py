@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -17,11 +17,11 @@ from attnreg.errors import InputError
 from attnreg.injection import handle_of
 from attnreg.injection.undisturbed import undisturbed
 from attnreg.masks import AttentionSite, Mask
+from attnreg.provider.loss import LossFunction, loss_of
 from attnreg.providers._layers import Depth
 from attnreg.providers._rates import LearnedRates, Per
 
 Placement = Literal["weights", "scores"]
-Loss = Callable[[Any, Mapping[str, Any]], Tensor]
 
 
 class LearnableBernoulli(LearnedRates):
@@ -93,7 +93,7 @@ class LearnableBernoulli(LearnedRates):
         *,
         placement: Placement = "weights",
         regularizer: float = 1e-3,
-        loss: Loss | None = None,
+        loss: LossFunction | None = None,
     ) -> None:
         super().__init__(num_layers, p, per, num_heads)
         self.placement = one_of("placement", placement, ("weights", "scores"))
@@ -133,7 +133,7 @@ class LearnableBernoulli(LearnedRates):
             try:
                 for self._draw in draws:
                     torch.manual_seed(seed)
-                    losses.append(self._loss(model(**batch), batch))
+                    losses.append(loss_of(model(**batch), batch, self.loss, "`loss` to LearnableBernoulli"))
             except BaseException:
                 self._draw = before
                 raise
@@ -177,14 +177,3 @@ class LearnableBernoulli(LearnedRates):
             noise = noise.masked_fill(~site.units, 0.0)
         by_head = noise.sum((0, 2, 3))
         self._noise[self._index(site)] = by_head if self.logits.shape[1] > 1 else by_head.sum(0, keepdim=True)
-
-    def _loss(self, output: Any, batch: Mapping[str, Any]) -> Tensor:
-        if self.loss is not None:
-            return self.loss(output, batch)
-        loss = getattr(output, "loss", None)
-        if not isinstance(loss, Tensor):
-            raise InputError(
-                f"The model's output, {type(output).__name__}, has no `loss`: pass `labels` in the batch, or `loss=` "
-                "to LearnableBernoulli."
-            )
-        return loss

@@ -15,11 +15,12 @@ from typing_extensions import override
 from attnreg.arguments import Count, Index, NotNegative, Probability, one_of, whole_number
 from attnreg.errors import InputError
 from attnreg.provider.base import MaskProvider
+from attnreg.provider.loss import LossFunction
 from attnreg.training._game_options import CreditName, check_options, generator_in
 from attnreg.training.copying import copy_learner
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.gradient_credit import GradientCredit
-from attnreg.training.method import Batch, LossFunction, StepResult, TrainingMethod, Updater
+from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater
 from attnreg.training.optim import generator_adam
 from attnreg.training.referee import Referee, RewardBatches
 from attnreg.training.reinforce import Baseline, Reinforce

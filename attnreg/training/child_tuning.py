@@ -16,9 +16,9 @@ from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.injection.undisturbed import undisturbed
 from attnreg.provider.base import MaskProvider
+from attnreg.provider.loss import loss_of
 from attnreg.training.bits import pack, unpack
 from attnreg.training.fine_tuning import FineTuning
-from attnreg.training.loss import loss_of
 from attnreg.training.method import Batch, Shared, StepResult
 from attnreg.training.micro_batches import split_batch
 

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from attnreg import functional
 from attnreg.arguments import NotNegative, not_negative, positive
 from attnreg.errors import InputError
-from attnreg.training.loss import loss_of
-from attnreg.training.method import Batch, LossFunction, Updater
+from attnreg.provider.loss import LossFunction, loss_of
+from attnreg.training.method import Batch, Updater
 
 MOMENTUM = 0.9  # of the running deviation of credit
 STEP = 0.01  # length of the finite difference in the space of parameters, as in DARTS (arXiv 1806.09055)

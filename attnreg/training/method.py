@@ -17,9 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from attnreg.errors import InputError
 from attnreg.provider.base import MaskProvider
+from attnreg.provider.loss import LossFunction
 
 Batch = Mapping[str, Tensor]
-LossFunction = Callable[[Any, Batch], Tensor]
 IGNORED = -100  # label of positions without a loss, as in torch
 
 

@@ -30,8 +30,9 @@ from attnreg.experiments.tasks.label_noise import mislabel
 from attnreg.experiments.tasks.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
 from attnreg.experiments.tasks.model import load_pretrained
 from attnreg.provider.base import MaskProvider
+from attnreg.provider.loss import LossFunction
 from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
-from attnreg.training.method import Batch, LossFunction
+from attnreg.training.method import Batch
 from attnreg.training.optim import named_optimizer
 from attnreg.training.reinitialize import reinitialize_top
 

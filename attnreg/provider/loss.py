@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -9,16 +10,24 @@ from torch import Tensor
 from attnreg.errors import InputError
 from attnreg.provider.base import MaskProvider
 from attnreg.provider.protocols import ComputesLoss
-from attnreg.training.method import Batch, LossFunction
+
+#: computes the loss, 0-d, from the model's output and the batch
+LossFunction = Callable[[Any, Mapping[str, Any]], Tensor]
 
 
-def loss_of(output: Any, batch: Batch, loss_function: LossFunction | None = None) -> Tensor:
+def loss_of(
+    output: Any,
+    batch: Mapping[str, Any],
+    loss_function: LossFunction | None = None,
+    name: str = "`loss_function` to the training method",
+) -> Tensor:
     """Return the loss of a forward pass, 0-d.
 
     Args:
         output: the model's output.
         batch: the batch it is for.
         loss_function: computes the loss from both; ``None`` takes ``output.loss``.
+        name: what a user calls this function, for messages.
 
     Raises:
         InputError: if there is no such loss.
@@ -34,13 +43,12 @@ def loss_of(output: Any, batch: Batch, loss_function: LossFunction | None = None
         loss = loss_function(output, batch)
         if not isinstance(loss, Tensor) or loss.dim():
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise InputError(f"Expected `loss_function` to return a 0-d tensor, got {got}.")
+            raise InputError(f"Expected {name.split()[0]} to return a 0-d tensor, got {got}.")
         return loss
     own = getattr(output, "loss", None)
     if not isinstance(own, Tensor):
         raise InputError(
-            f"The model's output, {type(output).__name__}, has no `loss`: pass `labels` in the batch, or "
-            "`loss_function` to the training method."
+            f"The model's output, {type(output).__name__}, has no `loss`: pass `labels` in the batch, or {name}."
         )
     return own
 
