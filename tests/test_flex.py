@@ -98,11 +98,13 @@ MASKS = {
     "whole layer": {"scores": torch.tensor(False)},
     "weights": {"weights": FACTOR},
     "normalized": {"normalized": FACTOR},
+    "relaxed": {"relaxed": torch.tensor(0.3, dtype=torch.float64)},
+    "relaxed rows of scores": {"scores": KEEP, "relaxed": FACTOR[..., :1]},
     "all of it": {"scores": KEEP, "weights": FACTOR[:, :1], "normalized": KEEP.roll(1, -1)},
 }
 
 
-def dense(q, k, v, change, valid, scores=None, weights=None, normalized=None):
+def dense(q, k, v, change, valid, scores=None, weights=None, normalized=None, relaxed=None):
     """Output and log-sum-exp, from the formulas."""
     k, v = (x.repeat_interleave(H // x.shape[1], 1) for x in (k, v))
     before = change(torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(D)).masked_fill(~valid, -torch.inf)
@@ -112,6 +114,10 @@ def dense(q, k, v, change, valid, scores=None, weights=None, normalized=None):
         before = torch.where(all_dropped & valid, 0.0, before)
     lse = before.logsumexp(-1)
     a = before.exp() / before.exp().sum(-1, keepdim=True).clamp(min=1e-300)
+    if relaxed is not None:
+        spread = (before > -torch.inf).double()  # over the kept keys; in a row without any, over its valid ones
+        mixed = (1 - relaxed) * a + relaxed * spread / spread.sum(-1, keepdim=True).clamp(min=1)
+        a = torch.where(valid.any(-1, keepdim=True), mixed, a)
     if normalized is not None:
         a = a * normalized
         total = a.sum(-1, keepdim=True)
@@ -132,11 +138,19 @@ def attached(model, inputs, mask):
 
 # Every mask with neither function of the kernel, with one of each kind, and with both; every way with two masks.
 USUAL_WAYS, USUAL_MASKS = ("plain", "softcap", "causal", "documents and a bias"), ("scores", "all of it")
+
+
+def is_usual(way, mask):
+    if mask.startswith("relaxed"):
+        return way == "documents and a bias"
+    return way in USUAL_WAYS or mask in USUAL_MASKS
+
+
 EVERY_WAY = [
-    pytest.param(*WAYS[way], MASKS[mask], id=f"{way}-{mask}", marks=[] if way in USUAL_WAYS or mask in USUAL_MASKS else pytest.mark.slow)
+    pytest.param(*WAYS[way], MASKS[mask], id=f"{way}-{mask}", marks=[] if is_usual(way, mask) else pytest.mark.slow)
     for way in WAYS
     for mask in MASKS
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("options", "change", "valid", "mask"), EVERY_WAY)
@@ -148,6 +162,29 @@ def test_every_way(options, change, valid, mask, trainable):
         with handle.probing(), torch.no_grad():
             assert torch.equal(model(*inputs), out)
     assert_same(out, dense(*inputs, change, valid, **mask)[0], *inputs)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.4], ids=["alone", "with dropped scores"])
+def test_relaxed_attention_is_that_of_a_loop(p, trainable):
+    inputs = [x.requires_grad_() for x in qkv()]
+    options, change, valid = WAYS["documents and a bias"]
+    dropped = []
+
+    class Dropped(attnreg.AttentionDropout):
+        """Decided within the kernel, unless weights are computed."""
+
+        def forward(self, site):
+            mask = super().forward(site)
+            dropped.append(mask.written_out().scores)
+            return mask
+
+    provider = attnreg.RelaxedAttention(0.3) & Dropped(p, "scores")
+    model = Model(**options)
+    with attnreg.attach(model.train(), provider, stacks=["cross"], example_inputs=inputs):
+        out = model(*inputs)
+    (scores,) = dropped
+    assert (~scores).any() == (p > 0)
+    assert_same(out, dense(*inputs, change, valid, scores, relaxed=0.3)[0], *inputs)
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
