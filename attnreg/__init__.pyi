@@ -30,6 +30,7 @@ from attnreg.providers.drop_key import DropKey as DropKey
 from attnreg.providers.embedding_noise import EmbeddingNoise as EmbeddingNoise
 from attnreg.providers.gnet import GNetProvider as GNetProvider
 from attnreg.providers.head_mask import HeadMask as HeadMask
+from attnreg.providers.hidden_cut import HiddenCut as HiddenCut
 from attnreg.providers.hidden_dropout import HiddenDropout as HiddenDropout
 from attnreg.providers.hidden_key import HiddenKey as HiddenKey
 from attnreg.providers.hidden_noise import HiddenNoise as HiddenNoise

@@ -84,11 +84,13 @@ def seen(text: str | None) -> tuple[dict[int, Any], dict[int, Any]]:
     masks: dict[int, attnreg.Mask] = {}
     states: dict[int, Any] = {}
 
-    def keep_mask(_: Any, asked: tuple[attnreg.AttentionSite], mask: attnreg.Mask | None) -> None:
-        masks[asked[0].layer] = mask or attnreg.Mask()
+    def keep_mask(_: Any, asked: tuple[Any, ...], mask: attnreg.Mask | None) -> None:
+        if isinstance(asked[0], attnreg.AttentionSite):
+            masks[asked[0].layer] = mask or attnreg.Mask()
 
-    def keep_states(_: Any, asked: tuple[attnreg.HiddenSite, Tensor], after: Tensor) -> None:
-        states[asked[0].layer] = (asked[1][0].detach(), after[0].detach())
+    def keep_states(_: Any, asked: tuple[Any, ...], after: Tensor) -> None:
+        if isinstance(asked[0], attnreg.HiddenSite):
+            states[asked[0].layer] = (asked[1][0].detach(), after[0].detach())
 
     if provider is not None:
         provider.register_forward_hook(keep_mask) if provider.masks_attention else None

@@ -10,6 +10,7 @@ def sample_spans(
     p: float | Tensor,
     valid: Tensor,
     *,
+    starts: Tensor | None = None,
     uniform: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -21,6 +22,8 @@ def sample_spans(
     Args:
         p: share of the tokens to drop, in ``[0, 1]``.
         valid: bool, ``(B, T)``, ``True`` = a token that is not padding; j counts these.
+        starts: bool, ``(B, T)``, the tokens at which a span begins; it begins earlier where it would not fit. ``None``,
+            or a sample without any, lets spans begin anywhere.
         uniform: numbers in ``[0, 1)``, ``(B, 1)``, from which the spans' places follow (default: drawn here).
         generator: source of randomness (default: torch's global generator).
 
@@ -38,4 +41,10 @@ def sample_spans(
         uniform = torch.rand(size.shape, device=valid.device, generator=generator)
     start = (uniform * (lengths - size + 1)).floor()
     number = valid.cumsum(1) - 1
+    if starts is not None:
+        starts = starts & valid
+        among = starts.sum(1, keepdim=True)
+        drawn = starts & (starts.cumsum(1) - 1 == (uniform * among).floor())
+        at = (number * drawn).sum(1, keepdim=True)
+        start = torch.where(among > 0, torch.minimum(at, lengths - size), start)
     return ~(valid & (number >= start) & (number < start + size))

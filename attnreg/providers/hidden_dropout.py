@@ -37,7 +37,8 @@ class HiddenDropout(HiddenProvider):
 
     Reference:
         LoRA Meets Dropout under a Unified Framework (arXiv 2403.00812): element, column and span; HiddenCut (ACL 2021,
-        arXiv 2106.00149): spans; Fine-tuning with Very Large Dropout (arXiv 2403.00946): ``where="pooled"``, p = 0.9.
+        arXiv 2106.00149): spans, see :class:`attnreg.HiddenCut`; Fine-tuning with Very Large Dropout (arXiv
+        2403.00946): ``where="pooled"``, p = 0.9.
 
     Example:
         >>> import torch
