@@ -40,3 +40,25 @@ for query in (12, 23):
 axes[1].set(xlabel="key", ylabel="share of masks that keep it", ylim=(0, 1.05))
 axes[1].legend()
 plt.show()
+
+# %%
+# Check it on a tiny model before you train: masks act in training mode only, a replay repeats them, and a saved
+# provider comes back. To load a provider of your own, name its class.
+import tempfile
+
+from transformers import BertConfig, BertModel
+
+ids = torch.randint(1, 100, (4, 24))
+sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+model = BertModel(BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)).eval()
+plain = model(ids).last_hidden_state
+handle = attnreg.attach(model, provider)
+assert torch.equal(model(ids).last_hidden_state, plain)  # eval mode: the plain model
+masked = model.train()(ids).last_hidden_state
+print(handle.report())  # is this the rate that you expect?
+assert not torch.equal(masked, plain)
+with handle.replay():
+    assert torch.equal(model(ids).last_hidden_state, masked)
+with tempfile.TemporaryDirectory() as folder:
+    provider.save_pretrained(folder)
+    print(attnreg.MaskProvider.from_pretrained(folder, providers=[DropFar]))
