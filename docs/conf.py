@@ -112,6 +112,8 @@ def with_own_pages(app: Sphinx, docname: str, source: list[str]) -> None:
     """Add what only the site needs to pages that are read in the repository, too."""
     if docname == "providers/README":
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
+    if docname == "symptoms":  # index entries come first in the search
+        source[0] = re.sub(r"^## (?:The )?(.+)$", r"\g<0>\n\n```{index} ! \1\n```", source[0], flags=re.M)
     # Benchmarks are not in the site: the link downloads the file.
     source[0] = re.sub(r"\]\(((?:\.\./)+benchmarks/\w+\.md)(?:#[\w-]+)?\)", r"](path:\1)", source[0])
 
