@@ -136,7 +136,8 @@ def test_a_difference_without_an_interval_says_why(tmp_path, seeds, cell, note):
         write(run, 0.5 + 0.1 * run.seed + 0.1 * (run.method.text == "ad-drop"))
     report, _ = reported(study)
     (row,) = table(report, "Differences to finetune")
-    assert [row[name] for name in ("difference", "95 % over seeds", "p", "p (Holm)")] == ["+0.1000", *[cell] * 3]
+    empty = ("95 % over seeds", "p", "p (Holm)", "detectable", "seeds for 0.01")
+    assert [row[name] for name in ("difference", *empty)] == ["+0.1000", *[cell] * 5]
     assert note in report
     assert (table(report, "Scores")[0]["SD"] == "1 seed") == (seeds == 1)
 

@@ -151,6 +151,28 @@ def test_other_tokens_are_refused(make):
         attnreg.GNetProvider.for_model(make())
 
 
+class ByColumns(torch.nn.Module):
+    """A Vision Transformer whose patches come column by column."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = torch.nn.Conv2d(3, 16, 4, 4)
+        self.layers = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(16, 2, 24, batch_first=True) for _ in "ab")
+
+    def forward(self, pixel_values):
+        x = self.patches(pixel_values).transpose(2, 3).flatten(2).transpose(1, 2)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_patches_in_another_order_are_refused():
+    after = hf.YolosModel(hf.YolosConfig(num_detection_tokens=3, **{**VISION, "image_size": [8, 8]}))
+    for model, example in ((after, None), (ByColumns(), {"pixel_values": torch.randn(2, 3, 8, 8)})):
+        with pytest.raises(ValueError, match="reads the patches of an image row by row, after all other tokens, but"):
+            attnreg.GNetProvider.for_model(model, example_inputs=example)
+
+
 def test_what_does_not_fit_is_one_sentence():
     with pytest.raises(ValueError, match="has no table of token embeddings to share: leave out `share_embeddings`"):
         attnreg.GNetProvider.for_model(vit(), share_embeddings=True)

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from attnreg.errors import InputError
 from attnreg.injection import discover
+from attnreg.injection.discovery.blocks import Block
 from attnreg.injection.discovery.example_inputs import example_inputs as make_example_inputs
+from attnreg.injection.undisturbed import undisturbed
 
 
 class PatchTokens(nn.Module):
@@ -121,6 +123,13 @@ def patches_of(model: nn.Module, example_inputs: Any = None) -> Patches:
             f"G-Net reads equal patches of an image, one for each token, which {type(model).__name__} does not have: "
             "use another provider, or a Vision Transformer such as ViT."
         )
+    example = next(each for each in given if _image_in(each) is not None)
+    block = found.sites[0].block
+    if block is None or not _in_order(model, block, example, first.kernel_size, length - patches):
+        raise InputError(
+            "G-Net reads the patches of an image row by row, after all other tokens, but "
+            f"{type(model).__name__} has them in another order: use another provider."
+        )
     width = first.out_channels
     positions = next(
         (
@@ -131,6 +140,38 @@ def patches_of(model: nn.Module, example_inputs: Any = None) -> Patches:
         None,
     )
     return Patches(first, length - patches, length, found.sites[0].info.num_layers, positions)
+
+
+def _in_order(model: nn.Module, block: Block, example: Any, patch: Sequence[int], before: int) -> bool:
+    """Whether each patch of an image changes the token in its place, and no other, where tokens enter a block."""
+    images = _image_in(example)
+    assert images is not None
+    (height, width), columns = patch, images.shape[-1] // patch[1]
+    corners = [(0, 0), (0, columns - 1), (images.shape[-2] // height - 1, columns - 1)]
+    entered: list[Tensor] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        entered.append((args[0] if args else kwargs[block.first]).detach())
+
+    def run(other: Tensor) -> None:
+        if isinstance(example, Mapping):
+            model(**{name: other if value is images else value for name, value in example.items()})
+        else:
+            model(*(other if value is images else value for value in example))
+
+    hook = block.module.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        with undisturbed(model), torch.no_grad():
+            run(images)
+            for row, column in corners:
+                other = images.clone()
+                other[..., row * height : (row + 1) * height, column * width : (column + 1) * width] += 1.0
+                run(other)
+    finally:
+        hook.remove()
+    plain, *changed = entered
+    places = [(states != plain).any(-1).any(0).flatten().nonzero().flatten().tolist() for states in changed]
+    return places == [[before + row * columns + column] for row, column in corners]
 
 
 def _image_in(inputs: Any) -> Tensor | None:

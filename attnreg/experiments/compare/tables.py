@@ -72,6 +72,8 @@ def _power(gaps: Sequence[float], point: float) -> list[str]:
     if len(gaps) < 2:
         return ["1 seed", "1 seed"]
     deviation = stdev(gaps)
+    if deviation < 1e-12:  # which says nothing about other seeds
+        return ["all equal", "all equal"]
     needed = seeds_needed(point, deviation)
     return [f"{detectable(deviation, len(gaps)):.4f}", "over 100000" if needed is None else str(needed)]
 
