@@ -248,9 +248,6 @@ def _in_two_passes(
 def _with_aux(run: Callable[..., Any], score_mod: ScoreMod | None, options: dict[str, Any]) -> tuple[Tensor, Aux]:
     """Run the kernel, and return its output with the log-sum-exp of scores."""
     rest = {name: value for name, value in options.items() if name not in ("return_lse", "return_aux")}
-    if not hasattr(torchs, "AuxRequest"):  # torch before 2.9
-        out, lse = run(score_mod=score_mod, return_lse=True, **rest)
-        return out, Aux(lse, None)
     asked = options.get("return_aux")
     needs_maximum = asked is not None and asked.max_scores
     out, aux = run(score_mod=score_mod, return_aux=torchs.AuxRequest(lse=True, max_scores=needs_maximum), **rest)
