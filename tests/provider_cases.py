@@ -187,7 +187,7 @@ CASES = [
     ProviderCase("hidden-dropout, spans", "HiddenDropout(0.4, 'span', where='input')", VARIANT),
     ProviderCase("hidden-dropout p=0.5", "HiddenDropout(0.5)", EXTREME),
     ProviderCase("hidden-cut", "HiddenCut(0.4)", trains="HiddenCut(0.1)"),
-    ProviderCase("hidden-cut, anywhere", "HiddenCut(0.5, 1.0)", EXTREME),
+    ProviderCase("hidden-cut, anywhere", "HiddenCut(0.5, 1.0)", COMPILED),
     ProviderCase("blocks, keys and states", "LayerDrop(0.0) & DropKey(0.3) & HiddenDropout(0.3)", COMPILED),
     ProviderCase("embedding-noise", "EmbeddingNoise(5.0)", drops=False),
     ProviderCase("hidden-noise", "HiddenNoise(0.1)", drops=False),
