@@ -211,6 +211,7 @@ NEWER: dict[str, Make] = {
     "EmbeddingNoise": lambda _: attnreg.EmbeddingNoise(),
     "HeadMask, random": lambda _: attnreg.HeadMask(1),
     "HeadMask, importance": lambda _: attnreg.HeadMask(1, by="importance"),
+    "HiddenCut": lambda _: attnreg.HiddenCut(P),
     "HiddenDropout": lambda _: attnreg.HiddenDropout(P),
     "HiddenDropout, pooled, p = 0.9": lambda _: attnreg.HiddenDropout(0.9, where="pooled"),
     "HiddenKey": lambda _: attnreg.HiddenKey(P),

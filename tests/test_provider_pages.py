@@ -13,7 +13,7 @@ from tests import tables
 from tests.provider_cases import BUILT_IN
 
 ROOT = Path(__file__).parent.parent
-ON_PAGES = {name: tables.page_of(name) for name in {*BUILT_IN} - {"Compose", "OnLayers"}}  # OnLayers is in the README
+ON_PAGES = {name: tables.page_of(name) for name in sorted({*BUILT_IN} - {"Compose", "OnLayers"})}  # of OnLayers: README
 PARTS = {
     "formula": r"^\$\$\n",
     "picture": r"!\[`[^`]+`[^\]]*\]\(\.\./_static/providers/",
