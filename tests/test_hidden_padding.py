@@ -73,16 +73,18 @@ class Pair(nn.Module):
         super().__init__()
         self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, 0.0, batch_first=True), 2)
 
-    def forward(self, x, hidden_from_view):
-        return self.decoder(x, x[:, :5], tgt_key_padding_mask=hidden_from_view)
+    def forward(self, x, hidden_from_view, memory=None):
+        return self.decoder(x, memory, tgt_key_padding_mask=hidden_from_view)
 
 
 @pytest.mark.parametrize("build", [Stack, Pair])
 def test_a_block_knows_the_padding_under_whatever_name_the_model_has_it(build):
-    model, provider, x = build().train(), Scale(["embeddings", "output"]), torch.randn(2, 6, 16)
-    with attnreg.attach(model, provider, example_inputs={"x": x, "hidden_from_view": PADDING}):
+    model, provider = build().train(), Scale(["embeddings", "output"])
+    batch = {"x": torch.randn(2, 6, 16), "hidden_from_view": PADDING}
+    batch |= {"memory": torch.randn(2, 5, 16)} if build is Pair else {}
+    with attnreg.attach(model, provider, example_inputs=batch):
         provider.seen.clear()
-        model(x, hidden_from_view=PADDING)
+        model(**batch)
     assert len(lengths(provider)) == 3
     assert all(each == LENGTHS for each in lengths(provider).values())
 

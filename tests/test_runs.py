@@ -51,7 +51,8 @@ def finished(tmp_path_factory, request):
     """One finished run of each recipe; later ones only where a test that is not left out asks for them."""
     folder = tmp_path_factory.mktemp("runs")
     outputs = {}
-    asked = {item.callspec.params.get("recipe") for item in request.session.items if hasattr(item, "callspec")}
+    here = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    asked = [item.callspec.params.get("recipe") for item in here]
     for name, options in RECIPES.items():
         if name in LATER and name not in asked:
             continue
