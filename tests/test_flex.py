@@ -16,10 +16,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 from transformers.integrations import flex_attention as kernels
 
 import attnreg
-from attnreg.draws import Draws
 from attnreg.injection import NoAttentionError, discover
-from attnreg.injection.handle import AttachHandle
-from attnreg.injection.lazy_site import LazySite
 from tests.reference import assert_same
 from tests.sweep.checks import Answer
 from tests.test_contract import Traces
@@ -335,91 +332,3 @@ def test_nothing_is_left_behind(name, trainable):
     assert vars(Traces(model)) == vars(before)
     assert torch.equal(hidden(model), plain)
     assert names == (torchs.flex_attention, kernels.flex_attention, kernels.compile_friendly_flex_attention)
-
-
-DRAWING = {
-    "scores": lambda: attnreg.AttentionDropout(0.4, placement="scores"),
-    "keys of a sample": lambda: attnreg.DropKey(0.4, share_heads=True, share_queries=True),
-    "all": lambda: attnreg.DropKey(1.0),
-    "a schedule": lambda: attnreg.BernoulliScheduleProvider([(0, 0.5)], 1),
-    "two": lambda: attnreg.DropKey(0.4, share_queries=True) & attnreg.AttentionDropout(0.3, placement="scores"),
-    "with a written mask": lambda: attnreg.DropKey(0.4) & Answer(lambda site: attnreg.Mask(scores=KEEP)),
-    "weights": lambda: attnreg.AttentionDropout(0.4),
-    "most weights, unscaled": lambda: attnreg.AttentionDropout(0.8, rescale=False),
-    "all weights": lambda: attnreg.AttentionDropout(1.0),
-    "weights and scores": lambda: attnreg.AttentionDropout(0.4) & attnreg.DropKey(0.6) & attnreg.AttentionDropout(0.1),
-    "weights and a written mask": lambda: (
-        attnreg.AttentionDropout(0.4) & Answer(lambda site: attnreg.Mask(scores=KEEP))
-    ),
-    "weights with factors": lambda: attnreg.AttentionDropout(0.4) & attnreg.DropHead(0.5),
-    "with factors": lambda: attnreg.DropKey(0.4) & attnreg.DropHead(0.5),
-}
-
-
-def written(provider, seed):
-    """The same mask in memory, from a site that is in no kernel."""
-    site = attnreg.AttentionSite(shape=(B, H, N, N), stack="cross", draws=Draws(seed), dtype=torch.float64)
-    mask = provider(site)
-    return {name: getattr(mask, name) for name in ("scores", "weights")}
-
-
-DRAWING_EVERY_WAY = [
-    pytest.param(*WAYS[way], make, id=f"{way}-{name}", marks=[] if way in USUAL_WAYS or name in ("two", "weights") else pytest.mark.slow)
-    for way in WAYS
-    for name, make in DRAWING.items()
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("options", "change", "valid", "make"), DRAWING_EVERY_WAY)
-def test_decisions_within_the_kernel(options, change, valid, make, trainable, monkeypatch):
-    inputs = [x.requires_grad_() for x in qkv()]
-    model, provider = Model(**options), make()
-    monkeypatch.setattr(AttachHandle, "draws_at", lambda *args: Draws(9))
-    with attnreg.attach(model, provider, stacks=["cross"], example_inputs=inputs) as handle:
-        out = model(*inputs)
-        rates = handle.drop_rates()
-    mask = written(provider, 9)
-    assert_same(out, dense(*inputs, change, valid, **mask)[0], *inputs, tolerance=1e-11)
-    if mask["weights"] is None:
-        expected = attnreg.functional.drop_rate(mask["scores"], valid)
-        assert rates == {"cross.0": pytest.approx(float(expected), abs=1e-6)}
-
-
-@pytest.mark.parametrize("name", ["scores", "two", "weights", "all weights"])
-def test_decisions_within_the_kernel_are_not_in_memory(name, monkeypatch):
-    """Neither masks, nor attention weights, nor what is valid, beyond the rows on which rates are measured."""
-    for function in ("seeded_keep", "masked_scores"):
-        monkeypatch.setattr(attnreg.functional, function, None)
-    monkeypatch.setattr("attnreg.injection.rates.POSITIONS", B * H * N)
-    inputs = qkv()
-    options, _, _ = WAYS["documents and a bias"]
-    handle = attnreg.attach(Model(**options), DRAWING[name](), stacks=["cross"], example_inputs=inputs)
-    monkeypatch.setattr(LazySite, "valid", None)
-    with handle.probing():
-        handle._model(*inputs)
-    assert 0 < handle.drop_rates()["cross.0"] <= 1
-
-
-def test_rows_that_are_dropped_have_good_gradients_in_single_precision(trainable):
-    inputs = [x.float().requires_grad_() for x in qkv()]
-    with attnreg.attach(Model(), attnreg.DropKey(1.0), stacks=["cross"], example_inputs=inputs) as handle:
-        out = handle._model(*inputs)
-    exact = [x.detach().double().requires_grad_() for x in inputs]
-    slow = dense(*exact, lambda s: s, ALL, ~ALL)[0]
-    assert (out - slow).abs().max() < 1e-6
-    out.sin().sum().backward()
-    slow.sin().sum().backward()
-    for ours, theirs in zip(inputs, exact, strict=True):
-        scale = exact[2].grad.abs().max()
-        assert ((ours.grad - theirs.grad).abs().max() / scale) < 1e-3
-
-
-def test_the_rate_is_measured_on_some_rows_of_a_long_input(monkeypatch):
-    monkeypatch.setattr("attnreg.injection.rates.POSITIONS", B * H * N * 2)
-    inputs = qkv()
-    with attnreg.attach(Model(), attnreg.DropKey(0.5), stacks=["cross"], example_inputs=inputs) as handle:
-        monkeypatch.setattr(AttachHandle, "draws_at", lambda *args: Draws(9))
-        with handle.probing():
-            handle._model(*inputs)
-        keep = written(attnreg.DropKey(0.5), 9)["scores"][:, :, [0, N - 1]]
-        assert handle.drop_rates() == {"cross.0": pytest.approx(float((~keep).double().mean()), abs=1e-6)}

@@ -87,7 +87,7 @@ def _of_some_rows(mask: Mask, site: AttentionSite) -> Tensor:
     keep = torch.ones((), dtype=torch.bool, device=site.device)
     for drawn in (*mask.drawn, *mask.drawn_weights):
         keep = keep & drawn.of_queries(rows)
-    for given in (mask.scores, mask.weights, mask.normalized):
+    for given in (mask.scores, mask.weights, mask.normalized) if mask.kept is None else (mask.kept,):
         if given is not None:
             keep = keep & (given.expand(site.shape)[:, :, rows] != 0)
     # Some rows do not tell which queries are padding, so these count, too.
