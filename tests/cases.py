@@ -176,14 +176,15 @@ COMMON = ("weights-dropout", "block-layerdrop", "g-net", "ad-drop")
 def pairs(
     wanted: Callable[[ProviderCase], bool] = lambda provider: True, *, refused: bool = False, on_few: bool = False
 ) -> list[Any]:
-    """Rows of the matrix. Every run tries all providers on the first model, and common ones on all (``on_few``: on few).
+    """Rows of the matrix. Every run tries all providers on the first model, and common ones on all (``on_few``: on few,
+    and variants of a provider on none).
 
     The others are slow tests.
     """
 
     def is_slow(model: ModelCase, provider: ProviderCase) -> bool:
         if model is MODELS[0]:
-            return False
+            return on_few and provider.variant
         if provider.name in COMMON:
             return on_few and model.name not in FEW
         return True

@@ -56,9 +56,11 @@ def test_an_epoch_may_come_from_a_checkpoint():
     ("make", "moves"),
     [
         (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1), (1, 0.0)], 10), True),
-        (lambda: attnreg.Scheduled(attnreg.DropHead(), 10, p=[(0, 0.2), (1, 0)]), True),
+        pytest.param(
+            lambda: attnreg.Scheduled(attnreg.DropHead(), 10, p=[(0, 0.2), (1, 0)]), True, marks=pytest.mark.slow
+        ),
         (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1)], 10), False),
-        (lambda: attnreg.DropHead(0.2), False),
+        pytest.param(lambda: attnreg.DropHead(0.2), False, marks=pytest.mark.slow),
     ],
 )
 def test_a_schedule_that_nobody_steps(make, moves):

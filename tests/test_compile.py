@@ -87,6 +87,7 @@ def test_compiled_it_computes_the_same_and_is_compiled_once(name):
         assert name not in LEARNED or any(p.abs().max() > 0 for p in learned.values())
 
 
+@pytest.mark.slow
 def test_other_lengths_are_compiled_for_once():
     torch._dynamo.reset()
     model = bert(layers=1)

@@ -128,7 +128,7 @@ def test_attached_trains_otherwise_than_plain_and_stays_finite(case, provider_ca
     assert any(0 < rate <= 1 for rate in rates.values()) is provider_case.drops
 
 
-@rows
+@some_rows
 def test_eval_is_bitwise_the_plain_model(case, provider_case):
     model, batch = case.build().eval(), case.batch()
     provider = provider_case.make(model)

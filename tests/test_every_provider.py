@@ -6,8 +6,8 @@ from tests.commands import ran, read_lines
 from tests.provider_cases import BUILT_IN, CASES
 
 FIRST = {case.outermost: case for case in reversed(CASES)}
-OPTIONS = ["--epochs", 8, "--train-size", 8, "--batch-size", 4, "--learning-rate", 5e-3]
-OPTIONS += ["--validation-rows", 32, "--evaluate-every", 8]
+OPTIONS = ["--epochs", 4, "--train-size", 8, "--batch-size", 2, "--learning-rate", 5e-3]
+OPTIONS += ["--validation-rows", 32, "--evaluate-every", 4]
 
 
 def test_none_is_missing():

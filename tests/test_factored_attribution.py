@@ -98,8 +98,7 @@ theirs = pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:D
 
 
 @theirs
-@pytest.mark.parametrize("region", ["high", "low"])
-@pytest.mark.parametrize("kernel", ["sdpa", "flex_attention"])
+@pytest.mark.parametrize(("kernel", "region"), [("sdpa", "high"), ("sdpa", "low"), ("flex_attention", "high"), pytest.param("flex_attention", "low", marks=pytest.mark.slow)])  # fmt: skip
 @pytest.mark.parametrize("name", MODELS)
 def test_candidates_are_those_of_written_out_weights(name, kernel, region, trainable, monkeypatch):
     for dtype, share, tolerance in ((torch.float64, 1.0, 1e-12), (torch.float32, 0.999, 1e-4)):

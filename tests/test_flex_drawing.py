@@ -46,7 +46,7 @@ def written(provider, seed):
 
 
 DRAWING_EVERY_WAY = [
-    pytest.param(*WAYS[way], make, id=f"{way}-{name}", marks=[] if way in USUAL_WAYS or name in ("two", "weights") else pytest.mark.slow)
+    pytest.param(*WAYS[way], make, id=f"{way}-{name}", marks=[] if way in USUAL_WAYS or name == "weights" else pytest.mark.slow)
     for way in WAYS
     for name, make in DRAWING.items()
 ]  # fmt: skip

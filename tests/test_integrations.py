@@ -73,7 +73,7 @@ VARIANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.slow if name in ("plain", "label smoothing") else []) for name in VARIANTS])  # fmt: skip
 def test_without_dropping_it_is_the_stock_trainer(tmp_path, monkeypatch, variant):
     model = bert()
     model.accepts_loss_kwargs = False  # the stock Trainer's error under gradient accumulation

@@ -56,7 +56,7 @@ def exact_gradient(model, value, placement):
     return torch.autograd.grad(total, logit)[0]
 
 
-@pytest.mark.parametrize("placement", ["weights", "scores"])
+@pytest.mark.parametrize("placement", [pytest.param("weights", marks=pytest.mark.slow), "scores"])
 def test_the_estimate_has_the_gradient_of_the_expected_loss_for_its_mean(placement):
     model, value, n = Tiny(), -0.4, 350
     exact = exact_gradient(model, value, placement)

@@ -147,7 +147,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["game", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "game")])  # fmt: skip
 def test_a_resumed_run_ends_as_an_unbroken_one(cli, tmp_path, places, case, monkeypatch):
     from attnreg.experiments.runs import loop
 

@@ -57,7 +57,7 @@ def test_a_batch_always_has_something_to_guess(kind, encoded):
         assert (kind.collate([encoded[0]])["labels"] != -100).any()
 
 
-@pytest.mark.parametrize("provider", [[], ["--provider", "AttentionDropout(0.1, 'scores') & HeadMask(1, 'importance')"]])  # fmt: skip
+@pytest.mark.parametrize("provider", [pytest.param([], marks=pytest.mark.slow), ["--provider", "AttentionDropout(0.1, 'scores') & HeadMask(1, 'importance')"]])  # fmt: skip
 def test_pre_training_goes_on_to_the_same_end(cli, tmp_path, provider):
     whole = ran(cli("recipe", "pretrain", *SMALL[:-1], "whole", *provider))
     assert "Perplexity of the hidden words: " in whole.output

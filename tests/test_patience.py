@@ -117,7 +117,12 @@ def test_by_held_out_rows_dev_decides_nothing(whole, recipe):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "when"), [("finetune", "before the end"), ("finetune", "at the end"), ("attendout", "before the end")]
+    ("recipe", "when"),
+    [
+        pytest.param("finetune", "before the end", marks=pytest.mark.slow),
+        ("finetune", "at the end"),
+        ("attendout", "before the end"),
+    ],
 )
 def test_stopped_by_hand_it_goes_on_to_the_same_end(whole, cli, tmp_path, monkeypatch, recipe, when):
     folder = whole[0] / recipe

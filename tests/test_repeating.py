@@ -168,7 +168,7 @@ ROUTES = {
 
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", [pytest.param(route, marks=pytest.mark.slow if route == "compiled" else []) for route in ROUTES])  # fmt: skip
 def test_one_seed_gives_one_mask(route):
     masks = ROUTES[route]()
     for label, mask in expected(SEED).items():

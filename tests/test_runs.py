@@ -245,7 +245,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(
-    ("options", "config"), [pytest.param(*each, id=name, marks=pytest.mark.slow if name == "shared" else []) for name, each in VARIANTS.items()]
+    ("options", "config"), [pytest.param(*each, id=name, marks=[] if name == "heads" else pytest.mark.slow) for name, each in VARIANTS.items()]
 )  # fmt: skip
 def test_variants_of_the_generator(cli, undrawn, tmp_path, options, config):
     args = ["--epochs", 1, "--train-size", 128, "--no-baseline", "--round-steps", 1, "--game", 1, "--output-dir", "out"]

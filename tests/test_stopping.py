@@ -65,7 +65,14 @@ def whole(tmp_path_factory):
 
 
 # Both signals have one handler, whatever the recipe.
-@pytest.mark.parametrize(("name", "recipe"), [*(("SIGINT", recipe) for recipe in RECIPES), ("SIGTERM", "finetune")])
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("SIGINT", "attendout"),
+        ("SIGTERM", "finetune"),
+        *(pytest.param("SIGINT", recipe, marks=pytest.mark.slow) for recipe in RECIPES if recipe != "attendout"),
+    ],
+)
 def test_stopped_by_a_signal_it_goes_on_to_the_same_end(whole, cli, tmp_path, monkeypatch, recipe, name):
     args = ["recipe", recipe, *SMALL, *RECIPES[recipe]]
     with monkeypatch.context() as patched:

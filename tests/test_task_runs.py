@@ -70,7 +70,7 @@ def test_every_kind_is_learned(cli, home, undrawn, tmp_path, task):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("ad-drop", ["--q", 0.5, "--layers", "all"]),
+        pytest.param("ad-drop", ["--q", 0.5, "--layers", "all"], marks=pytest.mark.slow),
         pytest.param(
             "ad-drop",
             ["--method", "integrated_gradients", "--steps", 2, "--target", "label", "--every", 1, "--offset", 0],
@@ -95,7 +95,7 @@ def test_the_games_score_by_right_answers(cli, home, tmp_path):
     assert not (tmp_path / "no").exists()
 
 
-@pytest.mark.parametrize("task", ["conll2003", "swag"])
+@pytest.mark.parametrize("task", ["conll2003", pytest.param("swag", marks=pytest.mark.slow)])
 def test_a_run_goes_on_to_the_same_end(cli, home, tmp_path, monkeypatch, task):
     from attnreg.experiments.runs import loop
 

@@ -76,6 +76,7 @@ def test_an_unknown_optimizer_is_refused():
         named_optimizer("adamv", nn.Linear(2, 2), 0.1)
 
 
+@pytest.mark.slow
 def test_a_game_with_another_optimizer_goes_on_to_the_same_end(cli, tmp_path, monkeypatch):
     own = ["--no-baseline", "--round-steps", 1, "--warmup", 0, "--game", 1, "--save-steps", 3, "--keep-checkpoints"]
     args = ["recipe", "attendout", *TINY, *own, "--optimizer", "adafactor", "--learning-rate", 1e-3]

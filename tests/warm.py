@@ -165,12 +165,23 @@ def without_fingerprints():
     arrow_dataset.generate_fingerprint = lambda table: fingerprint.generate_random_fingerprint()
 
 
+def without_devices():
+    """Let ``torch.manual_seed`` not queue, each with its stack, seeds for devices that are not there."""
+    import torch
+
+    for device in (torch.cuda, torch.mtia, torch.xpu):
+        if not device.is_available():
+            for module in (device, getattr(device, "random", device)):
+                module._lazy_call = lambda call, **options: None
+
+
 def warm_up():
     """Import what is slow to import and make what is made once. It must start no threads: forks would lack them."""
     import transformers
 
     with_few_dev_rows()
     without_fingerprints()
+    without_devices()
 
     for name in (
         "integrations",

@@ -88,6 +88,7 @@ class FineTuning(TrainingMethod):
         self.handle = attach(model, provider) if isinstance(provider, MaskProvider) else provider
         self.updater = Updater(max_grad_norm, accelerator)
         self._network, self.optimizer = self.updater.prepare(model, optimizer)
+        self._model = self.updater.unwrap(self._network)  # once: it is looked at several times per step
         self.scheduler = scheduler
         self._learned: list[Tensor] = []  # the provider's parameters in the optimizer
         self._rates: list[dict[bool, dict[str, Tensor]]] = []  # of micro-batches: drop rates, by head or not
@@ -103,7 +104,7 @@ class FineTuning(TrainingMethod):
     @property
     @override
     def model(self) -> nn.Module:
-        return self.updater.unwrap(self._network)
+        return self._model
 
     @property
     @override
