@@ -1,8 +1,7 @@
-"""Attention regularizers for fine-tuning Transformers.
+"""Attention regularizers for fine-tuning Transformers."""
 
-``__init__.pyi`` lists the public names. A provider with a line there can be written in expressions, is listed by
-``attnreg list providers``, loaded by ``from_pretrained``, tried by the tests and shown in the tables of the docs.
-"""
+# `__init__.pyi` lists the public names. A provider with a line there can be written in expressions, is listed by
+# `attnreg list providers`, loaded by `from_pretrained`, tried by the tests and shown in the tables of the docs.
 
 from attnreg._lazy import lazy_names
 

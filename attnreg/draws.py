@@ -42,7 +42,7 @@ class Draws:
 
     @property
     def seed(self) -> int | Tensor | None:
-        """The seed: an integer, or int64, 0-d, while torch compiles or transforms a function."""
+        """The seed, an integer (int64, 0-d, while torch compiles or transforms a function)."""
         if self._seed is None:
             return None
         seed = self._seed() if callable(self._seed) else self._seed

@@ -98,6 +98,7 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
 }
 
+smartquotes = False  # it would make one dash of the two of an option
 html_theme = "furo"
 html_title = "attnreg"
 html_static_path = ["_static"]
@@ -121,8 +122,8 @@ def with_own_pages(app: Sphinx, docname: str, source: list[str]) -> None:
 def with_public_bases(app: Sphinx, name: str, obj: type, options: object, bases: list[type]) -> None:
     """Name only bases that have a page, or are of other libraries."""
     public = {each for groups in autosummary_context["groups"].values() for names in groups.values() for each in names}
-    shown = [each for each in bases if not each.__module__.startswith("attnreg") or each.__name__ in public]
-    bases[:] = shown or [object]
+    shown = [each for each in obj.__mro__[1:] if not each.__module__.startswith("attnreg") or each.__name__ in public]
+    bases[:] = [each for each in bases if each in shown] or shown[:1]
 
 
 def setup(app: Sphinx) -> None:

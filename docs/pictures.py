@@ -1,8 +1,8 @@
 """Draw the pictures of the providers' pages: ``python docs/pictures.py [PAGE ...]``, about a minute for all.
 
-A page asks for its picture in the alt text of an image in ``_static/providers``, which begins with an expression in
-backticks. A tiny BERT learns for a few steps, under that provider, that sentences with "not" are negative. The picture
-shows what the provider then does in a training pass on one sentence.
+A page asks for its picture in the alt text of an image in ``_static/providers``, which begins with an expression:
+"DropKey(0.1) in a training step". A tiny BERT learns for a few steps, under that provider, that sentences with "not"
+are negative. The picture shows what the provider then does in a training pass on one sentence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from attnreg import functional
 from attnreg.training import AttackerDefender, FineTuning, TrainingMethod, adamw
 
 FOLDER = Path(__file__).parent / "providers"
-IMAGE = re.compile(r"!\[`(?P<text>[^`]+)`[^\]]*\]\((?P<path>\.\./_static/providers/[\w-]+\.png)\)")
+IMAGE = re.compile(r"!\[(?P<text>[^\n]+?) in a training step[^\n]*?\]\((?P<path>\.\./_static/providers/[\w-]+\.png)\)")
 WORDS = ["[CLS]", "the", "film", "was", "not", "good", "and", "long", "very", "new"]
 SENTENCE = ["[CLS]", "the", "film", "was", "not", "very", "good"]
 LAYERS, HEADS, STEPS = 3, 4, 60

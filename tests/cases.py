@@ -197,6 +197,12 @@ def pairs(
     ]
 
 
+def keep_few_activations(model: Any, options: dict[str, Any]) -> None:
+    """Turn on gradient checkpointing, by the name that it has in this version of transformers."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable(options)
+
+
 def tiny_bert(texts: list[str], folder: Path) -> None:
     """Save a tiny random BERT with a word vocabulary of the texts."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers

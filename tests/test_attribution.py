@@ -9,7 +9,7 @@ from torch import nn
 
 import attnreg
 from attnreg.attribution import explain
-from tests.cases import MODELS, SMALL, TEXT
+from tests.cases import MODELS, SMALL, TEXT, keep_few_activations
 from tests.test_contract import Traces
 
 LABELS = ["encoder.0", "encoder.1", "encoder.2"]
@@ -156,7 +156,7 @@ def test_a_first_pass_in_training_mode_under_gradient_checkpointing(method):
     with attnreg.attach(model, provider):
         for checkpointed in (False, True):
             if checkpointed:
-                model.activation_checkpointing_enable({"use_reentrant": False})
+                keep_few_activations(model, {"use_reentrant": False})
             provider.attribute(model, BATCH)
             results.append(provider.attributions)
     assert all(torch.equal(results[0][label], results[1][label]) for label in LABELS)

@@ -64,11 +64,17 @@ def ad_drop(p=0.5, q=0.5, **options):
     return attnreg.CrossTuning(attnreg.AttributionProvider(p, q), **options)
 
 
+# Its name in this version of transformers.
+CHECKPOINTING = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in hf.TrainingArguments.__dataclass_fields__
+)
 VARIANTS = {
     "plain": {},
     "gradient accumulation": {"gradient_accumulation_steps": 2},
     "bf16": {"bf16": True},
-    "gradient checkpointing": {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}},
+    "gradient checkpointing": {CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": {"use_reentrant": False}},
     "label smoothing": {"label_smoothing_factor": 0.1},
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 ON_PAGES = {name: tables.page_of(name) for name in sorted({*BUILT_IN} - {"Compose", "OnLayers"})}  # of OnLayers: README
 PARTS = {
     "formula": r"^\$\$\n",
-    "picture": r"!\[`[^`]+`[^\]]*\]\(\.\./_static/providers/",
+    "picture": r"!\[\w+\(.* in a training step[^\n]*\]\(\.\./_static/providers/",
     "code": r"^```python\n",
     "command": r"attnreg recipe ",
     "advice": r"^\*\*Choose (?:it|`\w+`) if\*\*",

@@ -13,7 +13,7 @@ from transformers.integrations import flex_attention as kernels
 
 import attnreg
 from attnreg.experiments.plots import attention as plots
-from tests.cases import MODELS, output
+from tests.cases import MODELS, keep_few_activations, output
 
 IDS = torch.arange(1, 13).view(2, 6)
 SEED = 5
@@ -96,7 +96,7 @@ def checkpointed(*, reentrant, preserve, around="blocks"):
     options = {"use_reentrant": reentrant, "preserve_rng_state": preserve}
     with attnreg.attach(model, provider):
         if around == "blocks":
-            model.activation_checkpointing_enable(options)
+            keep_few_activations(model, options)
             model.enable_input_require_grads()
             torch.manual_seed(SEED)
             model(input_ids=IDS).logits.sum().backward()

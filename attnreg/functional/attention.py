@@ -240,7 +240,10 @@ def renormalized(weights: Tensor, factor: Tensor, valid: Tensor | None = None, *
 
 
 def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int]) -> Tensor:
-    r"""Attend equally to all valid keys, as in a layer whose scores are all dropped (AttendOut Eq. 4).
+    r"""Attend equally to all valid keys, as in a layer whose scores are all dropped.
+
+    Reference:
+        AttendOut, Eq. 4.
 
     Args:
         value: ``(B, H, K, D)``, or ``(B, H_kv, K, D)`` with H a multiple of H_kv.

@@ -62,7 +62,7 @@ def keep_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor, p: f
         p: drop probability; a tensor broadcasts with the indices.
 
     Returns:
-        bool, ``True`` = kept: where the number of :func:`uniform_at` is at least p.
+        bool, ``True`` = kept, which is where the number of :func:`uniform_at` is at least p.
 
     Example:
         >>> b, h, q, k = torch.zeros(4, dtype=torch.long), torch.tensor(0), torch.tensor(0), torch.arange(4)

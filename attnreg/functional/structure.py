@@ -14,7 +14,7 @@ def window_mask(length: int, distance: int, *, device: torch.device | str | None
 
     Args:
         length: N, the length of the sequence.
-        distance: d.
+        distance: the largest distance d.
         device: device of the mask.
 
     Returns:

@@ -66,8 +66,11 @@ class Line:
 class Scheduled(MaskProvider):
     r"""Change a provider's arguments linearly over training or over the depth of the model.
 
-    .. math:: p(x) = \text{linear between the knots } (x_i, p_i), \qquad x = t / T
-        \;\text{ or }\; x = l / (L - 1)
+    .. math::
+        \begin{aligned}
+        & p(x) = \text{linear between the knots } (x_i, p_i), \\
+        & x = t / T \;\text{ or }\; x = l / (L - 1)
+        \end{aligned}
 
     t counts the calls of ``step()``, one per optimizer step; l counts the L layers of a stack, from 0. Scheduled
     DropHead is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; DropKey with a drop

@@ -21,8 +21,11 @@ class AdversarialAttention(SeesQueries):
     r"""Mask attention scores with a small network per layer that learns to raise the loss.
 
     .. math::
-        s = \frac{(q Q')(k K')^\top}{\sqrt{d}} + b, \qquad M_{ij} \sim \mathrm{Bernoulli}(\sigma(s_{ij})), \qquad
-        S_{ij} = -\infty \text{ if } M_{ij} = 0
+        \begin{aligned}
+        & s = \frac{(q Q')(k K')^\top}{\sqrt{d}} + b, \\
+        & M_{ij} \sim \mathrm{Bernoulli}(\sigma(s_{ij})), \\
+        & S_{ij} = -\infty \text{ if } M_{ij} = 0
+        \end{aligned}
 
     This network is the generator. q and k are the model's queries and keys with all heads concatenated, without
     gradients; all heads share one mask. The gradient passes straight through the decisions, as if M were

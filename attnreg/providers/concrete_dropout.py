@@ -19,12 +19,18 @@ class ConcreteDropout(LearnedRates):
     Decisions are relaxed, so that the loss has a gradient with respect to the rates p:
 
     .. math::
-        A = \mathrm{softmax}(S) \odot \frac{1 - z}{1 - p}, \qquad
-        z = \sigma\!\left(\frac{1}{t}\left(\log\frac{p}{1-p} + \log\frac{u}{1-u}\right)\right), \quad u \sim U(0, 1)
+        \begin{aligned}
+        & A = \mathrm{softmax}(S) \odot \frac{1 - z}{1 - p}, \\
+        & z = \sigma\!\left(\frac{1}{t}\left(\log\frac{p}{1-p} + \log\frac{u}{1-u}\right)\right), \quad u \sim U(0, 1)
+        \end{aligned}
 
     The loss on its own would mostly push the rates to 0. Therefore ``penalty()`` rewards their entropy:
 
-    .. math:: -\lambda \sum_l H(p_l), \qquad H(p) = -p \log p - (1 - p) \log(1 - p)
+    .. math::
+        \begin{aligned}
+        & -\lambda \sum_l H(p_l), \\
+        & H(p) = -p \log p - (1 - p) \log(1 - p)
+        \end{aligned}
 
     The paper's regularizer is :math:`\frac{1}{N} \sum_l \big( \frac{\ell^2 (1 - p_l)}{2} \lVert M_l \rVert^2 - K_l
     H(p_l) \big)`, with :math:`M_l` the weight matrix behind the dropout and :math:`K_l` the number of its inputs. The

@@ -22,8 +22,11 @@ class ContextualDropout(SeesQueries):
     r"""Drop attention weights at rates that a small network per layer predicts from each query.
 
     .. math::
-        \phi_{bhi} = W_2\, \mathrm{LeakyReLU}(W_1 q_{bhi} + b_1) + b_2, \qquad p = \sigma(\phi), \qquad
-        A_{ij} = \mathrm{softmax}(S)_{ij}\, \frac{1 - z_{ij}}{1 - p_i}
+        \begin{aligned}
+        & \phi_{bhi} = W_2\, \mathrm{LeakyReLU}(W_1 q_{bhi} + b_1) + b_2, \\
+        & p = \sigma(\phi), \\
+        & A_{ij} = \mathrm{softmax}(S)_{ij}\, \frac{1 - z_{ij}}{1 - p_i}
+        \end{aligned}
 
     z are relaxed drop decisions, as in :class:`attnreg.ConcreteDropout`, drawn for each key at the rate of the query's
     row. :math:`W_2` starts at 0 and :math:`b_2` at the logit of p, so all rates start at p. The networks learn through

@@ -20,8 +20,11 @@ class DropAttention(MaskProvider):
     r"""Drop windows of attention weights or of whole keys, and renormalize each row to sum to 1.
 
     .. math::
-        A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}, \qquad M_{ij} = 0 \text{ if any of }
-        s_{i, j-w+1}, \dots, s_{ij} \text{ is } 1, \qquad s_{ij} \sim \mathrm{Bernoulli}(p / w)
+        \begin{aligned}
+        & A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}, \\
+        & M_{ij} = 0 \text{ if any of } s_{i, j-w+1}, \dots, s_{ij} \text{ is } 1, \\
+        & s_{ij} \sim \mathrm{Bernoulli}(p / w)
+        \end{aligned}
 
     A seed s drops its own key and the next w - 1. A key is dropped with probability :math:`1 - (1 - p/w)^w`, which is p
     for w = 1 and a little less for wider windows, because they may overlap. Windows may begin before the first key, so

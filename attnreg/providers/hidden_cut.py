@@ -20,8 +20,11 @@ from attnreg.provider.hidden import HiddenProvider
 class HiddenCut(HiddenProvider):
     r"""Drop a span of each block's output, which begins at a token that receives much attention in this block.
 
-    .. math:: r_{bj} = \operatorname*{mean}_{h, i} A_{bhij}, \qquad s_b \sim U(\text{the } \lceil c\, n_b \rceil
-        \text{ tokens of the highest } r_{bj})
+    .. math::
+        \begin{aligned}
+        & r_{bj} = \operatorname*{mean}_{h, i} A_{bhij}, \\
+        & s_b \sim U(\text{the } \lceil c\, n_b \rceil \text{ tokens of the highest } r_{bj})
+        \end{aligned}
 
     The span has a share p of the :math:`n_b` tokens of sample b, as in :class:`attnreg.HiddenDropout`; it begins
     earlier than :math:`s_b` if it would not fit otherwise. It is set to zero, and nothing is rescaled. A is the model's

@@ -28,9 +28,11 @@ class LearnableBernoulli(LearnedRates):
     r"""Drop attention weights or scores with hard masks, at rates learned per layer or head.
 
     .. math::
-        \text{weights: } A = \mathrm{softmax}(S) \odot \frac{1 - d}{1 - p_l}, \qquad
-        \text{scores: } S_{ij} = -\infty \text{ if } d_{ij} = 1, \qquad
-        d_{ij} \sim \mathrm{Bernoulli}(p_l), \quad p_l = \sigma(\phi_l)
+        \begin{aligned}
+        & \text{weights: } A = \mathrm{softmax}(S) \odot \frac{1 - d}{1 - p_l}, \\
+        & \text{scores: } S_{ij} = -\infty \text{ if } d_{ij} = 1, \\
+        & d_{ij} \sim \mathrm{Bernoulli}(p_l), \quad p_l = \sigma(\phi_l)
+        \end{aligned}
 
     A hard decision has no gradient. Therefore, before each training step, :meth:`attribute` runs the model twice under
     opposite draws from the same noise u, and estimates the gradient without bias (augment-REINFORCE-merge):

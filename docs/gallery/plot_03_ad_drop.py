@@ -39,7 +39,7 @@ attribution = provider.attributions["encoder.0"][0, 0]
 candidates = attnreg.functional.candidate_region(
     provider.attributions["encoder.0"], torch.ones(1, 1, 7, 7, dtype=torch.bool), p=0.3
 )[0, 0]
-model.train()(**batch)
+_ = model.train()(**batch)
 
 # %%
 # The first head of layer 0. Each row of attributions is divided by its largest value, because candidates are chosen row
