@@ -9,6 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -126,7 +127,15 @@ def with_public_bases(app: Sphinx, name: str, obj: type, options: object, bases:
     bases[:] = [each for each in bases if each in shown] or shown[:1]
 
 
+def with_dashes(app: Sphinx, doctree: nodes.document) -> None:
+    """Set the dash between a parameter and its description, which Sphinx leaves to smart quotes."""
+    for text in list(doctree.findall(nodes.Text)):
+        if text.astext() == " -- ":
+            text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
+
+
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
+    app.connect("doctree-read", with_dashes)
     app.connect("source-read", with_own_pages)
     app.connect("autodoc-process-bases", with_public_bases)
