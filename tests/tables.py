@@ -47,12 +47,14 @@ def table(place: Path) -> str:
 
 
 def rows_of(page: str, named: str, header: str) -> list[str]:
-    """The rows of a table whose first cell begins with one of some names, below its header."""
+    """The rows of a table whose first cell begins with one of some names, below its header, without empty columns."""
     lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
     begin = next(number for number, line in enumerate(lines) if line.startswith(header))
     end = next(number for number in range(begin, len(lines)) if not lines[number].startswith("|"))
     found = [line for line in lines[begin + 2 : end] if re.match(rf"\| ({named})\b", line, re.I)]
-    return lines[begin : begin + 2] + found if found else []
+    cells = [line.strip("|").split("|") for line in [*lines[begin : begin + 2], *found]]
+    told = [column for column in range(len(cells[0])) if any(row[column].strip() for row in cells[2:])]
+    return ["|" + "|".join(row[column] for column in told) + "|" for row in cells] if found else []
 
 
 def figures(page: Path) -> str:
