@@ -94,6 +94,36 @@ def test_the_budget_counts_runs(search, runs, tmp_path):
     assert runs.made[0].folder.as_posix() == "found/search/trial-0/seed1000"
 
 
+ALONE = [
+    "finetune",
+    'regularize --provider "DropHead(p=0.03)"',
+    'regularize --provider "DropAttention(p=0.3, window=2)"',
+]
+TWO = "{providers: {DropHead: {p: 0.01..0.09 log}, DropAttention: {p: 0.1..0.5, window: [2, 3]}}, layers: [all, first]}"
+
+
+def test_first_come_plain_fine_tuning_and_each_provider_alone(search, runs):
+    output = ran(search("--space", TWO, "--runs", 6, "--seeds", 1)).output
+    assert drawn(output)[:3] == ALONE
+    assert len({*drawn(output)}) == 6
+
+
+def test_first_trials_that_a_kill_has_cut_off_are_made(search, runs, monkeypatch):
+    enqueue, calls = optuna.Study.enqueue_trial, []
+
+    def killed(study, params):
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        calls.append(params)
+        enqueue(study, params)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.Study, "enqueue_trial", killed)
+        assert search("--space", TWO, "--runs", 3, "--seeds", 1).exit_code != 0
+    assert not runs.made
+    assert drawn(ran(search("--space", TWO, "--runs", 3, "--seeds", 1)).output) == ALONE
+
+
 def test_the_winner_can_be_pasted(search, runs, tmp_path, cli):
     output = ran(search("--runs", 30, "--seeds", 2)).output
     winner = json.loads((tmp_path / "found" / "winner.json").read_text())
@@ -190,7 +220,7 @@ def test_the_same_seed_draws_the_same(search, runs):
         for name, seed in (("a", 3), ("b", 3), ("c", 4))
     )
     assert first == again
-    assert not set(first) & set(other) - {"finetune"}
+    assert set(first) & set(other) == set(first[:3]), "only what comes first in every search"
 
 
 @pytest.fixture

@@ -52,6 +52,11 @@ class Candidate:
         drawn = {name: values.draw(trial, f"{self.name} {name}") for name, values in self.arguments.items()}
         return self._expression(drawn, self._distinct(layers).draw(trial, f"{self.name} layers"), layers)
 
+    def start(self, layers: int | None) -> dict[str, Any]:
+        """The parameters of a first trial: the middle of each range, and the first of each list."""
+        values = {**self.arguments, "layers": self._distinct(layers)}
+        return {f"{self.name} {name}": each.start for name, each in values.items() if each.start is not None}
+
     def extremes(self, layers: int | None) -> Iterator[str]:
         """Return the expressions to check before the search starts."""
         ends = {name: values.extremes for name, values in self.arguments.items()}
@@ -88,10 +93,12 @@ class Space:
     most: int
     content: Mapping[str, Any]
 
-    @property
-    def plain(self) -> dict[str, bool]:
-        """The parameters of a composition of no provider, which is plain fine-tuning."""
-        return {candidate.name: False for candidate in self.candidates}
+    def starts(self, layers: int | None) -> list[dict[str, Any]]:
+        """Return the parameters of the first trials: no provider, which is plain fine-tuning, and each one alone."""
+        if not self.candidates:
+            return []
+        plain = {candidate.name: False for candidate in self.candidates}
+        return [plain, *({**plain, each.name: True, **each.start(layers)} for each in self.candidates)]
 
     @property
     def needs_layers(self) -> bool:

@@ -92,8 +92,8 @@ class Trials:
                 direction="maximize",
                 load_if_exists=True,
             )
-        if not self._study.get_trials(deepcopy=False) and space.candidates:
-            self._study.enqueue_trial(space.plain)  # plain fine-tuning is tried, too
+        for start in space.starts(layers)[len(self._study.get_trials(deepcopy=False)) :]:  # a kill may have left a part
+            self._study.enqueue_trial(start)
 
     @property
     def all(self) -> list[Tried]:

@@ -42,6 +42,12 @@ class Range:
         """The values to check before the search starts."""
         return [self.low, self.high]
 
+    @property
+    def start(self) -> Any:
+        """The value of a first trial, as optuna stores it: the middle."""
+        middle = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
+        return round(middle) if self.whole else middle
+
     def draw(self, trial: Trial, name: str) -> Any:
         """Draw a number; one that is not whole has three significant digits."""
         if self.whole:
@@ -60,6 +66,11 @@ class Choice:
     def extremes(self) -> Sequence[Any]:
         """The values to check before the search starts: all."""
         return self.values
+
+    @property
+    def start(self) -> Any:
+        """The value of a first trial, as optuna stores it: the first one, or ``None`` if there is nothing to choose."""
+        return literal(self.values[0]) if len(self.values) > 1 else None
 
     def draw(self, trial: Trial, name: str) -> Any:
         """Choose a value."""
