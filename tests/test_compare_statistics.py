@@ -154,7 +154,7 @@ def test_holm_leaves_out_what_is_not_known():
 
 def test_holm_keeps_the_familywise_error():
     rng = np.random.default_rng(0)
-    trials, wrong = 600, 0
+    trials, wrong = 1500, 0
     for _ in range(trials):
         plain = rng.normal(0, 1, 5)
         # Four methods without an effect, one with a large one; all against one and the same baseline.

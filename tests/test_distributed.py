@@ -13,7 +13,14 @@ from attnreg.experiments.tasks import get_task, load_model
 from tests.commands import assert_sentence, read_lines
 
 RECIPES = {"finetune": [], "ad-drop": ["--q", 1], "attendout": ["--round-steps", 2, "--no-baseline"]}
-RECIPES |= {"r-drop": [], "mixout": ["--p", 0], "sam": [], "child-tuning": ["--mode", "D"], "r3f": ["--eps", 0]}
+RECIPES |= {
+    "accumulated": [],
+    "r-drop": [],
+    "mixout": ["--p", 0],
+    "sam": [],
+    "child-tuning": ["--mode", "D"],
+    "r3f": ["--eps", 0],
+}
 
 
 def launched(*words):
@@ -29,7 +36,16 @@ def start(folder, *words):
 
 
 def recipe(name, *args):
-    return ["-m", "attnreg", "recipe", name, *RECIPES[name], *args, "--device", "cpu"]
+    return [
+        "-m",
+        "attnreg",
+        "recipe",
+        "finetune" if name == "accumulated" else name,
+        *RECIPES[name],
+        *args,
+        "--device",
+        "cpu",
+    ]
 
 
 def assert_close(a, b, within=1e-5):
@@ -58,12 +74,12 @@ def model(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["finetune", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ad-drop", "r-drop", "mixout", "sam", "child-tuning", "r3f"))])  # fmt: skip
+@pytest.mark.parametrize("name", ["accumulated", *(pytest.param(name, marks=pytest.mark.slow) for name in ("finetune", "ad-drop", "r-drop", "mixout", "sam", "child-tuning", "r3f"))])  # fmt: skip
 def test_a_recipe_in_two_processes_is_the_recipe_in_one(warm, tmp_path, model, name):
     args = ["--model", model, "--epochs", 2, "--train-size", 256, "--learning-rate", 1e-3]
     for processes in (1, 2):
         words = recipe(name, *args, "--output-dir", f"out{processes}")
-        if name == "finetune" and processes == 2:
+        if name == "accumulated" and processes == 2:
             words += ["--gradient-accumulation", 2]  # each process takes its half of a batch in two parts
         code, output = warm.run(*words, cwd=tmp_path, timeout=200, processes=processes)
         assert code == 0, output

@@ -108,6 +108,12 @@ def test_first_come_plain_fine_tuning_and_each_provider_alone(search, runs):
     assert len({*drawn(output)}) == 6
 
 
+def test_first_trials_have_the_middle_of_options_too(search, runs):
+    space = "{options: {epochs: 1..3}, providers: {DropHead: {p: 0.1..0.5}}, layers: [all]}"
+    output = ran(search("--space", space, "--runs", 2, "--seeds", 1)).output
+    assert drawn(output) == ["finetune --epochs 2", 'regularize --provider "DropHead(p=0.3)" --epochs 2']
+
+
 def test_first_trials_that_a_kill_has_cut_off_are_made(search, runs, monkeypatch):
     enqueue, calls = optuna.Study.enqueue_trial, []
 
@@ -242,7 +248,16 @@ def test_stopped_and_started_again(search, runs, unbroken, tmp_path, last):
     assert report(tmp_path) == (tmp_path / "unbroken" / "report.md").read_text()
 
 
-@pytest.mark.parametrize(("place", "call"), [("report", 4), ("settle", 3), ("_end", 2), ("_draw", 2)])
+@pytest.mark.parametrize(
+    ("place", "call"),
+    [
+        ("report", 4),
+        ("settle", 3),
+        ("_end", 2),
+        ("_draw", 2),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("report", 1), ("_draw", 4))),
+    ],
+)
 def test_killed_anywhere_and_started_again(search, runs, unbroken, tmp_path, monkeypatch, place, call):
     calls, usual = [], getattr(Trials, place)
 

@@ -22,7 +22,7 @@ class GeneratorNetwork(nn.Module):
 
     Args:
         vocab_size: number of tokens.
-        hidden_size: its width d.
+        hidden_size: the Generator's width d.
         num_layers: L.
         num_positions: number of position embeddings.
         num_heads: G.

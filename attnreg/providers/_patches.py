@@ -19,7 +19,7 @@ class PatchTokens(nn.Module):
     """A learned vector for each token before the patches, then a linear map of each patch, row by row.
 
     Args:
-        hidden_size: its width d.
+        hidden_size: the width d of a vector.
         patch: channels, height and width of a patch.
         before: number of tokens before the patches, such as the class token.
 

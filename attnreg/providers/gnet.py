@@ -55,7 +55,7 @@ class GNetProvider(MaskProvider):
 
     Args:
         vocab_size: number of tokens.
-        hidden_size: its width d.
+        hidden_size: the Generator's width d.
         num_layers: L, the number of layers of the main model.
         max_length: largest number of tokens of an input.
         initial_keep: initial mean probability of keeping a position, in ``(0, 1)``.

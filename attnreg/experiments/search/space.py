@@ -97,7 +97,8 @@ class Space:
         """Return the parameters of the first trials: no provider, which is plain fine-tuning, and each one alone."""
         if not self.candidates:
             return []
-        plain = {candidate.name: False for candidate in self.candidates}
+        plain: dict[str, Any] = {flag: each.start for flag, each in self.options.items() if each.start is not None}
+        plain |= {candidate.name: False for candidate in self.candidates}
         return [plain, *({**plain, each.name: True, **each.start(layers)} for each in self.candidates)]
 
     @property
