@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from packaging.version import Version
 from torch import nn
 
 from tests.provider_cases import PROVIDERS, ProviderCase
 
+TRANSFORMERS = Version(hf.__version__)
 TEXT = {"vocab_size": 40, "pad_token_id": 0}
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 

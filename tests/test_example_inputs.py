@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from packaging.version import Version
 
 from attnreg.injection import NoAttentionError, discover
 from attnreg.injection.discovery.example_inputs import example_inputs
+from tests.cases import TRANSFORMERS
 from tests.sweep.zoo import WARNINGS, specimens
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNINGS]
@@ -24,6 +26,8 @@ def sites(model, inputs=None):
 
 @pytest.mark.parametrize("name", MODALITIES)
 def test_the_same_attention_is_found_as_with_inputs_of_ones_own(name):
+    if name == "vision-encoder-decoder" and Version("5.20") > TRANSFORMERS:
+        pytest.skip("this version of transformers has no default configuration of it")
     torch.manual_seed(0)
     model = ZOO[name].make()
     assert sites(model) == sites(model, ZOO[name].inputs(model))

@@ -82,7 +82,7 @@ def test_a_provider_sees_what_enters_and_leaves_each_block(case):
         if real is not None and not (case.inputs == "pair" and site.stack == "decoder"):
             assert torch.equal(site.tokens, real.bool())
         else:
-            assert site.valid is None
+            assert site.valid is None or site.valid.all()  # T5 makes a mask of ones before transformers 5.16
             assert site.tokens.all()
 
 

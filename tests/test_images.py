@@ -38,6 +38,10 @@ def places(tmp_path_factory):
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     hf.ViTModel(hf.ViTConfig(image_size=8, patch_size=4, **sizes)).save_pretrained(root / "vit")
     hf.ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(root / "vit")
+    try:
+        hf.AutoImageProcessor.from_pretrained(root / "vit")
+    except ImportError:
+        pytest.skip("this version of transformers reads images with torchvision, which is not installed")
     return root
 
 
@@ -117,5 +121,5 @@ def test_what_does_not_fit_is_one_sentence(cli, places, args, tmp_path):
         load_data(task, "nowhere")
     for split in ("train", "validation"):
         (tmp_path / f"{split}.jsonl").write_text('{"image": "a.png", "label": 0}\n{"image": "b.png", "label": 1}\n')
-    with pytest.raises(InputError, match=r"Expected images in column image of split train .*, got Value\('string'\)"):
+    with pytest.raises(InputError, match=r"Expected images in column image of split train .*, got Value\(.*'string'"):
         load_data(task, tmp_path)

@@ -5,10 +5,12 @@ import copy
 import pytest
 import torch
 import transformers as hf
+from packaging.version import Version
 
 import attnreg
 from attnreg.training import R3F, SAM, ChildTuning, FineTuning, Mixout, RDrop, WeightedCrossEntropy
 from attnreg.training.micro_batches import split_batch
+from tests.cases import TRANSFORMERS
 from tests.commands import assert_sentence, ran, read_lines
 from tests.test_r_drop import bert, sgd
 
@@ -100,6 +102,8 @@ CASES = {
 @pytest.mark.parametrize("count", [2, 7])
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_is_that_of_the_whole_batch(case, count, monkeypatch):
+    if case == "causal" and Version("5.16") > TRANSFORMERS:
+        pytest.skip("this version of transformers computes the loss of causal language models in float32")
     make, batch, method_of = CASES[case]
     same_dropout_in_both_passes(monkeypatch)
     model = make()

@@ -21,7 +21,7 @@ CONFIGS = {
         vocab_size=64, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=8,
         decoder_attention_heads=2, decoder_ffn_dim=8, bos_token_id=0, pad_token_id=1, eos_token_id=2,
     ),
-    "modernbert": hf.ModernBertConfig(**SMALL, pad_token_id=0, cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2),
+    "modernbert": hf.ModernBertConfig(**{**SMALL, "num_hidden_layers": 2}, pad_token_id=0, cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2),
 }  # fmt: skip
 
 

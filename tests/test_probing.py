@@ -6,11 +6,12 @@ import pickle
 
 import pytest
 import torch
+from packaging.version import Version
 
 import attnreg
 from attnreg.injection import handle_of
 from attnreg.training import FineTuning
-from tests.cases import MODELS, output
+from tests.cases import MODELS, TRANSFORMERS, output
 from tests.provider_cases import CASES, COMPILED, MATRIX, VARIANT
 from tests.test_contract import without_dropout
 
@@ -29,6 +30,8 @@ def masked(model, provider, batch, seed=3, gradients=True):
 
 
 def check(case, provider_case, model=None):
+    if case.name in ("bart", "marian") and Version("5.20") > TRANSFORMERS:
+        pytest.skip("this version draws numbers for the LayerDrop of BART and Marian in training, even at rate 0")
     model = case.build() if model is None else model
     batch = case.batch()
     without_dropout(model)

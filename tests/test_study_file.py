@@ -53,6 +53,15 @@ def test_a_file_gives_a_comparison_for_each_task_and_value(tmp_path):
     assert (plan.primary, plan.equivalence) == (("high", "random"), 0.05)
 
 
+def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
+    methods = {"high": "ad-drop", "plain": "finetune --weight-decay 0.1"}
+    study = read_plan(file_of(tmp_path, methods=methods, baseline=None, primary=None)).studies["few"]
+    assert study.baseline.name == "plain"
+    assert study.equal_time
+    assert not study.keep_models
+    assert not read_plan(file_of(tmp_path, equal_time=False)).studies["few"].equal_time
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -59,7 +59,7 @@ PLACEHOLDER = re.compile(r"(image|video|audio)_token_(id|index)$")
 KINDS = ("layer_types", "mlp_layer_types", "layers_block_type")
 # A hybrid's layers without it are no use to look for attention in: it comes last, as some models want.
 ATTENDING = ("indexed_attention", "hybrid", "full_attention", "sparse")
-KEPT = {f.name for f in dataclasses.fields(PreTrainedConfig)} - {"use_cache"}
+KEPT = set(PreTrainedConfig().to_dict()) - {"use_cache"}  # not a dataclass in transformers 5.0
 
 
 def shrink(config: PreTrainedConfig, changes: Mapping[str, Mapping[str, Any]]) -> PreTrainedConfig:

@@ -86,17 +86,16 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
 
 
 def _from_command(own: dict[str, Any], methods: tuple[str, ...], seeds: int, options: dict[str, Any]) -> Plan:
-    from attnreg.experiments.compare.method import Method, common_options
+    from attnreg.experiments.compare.method import Method, common_options, default_baseline
     from attnreg.experiments.compare.plan import Plan
     from attnreg.experiments.compare.study import Study
 
     if not methods:
         raise UsageError("Expected METHODs to compare, or --study FILE.")
     chosen = [Method.parse(text) for text in methods]
-    default = next((method for method in chosen if method.words[0] == "finetune"), chosen[0])
     wanted = own["baseline"]
     named = (method for method in chosen if wanted in (method.name, method.text, method.typed))
-    baseline = default if wanted is None else next(named, None)
+    baseline = default_baseline(chosen) if wanted is None else next(named, None)
     if baseline is None:
         raise UsageError(f"Expected --baseline to be one of the methods, got {wanted!r}.")
     folder = own["output_dir"] or Path("runs") / f"compare-{options['task']}"

@@ -154,6 +154,16 @@ class Method:
         return Method(f"{self.text} {name} {value}", self.alias and f"{self.alias} {name} {value}")
 
 
+def default_baseline(methods: Sequence[Method]) -> Method:
+    """Return the method that the others are compared with unless one is named: plain fine-tuning, or else the first.
+
+    Example:
+        >>> default_baseline([Method.parse("ad-drop"), Method.parse("plain=finetune --epochs 3")]).name
+        'plain'
+    """
+    return next((method for method in methods if method.words[0] == "finetune"), methods[0])
+
+
 def common_options(options: Mapping[str, object]) -> list[str]:
     """Return options as they are typed, from their values by name; ``None`` and ``False`` are left out.
 

@@ -12,7 +12,7 @@ import yaml
 
 from attnreg._nearest import did_you_mean
 from attnreg.errors import InputError
-from attnreg.experiments.compare.method import Method, common_options, values_of
+from attnreg.experiments.compare.method import Method, common_options, default_baseline, values_of
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.runs.settings import SHARED
 
@@ -88,7 +88,8 @@ def read_plan(path: Path, folder: Path | None = None) -> Plan:
         raise InputError(f"Cannot read the study {path}: {' '.join(str(error).split())}") from error
     whole = _mapping(content, _KEYS, f"the study {path}")
     methods = _methods(whole.get("methods"), path)
-    baseline = _named(whole.get("baseline", methods[0].name), methods, "baseline", path)
+    named = whole.get("baseline")
+    baseline = default_baseline(methods) if named is None else _named(named, methods, "baseline", path)
     search = _mapping(whole.get("search", {}), {"seeds", "rows"}, f"`search` in {path}")
     place = folder or Path(whole.get("output_dir") or Path("runs") / path.stem)
     common = _options(whole.get("options", {}), f"`options` in {path}")
@@ -112,7 +113,7 @@ def read_plan(path: Path, folder: Path | None = None) -> Plan:
                 options=common_options(options),
                 seeds=_number(whole.get("seeds", 5), "seeds", path, least=1),
                 folder=place / name,
-                equal_time=_yes_or_no(whole.get("equal_time", False), "equal_time", path),
+                equal_time=_yes_or_no(whole.get("equal_time", True), "equal_time", path),
                 search_seeds=_number(search.get("seeds", 1), "search: seeds", path, least=1),
                 search_rows=_number(search.get("rows", 500), "search: rows", path, least=1),
                 keep_models=_yes_or_no(whole.get("keep_models", bool(scorings)), "keep_models", path),

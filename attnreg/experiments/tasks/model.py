@@ -102,7 +102,7 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
         model, info = head.from_pretrained(name, ignore_mismatched_sizes=True, output_loading_info=True, **options)
     except InputError:
         raise
-    except (OSError, ValueError, ConnectionError, SafetensorError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:  # ImportError: a package that the model needs
         reason = " ".join(str(error).split())
         raise InputError(
             f"Cannot load --model {name!r} (a folder with a model and its tokenizer, or a hub name): {reason}"
