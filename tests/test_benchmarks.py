@@ -16,9 +16,10 @@ SMALLEST = {
     "kill_and_resume.py": ["--smallest"],
     "families.py": ["--smallest"],
     "overview.py": ["--smallest", "--path", "overview.png"],
+    "label_noise.py": ["--table", str(FOLDER.parent / "docs/results/label-noise/runs.csv"), "--output-dir", "out"],
     "contrast.py": ["runs", "contrast.png"],
 }
-USUAL = {"overview.py", "contrast.py", "planted.py"}  # the others take longer
+USUAL = {"overview.py", "contrast.py", "planted.py", "label_noise.py"}  # the others take longer
 
 
 def watched_runs(folder):

