@@ -21,12 +21,17 @@ FOLDER = Path(__file__).parents[1] / "docs" / "results"
 TWO = ("ad-drop - finetune", "attendout - finetune")
 OTHERS = ("AD-DROP", "SAM", "R-Drop", "large-dropout", "NEFTune", "HiddenKey")
 MECHANISM = ("high - random", *(f"{arm} - plain" for arm in ("high", "random", "low", "attention", "every-epoch")))
+NOISE = (
+    *(f"{name} - early-stopping" for name in ("AD-DROP", "AttendOut", "R-Drop", "scores-dropout")),
+    *(f"{name} - plain" for name in ("AD-DROP", "AttendOut", "R-Drop", "scores-dropout", "early-stopping")),
+)
 # A table of runs: its title, and what is compared in it with what. The first 8 seeds of SST-2 are among the 20.
 SETTINGS = {
     "mechanism/results": ("SST-2, 500 rows, 24 fresh seeds", MECHANISM),
     "sst2-500-20": ("SST-2, 500 rows, 20 seeds", TWO),
     "fine-tuning/results": ("SST-2, 500 rows, 5 epochs, 8 seeds", tuple(f"{name} - plain" for name in OTHERS)),
     "sst2-1000": ("SST-2, 1000 rows, 5 seeds", TWO),
+    "label-noise/results": ("SST-2, 1000 rows, 40 % wrong labels, 12 seeds", NOISE),
     "cola-2500": ("CoLA, 2500 rows, 5 seeds", (*TWO, "attention-dropout - finetune")),
     "mrpc-500": ("MRPC, 500 rows, 8 seeds", TWO),
     "rte-500": ("RTE, 500 rows, 5 seeds", TWO),

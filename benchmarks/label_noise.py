@@ -1,0 +1,178 @@
+"""Accuracy, loss before and after one fitted temperature, and memorized labels, of comparisons with label noise.
+
+Usage: python benchmarks/label_noise.py COMPARISON... --output-dir docs/results/label-noise
+       python benchmarks/label_noise.py --table docs/results/label-noise/runs.csv --output-dir docs/results/label-noise
+
+COMPARISON is the folder of one task in the output of `attnreg compare` with `--label-noise`, or without for no noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
+
+from attnreg.experiments.compare.power import detectable
+from attnreg.experiments.compare.statistics import holm, paired_difference
+from attnreg.experiments.plots.style import picture, styles
+from attnreg.experiments.runs.reader import RunReader
+
+PLAIN, BASELINE = "plain", "early-stopping"
+PRIMARY = ("scores-dropout", "R-Drop", "AD-DROP", "AttendOut")  # each minus the baseline, at the highest noise
+METHODS = (PLAIN, BASELINE, *PRIMARY)
+SHOWN = {PLAIN: "plain", BASELINE: "early stopping", "scores-dropout": "scores dropout"}
+COLUMNS = (
+    *("noise", "method", "seed", "accuracy", "loss", "loss_after_temperature", "temperature"),
+    *("memorized", "recovered", "training_cpu_seconds"),
+)
+
+
+def loss(logits: NDArray[np.float64], labels: NDArray[np.int64], temperature: float = 1.0) -> float:
+    """Return the mean cross-entropy of logits divided by a temperature."""
+    found = log_softmax(logits / temperature, axis=1)
+    return float(-found[np.arange(len(labels)), labels].mean())
+
+
+def fitted(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    """Return the temperature with the lowest loss (Guo et al. 2017, arXiv:1706.04599, section 4.2)."""
+    found = minimize_scalar(lambda log: loss(logits, labels, float(np.exp(log))), bounds=(-5, 5), method="bounded")
+    return float(np.exp(found.x))
+
+
+def tempered(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> tuple[float, float]:
+    """Return the loss of each half of the rows at the temperature fitted on the other, and the mean temperature."""
+    halves = [slice(0, None, 2), slice(1, None, 2)]
+    found = [fitted(logits[rows], labels[rows]) for rows in halves]
+    losses = [loss(logits[a], labels[a], t) for a, t in zip(halves, reversed(found), strict=True)]
+    sizes = [len(labels[rows]) for rows in halves]
+    return float(np.average(losses, weights=sizes)), float(np.mean(found))
+
+
+def read(folder: Path) -> list[dict[str, object]]:
+    """Return a row for each finished final run of a comparison."""
+    rows: list[dict[str, object]] = []
+    for path in sorted(folder.glob("*/seed*/result.json")):
+        run = RunReader(path.parent)
+        method = run.folder.parent.name.split("=")[0]
+        if method not in METHODS:
+            continue
+        predictions = run.predictions
+        logits = np.array([row["logits"] for row in predictions], dtype=np.float64)
+        labels = np.array([row["label"] for row in predictions])
+        after, temperature = tempered(logits, labels)
+        wrong = run.result["mislabelled"] or {}
+        rows.append({
+            "noise": run.config["label_noise"],
+            "method": method,
+            "seed": run.config["seed"],
+            "accuracy": float((logits.argmax(1) == labels).mean()),
+            "loss": loss(logits, labels),
+            "loss_after_temperature": after,
+            "temperature": temperature,
+            "memorized": wrong.get("memorized", ""),
+            "recovered": wrong.get("recovered", ""),
+            "training_cpu_seconds": run.result["training_cpu_seconds"],
+        })  # fmt: skip
+    return rows
+
+
+class Runs:
+    """The runs of a table, by noise and method."""
+
+    def __init__(self, rows: Sequence[dict[str, str]]) -> None:
+        self._rows = rows
+        self.noises = sorted({float(row["noise"]) for row in rows})
+
+    def values(self, noise: float, method: str, column: str) -> dict[str, float]:
+        """Return the values of a column by seed; empty ones are left out."""
+        chosen = (row for row in self._rows if float(row["noise"]) == noise and row["method"] == method)
+        return {row["seed"]: float(row[column]) for row in chosen if row[column]}
+
+    def mean(self, noise: float, method: str, column: str, digits: int) -> str:
+        """Return the mean over seeds as text; ``none`` without values."""
+        found = [*self.values(noise, method, column).values()]
+        return f"{np.mean(found):.{digits}f}" if found else "none"
+
+
+def print_tables(runs: Runs) -> None:
+    """Print the means of each noise level, and the differences to the baseline."""
+    for noise in runs.noises:
+        seeds = len(runs.values(noise, BASELINE, "accuracy"))
+        print(f"\n{noise:.0%} of the labels are wrong, {seeds} seeds\n")
+        print("| method | accuracy | loss | after one temperature | temperature | memorized | recovered |")
+        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+        for method in METHODS:
+            columns = (("accuracy", 4), ("loss", 3), ("loss_after_temperature", 3), ("temperature", 1))
+            cells = [runs.mean(noise, method, *column) for column in (*columns, ("memorized", 3), ("recovered", 3))]
+            print(f"| {SHOWN.get(method, method)} | {' | '.join(cells)} |")
+        print_differences(runs, noise, BASELINE, PRIMARY)
+        print_differences(runs, noise, PLAIN, (BASELINE, *PRIMARY))
+
+
+def print_differences(runs: Runs, noise: float, base: str, methods: Sequence[str]) -> None:
+    """Print the paired differences in accuracy to a method, with Holm's correction over them."""
+    baseline, found = runs.values(noise, base, "accuracy"), {}
+    for method in methods:
+        scores = runs.values(noise, method, "accuracy")
+        seeds = sorted({*scores} & {*baseline})
+        ours, theirs = (np.array([values[seed] for seed in seeds]) for values in (scores, baseline))
+        found[method] = (paired_difference(ours, theirs), detectable(float((ours - theirs).std(ddof=1)), len(seeds)))
+    print(f"\n| accuracy minus {SHOWN[base]} | mean | 95 % over seeds | p | p (Holm) | detectable |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    adjusted = holm([d.p for d, _ in found.values()])
+    for (method, (d, least)), p in zip(found.items(), adjusted, strict=True):
+        interval = f"[{d.low:+.4f}, {d.high:+.4f}]"
+        print(f"| {SHOWN.get(method, method)} | {d.mean:+.4f} | {interval} | {d.p:.4f} | {p:.4f} | {least:.4f} |")
+
+
+def draw(runs: Runs, path: Path) -> None:
+    """Draw accuracy by noise, and the accuracy and the memorized labels of each seed at the highest noise."""
+    noise = runs.noises[-1]
+    with picture(path, width=10.5, height=3.8, columns=2) as (lines, points):
+        for place, (method, look) in enumerate(zip(METHODS, styles(), strict=False)):
+            name = SHOWN.get(method, method)
+            mean = [np.mean([*runs.values(each, method, "accuracy").values()]) for each in runs.noises]
+            lines.plot(runs.noises, mean, linestyle=look.line, color=look.color, marker=look.marker, ms=4, label=name)
+            scores = [*runs.values(noise, method, "accuracy").values()]
+            shift = np.linspace(-0.18, 0.18, len(scores))
+            points.plot(place + shift, scores, look.marker, color=look.color, ms=3.5, alpha=0.6, mew=0)
+            points.hlines(np.mean(scores), place - 0.3, place + 0.3, color=look.color, lw=2)
+        lines.set_xticks(runs.noises, [f"{each:.0%}" for each in runs.noises])
+        lines.set(xlabel="wrong training labels", ylabel="accuracy on dev, mean over seeds")
+        lines.legend(fontsize=8, frameon=False)
+        points.set_xticks(
+            range(len(METHODS)), [SHOWN.get(each, each).replace(" ", "\n") for each in METHODS], fontsize=8
+        )
+        points.set(ylabel=f"accuracy on dev, {noise:.0%} wrong labels")
+
+
+def main() -> None:
+    """Read the runs, write the table and the picture, print the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("comparisons", metavar="COMPARISON", nargs="*", type=Path)
+    parser.add_argument("--output-dir", type=Path, required=True)
+    parser.add_argument("--table", type=Path, help="a table that an earlier call has written, instead of comparisons")
+    options = parser.parse_args()
+    if bool(options.comparisons) == bool(options.table):
+        parser.error("give either folders of comparisons or --table")
+    path = options.table or options.output_dir / "runs.csv"
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    if options.comparisons:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(row for folder in options.comparisons for row in read(folder))
+    with path.open(newline="", encoding="utf-8") as file:
+        runs = Runs([*csv.DictReader(file)])
+    print_tables(runs)
+    draw(runs, options.output_dir / "accuracy.png")
+
+
+if __name__ == "__main__":
+    main()
