@@ -88,16 +88,23 @@ class Runs:
     def __init__(self, rows: Sequence[dict[str, str]]) -> None:
         self._rows = rows
         self.noises = sorted({float(row["noise"]) for row in rows})
+        found = {row["method"] for row in rows}
+        if missing := [method for method in METHODS if method not in found]:
+            raise SystemExit(f"The runs lack {', '.join(missing)}; they have {', '.join(sorted(found))}.")
 
     def values(self, noise: float, method: str, column: str) -> dict[str, float]:
         """Return the values of a column by seed; empty ones are left out."""
         chosen = (row for row in self._rows if float(row["noise"]) == noise and row["method"] == method)
         return {row["seed"]: float(row[column]) for row in chosen if row[column]}
 
+    def number(self, noise: float, method: str, column: str) -> float:
+        """Return the mean over seeds."""
+        return float(np.mean([*self.values(noise, method, column).values()]))
+
     def mean(self, noise: float, method: str, column: str, digits: int) -> str:
         """Return the mean over seeds as text; ``none`` without values."""
-        found = [*self.values(noise, method, column).values()]
-        return f"{np.mean(found):.{digits}f}" if found else "none"
+        found = self.values(noise, method, column)
+        return f"{self.number(noise, method, column):.{digits}f}" if found else "none"
 
 
 def print_tables(runs: Runs) -> None:
@@ -105,11 +112,13 @@ def print_tables(runs: Runs) -> None:
     for noise in runs.noises:
         seeds = len(runs.values(noise, BASELINE, "accuracy"))
         print(f"\n{noise:.0%} of the labels are wrong, {seeds} seeds\n")
-        print("| method | accuracy | loss | after one temperature | temperature | memorized | recovered |")
+        plain = runs.number(noise, PLAIN, "training_cpu_seconds")
+        print("| method | accuracy | loss | after one temperature | temperature | memorized | time |")
         print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
         for method in METHODS:
             columns = (("accuracy", 4), ("loss", 3), ("loss_after_temperature", 3), ("temperature", 1))
-            cells = [runs.mean(noise, method, *column) for column in (*columns, ("memorized", 3), ("recovered", 3))]
+            cells = [runs.mean(noise, method, *column) for column in (*columns, ("memorized", 3))]
+            cells.append(f"{runs.number(noise, method, 'training_cpu_seconds') / plain:.2f}")
             print(f"| {SHOWN.get(method, method)} | {' | '.join(cells)} |")
         print_differences(runs, noise, BASELINE, PRIMARY)
         print_differences(runs, noise, PLAIN, (BASELINE, *PRIMARY))
@@ -132,12 +141,12 @@ def print_differences(runs: Runs, noise: float, base: str, methods: Sequence[str
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Draw accuracy by noise, and the accuracy and the memorized labels of each seed at the highest noise."""
+    """Draw mean accuracy by noise, and the accuracy of each seed at the highest noise."""
     noise = runs.noises[-1]
     with picture(path, width=10.5, height=3.8, columns=2) as (lines, points):
         for place, (method, look) in enumerate(zip(METHODS, styles(), strict=False)):
             name = SHOWN.get(method, method)
-            mean = [np.mean([*runs.values(each, method, "accuracy").values()]) for each in runs.noises]
+            mean = [runs.number(each, method, "accuracy") for each in runs.noises]
             lines.plot(runs.noises, mean, linestyle=look.line, color=look.color, marker=look.marker, ms=4, label=name)
             scores = [*runs.values(noise, method, "accuracy").values()]
             shift = np.linspace(-0.18, 0.18, len(scores))

@@ -1,8 +1,10 @@
 """The benchmarks run, at their smallest size."""
 
 import json
+import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -43,3 +45,13 @@ def test_a_benchmark_runs_at_its_smallest_size(warm, tmp_path, name):
     code, output = warm.run("-c", RUN, json.dumps([str(FOLDER / name), *SMALLEST[name]]), cwd=tmp_path, timeout=300)
     assert code == 0, output
     assert output.strip()
+
+
+def test_one_temperature_undoes_a_scale_of_the_logits():
+    tempered = runpy.run_path(str(FOLDER / "label_noise.py"))["tempered"]
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(4000, 2)) * 2
+    labels = (random.random(4000) < 1 / (1 + np.exp(logits[:, 0] - logits[:, 1]))).astype(int)  # calibrated
+    loss, temperature = tempered(logits, labels)
+    assert temperature == pytest.approx(1, abs=0.1)
+    assert tempered(5 * logits, labels) == pytest.approx((loss, 5 * temperature), rel=1e-3)
