@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.commands import ran
+
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 RUN = "import json, runpy, sys; path, *sys.argv[1:] = json.loads(sys.argv[1]); sys.path.insert(0, path.rpartition('/')[0]); runpy.run_path(path, run_name='__main__')"
 SMALLEST = {
@@ -45,6 +47,19 @@ def test_a_benchmark_runs_at_its_smallest_size(warm, tmp_path, name):
     code, output = warm.run("-c", RUN, json.dumps([str(FOLDER / name), *SMALLEST[name]]), cwd=tmp_path, timeout=300)
     assert code == 0, output
     assert output.strip()
+
+
+def test_the_table_of_label_noise_repeats_what_the_runs_report(cli, tmp_path):
+    read = runpy.run_path(str(FOLDER / "label_noise.py"))["read"]
+    noisy = ("--train-size", 100, "--epochs", 1, "--label-noise", 0.3, "--device", "cpu", "--seed", 4)
+    ran(cli("recipe", "finetune", *noisy, "--output-dir", "task/plain=0.1,5e-5/seed4"))
+    ran(cli("recipe", "finetune", *noisy, "--output-dir", "task/another/seed4"))  # is not of the experiment
+    result = json.loads((tmp_path / "task/plain=0.1,5e-5/seed4/result.json").read_text())
+    (row,) = read(tmp_path / "task")
+    assert (row["noise"], row["method"], row["seed"]) == (0.3, "plain", 4)
+    assert (row["accuracy"], row["loss"]) == pytest.approx((result["dev"]["accuracy"], result["dev"]["loss"]))
+    assert row["memorized"] == result["mislabelled"]["memorized"]
+    assert row["loss_after_temperature"] < row["loss"] + 0.01
 
 
 def test_one_temperature_undoes_a_scale_of_the_logits():
