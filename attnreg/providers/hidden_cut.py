@@ -40,8 +40,10 @@ class HiddenCut(HiddenProvider):
             blocks; in a forward pass, if the padding of the states is unknown.
 
     Reference:
-        HiddenCut (Chen et al., ACL 2021, arXiv 2106.00149), with attention-based sampling; written from memory. Its
-        consistency loss is not included; :class:`attnreg.training.RDrop` is similar.
+        HiddenCut (Chen et al., ACL 2021, arXiv 2106.00149), with attention-based sampling. The authors' code cuts
+        the output of the feed-forward part before the residual sum, shortens a span that does not fit, and rounds
+        lengths down. Its loss, between a pass with and one without cuts, is not included;
+        :class:`attnreg.training.RDrop` is similar.
 
     Example:
         >>> provider = HiddenCut(p=0.5, candidates=0.25)

@@ -58,7 +58,8 @@ def named_optimizer(
 
     Reference:
         Layer-wise learning rate decay as in Zhang et al. (ICLR 2021, arXiv 2006.05987), Section 6, after Howard and
-        Ruder (ACL 2018, arXiv 1801.06146). Written from memory.
+        Ruder (ACL 2018, arXiv 1801.06146). In the authors' code of the former, the top block gets :math:`\eta\,\xi`
+        already, so all blocks and the embeddings have one factor more.
 
     Example:
         >>> type(named_optimizer("adafactor", nn.Linear(2, 2), 1e-3)).__name__

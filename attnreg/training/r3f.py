@@ -63,7 +63,8 @@ class R3F(TwoForwardPasses):
     Reference:
         R3F (Aghajanyan et al., ICLR 2021, arXiv 2008.03156), Section 3, without R4F's spectral normalization. SMART
         (Jiang et al., ACL 2020, arXiv 1911.03437) has the same term with the worst noise instead of random noise, and a
-        Bregman proximal term; neither is here. Written from memory of both papers.
+        Bregman proximal term; neither is here. The authors' code also adds the noise at padding, and
+        leaves regression without the term.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification

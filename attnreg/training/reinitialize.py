@@ -30,8 +30,8 @@ def reinitialize_top(model: nn.Module, layers: Count) -> list[str]:
             unchanged then.
 
     Reference:
-        Zhang et al., Revisiting Few-sample BERT Fine-tuning (ICLR 2021, arXiv 2006.05987), Section 5. Written from
-        memory.
+        Zhang et al., Revisiting Few-sample BERT Fine-tuning (ICLR 2021, arXiv 2006.05987), Section 5. What is
+        initialized is that of the authors' code.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification

