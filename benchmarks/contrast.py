@@ -42,7 +42,7 @@ def main(folder: Path, path: Path, names: tuple[str, ...]) -> None:
                 one.set(ylim=(0, 1), xscale="log", title=f"layer {layer}" if not row else "")  # learning is early
                 one.set_ylabel(f"{title}\ndrop rate" if not layer else "")
                 one.set_xlabel("round" if row + 1 == len(methods) else "")
-                for begin, end in ((16, 64), (3 * length // 4, length)):
+                for begin, end in ((16, 64), *([(64, 256)] if length > 256 else []), (3 * length // 4, length)):
                     contrast = [
                         sum(line[f"watched.{layer}"] - line[f"others.{layer}"] for line in rounds[begin:end])
                         / (end - begin)

@@ -8,18 +8,15 @@ COMPARISON is the folder of one task in the output of `attnreg compare` with `--
 
 from __future__ import annotations
 
-import argparse
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from finished_runs import print_differences, table
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-from attnreg.experiments.compare.power import detectable
-from attnreg.experiments.compare.statistics import holm, paired_difference
 from attnreg.experiments.plots.style import picture, styles
 from attnreg.experiments.runs.reader import RunReader
 
@@ -120,24 +117,20 @@ def print_tables(runs: Runs) -> None:
             cells = [runs.mean(noise, method, *column) for column in (*columns, ("memorized", 3))]
             cells.append(f"{runs.number(noise, method, 'training_cpu_seconds') / plain:.2f}")
             print(f"| {SHOWN.get(method, method)} | {' | '.join(cells)} |")
-        print_differences(runs, noise, BASELINE, PRIMARY)
-        print_differences(runs, noise, PLAIN, (BASELINE, *PRIMARY))
+        print_against(runs, noise, BASELINE, PRIMARY)
+        print_against(runs, noise, PLAIN, (BASELINE, *PRIMARY))
 
 
-def print_differences(runs: Runs, noise: float, base: str, methods: Sequence[str]) -> None:
+def print_against(runs: Runs, noise: float, base: str, methods: Sequence[str]) -> None:
     """Print the paired differences in accuracy to a method, with Holm's correction over them."""
-    baseline, found = runs.values(noise, base, "accuracy"), {}
+    baseline, compared = runs.values(noise, base, "accuracy"), []
     for method in methods:
         scores = runs.values(noise, method, "accuracy")
         seeds = sorted({*scores} & {*baseline})
-        ours, theirs = (np.array([values[seed] for seed in seeds]) for values in (scores, baseline))
-        found[method] = (paired_difference(ours, theirs), detectable(float((ours - theirs).std(ddof=1)), len(seeds)))
-    print(f"\n| accuracy minus {SHOWN[base]} | mean | 95 % over seeds | p | p (Holm) | detectable |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    adjusted = holm([d.p for d, _ in found.values()])
-    for (method, (d, least)), p in zip(found.items(), adjusted, strict=True):
-        interval = f"[{d.low:+.4f}, {d.high:+.4f}]"
-        print(f"| {SHOWN.get(method, method)} | {d.mean:+.4f} | {interval} | {d.p:.4f} | {p:.4f} | {least:.4f} |")
+        pair = ([values[seed] for seed in seeds] for values in (scores, baseline))
+        compared.append(((SHOWN.get(method, method),), *pair))
+    print()
+    print_differences((f"accuracy minus {SHOWN[base]}",), compared)
 
 
 def draw(runs: Runs, path: Path) -> None:
@@ -163,24 +156,10 @@ def draw(runs: Runs, path: Path) -> None:
 
 def main() -> None:
     """Read the runs, write the table and the picture, print the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("comparisons", metavar="COMPARISON", nargs="*", type=Path)
-    parser.add_argument("--output-dir", type=Path, required=True)
-    parser.add_argument("--table", type=Path, help="a table that an earlier call has written, instead of comparisons")
-    options = parser.parse_args()
-    if bool(options.comparisons) == bool(options.table):
-        parser.error("give either folders of comparisons or --table")
-    path = options.table or options.output_dir / "runs.csv"
-    options.output_dir.mkdir(parents=True, exist_ok=True)
-    if options.comparisons:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(row for folder in options.comparisons for row in read(folder))
-    with path.open(newline="", encoding="utf-8") as file:
-        runs = Runs([*csv.DictReader(file)])
+    rows, folder = table(__doc__, COLUMNS, "runs.csv", read)
+    runs = Runs(rows)
     print_tables(runs)
-    draw(runs, options.output_dir / "accuracy.png")
+    draw(runs, folder / "accuracy.png")
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ WAYS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("one decision per layer and batch", {"decisions": "batch"}, {}),
     ("... antithetic", {"decisions": "batch"}, {"antithetic": True}),
     ("one decision per head and batch", {"decisions": "batch", "masks_per_layer": 6}, {}),
-    ("credit by gradient, per unit", {}, {"credit": "gradient", "price": 0.0}),
-    ("credit by gradient, per key", {"decisions": "key"}, {"credit": "gradient", "price": 0.0}),
+    ("credit by gradient, per unit", {}, {"credit": "gradient", "price": 0.0, "averaging": 0.0}),
+    ("credit by gradient, per key", {"decisions": "key"}, {"credit": "gradient", "price": 0.0, "averaging": 0.0}),
 ]
 
 

@@ -19,7 +19,7 @@ GAME, GENERATOR = "attnreg.training:AttackerDefender", "attnreg:GNetProvider.for
     option("--score", type=click.Choice(["loss", "accuracy", "metric"]), default="loss",
            help='Score of a network: "loss" (negative), "accuracy" or "metric" (the task\'s, of all scored rows).'),
     *(argument(GAME, name) for name in ("reward", "reward_per", "winner", "reward_baseline", "antithetic", "credit",
-                                        "price", "returns")),
+                                        "price", "averaging", "returns")),
     option("--reward-data", type=click.Choice(["held-out", "dev", "half-dev", "train", "noisy-train"]),
            default="held-out",
            help='Rows for the reward: "held-out" (of train), "dev" or "half-dev" (bias dev scores), "train" (those of '

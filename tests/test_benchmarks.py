@@ -21,9 +21,15 @@ SMALLEST = {
     "families.py": ["--smallest"],
     "overview.py": ["--smallest", "--path", "overview.png"],
     "label_noise.py": ["--table", str(FOLDER.parent / "docs/results/label-noise/runs.csv"), "--output-dir", "out"],
+    "decomposition.py": [
+        "--table",
+        str(FOLDER.parent / "docs/results/decomposition/results.csv"),
+        "--output-dir",
+        "out",
+    ],
     "contrast.py": ["runs", "contrast.png"],
 }
-USUAL = {"overview.py", "contrast.py", "planted.py", "label_noise.py"}  # the others take longer
+USUAL = {"overview.py", "contrast.py", "planted.py", "label_noise.py", "decomposition.py"}  # the others take longer
 
 
 def watched_runs(folder):
@@ -32,6 +38,12 @@ def watched_runs(folder):
     run = folder / "runs" / "attendout" / "seed0"
     run.mkdir(parents=True)
     (run / "telemetry.jsonl").write_text("".join(json.dumps({**line, "step": step}) + "\n" for step in range(80)))
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch):
+    """A script's own folder is on the path, as in `python benchmarks/SCRIPT.py`."""
+    monkeypatch.syspath_prepend(FOLDER)
 
 
 def test_every_benchmark_is_run_here():
@@ -60,6 +72,23 @@ def test_the_table_of_label_noise_repeats_what_the_runs_report(cli, tmp_path):
     assert (row["accuracy"], row["loss"]) == pytest.approx((result["dev"]["accuracy"], result["dev"]["loss"]))
     assert row["memorized"] == result["mislabelled"]["memorized"]
     assert row["loss_after_temperature"] < row["loss"] + 0.01
+
+
+def test_the_decomposition_knows_which_half_of_dev_gave_the_rewards(cli, tmp_path):
+    read = runpy.run_path(str(FOLDER / "decomposition.py"))["read"]
+    half = ("--train-size", 100, "--epochs", 1, "--reward-data", "half-dev", "--round-steps", 1, "--no-baseline")
+    ran(
+        cli(
+            "recipe", "attendout", *half, "--label-noise", 0.3, "--device", "cpu", "--output-dir", "task/half-dev/seed0"
+        )
+    )
+    result = json.loads((tmp_path / "task/half-dev/seed0/result.json").read_text())
+    (row,) = read(tmp_path / "task")
+    assert (row["method"], row["seed"]) == ("half-dev", 0)
+    assert (row["score"], row["unseen"]) == pytest.approx(
+        [result["dev"][each] for each in ("accuracy", "unseen_accuracy")]
+    )
+    assert row["seen"] != row["unseen"]
 
 
 def test_one_temperature_undoes_a_scale_of_the_logits():

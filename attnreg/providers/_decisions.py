@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,19 +18,31 @@ Granularity = Literal["unit", "key", "batch"]
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Masks between 0 and 1.
+    r"""Hard decisions, of which a random share is replaced by values drawn evenly from [0, 1].
+
+    For a function f of one decision d, with :math:`P(d = 1) = \sigma(\phi)`,
+
+    .. math:: \frac{\partial}{\partial \phi} E_d[f(d)] = \sigma'(\phi) \, (f(1) - f(0))
+              = \sigma'(\phi) \int_0^1 f'(m) \, dm,
+
+    so that the slope at an evenly drawn m estimates the gradient of the hard decision without bias.
 
     Args:
-        logits: the logits of the decisions, with the Generator's graph; one for each draw.
+        logits: the logits :math:`\phi` of keeping, with the Generator's graph; one for each draw.
         valid: which of the decisions are valid, bool, in the same shape.
-        soft: the masks of each layer, ``(B, M, N, N)``, differentiable with respect to the logits.
-        masks: the same values, as leaves that collect a gradient of their own.
+        masks: the values of each layer, ``(B, M, N, N)``, as leaves that collect a gradient.
+        weights: the weight of a decision's slope in the gradient of its logit: :math:`\sigma'(\phi)` over the share
+            where the value was drawn from [0, 1], and 0 elsewhere.
     """
 
     logits: Tensor
     valid: Tensor
-    soft: list[Tensor]
     masks: list[Tensor]
+    weights: Tensor
+
+    def gradient(self, slopes: Sequence[Tensor]) -> Tensor:
+        """Return the gradient of the logits from the slopes of the masks, ``(B, M, N, N)`` for each layer."""
+        return torch.stack(list(slopes), 1).sum_to_size(self.logits.shape) * self.weights
 
 
 @dataclass(frozen=True)
@@ -98,14 +111,20 @@ class Decisions:
         kept = keep.unflatten(2, (self.num_heads, self.draws)).sum(3)
         return functional.bernoulli_log_prob(pooled, kept, valid, self.draws).expand(len(logits))
 
-    def draw_relaxed(self, logits: Tensor, units: Tensor, temperature: float) -> Relaxed:
-        """Draw masks between 0 and 1, differentiable with respect to the logits."""
+    def draw_relaxed(self, logits: Tensor, units: Tensor, share: float) -> Relaxed:
+        """Draw decisions, and for a share of them values between 0 and 1."""
         pooled, valid = self.pooled(logits, units)
         each = pooled.repeat_interleave(self.draws, 2)
-        soft = functional.concrete_drop(each, _like(each, draws_of_pass()), temperature)  # of keeping, given its logits
-        full = list(soft.expand(len(logits), *soft.shape[1:3], *logits.shape[3:]).unbind(1))
-        masks = [layer.detach().requires_grad_() for layer in full]
-        return Relaxed(each, valid.expand(each.shape), full, masks)
+        draws = draws_of_pass()
+        with torch.no_grad():
+            keep = functional.sample_keep(each, uniform=_like(each, draws))
+            chosen = _like(each, draws) < share
+            values = torch.where(chosen, _like(each, draws), keep.to(each.dtype))
+            probability = torch.sigmoid(each)
+            weights = (probability * (1 - probability) * chosen / share).masked_fill(~valid, 0.0)
+        full = values.expand(len(logits), *values.shape[1:3], *logits.shape[3:])
+        masks = [layer.clone().requires_grad_() for layer in full.unbind(1)]
+        return Relaxed(each, valid.expand(each.shape), masks, weights)
 
     def probability(self, logits: Tensor, units: Tensor) -> Tensor:
         """Return the probability of keeping each unit, ``(B, L, G, N, N)``."""

@@ -310,17 +310,17 @@ class GNetProvider(MaskProvider):
         return Opposite(self)
 
     @contextmanager
-    def relaxed(self, inputs: Mapping[str, Any], temperature: float) -> Iterator[Relaxed]:
-        """Draw relaxed masks, which all forward passes within the block share.
+    def relaxed(self, inputs: Mapping[str, Any], share: float) -> Iterator[Relaxed]:
+        """Draw masks, a share of them between 0 and 1, which all forward passes within the block share.
 
-        A relaxed mask multiplies the attention weights, which are then normalized again.
+        Such a mask multiplies the attention weights, which are then normalized again.
 
         Args:
             inputs: the main model's inputs.
-            temperature: temperature of the relaxation; lower values are closer to 0 and 1.
+            share: probability that a decision is replaced by a value drawn evenly from [0, 1].
         """
         self._calibrate_once(inputs)
-        self._relaxed = self._decisions.draw_relaxed(self.logits(inputs), self.units(inputs), temperature)
+        self._relaxed = self._decisions.draw_relaxed(self.logits(inputs), self.units(inputs), share)
         try:
             yield self._relaxed
         finally:

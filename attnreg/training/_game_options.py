@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from attnreg.arguments import not_negative, one_of, true_or_false
+from attnreg.arguments import not_negative, one_of, probability_below_one, true_or_false
 from attnreg.errors import InputError
 from attnreg.provider.base import Compose, MaskProvider
 from attnreg.provider.protocols import that_look_at_batches
@@ -18,7 +18,8 @@ _USUAL = {
     "reward_baseline": "moving",
     "antithetic": False,
     "credit": "reinforce",
-    "price": 0.003,
+    "price": 0.03,
+    "averaging": 0.98,
 }
 
 
@@ -27,7 +28,8 @@ def check_options(generator: MaskProvider | None, options: Mapping[str, Any]) ->
 
     Args:
         generator: the provider that masks the Attacker, or ``None``.
-        options: ``reward_per``, ``reward_baseline``, ``antithetic``, ``credit``, ``price`` and ``reward_batches``.
+        options: ``reward_per``, ``reward_baseline``, ``antithetic``, ``credit``, ``price``, ``averaging`` and
+            ``reward_batches``.
 
     Raises:
         InputError: if one of them is unknown, or would be without effect.
@@ -37,11 +39,12 @@ def check_options(generator: MaskProvider | None, options: Mapping[str, Any]) ->
     one_of("credit", options["credit"], get_args(CreditName))
     true_or_false("antithetic", options["antithetic"])
     not_negative("price", options["price"])
+    probability_below_one("averaging", options["averaging"])
     given = [name for name, usual in _USUAL.items() if options[name] != usual]
     if generator is None and given:
         raise InputError(f"`{given[0]}` has no effect without a Generator: leave it out.")
     by_gradient = options["credit"] == "gradient"
-    idle = {"reward_per", "reward_baseline", "antithetic"} if by_gradient else {"price"}
+    idle = {"reward_per", "reward_baseline", "antithetic"} if by_gradient else {"price", "averaging"}
     if ignored := [name for name in given if name in idle]:
         raise InputError(f"`{ignored[0]}` has no effect with credit {options['credit']!r}: leave it out.")
     if by_gradient and options["reward_batches"] is None:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
-from attnreg.arguments import Count, Index, NotNegative, Probability, one_of, whole_number
+from attnreg.arguments import Count, Index, NotNegative, Probability, ProbabilityBelowOne, one_of, whole_number
 from attnreg.errors import InputError
 from attnreg.provider.base import MaskProvider
 from attnreg.provider.loss import LossFunction
@@ -78,6 +78,8 @@ class AttackerDefender(TrainingMethod):
             Attacker's update would change the reward loss; see
             :class:`attnreg.training.gradient_credit.GradientCredit`).
         price: with credit "gradient", the weight of the drop rates' divergence from the initial ones.
+        averaging: with credit "gradient", the decay of the moving average of the Generator's weights, with which it
+            draws the masks (0: none).
         generator_optimizer_factory: makes the Generator's optimizer (default: Adam; see
             :func:`attnreg.training.generator_adam`).
         scheduler_factory: makes the learning-rate schedule of an optimizer; called once for each network.
@@ -131,7 +133,8 @@ class AttackerDefender(TrainingMethod):
         reward_baseline: Baseline = "moving",
         antithetic: bool = False,
         credit: CreditName = "reinforce",
-        price: NotNegative = 0.003,
+        price: NotNegative = 0.03,
+        averaging: ProbabilityBelowOne = 0.98,
         baseline_momentum: float = 0.9,
         generator_optimizer_factory: Callable[[nn.Module], Optimizer] | None = None,
         scheduler_factory: Callable[[Optimizer], LRScheduler] | None = None,
@@ -158,6 +161,7 @@ class AttackerDefender(TrainingMethod):
                 "antithetic": antithetic,
                 "credit": credit,
                 "price": price,
+                "averaging": averaging,
                 "reward_batches": reward_batches,
             },
         )
@@ -206,6 +210,7 @@ class AttackerDefender(TrainingMethod):
                     attacker=self.attacker.model,
                     reward_batch=self._referee.next_batch,
                     price=price,
+                    averaging=averaging,
                     max_grad_norm=max_grad_norm,
                     loss_function=loss_function,
                 )

@@ -10,9 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from attnreg import functional
-from attnreg.arguments import NotNegative, not_negative, positive
+from attnreg.arguments import (
+    NotNegative,
+    Probability,
+    ProbabilityBelowOne,
+    inner_probability,
+    not_negative,
+    probability_below_one,
+)
 from attnreg.errors import InputError
 from attnreg.provider.loss import LossFunction, loss_of
 from attnreg.training.method import Batch, Updater
@@ -31,10 +39,15 @@ class GradientCredit:
     .. math:: v^\top g(M) = \frac{d}{d\epsilon} L(\theta + \epsilon v; M)
               \approx \frac{L(\theta + \epsilon v; M) - L(\theta - \epsilon v; M)}{2 \epsilon}
 
-    with relaxed masks, through which the gradient reaches it. That takes a forward and a backward pass on reward rows,
-    and two forward passes and two backward passes, to the masks alone, on the training batch. No score and no winner
-    is needed. The credit of the units is divided by its running deviation; ``price`` times the mean Kullback-Leibler
-    divergence of the decisions from ``initial_keep`` is subtracted.
+    in expectation over its masks. The gradient reaches it through a random share of the decisions, whose values are
+    drawn evenly from [0, 1]: the mean slope over [0, 1] is the difference between keeping and dropping. That takes a
+    forward and a backward pass on reward rows, and two forward passes and two backward passes, to the masks alone, on
+    the training batch. No score and no winner is needed. The credit of the units is divided by its running deviation;
+    ``price`` times the mean Kullback-Leibler divergence of the decisions from ``initial_keep`` is subtracted.
+
+    One batch says little, and rates that follow it swing. The G-Net therefore draws its masks with a moving average of
+    its weights, :math:`\bar\phi \leftarrow \beta \bar\phi + (1 - \beta)\, \phi`, with β = ``averaging``; the credit is
+    that of the latest weights, :math:`\phi`.
 
     Args:
         generator: a G-Net.
@@ -42,8 +55,9 @@ class GradientCredit:
         updater: gives precision and processes.
         attacker: the model that the G-Net masks.
         reward_batch: returns the reward batch of an update, numbered from 0.
-        temperature: temperature of the relaxed masks.
+        share: probability that a decision is replaced by a value drawn evenly from [0, 1].
         price: weight of the divergence from ``initial_keep``.
+        averaging: decay of the moving average; 0 draws with the latest weights.
         max_grad_norm: clip the G-Net's gradient to this norm.
         loss_function: computes L and R from the Attacker's output and the batch; by default the output's ``loss``.
 
@@ -61,8 +75,9 @@ class GradientCredit:
         *,
         attacker: nn.Module,
         reward_batch: Callable[[int], Batch],
-        temperature: float = 0.5,
-        price: NotNegative = 0.003,
+        share: Probability = 0.25,
+        price: NotNegative = 0.03,
+        averaging: ProbabilityBelowOne = 0.98,
         max_grad_norm: float | None = 1.0,
         loss_function: LossFunction | None = None,
     ) -> None:
@@ -70,8 +85,9 @@ class GradientCredit:
             raise InputError(f"{type(generator).__name__} cannot be taught by gradient: it has no `relaxed` masks.")
         if updater.accelerator is not None and updater.accelerator.mixed_precision == "fp16":
             raise InputError("Credit 'gradient' needs float32 or bfloat16: float16 rounds small gradients to zero.")
-        self.temperature = positive("temperature", temperature)
+        self.share = inner_probability("share", share)
         self.price = not_negative("price", price)
+        self.averaging = probability_below_one("averaging", averaging)
         self.optimizer = optimizer
         self.attacker = attacker
         self._loss_function = loss_function
@@ -80,16 +96,20 @@ class GradientCredit:
         self._updater = updater
         self._own_updater = Updater(max_grad_norm)
         self._square, self._updates = 0.0, 0
+        self._latest: list[Tensor] = []  # the weights that learn, while the G-Net holds their average
 
     def draw(self, batch: Batch) -> None:
         """Update the G-Net before the Attacker trains on a batch under new masks."""
-        direction = self._direction(self.reward_batch(self._updates))
-        with self._generator.relaxed(batch, self.temperature) as relaxed:
+        if not getattr(self._generator, "calibrated", True):
+            self._generator.calibrate(batch)  # the average begins with the calibrated weights
+        with self._latest_weights():
+            self._learn(batch, self._direction(self.reward_batch(self._updates)))
+
+    def _learn(self, batch: Batch, direction: Mapping[str, Tensor]) -> None:
+        with self._generator.relaxed(batch, self.share) as relaxed:
             credit = [self._slopes(batch, relaxed.masks, direction, sign) for sign in (1, -1)]
         slopes = [(up - down) / 2 for up, down in zip(*credit, strict=True)]
-        # Of the logits, not of the masks: where a mask is near 0 or 1, its own slope may be arbitrarily large.
-        of_logits = torch.autograd.grad(relaxed.soft, relaxed.logits, slopes, retain_graph=True)[0]
-        of_logits = of_logits.masked_fill(~relaxed.valid, 0.0)
+        of_logits = relaxed.gradient(slopes)
         count = max(1, int(relaxed.valid.sum()))
         self._updates += 1
         square = self._updater.mean(of_logits.double().square().sum() / count)  # the same in all processes
@@ -99,6 +119,22 @@ class GradientCredit:
         torch.autograd.backward([relaxed.logits, self.price * divergence], [-of_logits / (deviation * count), None])
         self._updater.average_gradients(self._generator.parameters())
         self._own_updater.step(self._generator, self.optimizer)
+
+    @contextmanager
+    def _latest_weights(self) -> Iterator[None]:
+        """Let the G-Net hold its latest weights within the block, and their moving average again after it."""
+        if not self.averaging:
+            yield
+            return
+        trained = [each for group in self.optimizer.param_groups for each in group["params"]]
+        averages = [each.detach().clone() for each in trained]
+        _copy(self._latest or averages, trained)
+        try:
+            yield
+        finally:
+            self._latest = [each.detach().clone() for each in trained]
+            get_ema_multi_avg_fn(self.averaging)(averages, self._latest, None)
+            _copy(averages, trained)
 
     def check_drawn(self) -> None:
         """Do nothing: the credit does not depend on the masks that the Attacker trains under."""
@@ -149,9 +185,21 @@ class GradientCredit:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume."""
-        return {"optimizer": self.optimizer.state_dict(), "squares": [self._square, self._updates]}
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "squares": [self._square, self._updates],
+            "latest": list(self._latest),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state returned by :meth:`state_dict`."""
         self.optimizer.load_state_dict(state["optimizer"])
         self._square, self._updates = state["squares"]
+        device = next(self._generator.parameters()).device
+        self._latest = [each.to(device) for each in state["latest"]]
+
+
+@torch.no_grad()
+def _copy(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
