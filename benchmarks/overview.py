@@ -18,13 +18,17 @@ from attnreg.experiments.plots.style import picture, styles
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
 SHOWN = {"finetune": "plain", "ad-drop": "AD-DROP", "attendout": "AttendOut"}
-SHOWN |= {"selection": "selection alone", "masks": "masks alone"}
+SHOWN |= {"longer": "plain for 15 epochs", "selection": "selection alone", "masks": "masks alone"}
 SHOWN |= {"half-dev": "rewards from half of dev", "dev": "rewards from dev"}
 SHOWN |= {"early-stopping": "early stopping", "scores-dropout": "scores dropout"}
 DRAWN = {"AD-DROP": "AD-DROP", "high": "AD-DROP", "AttendOut": "AttendOut"}  # against plain fine-tuning
 TWO = ("AD-DROP - plain", "AttendOut - plain")
 OTHERS = ("AD-DROP", "SAM", "R-Drop", "large-dropout", "NEFTune", "HiddenKey")
-MECHANISM = ("high - random", *(f"{arm} - plain" for arm in ("high", "random", "low", "attention", "every-epoch")))
+MECHANISM = (
+    "high - random",
+    "high - plain for 15 epochs",
+    *(f"{arm} - plain" for arm in ("high", "random", "low", "attention", "every-epoch")),
+)
 NOISE = tuple(f"{name} - plain" for name in ("AD-DROP", "AttendOut", "R-Drop", "scores dropout", "early stopping"))
 PRIMARY = tuple(f"{name} - early stopping" for name in ("AD-DROP", "AttendOut", "R-Drop", "scores dropout"))
 PARTS = tuple(
@@ -73,7 +77,7 @@ def main() -> None:
         title, contrasts = SETTINGS[setting]
         for contrast in contrasts:
             pair = [found[name] for name in contrast.split(" - ")]
-            seeds = sorted(pair[0])
+            seeds = sorted({*pair[0]} & {*pair[1]})
             rows.append(((title.format(len(seeds)), contrast), *([each[seed] for seed in seeds] for each in pair)))
     differences = print_differences(("setting", "comparison"), rows)
     labels = [names for names, *_ in rows]

@@ -48,13 +48,25 @@ def reward_gradient(model, reward):
 
 def alignment(model, batch, direction, *, create_graph=False):
     """The product of the reward's gradient with that of the training loss under the current masks."""
-    loss = model(**batch).loss
-    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=create_graph, allow_unused=True)
+    gradients = training_gradient(model, batch, create_graph)
     return sum((v * g).sum() for v, g in zip(direction, gradients, strict=True) if g is not None)
 
 
+def cosine(model, batch, direction, *, create_graph=False):
+    """The cosine of the angle between the two gradients."""
+    gradients = training_gradient(model, batch, create_graph)
+    products = sum((v * g).sum() for v, g in zip(direction, gradients, strict=True) if g is not None)
+    squares = [sum((each**2).sum() for each in found if each is not None) for found in (direction, gradients)]
+    return products / (squares[0] * squares[1]).sqrt()
+
+
+def training_gradient(model, batch, create_graph):
+    loss = model(**batch).loss
+    return torch.autograd.grad(loss, list(model.parameters()), create_graph=create_graph, allow_unused=True)
+
+
 @pytest.mark.parametrize("decisions", ["unit", "key"])
-def test_the_finite_difference_is_the_derivative_of_the_alignment(decisions):
+def test_the_finite_difference_is_the_derivative_of_the_cosine(decisions):
     model, generator, batch, reward, optimizer = case(decisions=decisions)
     teacher = teacher_of(model, generator, reward, optimizer)
     before = weights(model)
@@ -64,10 +76,11 @@ def test_the_finite_difference_is_the_derivative_of_the_alignment(decisions):
     for (name, ours), theirs in zip(direction.items(), (v for v in exact_direction if v.any()), strict=True):
         assert torch.allclose(ours * length / 0.01, theirs, atol=1e-10), name
     with generator.relaxed(batch, 0.5) as relaxed:
-        up, down = (teacher._slopes(batch, relaxed.masks, direction, sign) for sign in (1, -1))
-        exact = torch.autograd.grad(alignment(model, batch, exact_direction, create_graph=True), relaxed.masks)
+        across, factor = teacher._across(batch, direction)
+        up, down = (teacher._slopes(batch, relaxed.masks, across, sign) for sign in (1, -1))
+        exact = torch.autograd.grad(cosine(model, batch, exact_direction, create_graph=True), relaxed.masks)
     for high, low, slope in zip(up, down, exact, strict=True):
-        ours = (high - low) / 2 * length / 0.01
+        ours = (high - low) / 2 * factor / 0.01
         assert (ours - slope).abs().max() < 3e-3 * slope.abs().max()
         assert slope.abs().max() > 0
     assert torch.equal(weights(model), before)  # to the bit
@@ -102,14 +115,14 @@ def test_the_mean_slope_over_a_decisions_values_is_the_difference_between_keepin
         def slope_at(value):
             set_to(value)
             return float(
-                torch.autograd.grad(alignment(model, batch, direction, create_graph=True), mask)[0][1, 0, :, 2].sum()
+                torch.autograd.grad(cosine(model, batch, direction, create_graph=True), mask)[0][1, 0, :, 2].sum()
             )
 
         integral = sum(share / 2 * slope_at((1 + node) / 2) for node, share in zip(nodes, shares, strict=True))
         ends = []
         for value in (0.0, 1.0):
             set_to(value)
-            ends.append(float(alignment(model, batch, direction)))
+            ends.append(float(cosine(model, batch, direction)))
         at_the_end = slope_at(1.0)
     assert integral == pytest.approx(ends[1] - ends[0], rel=1e-5)
     assert abs(at_the_end - integral) > 0.1 * abs(integral)  # a slope at one value would not do
@@ -135,24 +148,24 @@ def test_the_gradient_is_that_of_the_expectation_over_hard_decisions(each):
     assert share == pytest.approx(0.25, abs=0.02)
 
 
-def test_the_update_ascends_the_expected_alignment_of_hard_masks():
+def test_the_update_ascends_the_expected_cosine_of_hard_masks():
     model, generator, batch, reward, _ = case()
     teacher = teacher_of(model, generator, reward, torch.optim.SGD(generator.parameters(), lr=0.3))
     direction = reward_gradient(model, reward)
 
-    def aligned():
+    def cosines():
         found = []
         for seed in range(60):  # the same draws before and after
             torch.manual_seed(seed)
-            found.append(float(alignment(model, batch, direction)))
+            found.append(float(cosine(model, batch, direction)))
         return torch.tensor(found)
 
     generator.calibrate(batch)
-    before = aligned()
+    before = cosines()
     for seed in range(60):
         torch.manual_seed(1000 + seed)
         teacher.draw(batch)
-    gains = aligned() - before
+    gains = cosines() - before
     assert gains.mean() > 5 * gains.std() / math.sqrt(len(gains))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -34,16 +34,21 @@ class GradientCredit:
 
     A step of gradient descent under masks M is :math:`-\eta\, g(M)` with :math:`g(M) = \nabla_\theta L(\theta; M)`. It
     changes R by :math:`-\eta\, \lVert \nabla_\theta R \rVert\, v^\top g(M)`, where v is the gradient of R, of unit
-    length. The Generator therefore ascends
+    length. Adam gives its steps a length of its own, so that the direction counts. The Generator therefore ascends the
+    cosine
 
-    .. math:: v^\top g(M) = \frac{d}{d\epsilon} L(\theta + \epsilon v; M)
-              \approx \frac{L(\theta + \epsilon v; M) - L(\theta - \epsilon v; M)}{2 \epsilon}
+    .. math:: c(M) = v^\top \hat g(M), \qquad \hat g = g / \lVert g \rVert, \qquad
+              \nabla_M c = \frac{\nabla_M\, u^\top g(M)}{\lVert g \rVert}, \quad u = v - c\, \hat g,
+
+    .. math:: u^\top g(M) = \frac{d}{d\epsilon} L(\theta + \epsilon u; M)
+              \approx \frac{L(\theta + \epsilon u; M) - L(\theta - \epsilon u; M)}{2 \epsilon}
 
     in expectation over its masks. The gradient reaches it through a random share of the decisions, whose values are
     drawn evenly from [0, 1]: the mean slope over [0, 1] is the difference between keeping and dropping. That takes a
-    forward and a backward pass on reward rows, and two forward passes and two backward passes, to the masks alone, on
-    the training batch. No score and no winner is needed. The credit of the units is divided by its running deviation;
-    ``price`` times the mean Kullback-Leibler divergence of the decisions from ``initial_keep`` is subtracted.
+    forward and a backward pass on reward rows and on the training batch, and two forward passes and two backward
+    passes, to the masks alone, on the training batch. No score and no winner is needed. The credit of the units is
+    divided by its running deviation; ``price`` times the mean Kullback-Leibler divergence of the decisions from
+    ``initial_keep`` is subtracted.
 
     One batch says little, and rates that follow it swing. The G-Net therefore draws its masks with a moving average of
     its weights, :math:`\bar\phi \leftarrow \beta \bar\phi + (1 - \beta)\, \phi`, with β = ``averaging``; the credit is
@@ -107,8 +112,9 @@ class GradientCredit:
 
     def _learn(self, batch: Batch, direction: Mapping[str, Tensor]) -> None:
         with self._generator.relaxed(batch, self.share) as relaxed:
+            direction, length = self._across(batch, direction)
             credit = [self._slopes(batch, relaxed.masks, direction, sign) for sign in (1, -1)]
-        slopes = [(up - down) / 2 for up, down in zip(*credit, strict=True)]
+        slopes = [(up - down) * (length / 2) for up, down in zip(*credit, strict=True)]
         of_logits = relaxed.gradient(slopes)
         count = max(1, int(relaxed.valid.sum()))
         self._updates += 1
@@ -148,20 +154,37 @@ class GradientCredit:
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         self.attacker.train()
         held = {name: each for name, each in zip(names, gradients, strict=True) if each is not None}
-        length = math.sqrt(sum(float((each**2).sum()) for each in held.values())) or 1.0
-        return {name: each * (STEP / length) for name, each in held.items()}
+        return _scaled(held, STEP / (_length(held) or 1.0))
+
+    def _across(self, batch: Batch, direction: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], float]:
+        """Return the part of v across g(M), with length :data:`STEP`, and by how much that changes the slopes."""
+        trained = dict(self.attacker.named_parameters())
+        with self._same_draws(), self._updater.autocast():
+            loss = loss_of(self.attacker(**batch), batch, self._loss_function)
+            found = torch.autograd.grad(loss, [trained[name] for name in direction], allow_unused=True)
+        gradients = {name: each for name, each in zip(direction, found, strict=True) if each is not None}
+        length = _length(gradients) or 1.0
+        along = sum(float((direction[name] * each).sum()) for name, each in gradients.items()) / length**2
+        across = {
+            name: each - along * gradients[name] if name in gradients else each for name, each in direction.items()
+        }
+        rest = _length(across) or 1.0
+        return _scaled(across, STEP / rest), rest / (STEP * length)
 
     def _slopes(
         self, batch: Batch, masks: Sequence[Tensor], direction: Mapping[str, Tensor], sign: int
     ) -> list[Tensor]:
         """Return the gradient of the training loss with respect to the masks, at shifted parameters."""
-        # Both passes begin with the same random state: the difference is not to be one of the model's own dropout.
-        device = next(self.attacker.parameters()).device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), self._shifted(direction, sign):
+        with self._same_draws(), self._shifted(direction, sign):
             with self._updater.autocast():
                 loss = loss_of(self.attacker(**batch), batch, self._loss_function)
             found = torch.autograd.grad(loss, list(masks), allow_unused=True)
         return [torch.zeros_like(mask) if one is None else one for mask, one in zip(masks, found, strict=True)]
+
+    def _same_draws(self) -> AbstractContextManager[None]:
+        """Let all passes begin with the same random state, so that they do not differ by the model's own dropout."""
+        device = next(self.attacker.parameters()).device
+        return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
     @contextmanager
     def _shifted(self, direction: Mapping[str, Tensor], sign: int) -> Iterator[None]:
@@ -197,6 +220,14 @@ class GradientCredit:
         self._square, self._updates = state["squares"]
         device = next(self._generator.parameters()).device
         self._latest = [each.to(device) for each in state["latest"]]
+
+
+def _length(gradients: Mapping[str, Tensor]) -> float:
+    return math.sqrt(sum(float((each**2).sum()) for each in gradients.values()))
+
+
+def _scaled(gradients: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
+    return {name: each * factor for name, each in gradients.items()}
 
 
 @torch.no_grad()
