@@ -32,7 +32,7 @@ def table(
     if options.comparisons:
         rows = [row for folder in options.comparisons for row in read(folder)]
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns)
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
     with path.open(newline="", encoding="utf-8") as file:
