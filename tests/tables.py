@@ -62,7 +62,7 @@ def figures(page: Path) -> str:
     own = [name for name in built_in() if page_of(name) == page]
     recipes = set(re.findall(r"attnreg recipe (\S+)", page.read_text(encoding="utf-8"))) - {"regularize", "probe"}
     named = "|".join([*own, *sorted(recipes)])
-    cost = [re.sub(" ?[¹²³⁴⁵]", "", row) for row in rows_of("cost.md", named, "| step |")]
+    cost = [re.sub(" ?[¹²³⁴⁵⁶⁷]", "", row) for row in rows_of("cost.md", named, "| step |")]
     text = "**Cost** of a training step, as a multiple of a plain one ([all](../cost.md)):"
     lines = [text, "", *cost] if cost else ["**Cost.** Not measured by itself ([others](../cost.md))."]
     results = rows_of("results.md", "|".join(sorted(recipes)) or "-", "| method | difference | 95 % over seeds | p |")

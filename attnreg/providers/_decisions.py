@@ -25,7 +25,8 @@ class Relaxed:
     .. math:: \frac{\partial}{\partial \phi} E_d[f(d)] = \sigma'(\phi) \, (f(1) - f(0))
               = \sigma'(\phi) \int_0^1 f'(m) \, dm,
 
-    so that the slope at an evenly drawn m estimates the gradient of the hard decision without bias.
+    so that the slope at an evenly drawn m estimates the gradient of the hard decision, without bias as far as the
+    other decisions are hard, too.
 
     Args:
         logits: the logits :math:`\phi` of keeping, with the Generator's graph; one for each draw.

@@ -157,7 +157,7 @@ class GradientCredit:
         return _scaled(held, STEP / (_length(held) or 1.0))
 
     def _across(self, batch: Batch, direction: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], float]:
-        """Return the part of v across g(M), with length :data:`STEP`, and by how much that changes the slopes."""
+        """Return u, with length :data:`STEP`, and what its slopes are multiplied by to be those of the cosine."""
         trained = dict(self.attacker.named_parameters())
         with self._same_draws(), self._updater.autocast():
             loss = loss_of(self.attacker(**batch), batch, self._loss_function)
