@@ -2,15 +2,20 @@
 
 import hashlib
 import json
+import os
 import re
 import resource
 import shlex
 import signal
+import subprocess
+import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import attnreg
+from attnreg.experiments.compare import launch
 from attnreg.experiments.runs.progress import Progress
 from attnreg.experiments.runs.state_files import read_state
 from tests.commands import invoke, ran, read_lines
@@ -194,3 +199,25 @@ def test_a_checkpoint_that_was_being_replaced_when_its_writer_died(cli, tmp_path
     attnreg.AttentionLayerDrop().save_pretrained(tmp_path / "provider")
     assert (tmp_path / ".mine.old").is_dir()
     assert (tmp_path / "out" / ".mine.old").is_dir()
+
+
+def test_a_run_that_is_being_started_as_a_comparison_is_stopped(tmp_path, monkeypatch):
+    started = []
+
+    def popen(command, **options):
+        time.sleep(0.3)  # the comparison waits for its runs
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)  # all runs that were known are told to end
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdin=options["stdin"]))
+        return started[-1]
+
+    def run(number):
+        nothing = SimpleNamespace(prepare=lambda: None, command_line=list, tidy=lambda: None)
+        return SimpleNamespace(log=tmp_path / f"{number}.log", method=number, finished=False, **vars(nothing))
+
+    process = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(launch, "subprocess", process)
+    watcher = SimpleNamespace(started=lambda run: None, ended=lambda run: None)
+    with pytest.raises(KeyboardInterrupt):
+        launch.local(1, 1)([run(0), run(1)], watcher)
+    assert [child.returncode for child in started] == [-signal.SIGTERM]

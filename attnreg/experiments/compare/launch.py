@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,14 +65,20 @@ def local(jobs: int, threads: int) -> Launcher:
 
     def launch(runs: Sequence[PlannedRun], watcher: Watcher) -> None:
         children: list[subprocess.Popen[bytes]] = []
+        stopped = threading.Event()
         broken: set[Method] = set()  # if a method's first run fails, its others probably would
 
+        def begun(child: subprocess.Popen[bytes]) -> None:
+            children.append(child)
+            if stopped.is_set():  # perhaps after all others were ended
+                child.terminate()
+
         def make(run: PlannedRun) -> None:
-            if run.method in broken:
+            if run.method in broken or stopped.is_set():
                 return
             watcher.started(run)
             run.prepare()
-            _make(run.command_line(), str(run.log), threads, children.append)
+            _make(run.command_line(), str(run.log), threads, begun)
             run.tidy()
             watcher.ended(run)
             if not any(other.finished for other in runs if other.method == run.method):
@@ -82,6 +89,7 @@ def local(jobs: int, threads: int) -> Launcher:
                 for _ in pool.map(make, runs):
                     pass
             except BaseException:
+                stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 for child in children:
                     child.terminate()
