@@ -170,6 +170,20 @@ def test_the_update_ascends_the_expected_cosine_of_hard_masks():
     assert gains.mean() > 5 * gains.std() / math.sqrt(len(gains))
 
 
+def test_a_batch_with_a_longer_gradient_does_not_count_more():
+    after = []
+    for factors in ([1.0, 1.0], [1.0, 100.0], [0.01, 1.0]):
+        model, generator, _, reward, optimizer = case()
+        teacher = teacher_of(model, generator, reward, optimizer)
+        for seed, (batch, factor) in enumerate(zip(make_batches(2, seed=5), factors, strict=True)):
+            teacher._loss_function = lambda output, batch, factor=factor: factor * output["loss"]
+            torch.manual_seed(seed)
+            teacher.draw(batch)
+        after.append(weights(generator))
+    for other in after[1:]:
+        assert torch.allclose(other, after[0], rtol=1e-6, atol=1e-9)
+
+
 def test_masks_are_drawn_with_the_moving_average_of_the_weights():
     held = {}
     for averaging in (0.0, 0.7):
