@@ -1,10 +1,12 @@
 """Warnings of data and of training that is probably not meant: on stderr, and in the report."""
 
+import json
+
 import pytest
 
 from attnreg.experiments.runs.loss_trend import growing_loss
 from tests import task_data as made
-from tests.commands import ran
+from tests.commands import assert_sentence, ran
 
 LABELS = ["entailment", "neutral", "contradiction"]
 
@@ -142,3 +144,25 @@ def test_a_loss_grew_if_no_epoch_is_as_good_as_the_first(losses, grew):
     # A mean over more steps counts for more, and lines within an epoch belong to it.
     lines = [{"step": 1, "loss": 9.0}, {"step": 10, "loss": 1.0}, {"step": 20, "loss": 1.7}]
     assert growing_loss(lines, [{"epoch": 1, "step": 10}, {"epoch": 2, "step": 20}]) is None
+
+
+def test_inputs_that_evaluation_cuts(cli, home):
+    write(home / "data", pairs(9), pairs(6, start=20))
+    run(cli, home)
+    (home / "long").mkdir()
+    made.write_rows(home / "long" / "validation.jsonl", pairs(6, words=40, start=20))
+    longest = 1 + 40 + 1 + 2 + 1
+    cut = f"Warning: 6 of 6 validation inputs (100%) are cut by --max-length 32; the longest has {longest} tokens."
+    evaluate = ["evaluate", "out", "--device", "cpu"]
+    assert cli(*evaluate).stderr == ""
+    short = ran(cli(*evaluate, "--data-dir", "long"))
+    assert short.stderr == f"{cut}\n"
+    whole = ran(cli(*evaluate, "--data-dir", "long", "--max-length", longest))
+    assert whole.stderr == ""
+    ran(cli(*evaluate, "--data-dir", "long", "--max-length", longest + 1))
+    found = [json.loads(path.read_text()) for path in sorted((home / "out" / "evaluations").glob("mnli-long*.json"))]
+    losses = {each["max_length"]: each["metrics"]["loss"] for each in found}
+    assert losses.keys() == {32, longest, longest + 1}  # none replaces another
+    assert losses[32] != losses[longest] == pytest.approx(losses[longest + 1])
+    refused = cli(*evaluate, "--data-dir", "long", "--max-length", 1000)
+    assert_sentence(refused, 1, r"Expected --max-length of at most \d+ for this model, got 1000")

@@ -76,6 +76,7 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
         ({"seeds": 0}, "Expected `seeds` in .* to be a whole number of at least 1, got 0"),
         ({"equivalence": -1}, "Expected `equivalence` in .* to be a number above 0, got -1"),
         ({"score_on": [{"split": "train"}]}, "Expected `split` in .* to be validation or test, got 'train'"),
+        ({"score_on": [{"max_length": 3}]}, "Expected `max_length` in .* to be an integer of at least 4, got 3"),
         ({"score_on": [{}], "keep_models": False}, "`score_on` in .* needs the models"),
         ({"tasks": [{"train_size": []}]}, "Expected values for `train_size` of task 1"),
     ],
@@ -194,7 +195,7 @@ def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monk
         "primary": ["high", "plain"],
         "score_on": [
             {"split": "test"},
-            {"data_dir": "other", "classes": {"bad": "unacceptable", "good": "acceptable"}},
+            {"data-dir": "other", "classes": {"bad": "unacceptable", "good": "acceptable"}, "max-length": 30},
         ],
     }
     path = file_of(tmp_path, **changes)
@@ -207,12 +208,19 @@ def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monk
     assert all(row["seeds"] == "1 of 1" for row in further)
     run = tmp_path / "runs" / "mine" / "agreement-train_size=64" / "plain" / "seed7"
     evaluation = json.loads((run / "evaluations" / "other.json").read_text())
+    assert evaluation["max_length"] == 30
     direct = ran(cli("evaluate", run, "--data-dir", "other", "--name", "again", "--class", "bad=unacceptable", "--class", "good=acceptable"))  # fmt: skip
     assert f"accuracy {evaluation['metrics']['accuracy']:.4f}" in direct.output
     assert_sentence(cli("evaluate", run, "--data-dir", "other", "--class", "x=y"), 1, "No row has the label 'x'")
     assert_sentence(cli("evaluate", run, "--class", "x"), 2, "Expected --class LABEL=CLASS")
     again = ran(cli("compare", "--study", path, "--jobs", 2)).output
     assert ", seed 7:" not in again  # nothing is made or scored again
+    (tmp_path / "other").rename(tmp_path / "elsewhere")
+    changes["score_on"][1] |= {"data-dir": "elsewhere", "name": "other"}
+    changed = cli("compare", "--study", file_of(tmp_path, **changes), "--jobs", 2)
+    assert_sentence(
+        changed, 1, "plain, seed 7, on other: .* is the evaluation of other data, or at another length: choose"
+    )
 
 
 def test_a_study_that_is_stopped_scores_nothing_further(cli, tmp_path, monkeypatch, undrawn):

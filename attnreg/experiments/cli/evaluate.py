@@ -41,6 +41,12 @@ RUNNING = "Running"
     metavar="LABEL=CLASS",
     help="The model's class for a label of the data, such as pos=positive; repeatable.",
 )
+@option(
+    "--max-length",
+    group=DATA,
+    type=click.IntRange(min=4),
+    help="Maximum tokens per input; longer inputs are cut (default: the run's).",
+)
 @option("--name", group=OUTPUT, help="Name of the file with the scores (default: by task, data folder and split).")
 @option("--batch-size", group=RUNNING, type=click.IntRange(1, 100_000), default=64, help="Rows per forward pass.")
 @option(
@@ -52,6 +58,7 @@ def evaluate(
     split: str | None,
     submission: Path | None,
     classes: tuple[str, ...],
+    max_length: int | None,
     name: str | None,
     batch_size: int,
     device: str | None,
@@ -65,18 +72,22 @@ def evaluate(
     """
     from attnreg.experiments.runs.saved import score_saved, submit_saved
 
+    shared: dict[str, Any] = {
+        "data_dir": data_dir,
+        "max_length": max_length,
+        "batch_size": batch_size,
+        "device": device,
+    }
     if submission is not None:
         if split == "validation":
             raise UsageError("--submission is for the test split: remove --split validation.")
-        files = submit_saved(run, submission, options, data_dir=data_dir, batch_size=batch_size, device=device)
+        files = submit_saved(run, submission, options, **shared)
         for file, rows in files.items():
             click.echo(f"Predictions of {rows} rows saved to {file}")
         return
     split = split or "validation"
     renamed = dict(_pair(text) for text in classes)
-    path, result = score_saved(
-        run, options, data_dir=data_dir, split=split, batch_size=batch_size, device=device, name=name, classes=renamed
-    )
+    path, result = score_saved(run, options, split=split, name=name, classes=renamed, **shared)
     scores = "  ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
     click.echo(f"{result['task']}, {split}, {result['rows']} rows: {scores}")
     click.echo(f"Network: {result['network']['select']} (epoch {result['network']['epoch']}).")

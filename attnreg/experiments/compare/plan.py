@@ -20,7 +20,7 @@ _KEYS = {
     *("methods", "baseline", "tasks", "options", "seeds", "first_seed", "search", "equal_time", "keep_models"),
     *("primary", "equivalence", "score_on", "output_dir"),
 }
-_SCORING = {"name", "task", "data_dir", "split", "classes"}
+_SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Scoring:
         data_dir: the data folder (default: that of the comparison).
         split: ``"validation"`` or ``"test"``.
         classes: class of the model for each class of the data, where names differ.
+        max_length: maximum tokens per input (default: that of the comparison).
     """
 
     name: str
@@ -40,6 +41,7 @@ class Scoring:
     data_dir: str | None = None
     split: str = "validation"
     classes: Mapping[str, str] = field(default_factory=dict)
+    max_length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -200,14 +202,19 @@ def _scorings(content: Any, path: Path) -> list[Scoring]:
         raise InputError(f"Expected `score_on` in {path} to be a list, got {content!r}.")
     made = []
     for each in content:
-        entry = _mapping(each, _SCORING, f"`score_on` in {path}")
+        given = _mapping(each, _SCORING, f"`score_on` in {path}")
+        entry = {key.replace("-", "_"): value for key, value in given.items()}
         split = entry.get("split", "validation")
         if split not in ("validation", "test"):
             raise InputError(f"Expected `split` in {path} to be validation or test, got {split!r}.")
         usual = Path(entry["data_dir"]).name if "data_dir" in entry else entry.get("task", split)
         pairs = _mapping(entry.get("classes", {}), None, f"`classes` in {path}")
         classes = {str(theirs): str(ours) for theirs, ours in pairs.items()}
-        made.append(Scoring(str(entry.get("name", usual)), entry.get("task"), entry.get("data_dir"), split, classes))
+        length = entry.get("max_length")
+        if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 4):
+            raise InputError(f"Expected `max_length` in {path} to be an integer of at least 4, got {length!r}.")
+        name = str(entry.get("name", usual))
+        made.append(Scoring(name, entry.get("task"), entry.get("data_dir"), split, classes, length))
     names = [scoring.name for scoring in made]
     if len(set(names)) < len(names):
         raise InputError(f"Expected different names in `score_on` of {path}, got {', '.join(names)}.")

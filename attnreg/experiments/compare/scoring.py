@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from attnreg.errors import InputError
+from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.compare.plan import Scoring
 from attnreg.experiments.compare.planned import PlannedRun, finished_of
 from attnreg.experiments.compare.study import Study
@@ -23,15 +25,19 @@ def score_further(study: Study, scorings: Sequence[Scoring], device: str | None 
     from attnreg.experiments.runs.saved import score_saved  # late: it imports torch
 
     failures = []
-    for run in _final(study) if scorings else ():
-        for scoring in scorings:
-            if score_on(run, scoring) is None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", AttnRegWarning)  # of each data, not of each run
+        for run in _final(study) if scorings else ():
+            for scoring in scorings:
+                if score_on(run, scoring) is not None:
+                    continue
                 try:
                     score_saved(
                         run.folder,
                         {"task": scoring.task},
                         data_dir=scoring.data_dir,
                         split=scoring.split,
+                        max_length=scoring.max_length,
                         device=device,
                         name=_file(scoring),
                         classes=scoring.classes,
@@ -42,12 +48,23 @@ def score_further(study: Study, scorings: Sequence[Scoring], device: str | None 
 
 
 def score_on(run: PlannedRun, scoring: Scoring) -> dict[str, Any] | None:
-    """Return the metrics of a run on further data; ``None`` until it is scored."""
+    """Return the metrics of a run on further data; ``None`` until it is scored on these data."""
     path = run.folder / "evaluations" / f"{_file(scoring)}.json"
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["metrics"]) if path.is_file() else None
+        if not path.is_file():
+            return None
+        content = json.loads(path.read_text(encoding="utf-8"))
+        same = all(content[key] == value for key, value in _given(scoring).items())
+        return dict(content["metrics"]) if same else None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"Cannot read the evaluation {path}: {error!r}.") from error
+
+
+def _given(scoring: Scoring) -> dict[str, Any]:
+    """Return what an evaluation must say of its data, without what is that of the run."""
+    folder = None if scoring.data_dir is None else str(Path(scoring.data_dir).resolve())
+    given = {"task": scoring.task, "split": scoring.split, "data_dir": folder, "max_length": scoring.max_length}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _final(study: Study) -> list[PlannedRun]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 from datasets import Dataset
 
-CHECKED = 1000  # training rows whose length is looked at
+CHECKED = 1000  # rows whose length is looked at
 MUCH = 0.2  # of these rows
 _UNCUT = 1_000_000
 _SHOWN = 5
@@ -122,11 +122,17 @@ def _is_empty(text: Any) -> bool:
     return not text.strip() if isinstance(text, str) else not text  # an image, or a conversation
 
 
-def cut_inputs(kind: Kind, train: Dataset) -> str | None:
-    """Say how many inputs are cut and how long the longest one is, if more than a fifth are cut."""
+def cut_inputs(kind: Kind, rows: Dataset, name: str = "training") -> str | None:
+    """Say how many inputs are cut and how long the longest one is, if more than a fifth are cut.
+
+    Args:
+        kind: the kind of task, with its tokenizer and maximum length.
+        rows: the rows, not yet encoded.
+        name: their name.
+    """
     if kind.has_windows:
         return None
-    some = train.select(range(min(CHECKED, len(train))))
+    some = rows.select(range(min(CHECKED, len(rows))))
     limit = kind.max_length
     if sum(length >= limit for length in _lengths(kind, some)) <= MUCH * len(some):
         return None
@@ -134,9 +140,9 @@ def cut_inputs(kind: Kind, train: Dataset) -> str | None:
     cut = sum(length > limit for length in lengths)
     if cut <= MUCH * len(lengths):
         return None
-    which = "" if len(some) == len(train) else "the first "
+    which = "" if len(some) == len(rows) else "the first "
     return (
-        f"{cut} of {which}{len(lengths)} training inputs ({cut / len(lengths):.0%}) are cut by --max-length {limit}; "
+        f"{cut} of {which}{len(lengths)} {name} inputs ({cut / len(lengths):.0%}) are cut by --max-length {limit}; "
         f"the longest has {max(lengths)} tokens."
     )
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from torch import nn
 
 from attnreg._files import replaced_file
-from attnreg.errors import InputError
+from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.runs.batches import in_order
+from attnreg.experiments.runs.data_checks import cut_inputs
 from attnreg.experiments.runs.evaluation import evaluate_all, predict
 from attnreg.experiments.runs.reader import RunReader
 from attnreg.experiments.runs.settings import TASK_OPTIONS
@@ -23,7 +26,7 @@ from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.files import WHOLE
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.base import Kind, reading_of
-from attnreg.experiments.tasks.model import load_model
+from attnreg.experiments.tasks.model import check_length, load_model
 from attnreg.experiments.tasks.submission import submission, submission_files
 from attnreg.experiments.tasks.task import choose_task
 
@@ -34,6 +37,7 @@ def score_saved(
     *,
     data_dir: str | None = None,
     split: str = "validation",
+    max_length: int | None = None,
     batch_size: int = 64,
     device: str | None = None,
     name: str | None = None,
@@ -47,6 +51,7 @@ def score_saved(
             run's own.
         data_dir: as in :func:`attnreg.experiments.tasks.load_splits` (default: the run's, if the task is the run's).
         split: ``"validation"`` (all validation sets of the task) or ``"test"``.
+        max_length: maximum input length in tokens; longer inputs are truncated (default: the run's).
         batch_size: rows per batch.
         device: device (default: the best available).
         name: name of the written file, without suffix (default: by task, data folder and split).
@@ -58,6 +63,9 @@ def score_saved(
     Raises:
         InputError: if the folder holds no run with a model, the data or the classes do not fit the model, or the name
             is that of another evaluation.
+
+    Warns:
+        AttnRegWarning: if more than a fifth of the inputs are truncated.
     """
     config = _config(run)
     task = _task(config, options)
@@ -76,15 +84,17 @@ def score_saved(
         raise InputError(f"No labelled {split} split in {data_dir or task.hub or task.name}.")
     reading = None if own_classes == task.labels else reading_of(own_classes, task)
     place = _device(device)
-    model, kind = _model(run, config, task, own_classes, reading)
+    model, kind = _model(run, config, task, own_classes, reading, max_length)
     names = {"": rows_of}
     if split == "validation":
         names.update({name.removeprefix("validation_"): name for name in task.validation[1:] if name in splits})
+    _warn_of_cuts(kind, {theirs: splits[theirs] for theirs in names.values()})
     sets = {name: in_order(kind.encode(splits[theirs]), batch_size, kind, place) for name, theirs in names.items()}
     what = {
         "task": task.name,
         "split": split,
         "data_dir": _absolute(data_dir),
+        "max_length": kind.max_length,
     }
     path = _place(run / "evaluations", what, name, _absolute(own_folder))
     result = {
@@ -108,6 +118,7 @@ def submit_saved(
     options: Mapping[str, str | None],
     *,
     data_dir: str | None = None,
+    max_length: int | None = None,
     batch_size: int = 64,
     device: str | None = None,
 ) -> dict[Path, int]:
@@ -118,6 +129,7 @@ def submit_saved(
         folder: where to write the files, such as ``CoLA.tsv``.
         options: as in :func:`score_saved`.
         data_dir: a folder with ``test``, or a single file (default: the run's, if the task is the run's).
+        max_length: as in :func:`score_saved`.
         batch_size: rows per batch.
         device: device (default: the best available).
 
@@ -127,6 +139,9 @@ def submit_saved(
     Raises:
         UsageError: if the task is not in GLUE.
         InputError: if the folder holds no run with a model, or the data or the classes do not fit the model.
+
+    Warns:
+        AttnRegWarning: if more than a fifth of the inputs are truncated.
     """
     config = _config(run)
     task, own = _task(config, options), _task(config, {})
@@ -140,7 +155,9 @@ def submit_saved(
     tests = {file: load_inputs(task, split, data_dir) for split, file in files.items()}
     classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
     place = _device(device)
-    model, kind = _model(run, config, task, classes, None if classes == task.labels else reading_of(classes, task))
+    reading = None if classes == task.labels else reading_of(classes, task)
+    model, kind = _model(run, config, task, classes, reading, max_length)
+    _warn_of_cuts(kind, {f"{Path(file).stem} test": rows for file, rows in tests.items()})
     folder.mkdir(parents=True, exist_ok=True)
     for file, rows in tests.items():
         records = predict(model.to(place), in_order(kind.encode(rows), batch_size, kind, place), kind).records
@@ -150,11 +167,24 @@ def submit_saved(
 
 
 def _model(
-    run: Path, config: Mapping[str, Any], task: Task, classes: tuple[str, ...], reading: Sequence[int] | None
+    run: Path,
+    config: Mapping[str, Any],
+    task: Task,
+    classes: tuple[str, ...],
+    reading: Sequence[int] | None,
+    max_length: int | None,
 ) -> tuple[nn.Module, Kind]:
     """Load the saved model of a run, and the kind that encodes the rows of a task for it."""
     model, tokenizer = load_model(replace(task, labels=classes), str(run / "model"))
-    return model, kind_class(task.kind)(task, tokenizer, int(config["max_length"]), reading)
+    if max_length is not None:
+        check_length(model, max_length)
+    return model, kind_class(task.kind)(task, tokenizer, max_length or config["max_length"], reading)
+
+
+def _warn_of_cuts(kind: Kind, sets: Mapping[str, Dataset]) -> None:
+    for name, rows in sets.items():
+        if (sentence := cut_inputs(kind, rows, name)) is not None:
+            warnings.warn(sentence, AttnRegWarning, stacklevel=3)
 
 
 def _device(name: str | None) -> torch.device:
@@ -222,7 +252,7 @@ def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: 
         if Path(name).name != name or name in ("", ".", ".."):
             raise InputError(f"Expected --name to be a file name, got {name!r}.")
         if _made_before(path, what) is False:
-            raise InputError(f"{path} is the evaluation of other data: choose another --name.")
+            raise InputError(f"{path} is the evaluation of other data, or at another length: choose another --name.")
         return path
     other = "" if what["data_dir"] in (None, own_folder) else Path(what["data_dir"]).name
     usual = {"", what["task"], "validation"}
@@ -230,7 +260,7 @@ def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: 
     path = folder / f"{'-'.join(parts)}.json"
     if _made_before(path, what) is not False:
         return path
-    mark = hashlib.sha256(str(what["data_dir"]).encode()).hexdigest()[:8]  # another folder of the same name
+    mark = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]  # another folder of the same name, say
     return folder / f"{'-'.join([*parts, mark])}.json"
 
 

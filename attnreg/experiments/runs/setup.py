@@ -28,7 +28,7 @@ from attnreg.experiments.tasks.dropout import dropout_fields
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.label_noise import mislabel
 from attnreg.experiments.tasks.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
-from attnreg.experiments.tasks.model import load_pretrained
+from attnreg.experiments.tasks.model import check_length, load_pretrained
 from attnreg.provider.base import MaskProvider
 from attnreg.provider.loss import LossFunction
 from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
@@ -95,9 +95,7 @@ class Setup:
         self.parameters = parameter_counts(self.model)
         again = settings.reinit_layers
         self._reinitialized = reinitialize_top(self.model, again) if again else []
-        limit = _longest_input(self.model)
-        if limit is not None and settings.max_length > limit:
-            raise InputError(f"Expected --max-length of at most {limit} for this model, got {settings.max_length}.")
+        check_length(self.model, settings.max_length)
         train, dev = choose_rows(splits, settings, self.task)
         self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, settings.max_length)
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
@@ -327,13 +325,3 @@ class Setup:
         self.folder.append("metrics", record)
         numbers = {name: value for name, value in record.items() if name not in ("network", "step", "drop_rate")}
         self.accelerator.log(flattened(numbers, f"{self.scored_on}/{record['network']}/"), step=record["step"])
-
-
-def _longest_input(model: nn.Module) -> int | None:
-    """Return the longest input in tokens that the position embeddings allow; ``None`` if there is no limit."""
-    limit = int(getattr(model.config, "max_position_embeddings", 0) or 0)
-    tables = (m for name, m in model.named_modules() if name.endswith("position_embeddings"))
-    table = next((m for m in tables if isinstance(m, nn.Embedding)), None)
-    if table is not None and table.padding_idx is not None:
-        limit -= table.padding_idx + 1  # RoBERTa counts positions from there
-    return limit if limit > 0 else None

@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from attnreg.errors import InputError
 from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.dropout import dropout_options
@@ -116,6 +118,27 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
         )
     kind.check_model(model, name)
     return Loaded(model, tokenizer, frozenset(info["missing_keys"]) | {each[0] for each in info["mismatched_keys"]})
+
+
+def check_length(model: nn.Module, max_length: int) -> None:
+    """Check a maximum input length against the position embeddings of a model.
+
+    Raises:
+        InputError: if the model has fewer positions.
+    """
+    limit = _longest_input(model)
+    if limit is not None and max_length > limit:
+        raise InputError(f"Expected --max-length of at most {limit} for this model, got {max_length}.")
+
+
+def _longest_input(model: nn.Module) -> int | None:
+    """Return the longest input in tokens that the position embeddings allow; ``None`` if there is no limit."""
+    limit = int(getattr(model.config, "max_position_embeddings", 0) or 0)
+    tables = (m for name, m in model.named_modules() if name.endswith("position_embeddings"))
+    table = next((m for m in tables if isinstance(m, nn.Embedding)), None)
+    if table is not None and table.padding_idx is not None:
+        limit -= table.padding_idx + 1  # RoBERTa counts positions from there
+    return limit if limit > 0 else None
 
 
 def _embeddings(model: Any) -> float:
