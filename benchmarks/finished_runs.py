@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from attnreg.experiments.compare.power import detectable
 from attnreg.experiments.compare.statistics import Difference, holm, paired_difference
+from attnreg.experiments.compare.tables import difference_cells
 
 Row = Mapping[str, object]
 
@@ -50,6 +51,5 @@ def print_differences(
     for (names, ours, theirs), d, p in zip(rows, found, adjusted, strict=True):
         each = np.subtract(ours, theirs)
         least = detectable(float(each.std(ddof=1)), len(each))
-        numbers = (f"{d.mean:+.4f}", f"[{d.low:+.4f}, {d.high:+.4f}]", *(f"{each:.4f}" for each in (d.p, p, least)))
-        print("| " + " | ".join([*names, *numbers]) + " |")
+        print("| " + " | ".join([*names, *difference_cells(d, p, len(each)), f"{least:.4f}"]) + " |")
     return found

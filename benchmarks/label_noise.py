@@ -4,10 +4,12 @@ Usage: python benchmarks/label_noise.py COMPARISON... --output-dir docs/results/
        python benchmarks/label_noise.py --table docs/results/label-noise/runs.csv --output-dir docs/results/label-noise
 
 COMPARISON is the folder of one task in the output of `attnreg compare` with `--label-noise`, or without for no noise.
+Accuracy on shifted rows is that of `attnreg evaluate RUN --data-dir SHIFTED/typos --name typos`, and so with `joined`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,9 +26,10 @@ PLAIN, BASELINE = "plain", "early-stopping"
 PRIMARY = ("scores-dropout", "R-Drop", "AD-DROP", "AttendOut")  # each minus the baseline, at the highest noise
 METHODS = (PLAIN, BASELINE, *PRIMARY)
 SHOWN = {PLAIN: "plain", BASELINE: "early stopping", "scores-dropout": "scores dropout"}
+SHIFTED = ("typos", "joined")  # evaluations, see shift.py
 COLUMNS = (
     *("noise", "method", "seed", "accuracy", "loss", "loss_after_temperature", "temperature"),
-    *("memorized", "recovered", "training_cpu_seconds"),
+    *("memorized", "recovered", "training_cpu_seconds", *SHIFTED),
 )
 
 
@@ -75,8 +78,15 @@ def read(folder: Path) -> list[dict[str, object]]:
             "memorized": wrong.get("memorized", ""),
             "recovered": wrong.get("recovered", ""),
             "training_cpu_seconds": run.result["training_cpu_seconds"],
+            **{name: shifted(run.folder, name) for name in SHIFTED},
         })  # fmt: skip
     return rows
+
+
+def shifted(run: Path, name: str) -> object:
+    """Return a run's accuracy on shifted rows; empty if it was not scored on them."""
+    path = run / "evaluations" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["metrics"]["accuracy"] if path.is_file() else ""
 
 
 class Runs:
@@ -93,6 +103,12 @@ class Runs:
         """Return the values of a column by seed; empty ones are left out."""
         chosen = (row for row in self._rows if float(row["noise"]) == noise and row["method"] == method)
         return {row["seed"]: float(row[column]) for row in chosen if row[column]}
+
+    def pair(self, noise: float, method: str, base: str, column: str) -> tuple[list[float], list[float]]:
+        """Return the values of two methods, for the seeds that both have."""
+        ours, theirs = (self.values(noise, each, column) for each in (method, base))
+        seeds = sorted({*ours} & {*theirs})
+        return [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]
 
     def number(self, noise: float, method: str, column: str) -> float:
         """Return the mean over seeds."""
@@ -119,18 +135,34 @@ def print_tables(runs: Runs) -> None:
             print(f"| {SHOWN.get(method, method)} | {' | '.join(cells)} |")
         print_against(runs, noise, BASELINE, PRIMARY)
         print_against(runs, noise, PLAIN, (BASELINE, *PRIMARY))
+        if any(runs.values(noise, PLAIN, name) for name in SHIFTED):
+            print_shifted(runs, noise)
 
 
 def print_against(runs: Runs, noise: float, base: str, methods: Sequence[str]) -> None:
     """Print the paired differences in accuracy to a method, with Holm's correction over them."""
-    baseline, compared = runs.values(noise, base, "accuracy"), []
-    for method in methods:
-        scores = runs.values(noise, method, "accuracy")
-        seeds = sorted({*scores} & {*baseline})
-        pair = ([values[seed] for seed in seeds] for values in (scores, baseline))
-        compared.append(((SHOWN.get(method, method),), *pair))
+    compared = [((SHOWN.get(method, method),), *runs.pair(noise, method, base, "accuracy")) for method in methods]
     print()
     print_differences((f"accuracy minus {SHOWN[base]}",), compared)
+
+
+def print_shifted(runs: Runs, noise: float) -> None:
+    """Print mean accuracy on shifted rows, and differences to plain, with Holm's correction over all of them."""
+    print(f"\n| method | {' | '.join(SHIFTED)} |\n| --- |{' ---: |' * len(SHIFTED)}")
+    for method in METHODS:
+        means = (runs.mean(noise, method, name, 4) for name in SHIFTED)
+        print(f"| {SHOWN.get(method, method)} | {' | '.join(means)} |")
+    others = [method for method in METHODS if method != PLAIN]
+    print()
+    print_differences(
+        ("accuracy minus plain", "rows"),
+        [
+            ((SHOWN.get(method, method), name), *runs.pair(noise, method, PLAIN, name))
+            for name in SHIFTED
+            for method in others
+            if runs.values(noise, method, name)
+        ],
+    )
 
 
 def draw(runs: Runs, path: Path) -> None:

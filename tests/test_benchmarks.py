@@ -67,7 +67,10 @@ def test_the_table_of_label_noise_repeats_what_the_runs_report(cli, tmp_path):
     ran(cli("recipe", "finetune", *noisy, "--output-dir", "task/plain=0.1,5e-5/seed4"))
     ran(cli("recipe", "finetune", *noisy, "--output-dir", "task/another/seed4"))  # is not of the experiment
     result = json.loads((tmp_path / "task/plain=0.1,5e-5/seed4/result.json").read_text())
+    ran(cli("evaluate", "task/plain=0.1,5e-5/seed4", "--device", "cpu", "--split", "test", "--name", "typos"))
+    evaluation = json.loads((tmp_path / "task/plain=0.1,5e-5/seed4/evaluations/typos.json").read_text())
     (row,) = read(tmp_path / "task")
+    assert (row["typos"], row["joined"]) == (evaluation["metrics"]["accuracy"], "")
     assert (row["noise"], row["method"], row["seed"]) == (0.3, "plain", 4)
     assert (row["accuracy"], row["loss"]) == pytest.approx((result["dev"]["accuracy"], result["dev"]["loss"]))
     assert row["memorized"] == result["mislabelled"]["memorized"]
