@@ -4,7 +4,7 @@ Usage: python benchmarks/label_noise.py COMPARISON... --output-dir docs/results/
        python benchmarks/label_noise.py --table docs/results/label-noise/runs.csv --output-dir docs/results/label-noise
 
 COMPARISON is the folder of one task in the output of `attnreg compare` with `--label-noise`, or without for no noise.
-Accuracy on shifted rows is that of `attnreg evaluate RUN --data-dir SHIFTED/typos --name typos`, and so with `joined`.
+Accuracy on shifted rows is that of `attnreg evaluate RUN --data-dir SHIFTED/typos --name typos`; likewise for `joined`.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def print_shifted(runs: Runs, noise: float) -> None:
             ((SHOWN.get(method, method), name), *runs.pair(noise, method, PLAIN, name))
             for name in SHIFTED
             for method in others
-            if runs.values(noise, method, name)
+            if runs.pair(noise, method, PLAIN, name)[0]
         ],
     )
 

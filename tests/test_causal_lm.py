@@ -9,6 +9,7 @@ import torch
 import transformers as hf
 
 from attnreg.errors import InputError, UsageError
+from attnreg.experiments.runs import data_checks
 from attnreg.experiments.runs.batches import in_order
 from attnreg.experiments.runs.evaluation import predict
 from attnreg.experiments.tasks import choose_task, get_task, load_model, load_splits
@@ -127,7 +128,7 @@ def test_scores_are_those_of_each_row_alone(trained, batch_size):
     assert scores["exact_match"] == pytest.approx(sum(row["is_exact"] for row in slow) / len(slow))
 
 
-def test_prompts_that_leave_no_room_are_scored_but_not_trained_on(trained):
+def test_prompts_that_leave_no_room_are_scored_but_not_trained_on(trained, monkeypatch):
     model, whole, _ = trained
     kind = kind_class("causal-lm")(whole.task, whole.tokenizer, 6)
     rows = rows_of(
@@ -142,6 +143,9 @@ def test_prompts_that_leave_no_room_are_scored_but_not_trained_on(trained):
     assert math.isfinite(found.loss)
     with pytest.raises(InputError, match="None of 1 rows has a token to predict within --max-length"):
         kind.encode(rows.select([1]))
+    monkeypatch.setattr(data_checks, "CHECKED", 1)  # such a row is the only one that is looked at
+    cut = data_checks.cut_inputs(kind, rows.select([1, 0]), "inputs")
+    assert cut == "1 of the first 1 inputs (100%) are cut by --max-length 6; the longest has 10 tokens."
 
 
 def test_generation_stays_within_the_positions_of_the_model(trained):

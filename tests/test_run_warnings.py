@@ -152,7 +152,7 @@ def test_inputs_that_evaluation_cuts(cli, home):
     (home / "long").mkdir()
     made.write_rows(home / "long" / "validation.jsonl", pairs(6, words=40, start=20))
     longest = 1 + 40 + 1 + 2 + 1
-    cut = f"Warning: 6 of 6 validation inputs (100%) are cut by --max-length 32; the longest has {longest} tokens."
+    cut = f"Warning: 6 of 6 validation inputs of long (100%) are cut by --max-length 32; the longest has {longest} tokens."
     evaluate = ["evaluate", "out", "--device", "cpu"]
     assert cli(*evaluate).stderr == ""
     short = ran(cli(*evaluate, "--data-dir", "long"))

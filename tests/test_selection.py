@@ -66,7 +66,7 @@ def test_evaluations_never_replace_those_of_other_data(cli, tmp_path):
     assert_sentence(
         result,
         1,
-        "out/evaluations/mine.json is the evaluation of other data, or at another length: choose another --name",
+        "out/evaluations/mine.json is the evaluation of other data, or at another length: choose another name",
     )
     result = cli("evaluate", "out", "--name", "../mine")
     assert_sentence(result, 1, "Expected --name to be a file name, got '../mine'")

@@ -76,7 +76,7 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
         ({"seeds": 0}, "Expected `seeds` in .* to be a whole number of at least 1, got 0"),
         ({"equivalence": -1}, "Expected `equivalence` in .* to be a number above 0, got -1"),
         ({"score_on": [{"split": "train"}]}, "Expected `split` in .* to be validation or test, got 'train'"),
-        ({"score_on": [{"max_length": 3}]}, "Expected `max_length` in .* to be an integer of at least 4, got 3"),
+        ({"score_on": [{"max_length": 3}]}, "Expected `max_length` in .* to be a whole number of at least 4, got 3"),
         ({"score_on": [{}], "keep_models": False}, "`score_on` in .* needs the models"),
         ({"tasks": [{"train_size": []}]}, "Expected values for `train_size` of task 1"),
     ],
@@ -215,6 +215,13 @@ def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monk
     assert_sentence(cli("evaluate", run, "--class", "x"), 2, "Expected --class LABEL=CLASS")
     again = ran(cli("compare", "--study", path, "--jobs", 2)).output
     assert ", seed 7:" not in again  # nothing is made or scored again
+    length = changes["score_on"][1].pop("max-length")
+    without = cli("compare", "--study", file_of(tmp_path, **changes), "--jobs", 2)
+    assert_sentence(without, 1, "plain, seed 7, on other: .* at another length: choose another name")
+    changes["score_on"][1] |= {"max-length": length, "classes": {"good": "unacceptable", "bad": "acceptable"}}
+    ran(cli("compare", "--study", file_of(tmp_path, **changes), "--jobs", 2))
+    swapped = json.loads((run / "evaluations" / "other.json").read_text())["metrics"]
+    assert swapped["accuracy"] == pytest.approx(1 - evaluation["metrics"]["accuracy"])
     (tmp_path / "other").rename(tmp_path / "elsewhere")
     changes["score_on"][1] |= {"data-dir": "elsewhere", "name": "other"}
     changed = cli("compare", "--study", file_of(tmp_path, **changes), "--jobs", 2)

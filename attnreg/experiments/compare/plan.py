@@ -212,7 +212,7 @@ def _scorings(content: Any, path: Path) -> list[Scoring]:
         classes = {str(theirs): str(ours) for theirs, ours in pairs.items()}
         length = entry.get("max_length")
         if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 4):
-            raise InputError(f"Expected `max_length` in {path} to be an integer of at least 4, got {length!r}.")
+            raise InputError(f"Expected `max_length` in {path} to be a whole number of at least 4, got {length!r}.")
         name = str(entry.get("name", usual))
         made.append(Scoring(name, entry.get("task"), entry.get("data_dir"), split, classes, length))
     names = [scoring.name for scoring in made]

@@ -54,17 +54,20 @@ def score_on(run: PlannedRun, scoring: Scoring) -> dict[str, Any] | None:
         if not path.is_file():
             return None
         content = json.loads(path.read_text(encoding="utf-8"))
-        same = all(content[key] == value for key, value in _given(scoring).items())
-        return dict(content["metrics"]) if same else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return dict(content["metrics"]) if content.get("given") == _given(scoring) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"Cannot read the evaluation {path}: {error!r}.") from error
 
 
 def _given(scoring: Scoring) -> dict[str, Any]:
-    """Return what an evaluation must say of its data, without what is that of the run."""
-    folder = None if scoring.data_dir is None else str(Path(scoring.data_dir).resolve())
-    given = {"task": scoring.task, "split": scoring.split, "data_dir": folder, "max_length": scoring.max_length}
-    return {key: value for key, value in given.items() if value is not None}
+    """Return what an evaluation says that it was asked for."""
+    return {
+        "task": scoring.task,
+        "data_dir": None if scoring.data_dir is None else str(Path(scoring.data_dir).resolve()),
+        "split": scoring.split,
+        "max_length": scoring.max_length,
+        "classes": dict(scoring.classes),
+    }
 
 
 def _final(study: Study) -> list[PlannedRun]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnreg.errors import InputError
 from attnreg.experiments.tasks.columns import column_of
 from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.kinds.base import Kind
@@ -122,27 +123,28 @@ def _is_empty(text: Any) -> bool:
     return not text.strip() if isinstance(text, str) else not text  # an image, or a conversation
 
 
-def cut_inputs(kind: Kind, rows: Dataset, name: str = "training") -> str | None:
+def cut_inputs(kind: Kind, rows: Dataset, name: str = "training inputs") -> str | None:
     """Say how many inputs are cut and how long the longest one is, if more than a fifth are cut.
 
     Args:
         kind: the kind of task, with its tokenizer and maximum length.
         rows: the rows, not yet encoded.
-        name: their name.
+        name: what they are called.
     """
     if kind.has_windows:
         return None
     some = rows.select(range(min(CHECKED, len(rows))))
     limit = kind.max_length
-    if sum(length >= limit for length in _lengths(kind, some)) <= MUCH * len(some):
+    try:
+        lengths = _lengths(type(kind)(kind.task, kind.tokenizer, _UNCUT), some)
+    except InputError:  # none of these rows has a token to predict; others may have one
         return None
-    lengths = _lengths(type(kind)(kind.task, kind.tokenizer, _UNCUT), some)
     cut = sum(length > limit for length in lengths)
     if cut <= MUCH * len(lengths):
         return None
     which = "" if len(some) == len(rows) else "the first "
     return (
-        f"{cut} of {which}{len(lengths)} {name} inputs ({cut / len(lengths):.0%}) are cut by --max-length {limit}; "
+        f"{cut} of {which}{len(lengths)} {name} ({cut / len(lengths):.0%}) are cut by --max-length {limit}; "
         f"the longest has {max(lengths)} tokens."
     )
 

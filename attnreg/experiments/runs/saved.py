@@ -72,6 +72,7 @@ def score_saved(
     own = _task(config, {})
     if task.kind != own.kind:
         raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
+    folder_given = data_dir
     own_classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
     if data_dir is None and task.name == own.name:
         data_dir = _own_data(run, config, own)
@@ -88,7 +89,9 @@ def score_saved(
     names = {"": rows_of}
     if split == "validation":
         names.update({name.removeprefix("validation_"): name for name in task.validation[1:] if name in splits})
-    _warn_of_cuts(kind, {theirs: splits[theirs] for theirs in names.values()})
+    where = "" if data_dir is None else f" of {Path(data_dir).name}"
+    shown = {theirs: split if theirs == rows_of else theirs for theirs in names.values()}
+    _warn_of_cuts(kind, {f"{shown[theirs]} inputs{where}": splits[theirs] for theirs in shown})
     sets = {name: in_order(kind.encode(splits[theirs]), batch_size, kind, place) for name, theirs in names.items()}
     what = {
         "task": task.name,
@@ -96,10 +99,17 @@ def score_saved(
         "data_dir": _absolute(data_dir),
         "max_length": kind.max_length,
     }
-    path = _place(run / "evaluations", what, name, _absolute(own_folder))
+    path = _place(run / "evaluations", what, name, _absolute(own_folder), config["max_length"])
     result = {
         **what,
         "network": _returned(run),
+        "given": {
+            "task": options.get("task"),
+            "data_dir": _absolute(folder_given),
+            "split": split,
+            "max_length": max_length,
+            "classes": dict(classes or {}),
+        },
         "rows": len(sets[""].references),
         "metrics": evaluate_all(model.to(place), sets, kind),
         "classes": None
@@ -157,7 +167,7 @@ def submit_saved(
     place = _device(device)
     reading = None if classes == task.labels else reading_of(classes, task)
     model, kind = _model(run, config, task, classes, reading, max_length)
-    _warn_of_cuts(kind, {f"{Path(file).stem} test": rows for file, rows in tests.items()})
+    _warn_of_cuts(kind, {f"test inputs for {file}": rows for file, rows in tests.items()})
     folder.mkdir(parents=True, exist_ok=True)
     for file, rows in tests.items():
         records = predict(model.to(place), in_order(kind.encode(rows), batch_size, kind, place), kind).records
@@ -245,31 +255,31 @@ def _absolute(folder: str | None) -> str | None:
     return None if folder is None else str(Path(folder).resolve())
 
 
-def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: str | None) -> Path:
+def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: str | None, own_length: int) -> Path:
     """Choose the file of an evaluation, so that only the same evaluation, made again, replaces it."""
     if name is not None:
         path = folder / f"{name}.json"
         if Path(name).name != name or name in ("", ".", ".."):
             raise InputError(f"Expected --name to be a file name, got {name!r}.")
-        if _made_before(path, what) is False:
-            raise InputError(f"{path} is the evaluation of other data, or at another length: choose another --name.")
+        if _made_before(path, what, own_length) is False:
+            raise InputError(f"{path} is the evaluation of other data, or at another length: choose another name.")
         return path
     other = "" if what["data_dir"] in (None, own_folder) else Path(what["data_dir"]).name
     usual = {"", what["task"], "validation"}
     parts = [what["task"], *(part for part in (other, what["split"]) if part not in usual)]
     path = folder / f"{'-'.join(parts)}.json"
-    if _made_before(path, what) is not False:
+    if _made_before(path, what, own_length) is not False:
         return path
     mark = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]  # another folder of the same name, say
     return folder / f"{'-'.join([*parts, mark])}.json"
 
 
-def _made_before(path: Path, what: Mapping[str, Any]) -> bool | None:
+def _made_before(path: Path, what: Mapping[str, Any], own_length: int) -> bool | None:
     """Whether a file holds an evaluation of the same data; ``None`` if there is no file."""
     if not path.is_file():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = {"max_length": own_length, **json.loads(path.read_text(encoding="utf-8"))}
         return all(content.get(key) == value for key, value in what.items())
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, TypeError):
         return False
