@@ -255,7 +255,7 @@ def test_a_test_split_that_is_what_is_scored_on(cli, home, tmp_path):
         name = "imdb-test" if options else "imdb"
         scores.append(json.loads((tmp_path / "out" / "evaluations" / f"{name}.json").read_text()))
     assert [score.pop("split") for score in scores] == ["validation", "test"]
-    assert [score.pop("given")["split"] for score in scores] == ["validation", "test"]
+    assert [score.pop("request")["split"] for score in scores] == ["validation", "test"]
     assert scores[0] == scores[1]
     made.write_rows(tmp_path / "imdb" / "validation.jsonl", rows[:4])
     for options, count in (([], 4), (["--split", "test"], 6)):

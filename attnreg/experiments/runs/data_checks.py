@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from datasets import Dataset
 
 from attnreg.errors import InputError
 from attnreg.experiments.tasks.columns import column_of
 from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.kinds.base import Kind
-
-if TYPE_CHECKING:
-    from typing import Any
-
-from datasets import Dataset
 
 CHECKED = 1000  # rows whose length is looked at
 MUCH = 0.2  # of these rows

@@ -20,6 +20,7 @@ from attnreg.experiments.runs.batches import in_order
 from attnreg.experiments.runs.data_checks import cut_inputs
 from attnreg.experiments.runs.evaluation import evaluate_all, predict
 from attnreg.experiments.runs.reader import RunReader
+from attnreg.experiments.runs.request import absolute, request
 from attnreg.experiments.runs.settings import TASK_OPTIONS
 from attnreg.experiments.tasks.data import load_data, load_inputs, names_in
 from attnreg.experiments.tasks.definition import Task
@@ -67,12 +68,12 @@ def score_saved(
     Warns:
         AttnRegWarning: if more than a fifth of the inputs are truncated.
     """
+    asked = request(options, data_dir, split, max_length, classes)
     config = _config(run)
     task = _task(config, options)
     own = _task(config, {})
     if task.kind != own.kind:
         raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
-    folder_given = data_dir
     own_classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
     if data_dir is None and task.name == own.name:
         data_dir = _own_data(run, config, own)
@@ -96,20 +97,14 @@ def score_saved(
     what = {
         "task": task.name,
         "split": split,
-        "data_dir": _absolute(data_dir),
+        "data_dir": absolute(data_dir),
         "max_length": kind.max_length,
     }
-    path = _place(run / "evaluations", what, name, _absolute(own_folder), config["max_length"])
+    path = _place(run / "evaluations", what, name, absolute(own_folder))
     result = {
         **what,
         "network": _returned(run),
-        "given": {
-            "task": options.get("task"),
-            "data_dir": _absolute(folder_given),
-            "split": split,
-            "max_length": max_length,
-            "classes": dict(classes or {}),
-        },
+        "request": asked,
         "rows": len(sets[""].references),
         "metrics": evaluate_all(model.to(place), sets, kind),
         "classes": None
@@ -251,35 +246,31 @@ def _classes(model: Path) -> tuple[str, ...]:
         raise InputError(f"Cannot read the class names in {model / 'config.json'}: {error!r}.") from error
 
 
-def _absolute(folder: str | None) -> str | None:
-    return None if folder is None else str(Path(folder).resolve())
-
-
-def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: str | None, own_length: int) -> Path:
+def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: str | None) -> Path:
     """Choose the file of an evaluation, so that only the same evaluation, made again, replaces it."""
     if name is not None:
         path = folder / f"{name}.json"
         if Path(name).name != name or name in ("", ".", ".."):
             raise InputError(f"Expected --name to be a file name, got {name!r}.")
-        if _made_before(path, what, own_length) is False:
+        if _made_before(path, what) is False:
             raise InputError(f"{path} is the evaluation of other data, or at another length: choose another name.")
         return path
     other = "" if what["data_dir"] in (None, own_folder) else Path(what["data_dir"]).name
     usual = {"", what["task"], "validation"}
     parts = [what["task"], *(part for part in (other, what["split"]) if part not in usual)]
     path = folder / f"{'-'.join(parts)}.json"
-    if _made_before(path, what, own_length) is not False:
+    if _made_before(path, what) is not False:
         return path
     mark = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]  # another folder of the same name, say
     return folder / f"{'-'.join([*parts, mark])}.json"
 
 
-def _made_before(path: Path, what: Mapping[str, Any], own_length: int) -> bool | None:
+def _made_before(path: Path, what: Mapping[str, Any]) -> bool | None:
     """Whether a file holds an evaluation of the same data; ``None`` if there is no file."""
     if not path.is_file():
         return None
     try:
-        content = {"max_length": own_length, **json.loads(path.read_text(encoding="utf-8"))}
+        content = json.loads(path.read_text(encoding="utf-8"))
         return all(content.get(key) == value for key, value in what.items())
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, AttributeError):
         return False
