@@ -7,6 +7,9 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
+#: where the regularizers among the public names are defined
+REGULARIZERS = ("attnreg.regularizer", "attnreg.attendout")
+
 
 def listed_names(init: str) -> dict[str, str]:
     """Read the public names of a package from its stub, the file that type checkers read.
@@ -21,7 +24,7 @@ def listed_names(init: str) -> dict[str, str]:
     Example:
         >>> import attnreg
         >>> listed_names(attnreg.__file__)["DropHead"]
-        'attnreg.providers.drop_head'
+        'attnreg.regularizers.drop_head'
     """
     stub = Path(init).with_name("__init__.pyi")
     imports = (node for node in ast.parse(stub.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom))

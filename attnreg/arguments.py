@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
-from attnreg._nearest import did_you_mean
-from attnreg.errors import InputError
+from attnreg.errors import InputError, did_you_mean
 
 Probability: TypeAlias = float  # in [0, 1]
 ProbabilityBelowOne: TypeAlias = float  # in [0, 1)

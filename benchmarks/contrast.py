@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from attnreg.experiments.plots.style import COLORS, moving_mean, picture
-from attnreg.experiments.runs.reader import RunReader
+from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.results.plots.style import COLORS, moving_mean, picture
 
 
 @click.command()

@@ -16,8 +16,8 @@ from finished_runs import print_differences, table
 from numpy.typing import NDArray
 
 from attnreg.experiments.compare.statistics import paired_difference
-from attnreg.experiments.plots.style import picture, styles
-from attnreg.experiments.runs.reader import RunReader
+from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.results.plots.style import picture, styles
 
 COLUMNS = ("method", "seed", "score", "seen", "unseen", "memorized", "training_cpu_seconds")
 SHOWN = {

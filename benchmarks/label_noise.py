@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-from attnreg.experiments.plots.style import picture, styles
-from attnreg.experiments.runs.reader import RunReader
+from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.results.plots.style import picture, styles
 
 PLAIN, BASELINE = "plain", "early-stopping"
 PRIMARY = ("scores-dropout", "R-Drop", "AD-DROP", "AttendOut")  # each minus the baseline, at the highest noise

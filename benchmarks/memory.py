@@ -29,7 +29,7 @@ from by_hand import P
 from common import Shape, status
 
 import attnreg
-from attnreg.experiments.plots.style import picture, styles
+from attnreg.experiments.results.plots.style import picture, styles
 
 MIB = 2**20
 VOCABULARY = 1000  # small, so that embeddings do not hide the rest

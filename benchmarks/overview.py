@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from finished_runs import print_differences
 
-from attnreg.experiments.plots.style import picture, styles
+from attnreg.experiments.results.plots.style import picture, styles
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
 SHOWN = {"finetune": "plain", "ad-drop": "AD-DROP", "attendout": "AttendOut"}

@@ -20,12 +20,12 @@ import torch
 from planted import planted
 
 import attnreg
+from attnreg.attendout.reinforce import Reinforce
 from attnreg.experiments.tasks import choose_task, load_data
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.model import load_model
 from attnreg.training import AttackerDefender, adamw
 from attnreg.training.method import Updater
-from attnreg.training.reinforce import Reinforce
 
 TRAIN = {"reward_batches": None}
 SAMPLE = {**TRAIN, "reward_per": "sample"}

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
-from attnreg.providers._decisions import Decisions
+from attnreg.attendout.decisions import Decisions
 from attnreg.training import AttackerDefender
 
 

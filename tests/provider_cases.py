@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import attnreg
-from attnreg.provider.saving import built_in
+from attnreg.regularizer.saving import built_in
 
 MATRIX, VARIANT, EXTREME, COMPILED, TRAINED = "matrix", "variant", "extreme", "compiled", "trained"
 

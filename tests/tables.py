@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from attnreg.provider.saving import built_in
+from attnreg.regularizer.saving import built_in
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "providers"
@@ -37,7 +37,7 @@ def table(place: Path) -> str:
     """The rows, with links as seen from a file."""
     in_docs = place.parent == FOLDER
     rows = [["provider", "what it does", "choose it if"], ["---"] * 3]
-    for name, cls in sorted(built_in().items(), key=lambda item: item[1].__module__.startswith("attnreg.provider.")):
+    for name, cls in sorted(built_in().items(), key=lambda item: item[1].__module__.startswith("attnreg.regularizer.")):
         if name == "Compose":
             continue
         summary = (cls.__doc__ or "").strip().partition("\n")[0].rstrip(".")

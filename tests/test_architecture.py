@@ -10,36 +10,37 @@ from pathlib import Path
 import pytest
 
 import attnreg
-from attnreg.provider.saving import built_in
+from attnreg.regularizer.saving import built_in
 
 ROOT = Path(__file__).parent.parent
 # Each room may import from itself and from those before it; "injection" and its like hold folders of their own.
 ROOMS = [
     "attnreg.errors",
-    "attnreg._nearest",
     "attnreg.arguments",
     "attnreg._lazy",
     "attnreg._files",
-    "attnreg._checksums",
     "attnreg",  # which names all others and imports none
     "attnreg.functional",
     "attnreg.draws",
     "attnreg.masks",
-    "attnreg.hidden",
-    "attnreg.provider",
+    "attnreg.sites",
+    "attnreg.regularizer",
     "attnreg.injection",
     "attnreg.attribution",
-    "attnreg.providers",
+    "attnreg.regularizers",
     "attnreg.training",
+    "attnreg.attendout",
     "attnreg.integrations",
     # The library ends here.
     "attnreg.experiments.tasks",
+    "attnreg.experiments.options",
+    "attnreg.experiments.folder",
+    "attnreg.experiments.setup",
+    "attnreg.experiments.results",
     "attnreg.experiments.runs",
-    "attnreg.experiments.plots",
     "attnreg.experiments",
     "attnreg.recipes",
     "attnreg.experiments.compare",
-    "attnreg.experiments.search",
     "attnreg.experiments.cli",
     "attnreg.__main__",
 ]
@@ -155,8 +156,8 @@ def test_public_names_are_all_there(package):
 
 def test_every_provider_is_public_and_has_its_page():
     pages = "".join(path.read_text() for path in (ROOT / "docs" / "providers").glob("*.md"))
-    files = {path.stem for path in (ROOT / "attnreg" / "providers").glob("[a-z]*.py")}
-    assert files == {cls.__module__.rpartition(".")[2] for cls in built_in().values() if "providers" in cls.__module__}
+    files = {path.stem for path in (ROOT / "attnreg" / "regularizers").glob("[a-z]*.py")}
+    assert files == {cls.__module__.rpartition(".")[2] for cls in built_in().values() if "regularizers" in cls.__module__}
     for name in built_in():
         assert hasattr(attnreg, name)
         assert name in pages or name == "Compose"

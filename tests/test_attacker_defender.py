@@ -8,8 +8,8 @@ import torch
 import transformers as hf
 
 import attnreg
+from attnreg.attendout.rewards import reinforce_loss
 from attnreg.training import AttackerDefender, FineTuning
-from attnreg.training.rewards import reinforce_loss
 
 
 def make_model(**options):

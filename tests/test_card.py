@@ -7,8 +7,8 @@ import pytest
 from huggingface_hub import ModelCard
 
 import attnreg
+from attnreg.experiments.options.repeating import command_of
 from attnreg.experiments.runs.catalogue import load_command
-from attnreg.experiments.runs.repeating import command_of
 from tests.commands import ran, read_lines
 
 TINY = ["--train-size", 32, "--batch-size", 8, "--epochs", 1, "--device", "cpu"]

@@ -8,15 +8,15 @@ import pytest
 import torch
 import transformers as hf
 
+from attnreg.attendout.rewards import correctness, negative_loss
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.runs import data_checks
-from attnreg.experiments.runs.batches import in_order
-from attnreg.experiments.runs.evaluation import predict
+from attnreg.experiments.results.evaluation import predict
+from attnreg.experiments.setup import data_checks
+from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.tasks import choose_task, get_task, load_model, load_splits
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.training import RDrop
 from attnreg.training.r_drop import disagreement
-from attnreg.training.rewards import correctness, negative_loss
 from tests import task_data as made
 from tests.commands import assert_sentence, ran, read_lines
 

@@ -13,7 +13,7 @@ import transformers as hf
 from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from attnreg.experiments.runs.reporting import print_table
+from attnreg.experiments.results.reporting import print_table
 from tests.commands import assert_sentence, ran
 
 ROOT = Path(__file__).parent.parent
@@ -81,7 +81,7 @@ def test_importing_the_package_does_not_import_torch():
 
 def test_lists_are_complete(cli):
     from attnreg.experiments.tasks import TASKS
-    from attnreg.provider.saving import built_in
+    from attnreg.regularizer.saving import built_in
 
     recipes = [path.stem.replace("_", "-") for path in (ROOT / "recipes").glob("[a-z]*.py")]
     for what, names in (

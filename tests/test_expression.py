@@ -7,7 +7,7 @@ from transformers import BertConfig, BertModel
 
 import attnreg
 from attnreg.experiments.runs.provider_file import read_provider
-from attnreg.provider.saving import describe
+from attnreg.regularizer.saving import describe
 from tests.commands import assert_sentence, ran
 
 SMALL = ["--epochs", 1, "--train-size", 64, "--output-dir", "out"]

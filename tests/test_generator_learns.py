@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import attnreg
+from attnreg.attendout.reinforce import Reinforce
+from attnreg.attendout.rewards import RewardRule
 from attnreg.training import generator_adam
 from attnreg.training.method import Updater
-from attnreg.training.reinforce import Reinforce
-from attnreg.training.rewards import RewardRule
 
 PLANTED = 3
 

@@ -9,7 +9,7 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from attnreg.providers._generator import _Heads, _OneHead, embedding_tables
+from attnreg.attendout.generator import _Heads, _OneHead, embedding_tables
 from tests.cases import MODELS, output
 
 CASES = {case.name: case for case in MODELS}

@@ -11,10 +11,10 @@ import torch
 import transformers as hf
 
 import attnreg
+from attnreg.attendout.decisions import Decisions
+from attnreg.attendout.gradient_credit import GradientCredit
 from attnreg.errors import InputError
-from attnreg.providers._decisions import Decisions
 from attnreg.training import AttackerDefender, gradient_credit
-from attnreg.training.gradient_credit import GradientCredit
 from attnreg.training.method import Updater
 from tests.test_attacker_defender import adamw, make_batches, make_game, make_model, weights
 

@@ -74,7 +74,7 @@ def test_pre_training_goes_on_to_the_same_end(cli, tmp_path, provider):
 def test_training_draws_anew_in_each_epoch_and_evaluation_never(kind, encoded):
     from accelerate import Accelerator
 
-    from attnreg.experiments.runs.batches import TrainBatches, in_order
+    from attnreg.experiments.setup.batches import TrainBatches, in_order
 
     labelled = kind.encode(load_splits(kind.task)["train"].select(range(64)))
     state = torch.get_rng_state()

@@ -6,9 +6,9 @@ import inspect
 import click
 import pytest
 
+from attnreg.experiments.options.option import argument
+from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.runs.catalogue import load_command, recipe_files, summary
-from attnreg.experiments.runs.options import argument
-from attnreg.experiments.runs.settings import Settings
 
 SOURCES = {
     "attendout": ["attnreg.training:AttackerDefender", "attnreg:GNetProvider.for_model"],

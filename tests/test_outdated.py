@@ -9,7 +9,7 @@ import pytest
 from attnreg import __version__
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.study import Study
-from attnreg.experiments.runs import content
+from attnreg.experiments.options import content
 from attnreg.experiments.tasks import get_task, load_splits
 from tests.commands import assert_sentence, ran
 from tests.task_data import write_rows

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 import transformers as hf
 
 import attnreg
+from attnreg.attendout.gradient_credit import GradientCredit
 from attnreg.training import AttackerDefender, FineTuning, Mixout, RDrop
-from attnreg.training.gradient_credit import GradientCredit
 from attnreg.training.method import Updater
 from attnreg.training.two_forward_passes import disagreement
 from tests.commands import ran, read_lines

@@ -7,12 +7,12 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.providers._generator import GeneratorNetwork
-from attnreg.providers._patches import PatchTokens
+from attnreg.attendout.generator import GeneratorNetwork
+from attnreg.attendout.patches import PatchTokens
+from attnreg.attendout.reinforce import Reinforce
+from attnreg.attendout.rewards import RewardRule
 from attnreg.training import generator_adam
 from attnreg.training.method import Updater
-from attnreg.training.reinforce import Reinforce
-from attnreg.training.rewards import RewardRule
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 VISION = {"image_size": 8, "patch_size": 4, **SIZES}

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnreg.experiments.runs.state_files import read_state
-from attnreg.experiments.runs.stopping import Selection
+from attnreg.experiments.folder.state_files import read_state
+from attnreg.experiments.setup.stopping import Selection
 from tests.commands import assert_sentence, invoke, ran, read_lines
 from tests.test_run_data import make, texts, trained_on
 from tests.test_stopping import at_step, contents, listen_to_ctrl_c  # noqa: F401 (a fixture)

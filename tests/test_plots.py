@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
-from attnreg.experiments.plots.attention import plot_attention
-from attnreg.experiments.plots.seeds import plot_seeds
-from attnreg.experiments.plots.style import COLORS, styles
-from attnreg.experiments.runs.reader import RunReader
+from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.results.plots.attention import plot_attention
+from attnreg.experiments.results.plots.seeds import plot_seeds
+from attnreg.experiments.results.plots.style import COLORS, styles
 from tests.commands import invoke, ran
 
 SMALL = ["--epochs", 2, "--train-size", 128, "--validation-rows", 32, "--batch-size", 16, "--device", "cpu"]

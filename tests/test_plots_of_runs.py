@@ -9,9 +9,9 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
-from attnreg.experiments.plots.attention import plot_attention
-from attnreg.experiments.plots.of_run import plot_run
-from attnreg.experiments.runs.reader import RunReader
+from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.results.plots.attention import plot_attention
+from attnreg.experiments.results.plots.of_run import plot_run
 from tests import task_data
 from tests.commands import invoke, ran
 from tests.test_plots import keeping

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnreg
-from attnreg.provider.saving import build, describe
+from attnreg.regularizer.saving import build, describe
 from tests.cases import refused
 from tests.provider_cases import PROVIDERS
 from tests.reference import close

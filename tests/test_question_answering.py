@@ -12,17 +12,17 @@ import torch
 import transformers as hf
 
 import attnreg
+from attnreg.attendout.rewards import correctness, negative_loss
 from attnreg.attribution import Target
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare import launch
-from attnreg.experiments.runs.batches import in_order
-from attnreg.experiments.runs.evaluation import predict
+from attnreg.experiments.results.evaluation import predict
+from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.tasks import choose_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.integrations import RDropTrainer
 from attnreg.training import RDrop
 from attnreg.training.r_drop import disagreement
-from attnreg.training.rewards import correctness, negative_loss
 from tests import task_data as made
 from tests.commands import assert_sentence, ran, read_lines
 from tests.test_compare import started_by

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import attnreg
+from attnreg.attendout.game_options import _USUAL
+from attnreg.attendout.reinforce import Reinforce, sparse_embeddings
 from attnreg.errors import InputError
-from attnreg.training._game_options import _USUAL
 from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Updater
-from attnreg.training.reinforce import Reinforce, sparse_embeddings
 from tests.test_attacker_defender import adamw, make_batches, make_game, make_model, weights
 
 

@@ -9,9 +9,8 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.errors import InputError
-from attnreg.training.noise import noisy_tokens
-from attnreg.training.rewards import (
+from attnreg.attendout.noise import noisy_tokens
+from attnreg.attendout.rewards import (
     MetricScore,
     RewardRule,
     by_evidence,
@@ -22,6 +21,7 @@ from attnreg.training.rewards import (
     reinforce_loss,
     standardized_gap,
 )
+from attnreg.errors import InputError
 from tests.test_attacker_defender import make_batches, make_game
 
 INPUTS = {"input_ids": torch.tensor([[1, 2]])}

@@ -7,7 +7,7 @@ import torch
 
 from attnreg.errors import InputError
 from attnreg.experiments import Run
-from attnreg.experiments.runs.settings import Settings
+from attnreg.experiments.options.settings import Settings
 from attnreg.training import FineTuning
 
 

@@ -95,7 +95,7 @@ def test_run_folder(finished, recipe):
 @pytest.mark.parametrize("recipe", SOME)
 def test_the_kept_model_is_the_last_epochs_and_loads_plainly(finished, recipe):
     from attnreg.experiments import evaluate
-    from attnreg.experiments.runs.batches import in_order
+    from attnreg.experiments.setup.batches import in_order
     from attnreg.experiments.tasks.kinds import kind_class
 
     run = finished[0] / recipe

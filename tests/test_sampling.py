@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.runs.sampling import stratified
+from attnreg.experiments.setup.sampling import stratified
 from attnreg.experiments.tasks import get_task, load_splits
 from tests.commands import assert_sentence, ran, read_lines
 from tests.test_run_data import make, texts

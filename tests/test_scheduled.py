@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import attnreg
-from attnreg.provider.asleep import PATIENCE
-from attnreg.provider.scheduled import Line
+from attnreg.regularizer.asleep import PATIENCE
+from attnreg.regularizer.scheduled import Line
 from tests.cases import refused
 
 SITE = attnreg.AttentionSite(shape=(50, 4, 30, 30), num_layers=3)
@@ -139,7 +139,7 @@ def test_every_schedulable_argument_is_read_at_each_call():
     """A provider that lists an argument must read it in forward or penalty, not only when it is constructed."""
     import inspect
 
-    from attnreg.provider.saving import built_in
+    from attnreg.regularizer.saving import built_in
 
     for cls in built_in().values():
         methods = [m for name, m in vars(cls).items() if inspect.isfunction(m) and name != "__init__"]

@@ -13,8 +13,8 @@ import pytest
 from attnreg._files import exclusive
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.method import Method
-from attnreg.experiments.search import trials
-from attnreg.experiments.search.trials import Trials
+from attnreg.experiments.compare.search import trials
+from attnreg.experiments.compare.search.trials import Trials
 from tests.commands import assert_sentence, ran
 from tests.task_data import tiny_bert, write_rows
 from tests.test_compare_study import table, write

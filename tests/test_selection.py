@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from attnreg.experiments.runs.stopping import Selection
+from attnreg.experiments.setup.stopping import Selection
 from attnreg.experiments.tasks import get_task, load_splits
 from tests.commands import assert_sentence, ran, read_lines
 from tests.task_data import write_rows

@@ -8,7 +8,7 @@ import transformers as hf
 
 import attnreg
 from attnreg import functional
-from attnreg.provider.saving import describe
+from attnreg.regularizer.saving import describe
 from tests import handwritten
 from tests.cases import SMALL, TEXT, refused
 

@@ -9,13 +9,13 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from attnreg.attendout.rewards import correctness, negative_loss
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.runs.batches import in_order
-from attnreg.experiments.runs.evaluation import predict
+from attnreg.experiments.results.evaluation import predict
+from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.tasks import METRICS, TASKS, choose_task, get_task, load_model
 from attnreg.experiments.tasks.kinds import KINDS, kind_class
 from attnreg.experiments.tasks.kinds.base import reading_of
-from attnreg.training.rewards import correctness, negative_loss
 from tests import task_data as made
 
 

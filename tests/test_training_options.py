@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import attnreg
+from attnreg.experiments.folder.writer import RunFolder
+from attnreg.experiments.options.settings import OPTIMIZERS, SCHEDULES
 from attnreg.experiments.runs.catalogue import load_command
-from attnreg.experiments.runs.folder import RunFolder
 from attnreg.experiments.runs.run import Run
-from attnreg.experiments.runs.settings import OPTIMIZERS, SCHEDULES
 from attnreg.training import named_optimizer
 from attnreg.training.optim import OptimizerName
 from tests.commands import assert_sentence, ran, read_lines
@@ -142,6 +142,6 @@ def test_each_run_of_a_comparison_logs_to_the_trackers(cli):
 
 def test_trackers_get_the_options_of_the_recipe(made, monkeypatch):
     seen = {}
-    monkeypatch.setattr("attnreg.experiments.runs.setup.tracked", lambda accelerator, options: seen.update(options))
+    monkeypatch.setattr("attnreg.experiments.setup.setup.tracked", lambda accelerator, options: seen.update(options))
     made("--drop-rate", 0.3, recipe="attention-layerdrop").tracked()
     assert (seen["recipe"], seen["seed"], seen["p"]) == ("attention-layerdrop", 0, 0.3)

@@ -5,7 +5,7 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.provider.protocols import skipped
+from attnreg.regularizer.protocols import skipped
 from tests.reference import close
 
 SITE = attnreg.AttentionSite(shape=(2000, 4, 20, 20))

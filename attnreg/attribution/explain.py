@@ -17,7 +17,7 @@ from attnreg.errors import InputError
 from attnreg.injection.handle import AttachHandle
 from attnreg.injection.tap import Tap
 from attnreg.injection.undisturbed import undisturbed
-from attnreg.masks import SiteInfo
+from attnreg.sites import SiteInfo
 
 # Parts of torch's messages about a gradient with respect to a tensor that the score does not depend on.
 UNUSED = ("not have been used in the graph", "does not require grad")

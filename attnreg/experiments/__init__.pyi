@@ -1,10 +1,10 @@
 from attnreg.experiments import tasks as tasks
+from attnreg.experiments.folder.history import History as History
+from attnreg.experiments.options.option import Numbers as Numbers
+from attnreg.experiments.options.option import argument as argument
+from attnreg.experiments.options.option import option as option
+from attnreg.experiments.options.option import preset as preset
+from attnreg.experiments.results.evaluation import evaluate as evaluate
 from attnreg.experiments.runs.command import provider_option as provider_option
 from attnreg.experiments.runs.command import recipe as recipe
-from attnreg.experiments.runs.evaluation import evaluate as evaluate
-from attnreg.experiments.runs.history import History as History
-from attnreg.experiments.runs.options import Numbers as Numbers
-from attnreg.experiments.runs.options import argument as argument
-from attnreg.experiments.runs.options import option as option
-from attnreg.experiments.runs.options import preset as preset
 from attnreg.experiments.runs.run import Run as Run

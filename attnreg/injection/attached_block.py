@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from attnreg.hidden import Where
 from attnreg.injection.attached_states import changed_states
 from attnreg.injection.connection import Connection
 from attnreg.injection.discovery import Discovery, FoundSite
@@ -21,8 +20,8 @@ from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.module import AttachedModule
 from attnreg.injection.padding import OF_BLOCKS
 from attnreg.injection.shadow import Shadow
-from attnreg.masks import Site, SiteInfo
-from attnreg.provider.protocols import may_skip_blocks, skipped
+from attnreg.regularizer.protocols import may_skip_blocks, skipped
+from attnreg.sites import Site, SiteInfo, Where
 
 
 @dataclass(frozen=True)

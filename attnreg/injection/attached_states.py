@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnreg.hidden import HiddenInfo, HiddenSite
 from attnreg.injection.connection import Connection
 from attnreg.injection.padding import share
 from attnreg.injection.shadow import Shadow
-from attnreg.provider.hidden import changed
+from attnreg.regularizer.hidden import changed
+from attnreg.sites import HiddenInfo, HiddenSite
 
 
 class AttachedClassifier(Shadow[HiddenInfo]):

@@ -12,14 +12,14 @@ from torch import nn
 from attnreg.errors import InputError
 from attnreg.injection.discovery import FoundSite, discover
 from attnreg.injection.discovery.hidden import FoundHidden, hidden_sites
+from attnreg.injection.discovery.hidden_coverage import asked_for
+from attnreg.injection.discovery.selection import choose, is_chosen, warn_of_the_rest
 from attnreg.injection.handle import AttachHandle
-from attnreg.injection.hidden_coverage import asked_for
-from attnreg.injection.selection import choose, is_chosen, warn_of_the_rest
 from attnreg.injection.shadow import MARK
-from attnreg.masks import Stack
-from attnreg.provider.base import MaskProvider
-from attnreg.provider.hidden import hidden_providers
-from attnreg.provider.protocols import looks_at_batches, may_skip_blocks, that_look_at_batches
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.hidden import hidden_providers
+from attnreg.regularizer.protocols import looks_at_batches, may_skip_blocks, that_look_at_batches
+from attnreg.sites import Stack
 
 _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[AttachHandle]] = WeakKeyDictionary()  # by provider
 

@@ -14,8 +14,9 @@ from attnreg.injection.padding import Padding
 from attnreg.injection.rates import DropRates
 from attnreg.injection.seeds import Place
 from attnreg.injection.tap import Tap
-from attnreg.masks import AttentionSite, Mask, Site
-from attnreg.provider.base import MaskProvider
+from attnreg.masks import Mask
+from attnreg.regularizer.base import MaskProvider
+from attnreg.sites import AttentionSite, Site
 
 
 class Connection(Protocol):

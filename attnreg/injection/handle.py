@@ -29,9 +29,10 @@ from attnreg.injection.seeds import Place, Seeds
 from attnreg.injection.shadow import Shadow
 from attnreg.injection.tap import Tap
 from attnreg.injection.watch import Watch
-from attnreg.masks import AttentionSite, Mask, Site
-from attnreg.provider.base import MaskProvider
-from attnreg.provider.protocols import draws_in_prepare
+from attnreg.masks import Mask
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.protocols import draws_in_prepare
+from attnreg.sites import AttentionSite, Site
 
 
 class AttachHandle:

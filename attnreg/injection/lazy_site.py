@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from typing_extensions import override
 
-from attnreg.masks import AttentionSite
+from attnreg.sites import AttentionSite
 
 #: finds the valid positions of some query rows ``(R,)``, or of all (``None``), bool, broadcastable to ``(B, H, R, K)``
 FindValid = Callable[[Tensor | None], Tensor | None]

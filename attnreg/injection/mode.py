@@ -18,8 +18,9 @@ from attnreg.injection.errors import NoAttentionError
 from attnreg.injection.layout import STANDARD, Layout
 from attnreg.injection.lazy_site import FindValid, LazySite
 from attnreg.injection.tap import Tap
-from attnreg.masks import AttentionSite, Mask, SiteInfo
-from attnreg.provider.base import ask
+from attnreg.masks import Mask
+from attnreg.regularizer.base import ask
+from attnreg.sites import AttentionSite, SiteInfo
 
 
 @dataclass(frozen=True)

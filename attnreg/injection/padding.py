@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnreg.injection.seeds import REMEMBERED, mark
 from attnreg.injection.validity import allowed, transformed
-from attnreg.masks import Stack
+from attnreg.sites import Stack
 
 ENCODER, DECODER = ("attention_mask", "src_key_padding_mask"), ("decoder_attention_mask", "tgt_key_padding_mask")
 DECODES = {"decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"}

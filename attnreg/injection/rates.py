@@ -7,7 +7,8 @@ from torch import Tensor
 
 from attnreg import functional
 from attnreg.injection.validity import transformed
-from attnreg.masks import AttentionSite, Mask, Site
+from attnreg.masks import Mask
+from attnreg.sites import AttentionSite, Site
 
 POSITIONS = 2**22  # on which rates are measured, if decisions are not in memory
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
-from attnreg.masks import Site
+from attnreg.sites import Site
 
 
 def report(sites: Iterable[Site], modules: Mapping[str, nn.Module], rates: Mapping[str, float]) -> str:

@@ -15,11 +15,10 @@ from torch import Tensor
 from attnreg import functional
 from attnreg.draws import Draws, new_seed
 from attnreg.functional.seeded import is_traced
-from attnreg.hidden import Where
 from attnreg.injection.rates import in_backward
 from attnreg.injection.validity import transformed
-from attnreg.masks import Site, Stack
-from attnreg.provider.base import MaskProvider
+from attnreg.regularizer.base import MaskProvider
+from attnreg.sites import Site, Stack, Where
 
 Place = Literal["attention", "block"] | Where
 

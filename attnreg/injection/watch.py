@@ -7,8 +7,8 @@ import warnings
 import torch
 
 from attnreg.errors import AsleepWarning
-from attnreg.provider.asleep import PATIENCE, MaySleep
-from attnreg.provider.base import MaskProvider
+from attnreg.regularizer.asleep import PATIENCE, MaySleep
+from attnreg.regularizer.base import MaskProvider
 
 
 class Watch:

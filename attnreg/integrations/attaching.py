@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle, attach
-from attnreg.provider.base import MaskProvider
+from attnreg.regularizer.base import MaskProvider
 
 
 def attach_in_trainer(model: nn.Module, provider: MaskProvider) -> AttachHandle:

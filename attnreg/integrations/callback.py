@@ -14,9 +14,9 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from attnreg.errors import AsleepWarning, InputError
 from attnreg.injection import AttachHandle
 from attnreg.integrations.attaching import attach_in_trainer
-from attnreg.provider.asleep import asleep_for
-from attnreg.provider.base import MaskProvider
-from attnreg.provider.protocols import looks_at_batches
+from attnreg.regularizer.asleep import asleep_for
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.protocols import looks_at_batches
 
 FOLDER = "attnreg"
 

@@ -14,7 +14,7 @@ from attnreg.attribution.outputs import labels_of, predictions_of
 from attnreg.errors import InputError
 from attnreg.integrations.accumulation import average_micro_batches, per_micro_batch
 from attnreg.integrations.trainer import ADDropTrainer
-from attnreg.provider.protocols import that_look_at_batches
+from attnreg.regularizer.protocols import that_look_at_batches
 from attnreg.training.micro_batches import aligned_labels
 from attnreg.training.two_forward_passes import disagreement
 

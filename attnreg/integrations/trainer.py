@@ -16,9 +16,9 @@ from attnreg.injection import AttachHandle
 from attnreg.integrations.accumulation import average_micro_batches, per_micro_batch
 from attnreg.integrations.attaching import attach_in_trainer
 from attnreg.integrations.callback import AttnRegCallback, TrainsProviders
-from attnreg.provider.base import MaskProvider
-from attnreg.provider.cross_tuning import CrossTuning
-from attnreg.providers.attribution import AttributionProvider
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.cross_tuning import CrossTuning
+from attnreg.regularizers.attribution import AttributionProvider
 from attnreg.training.method import Updater, check_learned, not_in
 
 

@@ -1,4 +1,4 @@
-from attnreg.training.attacker_defender import AttackerDefender as AttackerDefender
+from attnreg.attendout.attacker_defender import AttackerDefender as AttackerDefender
 from attnreg.training.child_tuning import ChildTuning as ChildTuning
 from attnreg.training.class_weights import WeightedCrossEntropy as WeightedCrossEntropy
 from attnreg.training.class_weights import balanced_weights as balanced_weights

@@ -15,8 +15,8 @@ from attnreg.arguments import InnerProbability, inner_probability, one_of
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.injection.undisturbed import undisturbed
-from attnreg.provider.base import MaskProvider
-from attnreg.provider.loss import loss_of
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.loss import loss_of
 from attnreg.training.bits import pack, unpack
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import Batch, Shared, StepResult

@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from attnreg.arguments import Count, whole_number
 from attnreg.injection import AttachHandle, attach
-from attnreg.provider.base import MaskProvider
-from attnreg.provider.loss import LossFunction, check_loss, loss_of
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.loss import LossFunction, check_loss, loss_of
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned
 from attnreg.training.micro_batches import check_splittable, split_batch
 

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from attnreg.errors import InputError
-from attnreg.provider.base import MaskProvider
-from attnreg.provider.loss import LossFunction
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.loss import LossFunction
 
 Batch = Mapping[str, Tensor]
 IGNORED = -100  # label of positions without a loss, as in torch

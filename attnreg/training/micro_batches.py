@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
-from attnreg.provider.base import MaskProvider
-from attnreg.provider.protocols import DecidesForBatch
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.protocols import DecidesForBatch
 from attnreg.training.method import IGNORED, Batch
 
 

@@ -15,7 +15,7 @@ from typing_extensions import Unpack, override
 from attnreg.arguments import ProbabilityBelowOne, probability_below_one
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
-from attnreg.provider.base import MaskProvider
+from attnreg.regularizer.base import MaskProvider
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import Batch, Shared, StepResult
 

@@ -16,8 +16,8 @@ from attnreg.arguments import NotNegative, not_negative, one_of
 from attnreg.attribution.outputs import needed_labels_of
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
-from attnreg.provider.base import MaskProvider
-from attnreg.providers._rounding import Rounding
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizers._parts.rounding import Rounding
 from attnreg.training.method import Batch, Shared
 from attnreg.training.micro_batches import aligned_labels
 from attnreg.training.two_forward_passes import TwoForwardPasses, disagreement

@@ -9,7 +9,7 @@ from typing_extensions import Unpack, override
 from attnreg.arguments import NotNegative, not_negative
 from attnreg.attribution.outputs import needed_labels_of
 from attnreg.injection import AttachHandle
-from attnreg.provider.base import MaskProvider
+from attnreg.regularizer.base import MaskProvider
 from attnreg.training.method import Batch, Shared
 from attnreg.training.micro_batches import aligned_labels
 from attnreg.training.two_forward_passes import TwoForwardPasses, disagreement

@@ -14,7 +14,7 @@ from typing_extensions import Unpack, override
 from attnreg.arguments import NotNegative, not_negative
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
-from attnreg.provider.base import MaskProvider
+from attnreg.regularizer.base import MaskProvider
 from attnreg.training._replay import replay
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import Batch, Shared, StepResult

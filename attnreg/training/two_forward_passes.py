@@ -12,8 +12,8 @@ from typing_extensions import Unpack
 from attnreg.attribution.outputs import predictions_of
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
-from attnreg.provider.base import MaskProvider
-from attnreg.provider.protocols import draws_in_prepare, that_look_at_batches
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.protocols import draws_in_prepare, that_look_at_batches
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import IGNORED, Batch, Shared
 

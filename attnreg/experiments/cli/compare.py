@@ -9,9 +9,9 @@ import click
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.cli.shared import given, usual_jobs, without_rows
+from attnreg.experiments.options.option import option, together
+from attnreg.experiments.options.settings import OUTPUT, shared_options
 from attnreg.experiments.runs.command import GroupedCommand
-from attnreg.experiments.runs.options import option, together
-from attnreg.experiments.runs.settings import OUTPUT, shared_options
 
 if TYPE_CHECKING:
     from attnreg.experiments.compare.plan import Plan
@@ -65,7 +65,7 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
 
     To continue after a stop, or to add seeds or methods, run the command again; finished runs are reused.
     """
-    from attnreg.experiments.runs.trackers import check_trackers
+    from attnreg.experiments.setup.trackers import check_trackers
 
     check_trackers(options["report_to"])
     own = {name: options.pop(name) for name in _OWN}
@@ -143,7 +143,7 @@ def _make(plan: Plan, own: dict[str, Any]) -> None:
     from attnreg.experiments.compare.make import make, show
     from attnreg.experiments.compare.plan_report import write_plan_report
     from attnreg.experiments.compare.scoring import score_further
-    from attnreg.experiments.runs.reporting import print_table
+    from attnreg.experiments.results.reporting import print_table
 
     console, troubles, stopped, threads = Console(), list[str](), False, own["threads"]
     for study in plan.studies.values():

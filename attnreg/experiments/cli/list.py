@@ -7,9 +7,9 @@ import ast
 import click
 
 import attnreg
-from attnreg._lazy import listed_names
+from attnreg._lazy import REGULARIZERS, listed_names
+from attnreg.experiments.options.option import parsed
 from attnreg.experiments.runs.catalogue import recipe_files, summary
-from attnreg.experiments.runs.options import parsed
 from attnreg.experiments.tasks.task import TASKS
 
 _NOT_BY_NAME = {"MaskProvider", "HiddenProvider", "Compose"}  # the base classes, and the class behind `&`
@@ -37,7 +37,7 @@ def _providers() -> dict[str, str]:
     """Read names and summaries from the source files, because importing the providers would import torch."""
     rows = {}
     for name, module in listed_names(attnreg.__file__).items():
-        if module.startswith("attnreg.provider") and name[0].isupper() and name not in _NOT_BY_NAME:
+        if module.startswith(REGULARIZERS) and name[0].isupper() and name not in _NOT_BY_NAME:
             found = next(n for n in parsed(module).body if isinstance(n, ast.ClassDef) and n.name == name)
             rows[name] = (ast.get_docstring(found) or "").partition("\n")[0]
     return rows

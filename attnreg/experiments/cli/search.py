@@ -11,16 +11,16 @@ import click
 
 from attnreg.errors import InputError
 from attnreg.experiments.cli.shared import given, usual_jobs, without_rows
+from attnreg.experiments.options.option import option, together
+from attnreg.experiments.options.settings import OUTPUT, TASK_OPTIONS, shared_options
 from attnreg.experiments.runs.command import GroupedCommand
-from attnreg.experiments.runs.options import option, together
-from attnreg.experiments.runs.settings import OUTPUT, TASK_OPTIONS, shared_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from attnreg.experiments.compare.planned import PlannedRun
-    from attnreg.experiments.search.search import Search
-    from attnreg.experiments.search.trials import Trials
+    from attnreg.experiments.compare.search.search import Search
+    from attnreg.experiments.compare.search.trials import Trials
 
 SEARCH, RUNNING = "Search", "Running"
 _OPTIONS = (
@@ -69,8 +69,8 @@ def search(
     from rich.console import Console
 
     from attnreg.experiments.compare.method import common_options
-    from attnreg.experiments.search.search import Search
-    from attnreg.experiments.search.space import read_space
+    from attnreg.experiments.compare.search.search import Search
+    from attnreg.experiments.compare.search.space import read_space
 
     read = read_space(space)
     model = _model(options) if read.candidates else None
@@ -117,7 +117,7 @@ def _layers(model: Any) -> int:
 
 def _check_values(made: Search, model: Any) -> None:
     """Check the lowest and highest values of the space; build each provider once."""
-    from attnreg.provider.expressions import parse_provider
+    from attnreg.regularizer.expressions import parse_provider
 
     for expression in made.check_extremes():
         if expression is not None and model is not None:
@@ -146,8 +146,8 @@ def _make(made: Search, trials: Trials, jobs: int, threads: int, console: Consol
 
 
 def _show(made: Search, trials: Trials, console: Console, command: Sequence[str]) -> None:
-    from attnreg.experiments.runs.reporting import print_table
-    from attnreg.experiments.search import report
+    from attnreg.experiments.compare.search import report
+    from attnreg.experiments.results.reporting import print_table
 
     table = report.write_report(made, trials, command)
     winner = made.winner(trials)

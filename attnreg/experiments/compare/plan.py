@@ -10,11 +10,10 @@ from typing import Any
 
 import yaml
 
-from attnreg._nearest import did_you_mean
-from attnreg.errors import InputError
+from attnreg.errors import InputError, did_you_mean
 from attnreg.experiments.compare.method import Method, common_options, default_baseline, values_of
 from attnreg.experiments.compare.study import Study
-from attnreg.experiments.runs.settings import SHARED
+from attnreg.experiments.options.settings import SHARED
 
 _KEYS = {
     *("methods", "baseline", "tasks", "options", "seeds", "first_seed", "search", "equal_time", "keep_models"),

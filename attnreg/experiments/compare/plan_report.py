@@ -22,8 +22,8 @@ from attnreg.experiments.compare.scoring import score_on
 from attnreg.experiments.compare.statistics import Difference, holm, paired_difference
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.compare.tables import difference_cells, p_cell
-from attnreg.experiments.plots.forest import plot_forest
-from attnreg.experiments.plots.style import dark_path
+from attnreg.experiments.results.plots.forest import plot_forest
+from attnreg.experiments.results.plots.style import dark_path
 
 Groups = Mapping[str, Mapping[str, Group]]  # by comparison and method
 

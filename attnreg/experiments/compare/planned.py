@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.method import Method
-from attnreg.experiments.runs.content import changed
-from attnreg.experiments.runs.reader import RunReader
-from attnreg.experiments.runs.settings import Settings, with_defaults
+from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.options.content import changed
+from attnreg.experiments.options.settings import Settings, with_defaults
 
 Role = Literal["final", "search", "equal time"]
 
@@ -118,7 +118,7 @@ class PlannedRun:
         Raises:
             InputError: if the data cannot be read, does not fit the task, or has too few rows.
         """
-        from attnreg.experiments.runs.sampling import choose_rows  # late: it is slow to import
+        from attnreg.experiments.setup.sampling import choose_rows  # late: it is slow to import
         from attnreg.experiments.tasks.data import load_data
 
         settings = self.settings

@@ -11,7 +11,7 @@ from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.compare.plan import Scoring
 from attnreg.experiments.compare.planned import PlannedRun, finished_of
 from attnreg.experiments.compare.study import Study
-from attnreg.experiments.runs.request import request
+from attnreg.experiments.results.request import request
 
 
 def score_further(study: Study, scorings: Sequence[Scoring], device: str | None = None) -> list[str]:
@@ -32,7 +32,7 @@ def score_further(study: Study, scorings: Sequence[Scoring], device: str | None 
 
 def _score(run: PlannedRun, scoring: Scoring, device: str | None) -> str | None:
     """Score a run; return why it failed, if so."""
-    from attnreg.experiments.runs.saved import score_saved  # late: it imports torch
+    from attnreg.experiments.results.saved import score_saved  # late: it imports torch
 
     try:
         score_saved(

@@ -15,8 +15,8 @@ from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.method import Method, values_of
 from attnreg.experiments.compare.planned import PlannedRun, Role, finished
-from attnreg.experiments.runs.reader import LOCK
-from attnreg.experiments.runs.settings import TASK_OPTIONS
+from attnreg.experiments.folder.reader import LOCK
+from attnreg.experiments.options.settings import TASK_OPTIONS
 
 SEARCH_SEED = 1000
 EQUAL_TIME_FROM = 1.1

@@ -1,1 +1,1 @@
-"""One training run: its options, data, loop, folder and report."""
+"""A training run: the loop, its checkpoints, and recipes as commands."""

@@ -7,8 +7,7 @@ import importlib
 import importlib.util
 from pathlib import Path
 
-from attnreg._nearest import did_you_mean
-from attnreg.errors import InputError, UsageError
+from attnreg.errors import InputError, UsageError, did_you_mean
 from attnreg.experiments.runs.command import RecipeCommand
 
 SUFFIX = ".py"

@@ -13,10 +13,10 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from attnreg.errors import InputError
-from attnreg.experiments.runs.history import History
-from attnreg.experiments.runs.state_files import read_state
-from attnreg.experiments.runs.stopping import Selection
+from attnreg.experiments.folder.history import History
+from attnreg.experiments.folder.state_files import read_state
 from attnreg.experiments.runs.telemetry import Telemetry
+from attnreg.experiments.setup.stopping import Selection
 from attnreg.training.method import TrainingMethod
 
 

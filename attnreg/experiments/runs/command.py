@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from attnreg.errors import UsageError
-from attnreg.experiments.runs.options import option, together
-from attnreg.experiments.runs.settings import LARGEST, TASK_OPTIONS, Settings, shared_options
+from attnreg.experiments.options.option import option, together
+from attnreg.experiments.options.settings import LARGEST, TASK_OPTIONS, Settings, shared_options
 from attnreg.experiments.tasks.task import choose_task
 
 _OF_LORA = ("lora_targets", "lora_alpha", "lora_dropout")
@@ -82,7 +82,7 @@ def recipe(
         def callback(**options: Any) -> None:
             settings = _settings(name, options)
             if settings.resume:
-                from attnreg.experiments.runs.folder import RunFolder  # late: it imports torch
+                from attnreg.experiments.folder.writer import RunFolder  # late: it imports torch
 
                 folder = RunFolder(settings.output_dir)
                 folder.check(settings)

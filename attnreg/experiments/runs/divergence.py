@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from attnreg.errors import StoppedError
-from attnreg.experiments.runs.folder import RunFolder
+from attnreg.experiments.folder.writer import RunFolder
 from attnreg.training.method import StepResult, TrainingMethod
 
 EVERY = 10

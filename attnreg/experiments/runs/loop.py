@@ -11,21 +11,21 @@ from typing import Any
 from accelerate.utils import set_seed
 
 from attnreg.errors import AsleepWarning, InputError, StoppedError
+from attnreg.experiments.folder.history import History
+from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.results.evaluation import evaluate_all
+from attnreg.experiments.results.outcome import conclude, peak_memory
 from attnreg.experiments.runs.checkpoint import checkpoint, restore
 from attnreg.experiments.runs.divergence import DivergenceCheck
-from attnreg.experiments.runs.evaluation import evaluate_all
-from attnreg.experiments.runs.history import History
 from attnreg.experiments.runs.interruption import Interruption
 from attnreg.experiments.runs.loss_trend import growing_loss
-from attnreg.experiments.runs.outcome import conclude, peak_memory
 from attnreg.experiments.runs.passes import PassCounter
 from attnreg.experiments.runs.progress import Progress
-from attnreg.experiments.runs.reader import RunReader
-from attnreg.experiments.runs.setup import Setup
-from attnreg.experiments.runs.stopping import biased
 from attnreg.experiments.runs.telemetry import Telemetry
-from attnreg.provider.asleep import asleep_for
-from attnreg.provider.saving import to_json
+from attnreg.experiments.setup.setup import Setup
+from attnreg.experiments.setup.stopping import biased
+from attnreg.regularizer.asleep import asleep_for
+from attnreg.regularizer.saving import to_json
 from attnreg.training.method import TrainingMethod, Updater
 
 

@@ -11,10 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from attnreg.experiments.runs.history import History
-from attnreg.experiments.runs.setup import Setup
-from attnreg.experiments.runs.stopping import STOPPING
+from attnreg.experiments.folder.history import History
 from attnreg.experiments.runs.telemetry import Telemetry
+from attnreg.experiments.setup.setup import Setup
+from attnreg.experiments.setup.stopping import STOPPING
 
 
 class Progress:

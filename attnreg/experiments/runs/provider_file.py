@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from attnreg.errors import InputError
-from attnreg.provider.expressions import checked_expression, within_depth
+from attnreg.regularizer.expressions import checked_expression, within_depth
 
 SUFFIXES = (".yaml", ".yml")
 

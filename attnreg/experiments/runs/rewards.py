@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import torch
 
+from attnreg.attendout.referee import RewardBatches
+from attnreg.attendout.rewards import MetricScore, Score
 from attnreg.errors import UsageError
-from attnreg.experiments.runs.setup import Setup
-from attnreg.training.referee import RewardBatches
-from attnreg.training.rewards import MetricScore, Score
+from attnreg.experiments.setup.setup import Setup
 
 RewardData = Literal["held-out", "dev", "half-dev", "train", "noisy-train"]
 ROUNDS, FEW_ROUNDS, LONGEST_ROUND = 30, 10, 8

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from attnreg.errors import UsageError
-from attnreg.experiments.runs.history import History
+from attnreg.experiments.folder.history import History
+from attnreg.experiments.results.reporting import report
 from attnreg.experiments.runs.loop import fit
-from attnreg.experiments.runs.reporting import report
-from attnreg.experiments.runs.setup import Setup
-from attnreg.provider.base import MaskProvider
+from attnreg.experiments.setup.setup import Setup
+from attnreg.regularizer.base import MaskProvider
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import TrainingMethod
 
@@ -21,7 +21,7 @@ _OF_OPTIONS = ("loss_function", "micro_batches")  # arguments of a method that o
 
 
 class Run(Setup):
-    """A run that can train and report. See :class:`attnreg.experiments.runs.setup.Setup` for arguments and errors."""
+    """A run that can train and report. See :class:`attnreg.experiments.setup.setup.Setup` for arguments and errors."""
 
     def train(
         self,

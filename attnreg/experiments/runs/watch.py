@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from attnreg.attendout.gnet import GNetProvider
 from attnreg.errors import InputError
-from attnreg.experiments.runs.setup import Setup
-from attnreg.providers.gnet import GNetProvider
+from attnreg.experiments.setup.setup import Setup
 from attnreg.training.method import Batch
 
 ROWS = 64

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import datasets
 
-from attnreg._nearest import did_you_mean
-from attnreg.errors import InputError
+from attnreg.errors import InputError, did_you_mean
 from attnreg.experiments.tasks import agreement
 from attnreg.experiments.tasks.columns import class_names, column_of, names_of, other_kind, top_column
 from attnreg.experiments.tasks.definition import Task

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attnreg._nearest import did_you_mean
-from attnreg.errors import InputError
+from attnreg.errors import InputError, did_you_mean
 
 ALL = "all-linear"
 CONFIG = "adapter_config.json"

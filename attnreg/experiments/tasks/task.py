@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attnreg._nearest import did_you_mean
-from attnreg.errors import UsageError
+from attnreg.errors import UsageError, did_you_mean
 from attnreg.experiments.tasks import further, glue
 from attnreg.experiments.tasks.definition import Task as Task
 from attnreg.experiments.tasks.kinds import KINDS, kind_class

@@ -13,7 +13,8 @@ from torch import Tensor
 from attnreg.injection.layout import Layout
 from attnreg.injection.lazy_site import FindValid
 from attnreg.injection.tap import Tap
-from attnreg.masks import Mask, SiteInfo
+from attnreg.masks import Mask
+from attnreg.sites import SiteInfo
 
 BY_FUNCTION: dict[Callable[..., Any], Backend] = {}
 

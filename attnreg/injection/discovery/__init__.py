@@ -18,7 +18,7 @@ from attnreg.injection.discovery.parts import Parts, in_parts
 from attnreg.injection.discovery.snapshot import unchanged
 from attnreg.injection.errors import NoAttentionError, why_hidden
 from attnreg.injection.layout import Layout
-from attnreg.masks import SiteInfo, Stack
+from attnreg.sites import SiteInfo, Stack
 
 __all__ = ["Discovery", "FoundSite", "LeftOut", "discover"]
 

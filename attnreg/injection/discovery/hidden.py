@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from attnreg.errors import InputError
-from attnreg.hidden import HiddenInfo, Where
 from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.blocks import LISTS, Block, ModuleCall
-from attnreg.masks import Site
+from attnreg.sites import HiddenInfo, Site, Where
 
 
 @dataclass(frozen=True, eq=False)

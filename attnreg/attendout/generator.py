@@ -1,0 +1,260 @@
+"""G-Net's network, which maps token ids or images to the logits of keeping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnreg.attendout.patches import PatchTokens
+from attnreg.errors import InputError
+
+TABLES = ("tokens", "positions")
+
+
+class GeneratorNetwork(nn.Module):
+    """Token and position embeddings, then one attention layer, applied L times, whose scores are the logits.
+
+    Args:
+        vocab_size: number of tokens.
+        hidden_size: the Generator's width d.
+        num_layers: L.
+        num_positions: number of position embeddings.
+        num_heads: G.
+        initial_logit: initial value of each layer's bias.
+        position_offset: index of the first position's embedding.
+        feed_forward: whether a feed-forward block, shared by all layers, follows each attention.
+        patch: channels, height and width of a patch, for images; ``vocab_size`` then is the number of tokens before the
+            patches.
+        shared_tables: embeddings, out of ``"tokens"`` and ``"positions"``, to read from :attr:`tables` instead of
+            owning them.
+
+    Shape:
+        token ids ``(B, N)``, or images, and allowed positions ``(B, N, N)``, bool, give logits ``(B, L, G, N, N)``.
+
+    Raises:
+        ValueError: if ``num_heads`` does not divide ``hidden_size``, or a table has another name.
+        RuntimeError: in a forward pass, if a shared table is missing from :attr:`tables`.
+
+    Example:
+        >>> network = GeneratorNetwork(10, 4, num_layers=3, num_positions=5, num_heads=2, initial_logit=1.0)
+        >>> network(torch.tensor([[1, 2]]), torch.ones(1, 2, 2, dtype=torch.bool)).shape
+        torch.Size([1, 3, 2, 2, 2])
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        num_layers: int,
+        num_positions: int,
+        num_heads: int,
+        initial_logit: float,
+        position_offset: int = 0,
+        feed_forward: bool = False,
+        shared_tables: Collection[str] = (),
+        patch: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        if hidden_size % num_heads:
+            raise InputError(
+                f"Expected `num_heads` to divide `hidden_size`, {hidden_size} (the width of the embeddings), got "
+                f"{num_heads}."
+            )
+        if isinstance(shared_tables, str) or not set(shared_tables) <= set(TABLES):
+            raise InputError(f"Expected `shared_tables` to list some of {', '.join(TABLES)}, got {shared_tables!r}.")
+        self.num_heads = num_heads
+        self.position_offset = position_offset
+        self.tokens: nn.Module | None = None
+        if patch is not None:
+            self.tokens = PatchTokens(hidden_size, patch, vocab_size)
+        elif "tokens" not in shared_tables:
+            self.tokens = nn.Embedding(vocab_size, hidden_size)
+        self.positions = None if "positions" in shared_tables else nn.Embedding(num_positions, hidden_size)
+        for embedding in (self.tokens, self.positions):
+            if isinstance(embedding, nn.Embedding):
+                nn.init.normal_(embedding.weight, std=0.02)
+        # Modules, because their weights may be replaced; in a dict, because as attributes they would be submodules.
+        # A copy or a pickle of provider and model together refers to the tables of the new model.
+        self.tables: dict[str, nn.Embedding] = {}
+        # Without it, layer 0 would see states of the embeddings' scale, 0.02, and its logits could hardly move.
+        self.embedding_norm = nn.LayerNorm(hidden_size)
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.out = nn.Linear(hidden_size, hidden_size)
+        self.norm = nn.LayerNorm(hidden_size)
+        self.block = _FeedForward(hidden_size) if feed_forward else nn.Identity()
+        self.bias = nn.Parameter(torch.full((num_layers,), initial_logit))
+
+    def forward(self, ids: Tensor, allowed: Tensor) -> Tensor:
+        """Return the logits of keeping; see the class for shapes."""
+        tokens = self._embed("tokens", ids)
+        steps = torch.arange(tokens.shape[-2], device=ids.device) + self.position_offset
+        x = self.embedding_norm(tokens + self._embed("positions", steps))
+        attention = _OneHead(self.qkv, self.out) if self.num_heads == 1 else _Heads(self.qkv, self.out, self.num_heads)
+        logits = []
+        for layer in range(len(self.bias)):
+            # Autocast lowers the precision of scores, but probabilities near 0 and 1, and draws from them, need it.
+            scores = attention.scores(x).to(self.bias.dtype)
+            logits.append(scores + self.bias[layer])
+            if layer < len(self.bias) - 1:
+                weights = scores.masked_fill(~allowed[:, None], torch.finfo(scores.dtype).min).softmax(-1)
+                x = self.block(self.norm(x + attention.mixed(weights, x)))
+        return torch.stack(logits, dim=1)
+
+    def _embed(self, name: str, indices: Tensor) -> Tensor:
+        own: nn.Module | None = getattr(self, name)
+        if own is not None:
+            embedded: Tensor = own(indices)
+            return embedded
+        if name not in self.tables:
+            raise RuntimeError(
+                "A G-Net with shared embeddings must be attached to a model first: call `attnreg.attach(model, "
+                "provider)`."
+            )
+        return F.embedding(indices, self.tables[name].weight.detach()).to(self.bias.dtype)
+
+
+class _Heads:
+    """Attention with several heads."""
+
+    def __init__(self, qkv: nn.Linear, out: nn.Linear, num_heads: int) -> None:
+        self._qkv, self._out, self._num_heads = qkv, out, num_heads
+        self._value: Tensor | None = None
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return the scores of hidden states, ``(B, G, N, N)``."""
+        query, key, self._value = (
+            part.unflatten(-1, (self._num_heads, -1)).transpose(1, 2) for part in self._qkv(x).chunk(3, dim=-1)
+        )
+        return query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+
+    def mixed(self, weights: Tensor, x: Tensor) -> Tensor:
+        """Return the attention's output for the hidden states whose scores were computed last."""
+        assert self._value is not None
+        return self._out((weights.to(self._value.dtype) @ self._value).transpose(1, 2).flatten(2))
+
+
+class _OneHead:
+    r"""The same with one head, for half of the matrix products.
+
+    With one head, :math:`Q K^\top = x\, (W_Q W_K^\top)\, x^\top` and :math:`A V W_O = A\, x\, (W_V W_O)`, biases apart.
+    All layers share the weights, so both products of weights are computed once.
+    """
+
+    def __init__(self, qkv: nn.Linear, out: nn.Linear) -> None:
+        (wq, wk, self._wv), (bq, bk, self._bv) = qkv.weight.chunk(3), qkv.bias.chunk(3)
+        wq, bq = wq / math.sqrt(wq.shape[-1]), bq / math.sqrt(wq.shape[-1])
+        self._query_key, self._key_bias = wk.t() @ wq, bq @ wk
+        self._row, self._constant = bk @ wq, bq @ bk
+        self._out = out
+        self._value_out: tuple[Tensor, Tensor] | None = None
+
+    def scores(self, x: Tensor) -> Tensor:
+        scores = F.linear(x, self._query_key, self._key_bias) @ x.to(self._query_key.dtype).transpose(-1, -2)
+        of_rows = x @ self._row + self._constant
+        return (scores + of_rows[..., None])[:, None]
+
+    def mixed(self, weights: Tensor, x: Tensor) -> Tensor:
+        if self._value_out is None:
+            # The weights of a row sum to 1, so the values' bias is the same in all rows.
+            self._value_out = self._out.weight @ self._wv, F.linear(self._bv, self._out.weight, self._out.bias)
+        return F.linear(weights[:, 0].to(x.dtype) @ x, *self._value_out)
+
+
+class _FeedForward(nn.Module):
+    """Two linear maps with a GELU between them, residual and LayerNorm."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(hidden_size, 4 * hidden_size)
+        self.outer = nn.Linear(4 * hidden_size, hidden_size)
+        self.norm = nn.LayerNorm(hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.outer(F.gelu(self.inner(x))))
+
+
+def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | None, int]:
+    """Find a model's token embeddings, its absolute position embeddings, if any, and the index of the first position.
+
+    Raises:
+        ValueError: if the model has no single table of token embeddings.
+
+    Example:
+        >>> from transformers import RobertaConfig, RobertaModel
+        >>> sizes = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 4, "intermediate_size": 4}
+        >>> embedding_tables(RobertaModel(RobertaConfig(vocab_size=9, max_position_embeddings=7, **sizes)))
+        (Embedding(9, 4, padding_idx=1), Embedding(7, 4, padding_idx=1), 2)
+    """
+    tables = {name: module for name, module in model.named_modules() if _is_table(module)}
+    tokens: Any = None
+    if not hasattr(model, "get_input_embeddings"):
+        tokens = next((table for name, table in tables.items() if not _is_position(name)), None)
+    else:
+        with suppress(NotImplementedError):  # raised by transformers' models that have none
+            tokens = model.get_input_embeddings()  # type: ignore[operator]
+    if not _is_table(tokens):
+        raise InputError(
+            f"{type(model).__name__} takes no token ids, or has no single embedding table for them, which G-Net needs: "
+            "use another provider."
+        )
+    around = next((name for name, table in tables.items() if table is tokens), "").rpartition(".")[0]
+    positions = next(
+        (
+            table
+            for name, table in tables.items()
+            if _is_position(name) and _is_beside(name, around) and table.weight.shape[1] == tokens.weight.shape[1]
+        ),
+        None,
+    )
+    if positions is None:
+        return tokens, None, 0
+    first = -1 if positions.padding_idx is None else positions.padding_idx
+    return tokens, positions, getattr(positions, "offset", first + 1)
+
+
+def tables_to_share(model: nn.Module, rows: Mapping[str, int], width: int) -> dict[str, nn.Embedding]:
+    """Return a model's embeddings, by name.
+
+    Args:
+        model: the model.
+        rows: number of rows that each table must have, by name.
+        width: width that they must have.
+
+    Raises:
+        InputError: if a table has another size.
+    """
+    tokens, positions, _ = embedding_tables(model)
+    found, tables = {"tokens": tokens, "positions": positions}, {}
+    for name, size in rows.items():
+        table = found[name]
+        if table is None or table.weight.shape != (size, width):
+            raise InputError(
+                f"This G-Net was made for embeddings of {name} of shape {(size, width)}, but the model has "
+                f"{'none' if table is None else tuple(table.weight.shape)}: use "
+                "`GNetProvider.for_model(model, share_embeddings=True)`."
+            )
+        tables[name] = table
+    return tables
+
+
+def _is_table(module: Any) -> bool:
+    """Whether a module is an embedding: torch's own, or one with the same attributes (I-BERT's)."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 2 and hasattr(module, "padding_idx")
+
+
+def _is_position(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return "position" in last or last == "wpe"
+
+
+def _is_beside(name: str, around: str) -> bool:
+    """Whether a table is inside or above the module around another, and not, say, in a model's image encoder."""
+    own = name.rpartition(".")[0]
+    return not around or f"{name}.".startswith(f"{around}.") or not own or f"{around}.".startswith(f"{own}.")

@@ -1,0 +1,399 @@
+"""G-Net, the Generator of AttendOut, which draws masks of attention scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from attnreg import functional
+from attnreg.arguments import InnerProbability, inner_probability, one_of, true_or_false, whole_number
+from attnreg.attendout.decisions import Decisions, Granularity, Relaxed, shift_to
+from attnreg.attendout.generator import GeneratorNetwork, tables_to_share
+from attnreg.attendout.generator_sizes import measured
+from attnreg.attendout.given import GivenMasks
+from attnreg.attendout.opposite import Opposite
+from attnreg.attendout.patches import ImageInputs
+from attnreg.attendout.token_inputs import TokenInputs
+from attnreg.errors import InputError
+from attnreg.masks import Mask
+from attnreg.regularizer.base import MaskProvider
+from attnreg.sites import AttentionSite, SiteInfo
+
+
+class GNetProvider(MaskProvider):
+    r"""Draw masks from a small attention network that reads the tokens, or patches of images (AttendOut's G-Net).
+
+    The network has its own token and position embeddings with LayerNorm, then applies the *same* attention layer L
+    times, with G heads, a residual connection and LayerNorm. Its scores are the logits of keeping the main model's
+    scores:
+
+    .. math::
+        s_{lg} = \frac{Q_{lg} K_{lg}^\top}{\sqrt{d / G}}, \quad
+        x_{l+1} = \mathrm{LN}(x_l + W_O\, [\mathrm{softmax}(s_{lg}) V_{lg}]_{g=1}^G), \quad
+        P(\text{keep}) = \sigma(s_{lg} + b_l)
+
+    :meth:`for_model` makes one for your model. Masks are drawn once at the start of each forward pass, for each layer
+    and sample. By default all heads of the main model share one mask (the paper's G-Net, with G = 1). With
+    ``masks_per_layer`` equal to the model's number of heads, each head has its own draw from the same probabilities;
+    with ``num_heads`` equal to it, each head has its own probabilities.
+
+    With ``feed_forward``, each :math:`x_{l+1}` passes through :math:`\mathrm{LN}(x + W_2\, \mathrm{GELU}(W_1 x))`, with
+    the same weights in all layers and an inner size of 4 d.
+    With ``shared_tables``, it reads the current embeddings of the model that it was last attached to. No gradient
+    reaches them through the G-Net, and they are not in its parameters or ``state_dict``.
+    On the first batch (:meth:`calibrate`), :math:`b_l` is set so that the mean of :math:`P(\text{keep})` in each layer
+    is ``initial_keep``; then it is learned. ``initial_keep=0.5`` is the paper's.
+
+    With fewer ``decisions``, the reward says more about each: ``"key"`` draws once for all queries of a key, and
+    ``"batch"`` draws once for a layer and batch (or for each head of it, with ``masks_per_layer`` or ``num_heads``).
+    The logit of such a decision is the mean of its units' logits.
+
+    Args:
+        vocab_size: number of tokens.
+        hidden_size: the Generator's width d.
+        num_layers: L, the number of layers of the main model.
+        max_length: largest number of tokens of an input.
+        initial_keep: initial mean probability of keeping a position, in ``(0, 1)``.
+        decisions: what is drawn at once: ``"unit"`` (each position, as in the paper), ``"key"`` or ``"batch"``.
+        masks_per_layer: number of independent draws from the same probabilities: 1, as in the paper, or the main
+            model's number of heads. It must be 1 if ``num_heads`` is not.
+        num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net then masks head h of
+            the model.
+        feed_forward: add a feed-forward block after each attention; the paper's G-Net has none.
+        causal: mask a causal (decoder) stack instead of an encoder.
+        position_offset: index of the first position's embedding.
+        pad_token_id: token id of padding, for models that get no ``attention_mask``.
+        shared_tables: which embeddings to read from the model: any of ``"tokens"`` and ``"positions"`` (default: none).
+        patch: for images: channels, height and width of a patch. ``vocab_size`` then is the number of tokens before the
+            patches, such as the class token.
+
+    Shape:
+        masks are ``(B, M, N, N)`` for inputs ``(B, N)``, where M is 1 or the number of heads; multiple-choice inputs
+        ``(B, C, N)`` count as ``(B * C, N)``.
+
+    Raises:
+        ValueError: if a size is not positive, ``initial_keep`` is outside ``(0, 1)``, ``num_heads`` does not divide
+            ``hidden_size``, or both ``masks_per_layer`` and ``num_heads`` are above 1; when attached, if the model has
+            another number of layers or heads, or embeddings to share of another size; in a forward pass, if the inputs
+            have no token ids or are too long.
+        RuntimeError: if it has ``shared_tables`` and is used before it is attached.
+
+    Reference:
+        AttendOut (arXiv 2104.04692), Section 4.1.
+
+    Example:
+        >>> generator = GNetProvider(vocab_size=10, hidden_size=4, num_layers=2)
+        >>> generator.prepare({"input_ids": torch.tensor([[1, 2, 3]])})
+        >>> generator.keep.shape
+        torch.Size([1, 2, 1, 3, 3])
+        >>> generator(AttentionSite(shape=(1, 8, 3, 3), layer=1, num_layers=2)).scores.shape
+        torch.Size([1, 1, 3, 3])
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        num_layers: int,
+        max_length: int = 512,
+        *,
+        initial_keep: InnerProbability = 0.9,
+        decisions: Granularity = "unit",
+        masks_per_layer: int = 1,
+        num_heads: int = 1,
+        feed_forward: bool = False,
+        causal: bool = False,
+        position_offset: int = 0,
+        pad_token_id: int | None = None,
+        shared_tables: Sequence[str] = (),
+        patch: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.vocab_size = whole_number("vocab_size", vocab_size, least=0 if patch else 1)
+        self.hidden_size = whole_number("hidden_size", hidden_size)
+        self.num_layers = whole_number("num_layers", num_layers)
+        self.max_length = whole_number("max_length", max_length)
+        self.masks_per_layer = whole_number("masks_per_layer", masks_per_layer)
+        self.num_heads = whole_number("num_heads", num_heads)
+        self.initial_keep = inner_probability("initial_keep", initial_keep)
+        self.decisions = one_of("decisions", decisions, get_args(Granularity))
+        self.decides_for_batch = decisions == "batch"
+        self._decisions = Decisions(self.decisions, num_heads, masks_per_layer)
+        if masks_per_layer > 1 < num_heads:
+            raise InputError(
+                f"Expected `masks_per_layer` to be 1 with `num_heads` {num_heads}, because each head has its own draw "
+                f"already, got {masks_per_layer}."
+            )
+        self.feed_forward = true_or_false("feed_forward", feed_forward)
+        self.causal = true_or_false("causal", causal)
+        self.position_offset = whole_number("position_offset", position_offset, least=0)
+        self.pad_token_id = pad_token_id
+        self.patch = None if patch is None else [whole_number("patch", size) for size in patch]
+        if self.patch is not None and (len(self.patch) != 3 or causal or shared_tables):
+            raise InputError(
+                "Expected `patch` to be channels, height and width, without `causal` and `shared_tables`, got "
+                f"{self.patch}."
+            )
+        self.network = GeneratorNetwork(
+            vocab_size,
+            hidden_size,
+            num_layers,
+            max_length + position_offset,
+            num_heads,
+            initial_logit=math.log(initial_keep / (1 - initial_keep)),
+            position_offset=position_offset,
+            feed_forward=feed_forward,
+            shared_tables=shared_tables,
+            patch=self.patch,
+        )
+        self.shared_tables = list(shared_tables)
+        self._inputs: TokenInputs | ImageInputs = (
+            TokenInputs(max_length, pad_token_id, causal=causal)
+            if self.patch is None
+            else ImageInputs(self.patch, vocab_size, max_length)
+        )
+        self.keep: Tensor | None = None
+        self.opposite_keep: Tensor | None = None
+        self._given = GivenMasks()
+        self._calibrated = False
+        self._relaxed: Relaxed | None = None
+
+    @classmethod
+    def for_model(
+        cls,
+        model: nn.Module,
+        *,
+        initial_keep: InnerProbability = 0.9,
+        decisions: Granularity = "unit",
+        masks_per_layer: int = 1,
+        num_heads: int = 1,
+        feed_forward: bool = False,
+        share_embeddings: bool = False,
+        example_inputs: Any = None,
+    ) -> GNetProvider:
+        """Make a G-Net with the model's depth, on its device, with copies of its token and position embeddings.
+
+        Args:
+            model: a model that takes token ids, or a Vision Transformer, whose patches the G-Net reads. If it has no
+                table of absolute positions, or none that can be told by its name, positions are learned from scratch.
+            initial_keep: initial mean probability of keeping a position.
+            decisions: what is drawn at once: "unit" (each position), "key" or "batch".
+            masks_per_layer: 1, or the model's number of heads.
+            num_heads: 1, or the model's number of heads.
+            feed_forward: add a feed-forward block after each attention of the G-Net.
+            share_embeddings: read the model's embeddings instead of copying them.
+            example_inputs: as in :func:`attnreg.attach`.
+
+        Raises:
+            ValueError: if the model has no single table of token embeddings, and does not cut images into patches.
+            NoAttentionError: if no attention is found in the model.
+
+        Example:
+            >>> from transformers import BertConfig, BertModel
+            >>> config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=3, num_attention_heads=2)
+            >>> generator = GNetProvider.for_model(BertModel(config))
+            >>> generator.num_layers, generator.hidden_size, generator.max_length
+            (3, 8, 512)
+        """
+        true_or_false("share_embeddings", share_embeddings)
+        found = measured(model, example_inputs, share_embeddings=share_embeddings)
+        generator = cls(
+            **found.sizes,
+            initial_keep=initial_keep,
+            decisions=decisions,
+            masks_per_layer=masks_per_layer,
+            num_heads=num_heads,
+            feed_forward=feed_forward,
+        )
+        generator._read_tables(model)
+        found.copy_into(generator.network)
+        return generator.to(found.device)
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        if self._relaxed is None or site.stack != self._stack:
+            return self.mask_of(site, self.keep)
+        self._check_heads(site)
+        mask = self._relaxed.masks[site.layer]
+        return Mask(normalized=mask, kept=mask.detach() > 0.5)
+
+    def mask_of(self, site: AttentionSite, keep: Tensor | None) -> Mask | None:
+        """Return the mask of a site from masks of all layers, ``(B, L, M, N, N)``."""
+        if site.stack != self._stack:
+            return None
+        if keep is None:
+            raise RuntimeError("No masks were drawn for this forward pass: call the attached model, not a part of it.")
+        batch, _, queries, keys = site.shape
+        self._check_heads(site)
+        if (batch, queries, keys) != (keep.shape[0], *keep.shape[3:]):
+            raise InputError(
+                f"G-Net masks self-attention over the model's {keep.shape[0]} inputs of {keep.shape[3]} "
+                f"tokens, but {site.name} has (B, H, Q, K) = {tuple(site.shape)}: attach it to other `modules`."
+            )
+        return Mask(scores=keep[:, site.layer])
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        depths = {site.num_layers for site in sites if site.stack == self._stack}
+        if depths != {self.num_layers}:
+            raise InputError(
+                f"This G-Net was made for {self.num_layers} {self._stack} layers, but the model has "
+                f"{depths.pop() if depths else 'none'}: use `GNetProvider.for_model(model)`."
+            )
+        for site in sites:
+            if site.stack == self._stack:
+                self._check_heads(site)
+        self._read_tables(model)
+
+    def _check_heads(self, site: SiteInfo) -> None:
+        for name, number in (("masks_per_layer", self.masks_per_layer), ("num_heads", self.num_heads)):
+            if site.heads is not None and number not in (1, site.heads):
+                raise InputError(
+                    f"Expected `{name}` to be 1 or {site.heads}, the number of heads at {site.name}, got {number}."
+                )
+
+    def _read_tables(self, model: nn.Module) -> None:
+        if self.shared_tables:
+            rows = {"tokens": self.vocab_size, "positions": self.max_length + self.position_offset}
+            wanted = {name: rows[name] for name in self.shared_tables}
+            self.network.tables = tables_to_share(model, wanted, self.hidden_size)
+
+    def learned_parameters(self) -> list[nn.Parameter]:
+        """Return none: masks have no gradient, and AttendOut has a separate optimizer for the G-Net."""
+        return []
+
+    @torch.no_grad()
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        """Draw the masks of all layers for one forward pass of the main model, and store them in ``keep``."""
+        if not self._given.taken() and self._relaxed is None:
+            self._calibrate_once(inputs)
+            self.keep = self._decisions.draw(self.logits(inputs), self.units(inputs))
+
+    def sample(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Draw the masks of the main model's next forward pass, which must be on the same inputs.
+
+        Args:
+            inputs: the main model's inputs.
+
+        Returns:
+            ``(B,)``, the mean log-probability of the masks, as in :meth:`log_prob`; differentiable.
+        """
+        self._calibrate_once(inputs)
+        logits, units = self.logits(inputs), self.units(inputs)
+        self.keep = self._decisions.draw(logits.detach(), units)
+        self._given.give()
+        return self._decisions.log_prob(logits, units, self.keep)
+
+    def sample_opposites(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Draw masks and their opposites, for the next forward passes of the main model and of another model.
+
+        Args:
+            inputs: the inputs of both models.
+
+        Returns:
+            the mean log-probability of both, ``(B,)``, differentiable.
+        """
+        self._calibrate_once(inputs)
+        logits, units = self.logits(inputs), self.units(inputs)
+        self.keep, self.opposite_keep = self._decisions.draw_opposites(logits.detach(), units)
+        self._given.give()
+        first, second = (self._decisions.log_prob(logits, units, keep) for keep in (self.keep, self.opposite_keep))
+        return first, second
+
+    def opposite(self) -> MaskProvider:
+        """Return a provider that masks another model with the opposites drawn by :meth:`sample_opposites`."""
+        return Opposite(self)
+
+    @contextmanager
+    def relaxed(self, inputs: Mapping[str, Any], share: float) -> Iterator[Relaxed]:
+        """Draw masks, a share of them between 0 and 1, which all forward passes within the block share.
+
+        Such a mask multiplies the attention weights, which are then normalized again.
+
+        Args:
+            inputs: the main model's inputs.
+            share: probability that a decision is replaced by a value drawn evenly from [0, 1].
+        """
+        self._calibrate_once(inputs)
+        self._relaxed = self._decisions.draw_relaxed(self.logits(inputs), self.units(inputs), share)
+        try:
+            yield self._relaxed
+        finally:
+            self._relaxed = None
+
+    @torch.no_grad()
+    def keep_probability(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the probability of keeping each unit, ``(B, L, G, N, N)``."""
+        return self._decisions.probability(self.logits(inputs), self.units(inputs))
+
+    @torch.no_grad()
+    def calibrate(self, inputs: Mapping[str, Any]) -> None:
+        """Set each layer's bias so that its decisions keep with a mean probability of ``initial_keep``.
+
+        The first training batch does this by itself. A saved G-Net is not calibrated again when it is loaded.
+
+        Args:
+            inputs: the main model's inputs.
+        """
+        logits, valid = self._decisions.pooled(self.logits(inputs), self.units(inputs))
+        bias = self.network.bias
+        for layer in range(self.num_layers) if valid.any() else ():
+            each = logits[:, layer] - bias[layer]
+            bias[layer] = shift_to(self.initial_keep, each[valid[:, 0].expand(each.shape)])
+        self._calibrated = True
+
+    def _calibrate_once(self, inputs: Mapping[str, Any]) -> None:
+        if not self._calibrated:
+            self.calibrate(inputs)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the biases have been set to ``initial_keep``."""
+        return self._calibrated
+
+    @override
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self._calibrated, device=self.network.bias.device)
+
+    @override
+    def set_extra_state(self, state: Tensor) -> None:
+        self._calibrated = bool(state)
+
+    def logits(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Compute the logits of keeping each unit.
+
+        Args:
+            inputs: the main model's inputs: ``input_ids`` ``(B, N)`` (or else the first integer tensor of at least two
+                dimensions) and, optionally, ``attention_mask`` ``(B, N)``; for images, ``pixel_values``.
+
+        Returns:
+            ``(B, L, G, N, N)``.
+        """
+        return self.network(self._inputs.read(inputs), self._inputs.allowed(inputs))
+
+    def units(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Find the valid units, ``(B, N, N)``, bool: real keys of real query rows."""
+        allowed = self._inputs.allowed(inputs)
+        return functional.units(allowed, allowed.shape)
+
+    def log_prob(self, inputs: Mapping[str, Any], keep: Tensor) -> Tensor:
+        r"""Compute the mean log-probability of masks, differentiable with respect to the G-Net.
+
+        Args:
+            inputs: the main model's inputs for which the masks were drawn.
+            keep: the masks, bool, ``(B, L, M, N, N)``, a former ``keep``.
+
+        Returns:
+            ``(B,)``: :math:`(1/n) \sum \log P(d)` over the decisions of all layers.
+        """
+        return self._decisions.log_prob(self.logits(inputs), self.units(inputs), keep)
+
+    @property
+    def _stack(self) -> str:
+        return "decoder" if self.causal else "encoder"

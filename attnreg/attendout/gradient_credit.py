@@ -1,0 +1,236 @@
+"""Credit by gradient: teach a Generator how the Attacker's update under its masks changes the reward loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from attnreg import functional
+from attnreg.arguments import (
+    NotNegative,
+    Probability,
+    ProbabilityBelowOne,
+    inner_probability,
+    not_negative,
+    probability_below_one,
+)
+from attnreg.errors import InputError
+from attnreg.regularizer.loss import LossFunction, loss_of
+from attnreg.training.method import Batch, Updater
+
+MOMENTUM = 0.9  # of the running deviation of credit
+STEP = 0.01  # length of the finite difference in the space of parameters, as in DARTS (arXiv 1806.09055)
+
+
+class GradientCredit:
+    r"""Update a Generator by how the Attacker's next update changes the reward loss R, to first order.
+
+    A step of gradient descent under masks M is :math:`-\eta\, g(M)` with :math:`g(M) = \nabla_\theta L(\theta; M)`. It
+    changes R by :math:`-\eta\, \lVert \nabla_\theta R \rVert\, v^\top g(M)`, where v is the gradient of R, of unit
+    length. Adam gives its steps a length of its own, so that the direction counts. The Generator therefore ascends the
+    cosine
+
+    .. math:: c(M) = v^\top \hat g(M), \qquad \hat g = g / \lVert g \rVert, \qquad
+              \nabla_M c = \frac{\nabla_M\, u^\top g(M)}{\lVert g \rVert}, \quad u = v - c\, \hat g,
+
+    .. math:: u^\top g(M) = \frac{d}{d\epsilon} L(\theta + \epsilon u; M)
+              \approx \frac{L(\theta + \epsilon u; M) - L(\theta - \epsilon u; M)}{2 \epsilon}
+
+    in expectation over its masks. The gradient reaches it through a random share of the decisions, whose values are
+    drawn evenly from [0, 1]: the mean slope over [0, 1] is the difference between keeping and dropping. That takes a
+    forward and a backward pass on reward rows and on the training batch, and two forward passes and two backward
+    passes, to the masks alone, on the training batch. No score and no winner is needed. The credit of the units is
+    divided by its running deviation; ``price`` times the mean Kullback-Leibler divergence of the decisions from
+    ``initial_keep`` is subtracted.
+
+    One batch says little, and rates that follow it swing. The G-Net therefore draws its masks with a moving average of
+    its weights, :math:`\bar\phi \leftarrow \beta \bar\phi + (1 - \beta)\, \phi`, with β = ``averaging``; the credit is
+    that of the latest weights, :math:`\phi`.
+
+    Args:
+        generator: a G-Net.
+        optimizer: the G-Net's optimizer.
+        updater: gives precision and processes.
+        attacker: the model that the G-Net masks.
+        reward_batch: returns the reward batch of an update, numbered from 0.
+        share: probability that a decision is replaced by a value drawn evenly from [0, 1].
+        price: weight of the divergence from ``initial_keep``.
+        averaging: decay of the moving average; 0 draws with the latest weights.
+        max_grad_norm: clip the G-Net's gradient to this norm.
+        loss_function: computes L and R from the Attacker's output and the batch; by default the output's ``loss``.
+
+    Reference:
+        This project's own; the finite difference is that of DARTS (arXiv 1806.09055), Eq. 8.
+    """
+
+    used_baseline = None
+
+    def __init__(
+        self,
+        generator: nn.Module,
+        optimizer: Optimizer,
+        updater: Updater,
+        *,
+        attacker: nn.Module,
+        reward_batch: Callable[[int], Batch],
+        share: Probability = 0.25,
+        price: NotNegative = 0.03,
+        averaging: ProbabilityBelowOne = 0.98,
+        max_grad_norm: float | None = 1.0,
+        loss_function: LossFunction | None = None,
+    ) -> None:
+        if not hasattr(generator, "relaxed"):
+            raise InputError(f"{type(generator).__name__} cannot be taught by gradient: it has no `relaxed` masks.")
+        if updater.accelerator is not None and updater.accelerator.mixed_precision == "fp16":
+            raise InputError("Credit 'gradient' needs float32 or bfloat16: float16 rounds small gradients to zero.")
+        self.share = inner_probability("share", share)
+        self.price = not_negative("price", price)
+        self.averaging = probability_below_one("averaging", averaging)
+        self.optimizer = optimizer
+        self.attacker = attacker
+        self._loss_function = loss_function
+        self.reward_batch = reward_batch
+        self._generator: Any = generator
+        self._updater = updater
+        self._own_updater = Updater(max_grad_norm)
+        self._square, self._updates = 0.0, 0
+        self._latest: list[Tensor] = []  # the weights that learn, while the G-Net holds their average
+
+    def draw(self, batch: Batch) -> None:
+        """Update the G-Net before the Attacker trains on a batch under new masks."""
+        if not getattr(self._generator, "calibrated", True):
+            self._generator.calibrate(batch)  # the average begins with the calibrated weights
+        with self._latest_weights():
+            self._learn(batch, self._direction(self.reward_batch(self._updates)))
+
+    def _learn(self, batch: Batch, direction: Mapping[str, Tensor]) -> None:
+        with self._generator.relaxed(batch, self.share) as relaxed:
+            direction, length = self._across(batch, direction)
+            credit = [self._slopes(batch, relaxed.masks, direction, sign) for sign in (1, -1)]
+        slopes = [(up - down) * (length / 2) for up, down in zip(*credit, strict=True)]
+        of_logits = relaxed.gradient(slopes)
+        count = max(1, int(relaxed.valid.sum()))
+        self._updates += 1
+        square = self._updater.mean(of_logits.double().square().sum() / count)  # the same in all processes
+        self._square = MOMENTUM * self._square + (1 - MOMENTUM) * float(square)
+        deviation = math.sqrt(self._square / (1 - MOMENTUM**self._updates)) or 1.0
+        divergence = functional.bernoulli_kl(relaxed.logits, self._generator.initial_keep)[relaxed.valid].mean()
+        torch.autograd.backward([relaxed.logits, self.price * divergence], [-of_logits / (deviation * count), None])
+        self._updater.average_gradients(self._generator.parameters())
+        self._own_updater.step(self._generator, self.optimizer)
+
+    @contextmanager
+    def _latest_weights(self) -> Iterator[None]:
+        """Let the G-Net hold its latest weights within the block, and their moving average again after it."""
+        if not self.averaging:
+            yield
+            return
+        trained = [each for group in self.optimizer.param_groups for each in group["params"]]
+        averages = [each.detach().clone() for each in trained]
+        _copy(self._latest or averages, trained)
+        try:
+            yield
+        finally:
+            self._latest = [each.detach().clone() for each in trained]
+            get_ema_multi_avg_fn(self.averaging)(averages, self._latest, None)
+            _copy(averages, trained)
+
+    def check_drawn(self) -> None:
+        """Do nothing: the credit does not depend on the masks that the Attacker trains under."""
+
+    def _direction(self, batch: Batch) -> dict[str, Tensor]:
+        """Return v, the gradient of the reward loss, by parameter, with length :data:`STEP`."""
+        self.attacker.eval()
+        names, parameters = zip(*((n, p) for n, p in self.attacker.named_parameters() if p.requires_grad), strict=True)
+        with self._updater.autocast():
+            loss = loss_of(self.attacker(**batch), batch, self._loss_function)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        self.attacker.train()
+        held = {name: each for name, each in zip(names, gradients, strict=True) if each is not None}
+        return _scaled(held, STEP / (_length(held) or 1.0))
+
+    def _across(self, batch: Batch, direction: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], float]:
+        """Return u, with length :data:`STEP`, and what its slopes are multiplied by to be those of the cosine."""
+        trained = dict(self.attacker.named_parameters())
+        with self._same_draws(), self._updater.autocast():
+            loss = loss_of(self.attacker(**batch), batch, self._loss_function)
+            found = torch.autograd.grad(loss, [trained[name] for name in direction], allow_unused=True)
+        gradients = {name: each for name, each in zip(direction, found, strict=True) if each is not None}
+        length = _length(gradients) or 1.0
+        along = sum(float((direction[name] * each).sum()) for name, each in gradients.items()) / length**2
+        across = {
+            name: each - along * gradients[name] if name in gradients else each for name, each in direction.items()
+        }
+        rest = _length(across) or 1.0
+        return _scaled(across, STEP / rest), rest / (STEP * length)
+
+    def _slopes(
+        self, batch: Batch, masks: Sequence[Tensor], direction: Mapping[str, Tensor], sign: int
+    ) -> list[Tensor]:
+        """Return the gradient of the training loss with respect to the masks, at shifted parameters."""
+        with self._same_draws(), self._shifted(direction, sign):
+            with self._updater.autocast():
+                loss = loss_of(self.attacker(**batch), batch, self._loss_function)
+            found = torch.autograd.grad(loss, list(masks), allow_unused=True)
+        return [torch.zeros_like(mask) if one is None else one for mask, one in zip(masks, found, strict=True)]
+
+    def _same_draws(self) -> AbstractContextManager[None]:
+        """Let all passes begin with the same random state, so that they do not differ by the model's own dropout."""
+        device = next(self.attacker.parameters()).device
+        return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+    @contextmanager
+    def _shifted(self, direction: Mapping[str, Tensor], sign: int) -> Iterator[None]:
+        parameters = dict(self.attacker.named_parameters())
+        before = {name: parameters[name].detach().clone() for name in direction}
+        try:
+            with torch.no_grad():
+                for name, each in direction.items():
+                    parameters[name].add_(each, alpha=sign)
+            yield
+        finally:
+            with torch.no_grad():
+                for name, each in before.items():
+                    parameters[name].copy_(each)
+
+    def update(self, rewards: Sequence[Tensor]) -> None:
+        """Do nothing at the end of a round: each step has updated the G-Net."""
+
+    def forget(self) -> None:
+        """Do nothing at the end of a round."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to resume."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "squares": [self._square, self._updates],
+            "latest": list(self._latest),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state returned by :meth:`state_dict`."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._square, self._updates = state["squares"]
+        device = next(self._generator.parameters()).device
+        self._latest = [each.to(device) for each in state["latest"]]
+
+
+def _length(gradients: Mapping[str, Tensor]) -> float:
+    return math.sqrt(sum(float((each**2).sum()) for each in gradients.values()))
+
+
+def _scaled(gradients: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
+    return {name: each * factor for name, each in gradients.items()}
+
+
+@torch.no_grad()
+def _copy(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)

@@ -1,0 +1,212 @@
+"""Scores, rewards and winner rules of AttendOut, each a small function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnreg.attribution.outputs import needed_labels_of, predictions_of
+from attnreg.errors import InputError
+from attnreg.training.method import IGNORED, Batch
+from attnreg.training.micro_batches import aligned_labels
+
+ScoreName = Literal["loss", "accuracy"]
+RewardName = Literal["scaled", "gap", "sign", "standardized"]
+RewardPer = Literal["round", "sample"]
+WinnerName = Literal["evidence", "greedy", "proportional", "none"]
+Score = Callable[[nn.Module, Batch], Tensor]
+Reward = Callable[[Tensor], Tensor]
+Winner = Callable[[Tensor, Tensor], Tensor]
+
+
+def negative_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the log-likelihood of the labels per sample, ``(B,)``; for regression, minus the squared error."""
+    logits, labels = _predicted(model, batch)
+    if not labels.is_floating_point():
+        per_label = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
+        counted = (labels != IGNORED).view(len(labels), -1)
+        return -per_label.view(counted.shape).sum(1) / counted.sum(1).clamp(min=1)
+    return -F.mse_loss(logits.view(len(labels), -1), labels.view(len(labels), -1), reduction="none").mean(1)
+
+
+def _predicted(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return logits, and labels at the positions whose logits predict them."""
+    output: Any = model(**batch)
+    logits = predictions_of(output)
+    assert logits is not None, f"{type(model).__name__} returned no logits"
+    return logits, aligned_labels(model, needed_labels_of(batch, logits))
+
+
+def correctness(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the accuracy per sample, ``(B,)``.
+
+    For words and tokens, it is the fraction of a sample's labels that are right. A generated text is scored token by
+    token, each given the right tokens before it.
+
+    Raises:
+        InputError: for regression, where accuracy is not defined.
+    """
+    logits, labels = _predicted(model, batch)
+    if labels.is_floating_point():
+        raise InputError("Score 'accuracy' needs classes as labels, got numbers. Use score 'loss' for regression.")
+    counted = (labels != IGNORED).view(len(labels), -1)
+    right = (logits.argmax(-1) == labels).view(counted.shape) & counted
+    return right.sum(1) / counted.sum(1).clamp(min=1)
+
+
+SCORES: dict[str, Score] = {"loss": negative_loss, "accuracy": correctness}
+
+
+class MetricScore:
+    """A metric of all scored rows together, such as Matthews' correlation or F1, for tasks with one label per row.
+
+    A metric has no score per row, hence no standard error: the winner ``"evidence"`` then is ``"greedy"``.
+
+    Args:
+        metric: maps labels and predictions, as lists of numbers, to the metric; higher is better.
+
+    Example:
+        >>> score = MetricScore(lambda labels, predictions: sum(a == b for a, b in zip(labels, predictions)))
+        >>> score.over(torch.tensor([[1.0, 1.0], [0.0, 1.0]]))
+        tensor([1.])
+    """
+
+    def __init__(self, metric: Callable[[list[float], list[float]], float]) -> None:
+        self.metric = metric
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return label and prediction of each row, ``(B, 2)``.
+
+        Raises:
+            InputError: if a row has several labels.
+        """
+        logits, labels = _predicted(model, batch)
+        if labels.numel() != len(labels):
+            raise InputError(f"A metric needs one label per row, got labels of shape {tuple(labels.shape)}.")
+        answers = logits.flatten(1).argmax(1) if not labels.is_floating_point() else logits.flatten()
+        return torch.stack([labels.flatten().double(), answers.double()], 1)
+
+    def over(self, pairs: Tensor) -> Tensor:
+        """Return the metric of all rows, ``(1,)``, from their labels and predictions ``(n, 2)``."""
+        labels, predictions = pairs.t().tolist()
+        return torch.tensor([float(self.metric(labels, predictions))])
+
+
+def standardized_gap(gaps: Tensor) -> Tensor:
+    """Return the mean gap over its standard error, clamped to ±3, 0-d; its scale is the same for all tasks.
+
+    Example:
+        >>> standardized_gap(torch.tensor([1.0, 2.0, 3.0, 2.0])), standardized_gap(torch.zeros(4))
+        (tensor(3.), tensor(0.))
+    """
+    if len(gaps) < 2:
+        return gaps.mean().sign()
+    error = gaps.std() / len(gaps) ** 0.5
+    return (gaps.mean() / error.clamp(min=torch.finfo(gaps.dtype).tiny)).clamp(-3.0, 3.0)
+
+
+class RewardRule:
+    """Turn gaps, the Attacker's scores minus the Defender's on the same rows, into rewards.
+
+    ``"gap"`` is the gap itself, ``"sign"`` its sign, ``"standardized"`` the mean gap over its standard error, and
+    ``"scaled"`` the gap, of which :class:`attnreg.attendout.reinforce.Reinforce` divides the difference to the baseline
+    by its running deviation. Scaled rewards keep their scale from round to round, so that noise around an equal score
+    stays small; a standardized gap is as large for noise as for a difference.
+
+    Args:
+        reward: one of these names, or a function of the gaps ``(n,)``.
+        per: ``"round"`` (0-d, of the mean gap) or ``"sample"`` (``(n,)``, of each gap).
+
+    Example:
+        >>> RewardRule("sign", "sample")(torch.tensor([0.5, -0.1])), RewardRule("gap")(torch.tensor([0.5, -0.1]))
+        (tensor([ 1., -1.]), tensor(0.2000))
+    """
+
+    def __init__(self, reward: RewardName | Reward, per: RewardPer = "round") -> None:
+        if not callable(reward) and reward not in get_args(RewardName):
+            known = ", ".join(get_args(RewardName))
+            raise InputError(f"Expected `reward` to be a function or one of {known}, got {reward!r}.")
+        if reward == "standardized" and per == "sample":
+            raise InputError("Expected `reward_per` 'round' with reward 'standardized', got 'sample'.")
+        self.reward, self.per = reward, per
+        self.is_scaled = reward == "scaled"
+
+    def __call__(self, gaps: Tensor) -> Tensor:
+        """Return the reward, 0-d, or rewards, ``(n,)``, from gaps ``(n,)``.
+
+        Raises:
+            InputError: if a function returns another shape.
+        """
+        if self.reward == "standardized":
+            return standardized_gap(gaps)
+        if not callable(self.reward):
+            values = gaps if self.per == "sample" else gaps.mean()
+            return values.sign() if self.reward == "sign" else values
+        reward = torch.as_tensor(self.reward(gaps)).float()
+        wanted = gaps.shape if self.per == "sample" else torch.Size([])
+        if reward.shape != wanted:
+            raise InputError(
+                f"Expected `reward` to return shape {tuple(wanted)} with `reward_per` {self.per!r}, got "
+                f"{tuple(reward.shape)}."
+            )
+        return reward
+
+
+def by_evidence(attacker: Tensor, defender: Tensor) -> Tensor:
+    """Return the probability, 0-d, that the Attacker is better, given the scores: Φ of the standardized gap.
+
+    A single score has no standard error: the better one then wins.
+    """
+    if len(attacker) < 2:
+        return greedy(attacker, defender)
+    return torch.special.ndtr(standardized_gap(attacker - defender))
+
+
+def greedy(attacker: Tensor, defender: Tensor) -> Tensor:
+    """Return 1 if the Attacker's mean score is higher, 0 if it is lower and 0.5 in a tie."""
+    return 0.5 + 0.5 * (attacker - defender).mean().sign()
+
+
+def proportional(attacker: Tensor, defender: Tensor) -> Tensor:
+    """Return the Attacker's share of the sum of both mean scores; close to 0.5 for similar networks.
+
+    Raises:
+        InputError: if a mean score is negative, as log-likelihoods are.
+    """
+    a, d = attacker.mean(), defender.mean()
+    if min(a, d) < 0:
+        raise InputError(
+            "Winner 'proportional' needs scores of 0 or more, but a mean score is negative. Use score 'accuracy', or "
+            "winner 'evidence'."
+        )
+    return torch.where(a + d > 0, a / (a + d), torch.full_like(a, 0.5))
+
+
+WINNERS: dict[str, Winner] = {"evidence": by_evidence, "greedy": greedy, "proportional": proportional}
+
+
+def reinforce_loss(log_prob: Tensor, reward: Tensor | float, baseline: Tensor | float) -> Tensor:
+    r"""Return the loss whose negative gradient is REINFORCE's estimate of the gradient of the expected reward.
+
+    .. math:: -\frac{1}{B} \sum_b \log P(a_b)\, (r - b)
+
+    Args:
+        log_prob: log-probability of the actions of each sample, mean over units, ``(B,)``.
+        reward: reward r, 0-d, or ``(B,)`` for one reward per sample.
+        baseline: baseline b, the moving average of rewards.
+
+    Returns:
+        The loss, 0-d.
+
+    Reference:
+        AttendOut (arXiv 2104.04692), Eq. 5; Williams, 1992.
+
+    Example:
+        >>> reinforce_loss(torch.tensor([-0.5, -1.5]), torch.tensor(2.0), baseline=1.0)
+        tensor(1.)
+    """
+    return -(log_prob * (reward - baseline)).mean()

@@ -1,0 +1,144 @@
+"""The report of a search: ``report.md``, ``report.html``, ``winner.json``, ``plots/``."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from attnreg._files import replaced_file
+from attnreg.experiments.compare import document
+from attnreg.experiments.compare.document import Block, Code, Heading, Paragraph, Picture, Table
+from attnreg.experiments.compare.planned import finished_of
+from attnreg.experiments.compare.search.search import Search
+from attnreg.experiments.compare.search.trials import Trials, Tried
+from attnreg.experiments.compare.study import SEARCH_SEED
+from attnreg.experiments.compare.winner import Winner
+from attnreg.experiments.results.plots.progress import plot_progress
+from attnreg.experiments.results.plots.style import dark_path
+
+_BEST = 5
+_ENOUGH = 10  # complete trials, to say which parameters matter
+
+
+def write_report(search: Search, trials: Trials, command: Sequence[str]) -> Table | None:
+    """Write the winner and the report; return the table of the best trials, or ``None`` if no trial is complete.
+
+    Args:
+        search: the search.
+        trials: its trials.
+        command: the words of the command that made it.
+    """
+    winner = search.winner(trials)
+    if winner is None:
+        return None
+    winner.write(search.folder)
+    best = _table(_ranked(trials)[:_BEST])
+    metric = str(search.run(_ranked(trials)[0], 0).reader.result["metric"])
+    blocks: list[Block] = [
+        Heading(f"Search on {winner.task}: {metric} on held-out rows"),
+        Code([shlex.join(command)]),
+        Paragraph(summary(search, trials)),
+        Paragraph(_scored(search)),
+        Heading("Winner"),
+        Paragraph(
+            "The best mean of many is too high by chance. Compare the winner on dev, with other seeds, in one of these "
+            "ways; the first also tells the number of tries."
+        ),
+        Code([as_method(search), pasted(search, winner)]),
+        Heading(f"The best {len(best.rows)} trials"),
+        best,
+        Heading("Progress"),
+        _progress(trials, metric, search.seeds, search.folder / "plots"),
+        *_importances(trials),
+        Heading("All trials"),
+        _table(trials.all),
+        Paragraph(
+            "Complete: scored with all seeds. Stopped: worse than the best trial at that time, seed by seed "
+            f"(Wilcoxon's signed-rank test, p < {search.prune_p:g}). Failed: a run ended without a result."
+        ),
+    ]
+    failed = (trial for trial in trials.all if trial.failure is not None)
+    blocks += [Paragraph(f"trial-{trial.number} failed: {trial.failure}") for trial in failed]
+    contents = {"md": document.markdown(blocks, search.folder), "html": document.self_contained_html(blocks)}
+    for suffix, content in contents.items():
+        with replaced_file(search.folder / f"report.{suffix}") as file:
+            file.write(content)
+    return best
+
+
+def summary(search: Search, trials: Trials) -> str:
+    """Say how many trials and runs there were, and what they cost."""
+    states = [trial.state for trial in trials.all]
+    names = {"complete": "complete", "stopped": "stopped early", "failed": "failed", "running": "unfinished"}
+    told = ", ".join(f"{states.count(state)} {name}" for state, name in names.items() if state in states)
+    results = [run.reader.result for trial in trials.all for run in finished_of(search.runs_of(trial))]
+    cost = f"{sum(float(result['seconds']) for result in results) / 60:.1f} min, one after another"
+    if all("training_cpu_seconds" in result for result in results):
+        cpu = sum(float(result["training_cpu_seconds"]) for result in results)
+        cost += f" (training: {cpu / 60:.1f} min of CPU time)"
+    return f"{len(states)} trials ({told}) in {trials.runs} runs of at most {search.runs}. The runs took {cost}."
+
+
+def as_method(search: Search) -> str:
+    """Return the command that compares the winner, by the folder of the search."""
+    return shlex.join(["attnreg", "compare", "finetune", f"best=@{search.folder}", *search.options])
+
+
+def pasted(search: Search, winner: Winner) -> str:
+    """Return the command that compares the winner, with all its options."""
+    return shlex.join(["attnreg", "compare", "finetune", f"best={winner.method}", *search.options])
+
+
+def _scored(search: Search) -> str:
+    last = SEARCH_SEED + search.seeds - 1
+    seeds = f"seeds {SEARCH_SEED} to {last}" if search.seeds > 1 else f"seed {SEARCH_SEED}"
+    return (
+        f"Each trial is scored on {search.rows} rows held out from train, with {seeds}. Dev was not used. The "
+        f"sampler's seed is {search.sampler_seed}."
+    )
+
+
+def _ranked(trials: Trials) -> list[Tried]:
+    return sorted((trial for trial in trials.all if trial.state == "complete"), key=lambda trial: -trial.mean)
+
+
+def _table(trials: Sequence[Tried]) -> Table:
+    header = ["trial", "mean", f"seeds, from {SEARCH_SEED}", "state", "method"]
+    rows = [
+        [
+            str(trial.number),
+            f"{trial.mean:.4f}" if trial.scores else "none",
+            "  ".join(f"{score:.3f}" for score in trial.scores) or "none",
+            trial.state,
+            trial.method,
+        ]
+        for trial in trials
+    ]
+    return Table(header, rows, texts=(0, 2, 3, 4))
+
+
+def _progress(trials: Trials, metric: str, seeds: int, folder: Path) -> Picture:
+    points: dict[str, list[tuple[int, float]]] = {"complete": [], "stopped": []}
+    for trial in sorted(trials.all, key=lambda trial: trial.ended_after or 0):
+        if trial.state in points and trial.ended_after is not None:
+            points[trial.state].append((trial.ended_after, trial.mean))
+    path = folder / "progress.png"
+    plot_progress(points["complete"], points["stopped"], metric, seeds, path)
+    caption = "Mean score of each trial at the number of runs when it ended; the line is the best so far."
+    return Picture(path, caption, dark_path(path))
+
+
+def _importances(trials: Trials) -> Iterator[Block]:
+    """Say which parameters explain the scores, if there are enough."""
+    found = trials.importances if len(_ranked(trials)) >= _ENOUGH else {}
+    if not found:
+        return
+    yield Heading("Which parameters matter")
+    yield Table(
+        ["parameter", "importance"], [[name, f"{value:.2f}"] for name, value in found.items() if value >= 0.005]
+    )
+    yield Paragraph(
+        "Optuna's estimate of how much each parameter explains of the complete trials' scores, as shares of 1. It is "
+        "rough with few trials. A provider's own name stands for whether it is in the composition."
+    )

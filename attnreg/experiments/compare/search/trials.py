@@ -1,0 +1,226 @@
+"""The trials of a search, which optuna draws and keeps in a file."""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from attnreg.errors import InputError
+from attnreg.experiments.compare.search.space import Space
+
+try:
+    import optuna
+    from optuna.importance import PedAnovaImportanceEvaluator
+    from optuna.samplers import TPESampler
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import FrozenTrial, Trial, TrialState
+except ImportError as error:
+    raise InputError("attnreg search needs optuna: pip install 'attnreg[search]'.") from error
+
+RANDOM_TRIALS = 6  # before the sampler models the scores; a search has few trials
+REPEATS = 50  # draws in a row of methods that were drawn before; then as many at random, then the space is exhausted
+State = Literal["running", "complete", "stopped", "failed"]
+_STATES: dict[TrialState, State] = {
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "stopped",
+    TrialState.FAIL: "failed",
+}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A trial: a method, and its score per seed so far.
+
+    Args:
+        number: the trial's number.
+        method: the recipe with its options.
+        scores: the scores on held-out rows, in the order of the seeds.
+        state: ``"running"``, ``"complete"``, ``"stopped"`` (early) or ``"failed"``.
+        failure: why it has failed.
+        ended_after: the number of runs that the search had made when the trial ended.
+    """
+
+    number: int
+    method: str
+    scores: Sequence[float]
+    state: State
+    failure: str | None = None
+    ended_after: int | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean score over the seeds so far."""
+        return fmean(self.scores)
+
+    @property
+    def runs(self) -> int:
+        """The number of runs that the trial has made."""
+        return len(self.scores) + (self.state == "failed")
+
+
+class Trials:
+    """The trials in a file, from which a search that was killed goes on as if it had not been.
+
+    Args:
+        path: optuna's journal.
+        space: what to draw from.
+        layers: the number of layers of the model, if known.
+        seeds: runs per complete trial.
+        sampler_seed: the seed of the draws.
+        prune_p: the p below which a trial is stopped (Wilcoxon's signed-rank test against the best trial).
+    """
+
+    def __init__(
+        self, path: Path, space: Space, layers: int | None, seeds: int, sampler_seed: int, prune_p: float
+    ) -> None:
+        self._space, self._layers, self._seeds, self._sampler_seed = space, layers, seeds, sampler_seed
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        _mend(path)
+        with _quiet():
+            self._study = optuna.create_study(
+                storage=JournalStorage(JournalFileBackend(str(path))),
+                study_name="search",
+                pruner=optuna.pruners.WilcoxonPruner(p_threshold=prune_p),
+                direction="maximize",
+                load_if_exists=True,
+            )
+        for start in space.starts(layers)[len(self._study.get_trials(deepcopy=False)) :]:  # a kill may have left a part
+            self._study.enqueue_trial(start)
+
+    @property
+    def all(self) -> list[Tried]:
+        """The trials that have been drawn, without repeated ones."""
+        return [_tried(number, trial) for number, trial in enumerate(self._frozen)]
+
+    @property
+    def _frozen(self) -> list[FrozenTrial]:
+        """Optuna's records of these trials."""
+        return [trial for trial in self._study.get_trials(deepcopy=False) if "method" in trial.user_attrs]
+
+    @property
+    def running(self) -> list[Tried]:
+        """The trials that need more runs."""
+        return [trial for trial in self.all if trial.state == "running"]
+
+    @property
+    def best(self) -> Tried | None:
+        """The complete trial with the best mean score; the first of several."""
+        complete = [trial for trial in self.all if trial.state == "complete"]
+        return max(complete, key=lambda trial: trial.mean) if complete else None
+
+    @property
+    def runs(self) -> int:
+        """The number of runs that have been made."""
+        return sum(trial.runs for trial in self.all)
+
+    @property
+    def importances(self) -> dict[str, float]:
+        """How much of the scores' variation each parameter explains; empty if optuna cannot tell."""
+        try:
+            with _quiet():
+                evaluator = PedAnovaImportanceEvaluator()  # needs no scikit-learn, and has no chance
+                return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+        except (ImportError, ValueError, RuntimeError):
+            return {}
+
+    def ask(self) -> Tried | None:
+        """Draw a trial whose method is new; ``None`` if the space seems exhausted."""
+        known = {trial.method for trial in self.all}
+        while self._repeats < 2 * REPEATS:
+            if self._draw(known):
+                return self.all[-1]
+        return None
+
+    @property
+    def _repeats(self) -> int:
+        """The number of last draws in a row that were repeated ones."""
+        frozen = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
+        last = max((trial.number for trial in self._frozen), default=-1)
+        return sum(trial.number > last for trial in frozen)
+
+    def _draw(self, known: Collection[str]) -> bool:
+        """Draw a trial, or finish the draw that a kill has cut off; return whether its method is new."""
+        frozen = self._study.get_trials(deepcopy=False)
+        cut = [trial for trial in frozen if trial.state == TrialState.RUNNING and "method" not in trial.user_attrs]
+        number = cut[0].number if cut else sum(trial.state != TrialState.WAITING for trial in frozen)
+        order = random.Random(f"{self._sampler_seed} {number}")
+        with _quiet():
+            # A sampler per trial, whose seed depends on nothing else: so a search that goes on draws the same.
+            seed = order.getrandbits(31)
+            start = RANDOM_TRIALS if self._repeats < REPEATS else sys.maxsize
+            self._study.sampler = TPESampler(n_startup_trials=start, seed=seed, constant_liar=True)
+            trial = self._opened(cut[0]) if cut else self._study.ask()
+            method = self._space.draw(trial, self._layers, order)
+            if method in known:
+                self._study.tell(trial, state=TrialState.FAIL)  # optuna learns nothing from a repeated one
+            else:
+                trial.set_user_attr("method", method)
+        return method not in known
+
+    def _opened(self, trial: FrozenTrial) -> Trial:
+        return Trial(self._study, trial._trial_id)  # also for a trial of an earlier process
+
+    def report(self, tried: Tried, score: float) -> Tried:
+        """Add the score of a trial's next seed; the trial may end with it."""
+        trial = self._opened(self._frozen[tried.number])
+        with _quiet():
+            trial.report(score, len(tried.scores))
+        return self.settle(tried.number)
+
+    def settle(self, number: int) -> Tried:
+        """End a trial that has all its runs, or that is worse than the best one."""
+        tried, trial = self.all[number], self._opened(self._frozen[number])
+        with _quiet():
+            if len(tried.scores) == self._seeds:
+                self._end(trial, TrialState.COMPLETE, tried.mean)
+            elif len(tried.scores) > 1 and trial.should_prune():  # optuna 4.0 cannot test a single score
+                self._end(trial, TrialState.PRUNED)
+        return self.all[number]
+
+    def fail(self, tried: Tried, reason: str) -> None:
+        """End a trial of which a run has failed."""
+        trial = self._opened(self._frozen[tried.number])
+        trial.set_user_attr("failure", reason)
+        self._end(trial, TrialState.FAIL)
+
+    def _end(self, trial: Trial, state: TrialState, value: float | None = None) -> None:
+        trial.set_user_attr("ended_after", self.runs + (state == TrialState.FAIL))
+        self._study.tell(trial, value, state)
+
+    @property
+    def round(self) -> list[tuple[int, int]]:
+        """Trials and seeds of the last round of runs, so that a search that was killed ends this one first."""
+        return [(number, seed) for number, seed in self._study.user_attrs.get("round", [])]
+
+    @round.setter
+    def round(self, entries: Sequence[tuple[int, int]]) -> None:
+        self._study.set_user_attr("round", [list(entry) for entry in entries])
+
+
+def _tried(number: int, trial: FrozenTrial) -> Tried:
+    scores = [trial.intermediate_values[step] for step in sorted(trial.intermediate_values)]
+    told: dict[str, Any] = trial.user_attrs
+    return Tried(number, told["method"], scores, _STATES[trial.state], told.get("failure"), told.get("ended_after"))
+
+
+def _mend(path: Path) -> None:
+    """Remove what a kill may have left of optuna: a line that was cut off, and a lock. The folder itself is locked."""
+    path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+    if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
+        path.write_bytes(content[: content.rfind(b"\n") + 1])
+
+
+class _quiet(warnings.catch_warnings):  # noqa: N801 (it is used as a function)
+    """Hide warnings within the block: optuna calls the pruner and parts of the sampler experimental."""
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        warnings.simplefilter("ignore")

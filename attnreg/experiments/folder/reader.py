@@ -1,0 +1,126 @@
+"""Reading the files of a run folder."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from attnreg._files import check_checksums, exclusive
+from attnreg.errors import InputError
+
+LOCK = ".lock"
+
+
+class RunReader:
+    """The records in the folder of a run, whatever it has written so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """The run's options.
+
+        Raises:
+            InputError: if the folder holds no run.
+        """
+        config = self._object("config.json") if (self.folder / "config.json").is_file() else {}
+        if "recipe" not in config:
+            raise InputError(f"Expected a run folder, got {self.folder}: it has no config.json with a run's options.")
+        return config
+
+    @functools.cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One object per evaluation."""
+        return self._lines("metrics.jsonl")
+
+    @functools.cached_property
+    def telemetry(self) -> list[dict[str, Any]]:
+        """Losses and drop rates over steps."""
+        return self._lines("telemetry.jsonl")
+
+    @functools.cached_property
+    def result(self) -> dict[str, Any]:
+        """Scores, time and memory of a finished run.
+
+        Raises:
+            InputError: if the run is not finished.
+        """
+        return self._object("result.json")
+
+    @functools.cached_property
+    def predictions(self) -> list[dict[str, Any]]:
+        """Label and prediction of each dev row, in order."""
+        return self._lines("predictions.jsonl")
+
+    @functools.cached_property
+    def probe(self) -> dict[str, Any] | None:
+        """The arguments of a probing run's plot; ``None`` for other runs."""
+        return self._object("probe.json") if (self.folder / "probe.json").is_file() else None
+
+    @property
+    def title(self) -> str:
+        """Recipe, task and seed, as the title of a plot."""
+        return f"{self.config['recipe']} on {self.config['task']}, seed {self.config['seed']}"
+
+    @property
+    def scored_on(self) -> str:
+        """The rows that the scores are for: ``"dev"`` or ``"held-out"``."""
+        own = [self.config.get(name) for name in ("validation_rows", "folds")]
+        return "dev" if own == [None, None] else "held-out"
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The telemetry of AttendOut's rounds, one line per round."""
+        return [line for line in self.telemetry if "winner" in line]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has a result."""
+        return (self.folder / "result.json").is_file()
+
+    @property
+    def running(self) -> bool:
+        """Whether a process is working on the run."""
+        if not (self.folder / LOCK).is_file():
+            return False
+        with exclusive(self.folder / LOCK) as free:
+            return not free
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the run has a checkpoint."""
+        return any((self.folder / "checkpoints").glob("step-*"))
+
+    def check_files(self) -> None:
+        """Compare the result files with their checksums.
+
+        Raises:
+            InputError: if a file has been changed.
+        """
+        try:
+            check_checksums(self.folder)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"The finished run in {self.folder} has been changed: {error}. Remove that folder and repeat the "
+                "command to run it again."
+            ) from error
+
+    def _object(self, name: str) -> dict[str, Any]:
+        path = self.folder / name
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            what = "the run's options in" if name == "config.json" else "a JSON object from"
+            raise InputError(f"Cannot read {what} {path}: {error}.") from error
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.folder / name
+        if not path.is_file():
+            return []
+        try:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+        except ValueError as error:
+            raise InputError(f"Cannot read {path} as JSON: {error}.") from error

@@ -1,0 +1,197 @@
+"""The folder of a run: its options, measurements, model, provider and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from attnreg import __version__
+from attnreg._files import SUMS, checksums_of, exclusive, replaced_file, replaced_folder
+from attnreg.errors import InputError, StoppedError
+from attnreg.experiments.folder.reader import LOCK, RunReader
+from attnreg.experiments.folder.state_files import recover_states, write_state
+from attnreg.experiments.options.content import changed
+from attnreg.experiments.options.settings import Settings
+from attnreg.experiments.tasks.lora import save_model
+
+
+class RunFolder:
+    """The folder that a run writes to.
+
+    Args:
+        path: the folder.
+        writer: whether this process writes files; of several processes, only one does.
+    """
+
+    def __init__(self, path: Path, *, writer: bool = True) -> None:
+        self.path = path
+        self.writer = writer
+        self.checkpoints = path / "checkpoints"
+
+    def check(self, settings: Settings) -> None:
+        """Check, before anything is written, that the run can start or resume here.
+
+        Raises:
+            InputError: if the folder is not empty and ``--resume`` is not given; or if it is given, and the folder
+                holds no run, a run with other options, or one of another version, recipe file or data.
+        """
+        config = self.path / "config.json"
+        if not settings.resume:
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                raise InputError(
+                    f"Expected --output-dir to be new or empty, got {self.path}: choose another folder"
+                    + (", or pass --resume to continue its run." if config.is_file() else ".")
+                )
+            return
+        if not config.is_file():
+            raise InputError(f"No run to resume in {self.path}. Start it without --resume.")
+        try:
+            differences = settings.differences(RunReader(self.path).config)
+        except (TypeError, AttributeError) as error:
+            raise InputError(f"Cannot read the run's options in {config}: {error}.") from error
+        if differences:
+            raise InputError(
+                f"The run in {self.path} was started with other options: resume with {', '.join(differences)}."
+            )
+        if new := changed(settings.content(), RunReader(self.path).config):
+            raise InputError(
+                f"Since the run in {self.path} was started, {' and '.join(new)} changed: start it in a new folder."
+            )
+
+    def create(self, settings: Settings, parameters: Mapping[str, int]) -> None:
+        """Make the folder and write ``config.json``.
+
+        Args:
+            settings: the options of the run.
+            parameters: how many parameters the model has, and how many of them train.
+        """
+        if self.writer:
+            self._make()
+            version = {"attnreg": __version__, "content": settings.content()}
+            self.write("config", {**version, **settings.to_dict(), "parameters": dict(parameters)})
+            self.keep_lines(metrics=0, telemetry=0)  # left by a run that was killed before its first checkpoint
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / LOCK).touch()
+        except OSError as error:
+            raise InputError(f"Cannot write to --output-dir: {error}.") from error
+
+    def append(self, name: str, record: Mapping[str, Any]) -> None:
+        """Add a line to ``name.jsonl``."""
+        if self.writer:
+            with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the folder against other processes within the block.
+
+        Raises:
+            InputError: if another process holds the lock.
+        """
+        if not self.writer:
+            yield
+            return
+        self._make()
+        with exclusive(self.path / LOCK) as free:
+            if not free:
+                raise InputError(f"Another process is writing to {self.path}.")
+            recover_states(self.checkpoints)
+            yield
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """Turn a failure to write a file within the block into a one-sentence error.
+
+        Raises:
+            StoppedError: if a file cannot be written.
+        """
+        try:
+            yield
+        except ConnectionError:  # from a tracker, or a pipe whose reader has gone
+            raise
+        except (OSError, SafetensorError) as error:
+            raise StoppedError(
+                f"Cannot write the run's files: {error}. {self.last_good()}",
+                can_go_on=any(self.checkpoints.glob("step-*")),
+            ) from error
+
+    def save_checkpoint(self, step: int, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint, then remove the previous one."""
+        if self.writer:
+            write_state(self.checkpoints, step, state)
+
+    def remove_checkpoints(self) -> None:
+        """Remove the checkpoints of a finished run."""
+        if self.writer:
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    @property
+    def last_report(self) -> str | None:
+        """The report of a finished run that has no checkpoint to go on from."""
+        path = self.path / "report.md"
+        over = RunReader(self.path).finished and not self.checkpoints.exists() and path.is_file()
+        return path.read_text(encoding="utf-8") if over else None
+
+    def last_good(self) -> str:
+        """Return a sentence that names the last checkpoint."""
+        steps = [int(path.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*")]
+        if not steps:
+            return "The run has no checkpoint yet."
+        return f"The last good checkpoint (step {max(steps)}) is in {self.checkpoints}."
+
+    @property
+    def begun(self) -> bool:
+        """Whether the folder holds a checkpoint or an evaluation, which starting over would lose."""
+        metrics = self.path / "metrics.jsonl"
+        return any(self.checkpoints.glob("step-*")) or (metrics.is_file() and metrics.stat().st_size > 0)
+
+    @property
+    def has_provider(self) -> bool:
+        """Whether the folder holds a saved provider."""
+        return (self.path / "provider").is_dir()
+
+    def write(self, name: str, record: Mapping[str, Any]) -> None:
+        """Write ``name.json`` atomically."""
+        self.write_text(f"{name}.json", json.dumps(record, indent=2) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file atomically."""
+        if self.writer:
+            with replaced_file(self.path / name) as file:
+                file.write(text)
+
+    def write_outcome(self, result: Mapping[str, Any], predictions: Iterable[Mapping[str, Any]]) -> None:
+        """Write the checksums, then ``predictions.jsonl``, then ``result.json``, each atomically."""
+        texts = {
+            "predictions.jsonl": "".join(json.dumps(record) + "\n" for record in predictions),
+            "result.json": json.dumps(result, indent=2) + "\n",
+        }
+        for name, text in {SUMS: checksums_of(texts), **texts}.items():
+            self.write_text(name, text)
+
+    def keep_lines(self, **counts: int) -> None:
+        """Keep only the first ``count`` lines of each ``NAME.jsonl``; the run is about to repeat the rest."""
+        for name, count in counts.items():
+            file = self.path / f"{name}.jsonl"
+            if file.is_file():
+                lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+                self.write_text(file.name, "".join(lines[:count]))
+
+    def save_model(self, model: Any, tokenizer: Any, provider: Any) -> None:
+        """Write ``model/`` and ``provider/``, each atomically."""
+        if not self.writer:
+            return
+        with replaced_folder(self.path / "model") as new:
+            save_model(model, new)
+            tokenizer.save_pretrained(new)
+        if provider is not None:
+            provider.save_pretrained(self.path / "provider")

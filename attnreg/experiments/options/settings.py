@@ -1,0 +1,370 @@
+"""The options that all recipes share, and the settings of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attnreg.experiments.options.content import content_of
+from attnreg.experiments.options.option import option
+from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.kinds import KINDS
+from attnreg.experiments.tasks.task import choose_task
+
+LARGEST = 2**31 - 1
+# Of transformers' schedules, those that need no argument besides the number of steps and differ from each other.
+SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant_with_warmup", "constant")
+OPTIMIZERS = ("adamw", "adafactor", "adagrad", "rmsprop", "sgd")
+DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
+_POSITIVE = click.IntRange(min=1)
+# A resumed run may differ from the original in these.
+NOT_COMPARED = {
+    "output_dir",
+    "resume",
+    "device",
+    "save_steps",
+    "report_to",
+    "flags",
+    "off_flags",
+    "recipe_file",
+    "keep_checkpoints",
+}
+
+
+def _option(group: str, help: str, default: Any = MISSING, *, scope: str = "all", **kwargs: Any) -> Any:
+    """Declare a dataclass field that is also an option of every recipe.
+
+    Args:
+        group: the option's group in ``--help``.
+        help: help text, one sentence.
+        default: default of the field. Without one, an option that is not given takes the task's default.
+        scope: ``"task"`` (defines the task; also an option of ``attnreg evaluate``), ``"all"`` (also an option of
+            ``attnreg compare``) or ``"run"`` (only for a single run).
+        kwargs: further arguments of :func:`click.option`.
+    """
+    shown = {} if default is MISSING else {"default": default}
+    metadata = {"scope": scope, "option": {"group": group, "help": help, **shown, **kwargs}}
+    return field(metadata=metadata, **({} if default is MISSING else {"default": default}))
+
+
+def _of_task(help: str, **kwargs: Any) -> Any:
+    return _option(DATA, help, None, scope="task", **kwargs)
+
+
+def _joined(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> str | None:
+    return ",".join(values) if values else None
+
+
+def _columns(help: str) -> Any:
+    return _of_task(help, multiple=True, callback=_joined)
+
+
+def _task_default(group: str, what: str, **kwargs: Any) -> Any:
+    return _option(group, f"{what} (default: the task's).", **kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The options of one run.
+
+    ``own`` holds the recipe's own options. ``flags`` maps the names of options to their flags, by default the name with
+    dashes, and ``off_flags`` those of switches to the flags that turn them off. ``recipe_file`` is the file that
+    defines the recipe.
+    """
+
+    recipe: str
+    task: str = _option(DATA, "Task to train on; see `attnreg list tasks`.", "agreement")
+    kind: str | None = _of_task("Kind of a custom task (default: classification).", type=click.Choice(list(KINDS)))
+    text_columns: str | None = _columns("Text column of a custom task; for two, use a comma or repeat it.")
+    label_column: str | None = _of_task("Label column of a custom task (default: label).")
+    choice_columns: str | None = _columns("Choice columns of a custom multiple-choice task, or one of lists.")
+    metric: str | None = _of_task("Metric to report first, also to choose the best epoch by (default: the task's).")
+    model: str | None = _option(DATA, "Folder or Hub name of the model (default: the task's).", None)
+    data_dir: str | None = _option(
+        DATA,
+        "Folder with train and validation: .json[l], .csv, .tsv, .parquet or save_to_disk (default: the task's own).",
+        None,
+    )
+    train_size: int | None = _option(
+        DATA, "Train on this many rows, drawn by the seed (default: all).", None, type=_POSITIVE
+    )
+    stratified: bool = _option(
+        DATA, "Draw --train-size so that each class keeps its share (classification).", False, is_flag=True
+    )
+    shots: int | None = _option(
+        DATA, "Train on this many rows of each class, drawn by the seed (classification).", None, type=_POSITIVE
+    )
+    folds: int | None = _option(
+        DATA,
+        "Cross-validation: divide train into this many parts, and score on the part of the seed instead of dev.",
+        None,
+        type=click.IntRange(min=2),
+    )
+    label_noise: float = _option(
+        DATA,
+        "Give this share of the training rows, and of rows held out of train, a wrong label (classification).",
+        0.0,
+        type=click.FloatRange(0, 1),
+    )
+    validation_rows: int | None = _option(
+        DATA, "Hold out this many rows of train and evaluate on them instead of dev.", None, scope="run", type=_POSITIVE
+    )
+    max_length: int = _task_default(DATA, "Maximum tokens per input; longer inputs are cut", type=click.IntRange(min=4))
+    epochs: int = _task_default(TRAINING, "Passes over the training data", type=click.IntRange(1, 100_000))
+    batch_size: int = _task_default(TRAINING, "Rows per optimizer step, over all processes", type=_POSITIVE)
+    learning_rate: float = _task_default(
+        TRAINING, "Peak learning rate of the model", type=click.FloatRange(min=0, min_open=True)
+    )
+    schedule: str = _option(
+        TRAINING,
+        "Schedule of the learning rate, by transformers' name; all but constant begin with a warm-up.",
+        "linear",
+        type=click.Choice(SCHEDULES),
+    )
+    lr_warmup: float = _option(
+        TRAINING,
+        "Fraction of the steps, from the start, in which the learning rate rises from zero to its peak.",
+        0.1,
+        type=click.FloatRange(0, 1),
+    )
+    optimizer: str = _option(
+        TRAINING,
+        "Optimizer of the model, as the Hugging Face Trainer makes it; choose --learning-rate to fit it.",
+        "adamw",
+        type=click.Choice(OPTIMIZERS),
+    )
+    weight_decay: float = _option(
+        TRAINING,
+        "Weight decay of the model's matrices; biases and normalization weights have none.",
+        0.01,
+        type=click.FloatRange(min=0),
+    )
+    layerwise_decay: float = _option(
+        TRAINING,
+        "Learning rate of each block, relative to the block above it; embeddings have the lowest.",
+        1.0,
+        type=click.FloatRange(0, 1, min_open=True),
+    )
+    reinit_layers: int = _option(
+        TRAINING,
+        "Re-initialize this many top blocks, and the pooler, before training.",
+        0,
+        type=click.IntRange(min=0),
+    )
+    class_weights: str | None = _option(
+        TRAINING,
+        'Weights of classes in the training loss: "balanced" weighs a row by the inverse frequency of its class '
+        "(classification; default: all the same).",
+        None,
+        type=click.Choice(["balanced"]),
+    )
+    model_dropout: float | None = _option(
+        TRAINING,
+        "Rate of the model's own dropout, in attention and elsewhere (default: as configured).",
+        None,
+        type=click.FloatRange(0, 1, max_open=True),
+    )
+    lora_rank: int | None = _option(
+        TRAINING,
+        "Train low-rank adapters of this rank and the new head only, with peft (default: train the whole model).",
+        None,
+        type=_POSITIVE,
+    )
+    lora_targets: str | None = _option(
+        TRAINING,
+        "Modules with adapters, by comma or repeated, or all-linear (default: peft's for the model).",
+        None,
+        multiple=True,
+        callback=_joined,
+    )
+    lora_alpha: int | None = _option(
+        TRAINING, "Scale of the adapters, divided by their rank (default: the rank).", None, type=_POSITIVE
+    )
+    lora_dropout: float = _option(
+        TRAINING, "Rate of dropout on the adapters' inputs.", 0.0, type=click.FloatRange(0, 1, max_open=True)
+    )
+    gradient_accumulation: int = _option(
+        TRAINING,
+        "Split each batch into N micro-batches to save memory; the update is that of the whole batch.",
+        1,
+        metavar="N",
+        type=_POSITIVE,
+    )
+    evaluate_every: int = _option(TRAINING, "Evaluate every N epochs and after the last one.", 1, type=_POSITIVE)
+    select: str | None = _option(
+        TRAINING,
+        'Network to return, score and save: of the "last" epoch, or of the "best" evaluation on the rows of --stop-on '
+        "(default: last; best with --patience).",
+        None,
+        type=click.Choice(["last", "best"]),
+    )
+    patience: int | None = _option(
+        TRAINING,
+        "Stop after N evaluations without a better score (default: do not stop).",
+        None,
+        type=_POSITIVE,
+    )
+    stop_on: str | None = _option(
+        TRAINING,
+        'Rows that --patience and --select best look at: "held-out" (of train) or "dev" (biases dev scores) '
+        "(default: held-out).",
+        None,
+        type=click.Choice(["held-out", "dev"]),
+    )
+    stopping_rows: int | None = _option(
+        TRAINING,
+        "Rows to hold out of train for --stop-on held-out (default: a tenth of train, at most 256).",
+        None,
+        type=_POSITIVE,
+    )
+    seed: int = _option(
+        TRAINING,
+        "Seed of the new head, the choice and order of rows, and dropout.",
+        0,
+        scope="run",
+        type=click.IntRange(0, LARGEST),
+    )
+    device: str | None = _option(
+        TRAINING, "Device (default: the best available).", None, type=click.Choice(["cpu", "cuda", "mps"])
+    )
+    mixed_precision: str | None = _option(
+        TRAINING, "Mixed precision (default: float32).", None, type=click.Choice(["bf16", "fp16"])
+    )
+    output_dir: Path = _option(
+        OUTPUT,
+        "Folder for the results (default: runs/RECIPE-TASK-seedN).",
+        scope="run",
+        type=click.Path(path_type=Path),
+    )
+    resume: bool = _option(
+        OUTPUT, "Continue from the last checkpoint in --output-dir.", False, scope="run", is_flag=True
+    )
+    save_steps: int | None = _option(
+        OUTPUT, "Save a checkpoint every N steps, besides the one after each epoch.", None, scope="run", type=_POSITIVE
+    )
+    keep_checkpoints: bool = _option(
+        OUTPUT, "Keep the last checkpoint of a finished run.", False, scope="run", is_flag=True
+    )
+    report_to: tuple[str, ...] = _option(
+        OUTPUT, "Also log to this tracker (tensorboard, wandb, ...); repeatable.", (), multiple=True
+    )
+    own: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, str] = field(default_factory=dict)
+    off_flags: dict[str, str] = field(default_factory=dict)
+    recipe_file: str | None = None
+
+    @property
+    def returns_best(self) -> bool:
+        """Whether the network of the best evaluation is returned, not the last one."""
+        return self.select == "best" or (self.select is None and self.patience is not None)
+
+    @property
+    def scored_on(self) -> str:
+        """The rows that the run is scored on: ``"dev"``, or rows of train, ``"held-out"``."""
+        return "dev" if self.validation_rows is None and self.folds is None else "held-out"
+
+    def chosen_task(self) -> Task:
+        """Return the task that the options define.
+
+        Raises:
+            UsageError: if they define no valid task.
+        """
+        return choose_task(self.task, **{name: getattr(self, name) for name in TASK_OPTIONS})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of ``config.json``."""
+        values = dataclasses.asdict(self)
+        kept = {name: values[name] for name in values if name not in NOT_COMPARED}
+        return json.loads(json.dumps(kept))  # tuples become lists, as when read from a file
+
+    def differences(self, config: dict[str, Any]) -> list[str]:
+        """List the options in which a saved configuration differs, as typed on the command line."""
+        flat, theirs = self._flat(config)
+        return [
+            f"{as_typed(self.flag(name), theirs.get(name)) or 'no ' + self.flag(name)} "
+            f"(not {as_typed(self.flag(name), flat.get(name)) or 'given'})"
+            for name in self.different(config)
+        ]
+
+    def different(self, config: dict[str, Any]) -> list[str]:
+        """Return the names of the options in which a saved configuration differs."""
+        flat, theirs = self._flat(config)
+        names = sorted((flat.keys() | theirs.keys()) - {"attnreg", "content", "parameters"})
+        return [name for name in names if flat.get(name) != theirs.get(name)]
+
+    def _flat(self, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return these options and those of a saved configuration, with the recipe's own options beside the others."""
+        mine, theirs = self.to_dict(), with_defaults(config)
+        return ({**mine, **mine["own"], "own": None}, {**theirs, **config.get("own", {}), "own": None})
+
+    def content(self) -> dict[str, str | None]:
+        """Return what the results depend on besides these options; see :func:`.content.content_of`."""
+        return content_of(self.recipe_file, self.data_dir)
+
+    def flag(self, name: str) -> str:
+        """Return the flag of an option, without a value."""
+        return self.flags.get(name, f"--{name.replace('_', '-')}")
+
+
+def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a saved configuration with the defaults of shared options that are newer than it.
+
+    Example:
+        >>> with_defaults({"epochs": 3})["schedule"]
+        'linear'
+    """
+    defaults = {each.name: each.default for each in dataclasses.fields(Settings) if "option" in each.metadata}
+    known = {name: value for name, value in defaults.items() if value is not MISSING and name not in NOT_COMPARED}
+    chosen = {"select": "last" if config.get("patience") is None else "best"}
+    return {**json.loads(json.dumps(known)), **chosen, **config}
+
+
+def shared_options(*scopes: str, defaults: Mapping[str, Any] | None = None) -> list[Callable[[Any], Any]]:
+    """Make the command-line options that are fields of :class:`Settings`.
+
+    Args:
+        scopes: which options to make: ``"task"``, ``"all"``, ``"run"``.
+        defaults: defaults by name, where they are not the usual ones.
+    """
+    made = []
+    for each in dataclasses.fields(Settings):
+        if each.metadata.get("scope") in scopes:
+            other = {"default": defaults[each.name]} if defaults and each.name in defaults else {}
+            made.append(option(f"--{each.name.replace('_', '-')}", each.name, **{**each.metadata["option"], **other}))
+    return made
+
+
+SHARED = {each.name for each in dataclasses.fields(Settings) if each.metadata.get("scope") in ("task", "all")}
+TASK_OPTIONS = [each.name for each in dataclasses.fields(Settings) if each.metadata.get("scope") == "task"]
+
+
+def as_typed(flag: str, value: Any) -> str:
+    r"""Format an option as it is typed on the command line; an empty string if it is not given.
+
+    Args:
+        flag: flag of the option, such as ``--layers``, or the name of a positional argument.
+        value: the parsed value.
+
+    Example:
+        >>> as_typed("--layers", [0, 1]), as_typed("--provider", "A('x') & B()"), as_typed("words", ["a", "b c"])
+        ('--layers 0,1', '--provider "A(\'x\') & B()"', "a 'b c'")
+        >>> as_typed("--resume", True), as_typed("--resume", False)
+        ('--resume', '')
+    """
+    if value is None or value is False or value == []:
+        return ""
+    if value is True:
+        return flag
+    words = [str(each) for each in value] if isinstance(value, list) else [str(value)]
+    if not flag.startswith("-"):
+        return shlex.join(words)
+    text = ",".join(words)
+    plain = not set(text) & set('"$`!\\')  # a shell leaves such a text unchanged within double quotes
+    return f'{flag} "{text}"' if "'" in text and plain else f"{flag} {shlex.quote(text)}"

@@ -1,0 +1,90 @@
+"""Evaluate a network on a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import NamedTuple
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+
+from attnreg.attribution.outputs import rows_of
+from attnreg.experiments.setup.batches import Labelled
+from attnreg.experiments.tasks.kinds.base import Kind, Record
+from attnreg.experiments.tasks.kinds.tokens import IGNORED
+from attnreg.training.method import Batch
+
+
+class Predictions(NamedTuple):
+    """A network's loss and predictions on labelled rows.
+
+    Args:
+        loss: mean over labelled rows, words or tokens; ``None`` if the network returns no loss.
+        records: one per row, in order: ``label``, ``prediction`` and further values that depend on the kind of task.
+    """
+
+    loss: float | None
+    records: list[Record]
+
+
+@torch.no_grad()
+def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Accelerator | None = None) -> Predictions:
+    """Predict in eval mode, then restore the network's mode.
+
+    Args:
+        network: returns ``logits``, and ``loss`` when it is given labels.
+        labelled: the rows.
+        kind: the kind of task.
+        accelerator: splits the rows over its processes. All of them must call this function with the same rows.
+    """
+    rank, processes = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
+    training = network.training
+    network.eval()
+    mine = []
+    for number in range(rank, len(labelled.batches), processes):
+        batch = labelled.batches[number]
+        if kind.reading is None:
+            output, weight = network(**batch), _labels_in(batch)
+        else:  # labels number the task's classes, which differ from the network's
+            output, weight = network(**{name: tensor for name, tensor in batch.items() if name != "labels"}), 0
+        loss = float(output.loss) * weight if weight else 0.0
+        mine.append((number, loss, weight, kind.answers(network, batch, output)))
+    network.train(training)
+    shared = mine if processes == 1 else sorted(gather_object(mine), key=itemgetter(0))
+    _, losses, weights, answers = zip(*shared, strict=True)
+    records = kind.records([answer for some in answers for answer in some], labelled.references)
+    return Predictions(sum(losses) / sum(weights) if sum(weights) else None, records)
+
+
+def evaluate(
+    network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Accelerator | None = None
+) -> dict[str, float]:
+    """Compute the loss and the task's metrics in eval mode. The arguments are those of :func:`predict`.
+
+    Returns:
+        The metrics by name, and ``"loss"`` (mean over labels) if the network returns one.
+    """
+    predictions = predict(network, labelled, kind, accelerator)
+    loss = {} if predictions.loss is None else {"loss": predictions.loss}
+    return {**loss, **kind.score(predictions.records)}
+
+
+def evaluate_all(
+    network: nn.Module, sets: Mapping[str, Labelled], kind: Kind, accelerator: Accelerator | None = None
+) -> dict[str, float]:
+    """Evaluate several sets with :func:`evaluate`; keys are ``<set>_<metric>``, or ``<metric>`` for the set ``""``."""
+    return {
+        f"{name}_{key}" if name else key: value
+        for name, labelled in sets.items()
+        for key, value in evaluate(network, labelled, kind, accelerator).items()
+    }
+
+
+def _labels_in(batch: Batch) -> int:
+    labels: Tensor | None = batch.get("labels")
+    if labels is None:
+        return rows_of(batch)
+    return len(labels) if labels.is_floating_point() else int((labels != IGNORED).sum())

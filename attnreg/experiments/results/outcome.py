@@ -1,0 +1,124 @@
+"""Write ``result.json`` and ``predictions.jsonl`` at the end of training."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnreg.experiments.folder.history import History
+from attnreg.experiments.results.card import model_card
+from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict
+from attnreg.experiments.results.trivial import trivial_scores
+from attnreg.experiments.setup.setup import Setup
+from attnreg.training.method import TrainingMethod
+
+
+def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
+    """Evaluate the returned network at the end of training and write the results, and its model card.
+
+    ``predictions.jsonl`` has the label and the prediction (and the logits, for classes) of each dev row, in order.
+    ``result.json`` has the scores on dev and on some training rows (as many as the kind's ``scored_train_rows``), the
+    calibration error, the scores of a predictor that ignores its input, what became of rows with a wrong label, time,
+    memory and passes. It is written last: a run folder that has it has finished training.
+    """
+    kind = run.kind
+    some = run.train_rows.select(range(kind.divided(run.train_rows, min(kind.scored_train_rows, len(run.train_rows)))))
+    dev = predict(method.model, run.dev, kind, run.accelerator)
+    scores = {
+        "loss": dev.loss,
+        **kind.score(dev.records),
+        **evaluate_all(method.model, run.further, kind, run.accelerator),
+    }
+    history.mislabelled = _mislabelled(method.model, run)
+    history.trivial = trivial_scores(run, some)
+    forward, backward = run.total(history.forward_rows, history.backward_rows)
+    result: dict[str, Any] = {
+        "metric": run.task.metric,
+        "scored_on": run.scored_on,
+        "dev": {**scores, "calibration_error": kind.calibration_error(dev.records)},
+        "train": evaluate(method.model, run.labelled(some), kind, run.accelerator),
+        "train_rows_scored": len(some),
+        "classes": list(run.task.labels),
+        "trivial": history.trivial,
+        "mislabelled": history.mislabelled,
+        "best_epoch": history.best(run.task.metric, method.returned_name),
+        "rows": len(run.train_rows),
+        "parameters": run.parameters,
+        "steps": history.step,
+        "seconds": history.seconds,
+        "training_seconds": history.training_seconds,
+        "training_cpu_seconds": history.training_cpu_seconds,
+        "peak_memory_bytes": history.peak_memory,
+        "forward_rows": forward,
+        "backward_rows": backward,
+        "drop_rates": history.drop_rates,
+        "active_steps": history.active_steps,
+        "events": history.events,
+        "held_out": run.held_out,
+        "returned": _returned(run, history.of(method.returned_name)),
+        "stopping": _stopping(run, history.of(method.returned_name)),
+        "environment": {
+            "device": _device_name(run.accelerator.device),
+            "processes": run.accelerator.num_processes,
+            "threads": torch.get_num_threads(),
+            **{name: version(name) for name in ("attnreg", "torch", "transformers")},
+        },
+    }
+    run.folder.write_text("model/README.md", model_card(run, method.provider, result))
+    run.folder.write_outcome(result, dev.records)
+
+
+def _mislabelled(network: nn.Module, run: Setup) -> dict[str, Any] | None:
+    """Return how many of the training rows with a wrong label get this label, or the true one; ``None`` without any."""
+    truth = {row: label for row, label in run.true_labels.items() if row < len(run.train_rows)}
+    if not truth:
+        return None
+    records = predict(network, run.labelled(run.train_rows.select(list(truth))), run.kind, run.accelerator).records
+    right = [record["prediction"] == label for record, label in zip(records, truth.values(), strict=True)]
+    memorized = [record["prediction"] == record["label"] for record in records]
+    return {"rows": len(truth), "memorized": fmean(memorized), "recovered": fmean(right)}
+
+
+def _returned(run: Setup, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return which network the run returned, which is the one that is scored and saved."""
+    return {
+        "select": "best" if run.settings.returns_best else "last",
+        "epoch": run.selection().returned(records)["epoch"],
+    }
+
+
+def _stopping(run: Setup, records: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return which rows decided, when the run stopped and which epoch is its best; ``None`` if no rows decided."""
+    if run.settings.patience is None and not run.settings.returns_best:
+        return None
+    selection = run.selection()
+    return {
+        "rows": None if run.stopping is None else len(run.stopping.references),  # `None` for dev
+        "score": selection.best(records)[selection.key],
+        "last_epoch": records[-1]["epoch"],
+        "returned_epoch": selection.returned(records)["epoch"],
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def peak_memory() -> int | None:
+    """Return the peak memory in bytes: of tensors on a GPU, or of the whole process on a CPU.
+
+    Returns ``None`` where it is not known (Windows).
+    """
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated()
+    if Path("/proc").is_dir() or sys.platform == "darwin":
+        import resource  # missing on Windows
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return None

@@ -1,0 +1,116 @@
+"""Plot the attention of one sample: weights, attribution, candidate region, dropped positions (AD-DROP, Figure 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.colors import PowerNorm
+from torch import Tensor, nn
+
+import attnreg
+from attnreg import functional
+from attnreg.attribution import explain
+from attnreg.experiments.results.plots.style import picture
+from attnreg.masks import Mask
+from attnreg.regularizer.base import MaskProvider
+from attnreg.sites import AttentionSite
+
+
+class _Watched(MaskProvider):
+    """Wrap a provider and record its mask at one attention site."""
+
+    def __init__(self, provider: MaskProvider) -> None:
+        super().__init__()
+        self.provider = provider
+        self.label = ""
+        self.site: AttentionSite | None = None
+        self.mask: Mask | None = None
+
+    def forward(self, site: AttentionSite) -> Mask | None:
+        mask: Mask | None = self.provider(site)
+        if site.label == self.label:
+            self.site, self.mask = site, mask
+        return mask
+
+
+def plot_attention(
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    tokens: Sequence[str],
+    provider: MaskProvider,
+    path: Path,
+    *,
+    layer: int = 0,
+    head: int | None = None,
+    choice: int = 0,
+    seed: int = 0,
+) -> None:
+    """Plot the attention of one sample and the positions that a provider drops.
+
+    The grey of attention weights grows with their square root, from 0 to 1, in every plot: the small weights of a long
+    or untrained attention stay apart, and plots can be compared.
+
+    Args:
+        model: the model, with nothing attached.
+        batch: model inputs of one row, with ``labels``.
+        tokens: the tokens to plot; positions after them (padding) are left out.
+        provider: the provider; an :class:`attnreg.AttributionProvider` also shows attributions and candidate region.
+        path: the PNG file to save.
+        layer: index of the layer (default: 0).
+        head: index of the head (default: the head with the most attribution, or the first).
+        choice: for multiple choice, index of the choice to plot; only the predicted choice has attributions.
+        seed: seed of the masks; the ``handle.seed`` of a training pass on this batch gives the masks of that pass.
+    """
+    watched = _Watched(provider.train())
+    with attnreg.attach(model, watched) as handle, torch.random.fork_rng():
+        torch.manual_seed(seed)  # so that the plot is reproducible
+        label = next(site.label for site in handle.sites if site.layer == layer)
+        watched.label = label
+        weights = explain(model, batch, handle, [label], method="attention")[label]
+        watched.attribute(model, batch)
+        was_training = model.training
+        with torch.no_grad(), handle.replay(seed):
+            model.train()(**batch)
+        model.train(was_training)
+    attributions = getattr(provider, "attributions", {}).get(label)
+    if head is None:
+        head = 0 if attributions is None else int(attributions[choice].abs().sum((1, 2)).argmax())
+    panels: list[tuple[str, Tensor, str]] = [("attention (square-root scale)", weights[choice, head], "Greys")]
+    if isinstance(provider, attnreg.AttributionProvider) and attributions is not None and watched.site is not None:
+        region = functional.candidate_region(attributions, watched.site.valid, provider.p, provider.region)
+        shown = attributions[choice, head, : len(tokens), : len(tokens)]
+        by_row = shown / shown.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+        panels.append(
+            (f"attribution by {provider.method.replace('_', ' ')}, each row on its own scale", by_row, "PuOr")
+        )
+        panels.append((f"candidate region, p = {provider.p:g}", region[choice, head], "Greys"))
+    kept = None if watched.mask is None else watched.mask.units_kept
+    kept = torch.ones((), dtype=torch.bool) if kept is None else kept
+    panels.append(("dropped", ~kept.expand(weights.shape)[choice, head], "Greys"))
+    with picture(path, width=1.2 + 3.6 * len(panels), height=4.4, columns=len(panels)) as grid:
+        for number, (axes, (title, values, colors)) in enumerate(zip(grid, panels, strict=True)):
+            _matrix(axes, values, colors, tokens, title, with_rows=number == 0)
+        grid[0].set_ylabel(f"query (layer {layer}, head {head})")
+
+
+def _matrix(axes: Any, values: Tensor, colors: str, tokens: Sequence[str], title: str, *, with_rows: bool) -> None:
+    shown = values[: len(tokens), : len(tokens)].float().cpu().numpy()
+    if values.dtype == torch.bool:
+        axes.imshow(shown, cmap=colors, vmin=0, vmax=1.2)
+    elif colors == "PuOr":
+        limit = float(abs(shown).max()) or 1.0
+        image = axes.imshow(shown, cmap=colors, vmin=-limit, vmax=limit)  # signed: 0 is white
+        axes.figure.colorbar(image, ax=axes, shrink=0.6, ticks=[-limit, 0, limit])
+    else:
+        image = axes.imshow(shown, cmap=colors, norm=PowerNorm(0.5, 0, 1))
+        axes.figure.colorbar(image, ax=axes, shrink=0.6, ticks=[0, 0.1, 0.3, 0.6, 1])
+    axes.set_title(title)
+    axes.set_xticks(range(len(tokens)), tokens, rotation=90)
+    axes.set_yticks(range(len(tokens)), tokens if with_rows else [])
+    axes.set_xticks([n - 0.5 for n in range(1, len(tokens))], minor=True)
+    axes.set_yticks([n - 0.5 for n in range(1, len(tokens))], minor=True)
+    axes.grid(which="minor", color="#e0e0e0", lw=0.4)
+    axes.tick_params(which="minor", length=0)

@@ -1,0 +1,135 @@
+"""The style that all plots share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, NamedTuple
+
+from matplotlib import colormaps, rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from attnreg.experiments.results.plots.dark import darkened
+
+
+class Style(NamedTuple):
+    """Colour, line style and marker of one line in a plot."""
+
+    color: str
+    line: Any
+    marker: str
+
+
+# Okabe and Ito's colours, in an order in which they also differ in greyscale.
+COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+MARKERS = "osD^vPX"
+DPI = 140
+VECTOR_FORMATS: tuple[str, ...] = ("pdf", "svg")
+_WITHOUT_DATE: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+
+
+def styles() -> Iterator[Style]:
+    """Iterate over styles, without end; the first seven differ in colour, line and marker."""
+    return itertools.cycle(map(Style, COLORS, LINES, MARKERS))
+
+
+def sequence(count: int) -> list[Any]:
+    """Return ``count`` colours from dark to light, for ordered lines such as layers."""
+    return [colormaps["viridis"](0.9 * number / max(1, count - 1)) for number in range(count)]
+
+
+def count_axis(*axes: Axes) -> None:
+    """Give the x axes of steps, epochs or rounds whole numbers only."""
+    for one in axes:
+        one.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        low, high = one.get_xlim()
+        if high - low < 1:  # a single step or round: some room around it
+            one.set_xlim((low + high) / 2 - 0.5, (low + high) / 2 + 0.5)
+
+
+def point_alone(values: Sized) -> str | None:
+    """Return the marker of a line without markers: a dot if the line is one point, which would not be seen.
+
+    Example:
+        >>> point_alone([0.5]), point_alone([0.5, 0.6])
+        ('.', None)
+    """
+    return "." if len(values) == 1 else None
+
+
+@contextmanager
+def picture(
+    path: Path,
+    width: float = 7.0,
+    height: float = 4.0,
+    columns: int = 1,
+    rows: int = 1,
+    *,
+    published: bool = False,
+) -> Iterator[list[Axes]]:
+    """Yield the axes of a new figure, sized in inches, row by row; save it at the end.
+
+    Args:
+        path: the PNG file; its folder is made.
+        width: width in inches.
+        height: height in inches.
+        columns: number of columns of axes.
+        rows: number of rows of axes.
+        published: also save the figure as PDF and SVG, and as PNG for dark pages (see :func:`dark_path`).
+    """
+    figure = Figure(figsize=(width, height), layout="constrained")  # pyplot would keep global state
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    yield axes
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if any(one.images for one in figure.axes):
+        figure.draw_without_rendering()  # images have a fixed aspect, and the first layout does not know their size
+    figure.savefig(path, dpi=DPI)
+    if published:
+        for suffix in VECTOR_FORMATS:
+            with rc_context({"svg.hashsalt": path.stem}):  # the same figure gives the same file
+                figure.savefig(path.with_suffix(f".{suffix}"), metadata=_WITHOUT_DATE[suffix])
+        darkened(figure).savefig(dark_path(path), dpi=DPI)
+
+
+def dark_path(path: Path) -> Path:
+    """Return the place of a figure's version for dark pages.
+
+    Example:
+        >>> dark_path(Path("plots/seeds.png")).as_posix()
+        'plots/seeds-dark.png'
+    """
+    return path.with_name(f"{path.stem}-dark{path.suffix}")
+
+
+def folded(name: str, width: int = 24, lines: int = 4) -> str:
+    r"""Fold a long name into lines; of a name that is longer still, the middle is left out.
+
+    Example:
+        >>> folded("ad-drop --p 0.3 --q 0.5 --region low", width=20)
+        'ad-drop --p 0.3 --q\n0.5 --region low'
+    """
+    parts = wrap(name, width, break_on_hyphens=False) or [""]
+    if len(parts) > lines:
+        parts = [*parts[: lines - 1], f"… {parts[-1]}"]
+    return "\n".join(parts)
+
+
+def moving_mean(values: list[float], window: int) -> list[float]:
+    """Return the mean of the last ``window`` values at each position; the first positions average fewer values.
+
+    Example:
+        >>> moving_mean([1.0, 3.0, 5.0, 7.0], 2)
+        [1.0, 2.0, 4.0, 6.0]
+    """
+    parts = (values[max(0, end + 1 - window) : end + 1] for end in range(len(values)))
+    return [sum(part) / len(part) for part in parts]

@@ -1,0 +1,179 @@
+"""The final report of a run: scores and drop rates, on the screen and in ``report.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from attnreg.experiments.setup.stopping import biased
+
+if TYPE_CHECKING:  # `attnreg compare` needs only the tables
+    from attnreg.experiments.folder.history import History
+    from attnreg.experiments.setup.setup import Setup
+
+
+def report(
+    run: Setup,
+    history: History,
+    plain: tuple[Setup, History] | None,
+    notes: Sequence[str],
+    tables: Mapping[str, Sequence[Sequence[str]]],
+) -> None:
+    """Print the results of a run and write them to ``report.md``; see :meth:`attnreg.experiments.Run.report`."""
+    metric = run.task.metric
+    stopping = run.settings.stop_on is not None
+    returned_epoch = ["returned epoch"] if stopping else []
+    header = ["network", *returned_epoch, "last epoch", "best epoch", "loss", "rows", "time (s)"]
+    networks = dict.fromkeys(record["network"] for record in history.evaluations)
+    entries = [(name if len(networks) > 1 else run.settings.recipe, run, history, name) for name in networks]
+    if plain is not None:
+        entries.append(("plain fine-tuning", *plain, "model"))
+    rows = []
+    for name, its_run, its_history, network in entries:
+        records = its_history.of(network)
+        best = max(records, key=lambda record: record[metric])
+        rows.append(
+            [
+                name,
+                *([_returned(its_run, its_history, network)] if stopping else []),
+                f"{records[-1][metric]:.4f}" + _of_epoch(records[-1]["epoch"], its_run.epochs),
+                _at(best, metric),
+                f"{records[-1]['loss']:.4f}",
+                str(len(its_run.train_rows)),
+                f"{its_history.seconds:.0f}",
+            ]
+        )
+    if (trivial := history.trivial) is not None:
+        cells = [f"{trivial['dev'][metric]:.4f}", "none", "none", str(len(run.train_rows)), "0"]
+        rows.append([trivial["predictor"], *(["none"] if stopping else []), *cells])
+    rates = [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]
+    settings = run.settings
+    title = f"{settings.recipe} on {settings.task}: {metric} on {run.scored_on} rows, seed {settings.seed}"
+    console = Console(quiet=not run.folder.writer)
+    print_table(console, header, rows, title=title)
+    if rates:
+        print_table(console, ["layer", "drop rate"], rates, title="drop rate per layer\n(mean while active)")
+    notes = [*notes, _activity(history)] if rates or run.folder.has_provider else list(notes)
+    if played := rounds_played(history.events):
+        notes = [*notes, played]
+    if (wrong := history.mislabelled) is not None:
+        notes = [*notes, _memorized(wrong)]
+    if stopping:
+        notes = [*notes, _stopped(run, history)]
+        notes += [] if plain is None else [f"Plain fine-tuning: {_stopped(*plain)}"]
+        notes += [biased(run.scored_on)] if settings.stop_on == "dev" else []
+    else:
+        notes = [*notes, f"The network of the last epoch ({history.epoch}) is returned, scored and saved."]
+    if (perplexity := history.of(history.returned)[-1].get("perplexity")) is not None:
+        notes = [*notes, f"Perplexity on {run.scored_on} rows after the last epoch: {perplexity:.4g}."]
+    notes = [*notes, *run.remarks]
+    notes += [] if plain is None else [f"Plain fine-tuning: {remark}" for remark in plain[0].remarks]
+    for heading, (first, *others) in tables.items():
+        print_table(console, first, others, title=heading)
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True)
+    console.print(f"Results saved to {run.folder.path}/.", highlight=False, soft_wrap=True)
+    text = [f"# {title}", "", *_markdown(header, rows), ""]
+    if rates:
+        text += ["Drop rate per layer, mean over the steps in which the provider was active:", ""]
+        text += [*_markdown(["layer", "drop rate"], rates), ""]
+    for heading, (first, *others) in tables.items():
+        text += [f"{heading}:", "", *_markdown(first, others), ""]
+    text += [f"{note}\n" for note in notes]
+    with run.folder.written():
+        run.folder.write_text("report.md", "\n".join(text))
+    if not settings.keep_checkpoints:
+        for each in (run, *(() if plain is None else plain[:1])):
+            each.folder.remove_checkpoints()
+
+
+def _at(record: Mapping[str, Any], metric: str) -> str:
+    return f"{record[metric]:.4f} ({record['epoch']})"
+
+
+def _returned(run: Setup, history: History, network: str) -> str:
+    """Return the score of the network that the run returned, with its epoch, or that it is the other one of a game."""
+    if network != history.returned:
+        return "not returned"
+    return _at(run.selection().returned(history.of(network)), run.task.metric)
+
+
+def _stopped(run: Setup, history: History) -> str:
+    """Say at which epoch a run with ``--patience`` or ``--select best`` stopped, and to which it returned."""
+    records, patience = history.of(history.returned), run.settings.patience
+    best = run.selection().best(records)["epoch"]
+    rows = f"{run.scored_on} rows" if run.stopping is None else f"{len(run.stopping.references)} rows held out of train"
+    if run.selection().is_over(records):
+        after = f"{patience} evaluations" if patience != 1 else "1 evaluation"
+        end = f"Stopped after epoch {history.epoch} of {run.epochs}: no better score on {rows} in {after}."
+    else:
+        end = f"Trained for all {run.epochs} epochs, with the best score on {rows} in epoch {best}."
+    returned = run.selection().returned(records)["epoch"]
+    return f"{end} The network of epoch {returned} is returned, scored and saved."
+
+
+def _of_epoch(epoch: int, epochs: int) -> str:
+    """Name the epoch unless it is the last one; AttendOut's other network stops when the game ends."""
+    return "" if epoch == epochs else f" (epoch {epoch})"
+
+
+def _activity(history: History) -> str:
+    """Summarize in one sentence how often the regularizer was active and how much it dropped."""
+    if not history.active_steps:
+        return "The regularizer was never active: nothing was dropped in any step."
+    active = f"The regularizer was active in {history.active_steps} of {history.step} steps"
+    dropping = [rate for rate in history.drop_rates.values() if rate > 0]
+    if not dropping:
+        return f"{active} and dropped nothing."
+    mean = sum(dropping) / len(dropping)
+    return f"{active} and dropped {mean:.1%} in {len(dropping)} of {len(history.drop_rates)} sites."
+
+
+def _memorized(wrong: Mapping[str, Any]) -> str:
+    return (
+        f"{wrong['rows']} training rows had a wrong label: the network gives {wrong['memorized']:.1%} of them this "
+        f"label (it memorized it), and {wrong['recovered']:.1%} the true one."
+    )
+
+
+def rounds_played(events: Mapping[str, int], runs: int = 1) -> str:
+    """Say in one sentence how many rounds of AttendOut's game were played and who won them; empty without a game.
+
+    Example:
+        >>> rounds_played({"winner: attacker": 3, "winner: defender": 1})
+        'The game had 4 rounds: the Attacker won 3, the Defender 1.'
+    """
+    attacker, defender = (events.get(f"winner: {name}", 0) for name in ("attacker", "defender"))
+    if not attacker + defender:
+        return ""
+    if runs > 1:
+        return (
+            f"The game had {(attacker + defender) / runs:.1f} rounds on average: the Attacker won "
+            f"{attacker / runs:.1f}, the Defender {defender / runs:.1f}."
+        )
+    plural = "s" * (attacker + defender > 1)
+    return f"The game had {attacker + defender} round{plural}: the Attacker won {attacker}, the Defender {defender}."
+
+
+def print_table(
+    console: Console,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    texts: Collection[int] = (0,),
+    title: str | None = None,
+) -> None:
+    """Print a table whose columns ``texts`` are aligned left, the others right."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(header):
+        table.add_column(column, justify="left" if number in texts else "right", overflow="fold")  # not cut to "…"
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]

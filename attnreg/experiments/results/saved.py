@@ -1,0 +1,276 @@
+"""Score the model of a finished run on other data, of the same task or another one, or write its predictions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import nn
+
+from attnreg._files import replaced_file
+from attnreg.errors import AttnRegWarning, InputError
+from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.options.settings import TASK_OPTIONS
+from attnreg.experiments.results.evaluation import evaluate_all, predict
+from attnreg.experiments.results.request import absolute, request
+from attnreg.experiments.setup.batches import in_order
+from attnreg.experiments.setup.data_checks import cut_inputs
+from attnreg.experiments.tasks.data import load_data, load_inputs, names_in
+from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.files import WHOLE
+from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.kinds.base import Kind, reading_of
+from attnreg.experiments.tasks.model import check_length, load_model
+from attnreg.experiments.tasks.submission import submission, submission_files
+from attnreg.experiments.tasks.task import choose_task
+
+
+def score_saved(
+    run: Path,
+    options: Mapping[str, str | None],
+    *,
+    data_dir: str | None = None,
+    split: str = "validation",
+    max_length: int | None = None,
+    batch_size: int = 64,
+    device: str | None = None,
+    name: str | None = None,
+    classes: Mapping[str, str] | None = None,
+) -> tuple[Path, dict[str, Any]]:
+    """Score the network that a run returned, and write the result to the run's ``evaluations`` folder.
+
+    Args:
+        run: the run folder.
+        options: ``task`` and the other options of :func:`attnreg.experiments.tasks.choose_task`; ``None`` means the
+            run's own.
+        data_dir: as in :func:`attnreg.experiments.tasks.load_splits` (default: the run's, if the task is the run's).
+        split: ``"validation"`` (all validation sets of the task) or ``"test"``.
+        max_length: maximum input length in tokens; longer inputs are truncated (default: the run's).
+        batch_size: rows per batch.
+        device: device (default: the best available).
+        name: name of the written file, without suffix (default: by task, data folder and split).
+        classes: other names for classes of the data, by their labels there.
+
+    Returns:
+        The path of the written file, and its content.
+
+    Raises:
+        InputError: if the folder holds no run with a model, the data or the classes do not fit the model, or the name
+            is that of another evaluation.
+
+    Warns:
+        AttnRegWarning: if more than a fifth of the inputs are truncated.
+    """
+    asked = request(options, data_dir, split, max_length, classes)
+    config = _config(run)
+    task = _task(config, options)
+    own = _task(config, {})
+    if task.kind != own.kind:
+        raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
+    own_classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
+    if data_dir is None and task.name == own.name:
+        data_dir = _own_data(run, config, own)
+    own_folder = config.get("data_dir") if task.name == own.name else None
+    # Evaluation needs no training split; the classes come from the model.
+    wanted = replace(task, evaluation_only=True, labels=task.labels or own_classes)
+    task, splits = load_data(wanted, data_dir, needs_validation=split == "validation", classes=classes)
+    rows_of = "validation" if split not in splits and _is_validation(split, task, data_dir) else split
+    if rows_of not in splits:
+        raise InputError(f"No labelled {split} split in {data_dir or task.hub or task.name}.")
+    reading = None if own_classes == task.labels else reading_of(own_classes, task)
+    place = _device(device)
+    model, kind = _model(run, config, task, own_classes, reading, max_length)
+    names = {"": rows_of}
+    if split == "validation":
+        names.update({name.removeprefix("validation_"): name for name in task.validation[1:] if name in splits})
+    where = "" if data_dir is None else f" of {Path(data_dir).name}"
+    shown = {theirs: split if theirs == rows_of else theirs for theirs in names.values()}
+    _warn_of_cuts(kind, {f"{shown[theirs]} inputs{where}": splits[theirs] for theirs in shown})
+    sets = {name: in_order(kind.encode(splits[theirs]), batch_size, kind, place) for name, theirs in names.items()}
+    what = {
+        "task": task.name,
+        "split": split,
+        "data_dir": absolute(data_dir),
+        "max_length": kind.max_length,
+    }
+    path = _place(run / "evaluations", what, name, absolute(own_folder))
+    result = {
+        **what,
+        "network": _returned(run),
+        "request": asked,
+        "rows": len(sets[""].references),
+        "metrics": evaluate_all(model.to(place), sets, kind),
+        "classes": None
+        if reading is None
+        else {name: task.labels[i] for name, i in zip(own_classes, reading, strict=True)},
+    }
+    path.parent.mkdir(exist_ok=True)
+    with replaced_file(path) as file:
+        file.write(json.dumps(result, indent=2) + "\n")
+    return path, result
+
+
+def submit_saved(
+    run: Path,
+    folder: Path,
+    options: Mapping[str, str | None],
+    *,
+    data_dir: str | None = None,
+    max_length: int | None = None,
+    batch_size: int = 64,
+    device: str | None = None,
+) -> dict[Path, int]:
+    """Write the predictions of a run's saved model on the test split of a GLUE task, as GLUE's server takes them.
+
+    Args:
+        run: the run folder.
+        folder: where to write the files, such as ``CoLA.tsv``.
+        options: as in :func:`score_saved`.
+        data_dir: a folder with ``test``, or a single file (default: the run's, if the task is the run's).
+        max_length: as in :func:`score_saved`.
+        batch_size: rows per batch.
+        device: device (default: the best available).
+
+    Returns:
+        The number of rows in each written file.
+
+    Raises:
+        UsageError: if the task is not in GLUE.
+        InputError: if the folder holds no run with a model, or the data or the classes do not fit the model.
+
+    Warns:
+        AttnRegWarning: if more than a fifth of the inputs are truncated.
+    """
+    config = _config(run)
+    task, own = _task(config, options), _task(config, {})
+    files = submission_files(task.name)
+    if task.kind != own.kind:
+        raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
+    if data_dir is None and task.name == own.name:
+        data_dir = _own_data(run, config, own)
+    if data_dir is not None and len(files) > 1 and Path(data_dir).is_file():
+        raise InputError(f"{task.name} has {len(files)} test splits, {', '.join(files)}: give a folder with both.")
+    tests = {file: load_inputs(task, split, data_dir) for split, file in files.items()}
+    classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
+    place = _device(device)
+    reading = None if classes == task.labels else reading_of(classes, task)
+    model, kind = _model(run, config, task, classes, reading, max_length)
+    _warn_of_cuts(kind, {f"test inputs for {file}": rows for file, rows in tests.items()})
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, rows in tests.items():
+        records = predict(model.to(place), in_order(kind.encode(rows), batch_size, kind, place), kind).records
+        with replaced_file(folder / file) as written:
+            written.write(submission(task, rows, [record["prediction"] for record in records]))
+    return {folder / file: len(rows) for file, rows in tests.items()}
+
+
+def _model(
+    run: Path,
+    config: Mapping[str, Any],
+    task: Task,
+    classes: tuple[str, ...],
+    reading: Sequence[int] | None,
+    max_length: int | None,
+) -> tuple[nn.Module, Kind]:
+    """Load the saved model of a run, and the kind that encodes the rows of a task for it."""
+    model, tokenizer = load_model(replace(task, labels=classes), str(run / "model"))
+    if max_length is not None:
+        check_length(model, max_length)
+    return model, kind_class(task.kind)(task, tokenizer, max_length or config["max_length"], reading)
+
+
+def _warn_of_cuts(kind: Kind, sets: Mapping[str, Dataset]) -> None:
+    for name, rows in sets.items():
+        if (sentence := cut_inputs(kind, rows, name)) is not None:
+            warnings.warn(sentence, AttnRegWarning, stacklevel=3)
+
+
+def _device(name: str | None) -> torch.device:
+    if name not in (None, "cpu") and not getattr(torch, str(name)).is_available():
+        raise InputError(f"No {name} device found. Use --device cpu, or leave --device out.")
+    return torch.device(name) if name else torch.accelerator.current_accelerator() or torch.device("cpu")
+
+
+def _config(run: Path) -> dict[str, Any]:
+    if not run.is_dir():
+        raise InputError(f"Run folder {run} not found.")
+    if not (run / "model" / "config.json").is_file():
+        raise InputError(f"No model in {run / 'model'}. Comparisons keep models only with --keep-models.")
+    config = RunReader(run).config
+    try:
+        return {**config, "task": str(config["task"]), "max_length": int(config["max_length"])}
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"Cannot read the run's options in {run / 'config.json'}: {error!r}.") from error
+
+
+def _returned(run: Path) -> dict[str, Any]:
+    reader = RunReader(run)
+    if not reader.finished:
+        raise InputError(f"The run in {run} has not finished: continue it with --resume.")
+    # Runs of earlier versions saved the network of the best epoch, although they scored that of the last.
+    return dict(reader.result.get("returned", {"select": "best", "epoch": reader.result["best_epoch"]["epoch"]}))
+
+
+def _task(config: Mapping[str, Any], options: Mapping[str, str | None]) -> Task:
+    name = options.get("task") or config["task"]
+    own = config if name == config["task"] else {}
+    return choose_task(name, **{option: options.get(option) or own.get(option) for option in TASK_OPTIONS})
+
+
+def _own_data(run: Path, config: Mapping[str, Any], own: Task) -> str | None:
+    data_dir = config.get("data_dir")
+    if data_dir is not None and WHOLE in names_in(own, Path(data_dir)).values():
+        raise InputError(f"{run} was trained on rows of {data_dir}: use --data-dir to give other rows.")
+    return data_dir
+
+
+def _is_validation(split: str, task: Task, data_dir: str | None) -> bool:
+    """Whether the rows of this split are read as validation, as IMDB's test split and a single file are."""
+    if data_dir is None:
+        return split == task.validation[0]
+    return names_in(task, Path(data_dir)).get("validation") in (split, WHOLE)
+
+
+def _classes(model: Path) -> tuple[str, ...]:
+    try:
+        names = json.loads((model / "config.json").read_text(encoding="utf-8"))["id2label"]
+        return tuple(str(names[number]) for number in sorted(names, key=int))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"Cannot read the class names in {model / 'config.json'}: {error!r}.") from error
+
+
+def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: str | None) -> Path:
+    """Choose the file of an evaluation, so that only the same evaluation, made again, replaces it."""
+    if name is not None:
+        path = folder / f"{name}.json"
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise InputError(f"Expected --name to be a file name, got {name!r}.")
+        if _made_before(path, what) is False:
+            raise InputError(f"{path} is the evaluation of other data, or at another length: choose another name.")
+        return path
+    other = "" if what["data_dir"] in (None, own_folder) else Path(what["data_dir"]).name
+    usual = {"", what["task"], "validation"}
+    parts = [what["task"], *(part for part in (other, what["split"]) if part not in usual)]
+    path = folder / f"{'-'.join(parts)}.json"
+    if _made_before(path, what) is not False:
+        return path
+    mark = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]  # another folder of the same name, say
+    return folder / f"{'-'.join([*parts, mark])}.json"
+
+
+def _made_before(path: Path, what: Mapping[str, Any]) -> bool | None:
+    """Whether a file holds an evaluation of the same data; ``None`` if there is no file."""
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return all(content.get(key) == value for key, value in what.items())
+    except (OSError, ValueError, AttributeError):
+        return False

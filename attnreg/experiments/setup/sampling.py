@@ -1,0 +1,111 @@
+"""Choose the rows that a run trains on and is scored on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from attnreg.errors import InputError, UsageError
+from attnreg.experiments.options.settings import Settings
+from attnreg.experiments.tasks.columns import column_of, plain_label
+from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.kinds import kind_class
+
+_OF_FOLDS = 0  # the seed of the order that --folds divides, the same for all runs
+
+
+def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tuple[Any, Any]:
+    """Shuffle train and take the rows to train on; score on dev, or on rows of train.
+
+    Args:
+        splits: the data.
+        settings: the options of the run.
+        task: the task.
+
+    Returns:
+        the rows to train on, and the rows to score on.
+
+    Raises:
+        UsageError: if two options contradict each other, or one does not fit the task.
+        InputError: if there are too few rows.
+    """
+    _check(settings, task)
+    rows, dev = splits["train"], splits.get("validation")
+    if settings.folds is not None:
+        rows, dev = _fold(rows, settings.folds, settings.seed % settings.folds)
+    train = rows.shuffle(seed=settings.seed)
+    held = settings.validation_rows or 0
+    left = len(train) - held
+    if left < 1:
+        rows = f"{held} row{'s' * (held > 1)}"
+        raise InputError(f"Holding out {rows} to score on needs at least {held + 1} training rows, got {len(train)}.")
+    if settings.train_size is not None and settings.train_size > left:
+        raise InputError(f"Expected --train-size of at most {left}, got {settings.train_size}.")
+    if settings.validation_rows is not None:
+        dev = train.select(range(left, len(train)))
+    train = train.select(range(left))
+    if settings.shots is not None:
+        return train.select(_shots(_labels(train, task), settings.shots)), dev
+    if settings.stratified and settings.train_size is not None:
+        return train.select(stratified(_labels(train, task), settings.train_size)), dev
+    return train.select(range(settings.train_size or left)), dev
+
+
+def stratified(labels: Sequence[Hashable], size: int) -> list[int]:
+    """Choose rows in their order, so that each class has its share, up to rounding.
+
+    Args:
+        labels: the label of each row.
+        size: number of rows to choose.
+
+    Example:
+        >>> stratified(["a", "a", "b", "a", "b", "a"], 3)
+        [0, 1, 2]
+    """
+    of_class = _of_class(labels)
+    exact = {label: size * len(rows) / len(labels) for label, rows in of_class.items()}
+    count = {label: int(share) for label, share in exact.items()}
+    most_left = sorted(exact, key=lambda label: exact[label] - count[label], reverse=True)
+    for label in most_left[: size - sum(count.values())]:
+        count[label] += 1
+    return sorted(row for label, rows in of_class.items() for row in rows[: count[label]])
+
+
+def _shots(labels: Sequence[Hashable], each: int) -> list[int]:
+    of_class = _of_class(labels)
+    for label, rows in of_class.items():
+        if len(rows) < each:
+            raise InputError(
+                f"Expected --shots of at most {len(rows)}, the rows of class {label} in train, got {each}."
+            )
+    return sorted(row for rows in of_class.values() for row in rows[:each])
+
+
+def _fold(rows: Any, folds: int, number: int) -> tuple[Any, Any]:
+    if folds > len(rows):
+        raise InputError(f"Expected --folds of at most {len(rows)}, the number of training rows, got {folds}.")
+    order = rows.shuffle(seed=_OF_FOLDS)
+    return (
+        order.select([row for row in range(len(order)) if row % folds != number]),
+        order.select(range(number, len(order), folds)),
+    )
+
+
+def _labels(rows: Any, task: Task) -> list[Hashable]:
+    return [plain_label(label) for label in column_of(rows, task.label)]
+
+
+def _of_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+    of_class = defaultdict(list)
+    for row, label in enumerate(labels):
+        of_class[label].append(row)
+    return dict(of_class)
+
+
+def _check(settings: Settings, task: Task) -> None:
+    by_class = "--shots" if settings.shots is not None else "--stratified" if settings.stratified else None
+    if by_class is not None and not kind_class(task.kind).one_class_per_row:
+        raise UsageError(f"{by_class} is for classification, but {task.name} is a {task.kind} task: remove it.")
+    if settings.shots is not None and settings.train_size is not None:
+        raise UsageError("--shots and --train-size both say how many rows to train on: remove one of them.")

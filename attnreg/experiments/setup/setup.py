@@ -1,0 +1,327 @@
+"""Prepare a run: its task, data, model, seed and folder."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, set_seed
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from attnreg.errors import InputError, UsageError
+from attnreg.experiments.folder.writer import RunFolder
+from attnreg.experiments.options.settings import Settings
+from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order
+from attnreg.experiments.setup.data_checks import data_warnings
+from attnreg.experiments.setup.sampling import choose_rows
+from attnreg.experiments.setup.stopping import STOPPING, Selection
+from attnreg.experiments.setup.trackers import check_trackers, flattened, tracked
+from attnreg.experiments.tasks.data import load_data
+from attnreg.experiments.tasks.dropout import dropout_fields
+from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.label_noise import mislabel
+from attnreg.experiments.tasks.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
+from attnreg.experiments.tasks.model import check_length, load_pretrained
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.loss import LossFunction
+from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
+from attnreg.training.method import Batch
+from attnreg.training.optim import named_optimizer
+from attnreg.training.reinitialize import reinitialize_top
+
+SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+
+
+class Setup:
+    """The task, data, model and folder of a run. The same seed gives every recipe the same new head and data order.
+
+    Args:
+        settings: the options of the run.
+
+    Raises:
+        InputError: if the options, the data and the model do not fit together, or something is missing. Nothing is
+            written then.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.scored_on = settings.scored_on
+        self.held_out: dict[str, int] | None = None
+        self.folder = RunFolder(settings.output_dir)
+        self.folder.check(settings)
+        self.task, splits = load_data(
+            settings.chosen_task(), settings.data_dir, needs_validation=settings.scored_on == "dev"
+        )
+        if settings.device not in (None, "cpu") and not getattr(torch, settings.device).is_available():
+            raise InputError(f"No {settings.device} device found. Use --device cpu, or leave --device out.")
+        check_trackers(settings.report_to)
+        if sharding := [name for name in SHARDED if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"]:
+            raise InputError(
+                f"Recipes do not support {sharding[0]}, because they copy and inspect whole models. Use data "
+                "parallelism (`torchrun`, `accelerate launch --multi_gpu`)."
+            )
+        try:
+            self.accelerator = Accelerator(
+                # Without an accelerator device this must be explicit, or several processes would each train alone.
+                cpu=settings.device == "cpu" or not torch.accelerator.is_available(),
+                mixed_precision=settings.mixed_precision or "no",
+                log_with=list(settings.report_to) or None,
+                project_dir=settings.output_dir,
+            )
+        except ValueError as error:
+            wanted = settings.mixed_precision or "float32"
+            raise InputError(f"Precision {wanted} is not available here: {error}") from error
+        processes = self.accelerator.num_processes
+        if settings.batch_size % processes:
+            raise InputError(
+                f"Expected --batch-size, which counts the rows of all {processes} processes, to be a multiple of "
+                f"{processes}, got {settings.batch_size}."
+            )
+        if settings.gradient_accumulation > settings.batch_size // processes:
+            raise InputError(
+                f"Expected --gradient-accumulation of at most {settings.batch_size // processes}, the rows of a batch, "
+                f"got {settings.gradient_accumulation}."
+            )
+        self.folder.writer = self.accelerator.is_main_process
+        set_seed(settings.seed)
+        self.model, self.tokenizer = self._load()
+        self.parameters = parameter_counts(self.model)
+        again = settings.reinit_layers
+        self._reinitialized = reinitialize_top(self.model, again) if again else []
+        check_length(self.model, settings.max_length)
+        train, dev = choose_rows(splits, settings, self.task)
+        self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, settings.max_length)
+        self.train_rows = self.kind.to_train_on(self.kind.encode(train))
+        self.dev_rows = self.kind.encode(dev)
+        # Sentences that are printed before training and repeated in the report.
+        self.remarks = [
+            *self._changed(),
+            *([summary(self.model)] if is_adapted(self.model) else []),
+            *self.kind.remarks,
+            *data_warnings(self.kind, train, dev, self.scored_on),
+        ]
+        self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
+        if settings.label_noise:
+            self._mislabel(settings.label_noise)
+        if settings.class_weights is not None and not (self.kind.has_classes and self.kind.one_class_per_row):
+            raise UsageError(
+                f"--class-weights is for classification, but {self.task.name} is a {self.task.kind} task: remove it."
+            )
+        self._further_rows = {
+            name.removeprefix("validation_"): self.kind.encode(splits[name])
+            for name in self.task.validation[1:]
+            if name in splits and settings.scored_on == "dev"
+        }
+        self._stopping_rows = self._hold_out_to_stop()
+        self._rows_left, self._held_until = self.train_rows, 0
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs."""
+        return self.settings.epochs
+
+    def train_batches(self, epoch: int) -> TrainBatches:
+        """Return the training batches of an epoch. Call :meth:`hold_out` before, if at all."""
+        return self._all_batches if epoch >= self._held_until else self._batches_left
+
+    @functools.cached_property
+    def _all_batches(self) -> TrainBatches:
+        return self._train_batches_of(self.train_rows)
+
+    @functools.cached_property
+    def _batches_left(self) -> TrainBatches:
+        return self._train_batches_of(self._rows_left)
+
+    def _train_batches_of(self, rows: Any) -> TrainBatches:
+        return TrainBatches(rows, self.settings.batch_size, self.kind, self.settings.seed, self.accelerator)
+
+    @functools.cached_property
+    def dev(self) -> Labelled:
+        """The rows that the run is scored on, in order."""
+        return self.labelled(self.dev_rows)
+
+    @functools.cached_property
+    def further(self) -> dict[str, Labelled]:
+        """Further validation sets of the task, by name."""
+        return {name: self.labelled(rows) for name, rows in self._further_rows.items()}
+
+    @functools.cached_property
+    def stopping(self) -> Labelled | None:
+        """The rows held out of the whole run for ``--patience`` or ``--select best``, if any."""
+        return None if self._stopping_rows is None else self.labelled(self._stopping_rows)
+
+    @property
+    def evaluated(self) -> dict[str, Labelled]:
+        """All sets to evaluate during training, by name; the name of :attr:`dev` is empty."""
+        return {"": self.dev, **self.further, **({} if self.stopping is None else {STOPPING: self.stopping})}
+
+    def selection(self) -> Selection:
+        """Return the rule that chooses the network to keep."""
+        metric = self.task.metric
+        key = metric if self.stopping is None else f"{STOPPING}_{metric}"
+        return Selection(key, self.settings.patience, best=self.settings.returns_best)
+
+    @property
+    def dev_batches(self) -> list[Batch]:
+        """The batches of :attr:`dev`."""
+        return self.dev.batches
+
+    @property
+    def total_steps(self) -> int:
+        """Number of optimizer steps in the whole run."""
+        return self.steps_in(self.epochs)
+
+    def steps_in(self, epochs: int) -> int:
+        """Return the number of optimizer steps in the first ``epochs`` epochs."""
+        return sum(len(self.train_batches(epoch)) for epoch in range(epochs))
+
+    def hold_out(self, size: int, epochs: int | None = None) -> list[Batch]:
+        """Hold rows out from the training data and return them as batches; see :meth:`hold_out_rows`."""
+        return self.rows_in_order(self.hold_out_rows(size, epochs))
+
+    def hold_out_rows(self, size: int, epochs: int | None = None) -> Any:
+        """Hold rows out from the training data (the last ones of the shuffled rows) and return them.
+
+        Args:
+            size: number of rows.
+            epochs: hold them out in the first ``epochs`` epochs only; ``None`` holds them out of the whole run.
+
+        Raises:
+            InputError: if no row is left to train on.
+        """
+        rows = self.train_rows
+        self.train_rows, held = self._split(rows, size)
+        self.held_out = {"rows": len(held), "epochs": self.epochs if epochs is None else min(epochs, self.epochs)}
+        if epochs is not None and epochs < self.epochs:
+            self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
+        return held
+
+    def _split(self, rows: Any, size: int) -> tuple[Any, Any]:
+        """Split off the last rows; a few more where that would divide the windows of one."""
+        left = self.kind.divided(rows, max(0, len(rows) - size))
+        if left < 1:
+            raise InputError(
+                f"Holding out {size} row{'s' * (size > 1)} needs at least {size + 1} training rows, got {len(rows)}."
+            )
+        return rows.select(range(left)), rows.select(range(left, len(rows)))
+
+    def _changed(self) -> list[str]:
+        """Say what options have changed in the model."""
+        p, again = self.settings.model_dropout, self._reinitialized
+        said = [] if p is None else [f"--model-dropout {p:g} set {', '.join(dropout_fields(self.model.config))}."]
+        return [*said, *([f"--reinit-layers re-initialized {', '.join(again)}."] if again else [])]
+
+    def _load(self) -> tuple[Any, Any]:
+        settings = self.settings
+        if settings.model is not None and adapter_base(settings.model) is not None:
+            raise InputError(
+                f"--model {settings.model} holds an adapter, not a whole model: merge it (`merge_and_unload` of peft) "
+                "and save the model in another folder, or train from the adapter's own model."
+            )
+        model, tokenizer, new = load_pretrained(self.task, settings.model, settings.model_dropout)
+        if settings.lora_rank is None:
+            return model, tokenizer
+        if new is None:
+            raise InputError("LoRA adapts a pretrained model, but the task's own has random weights: use --model.")
+        if settings.reinit_layers:
+            raise InputError(
+                "--reinit-layers would re-initialize weights that --lora-rank does not train: use one of them."
+            )
+        adapted = with_lora(
+            model,
+            kind_class(self.task.kind).head,
+            new,
+            rank=settings.lora_rank,
+            targets=settings.lora_targets,
+            alpha=settings.lora_alpha,
+            dropout=settings.lora_dropout,
+        )
+        return adapted, tokenizer
+
+    def _mislabel(self, share: float) -> None:
+        if not self.kind.one_class_per_row:
+            raise UsageError(
+                f"--label-noise is for classification, but {self.task.name} is a {self.task.kind} task: remove it."
+            )
+        classes, seed = len(self.task.labels), self.settings.seed
+        self.train_rows, self.true_labels = mislabel(self.train_rows, share, classes, seed)
+        if self.scored_on == "held-out":  # rows held out of noisy data are noisy
+            self.dev_rows, _ = mislabel(self.dev_rows, share, classes, seed + 1)
+
+    def _hold_out_to_stop(self) -> Any:
+        """Hold the rows of ``--stop-on held-out`` out of the whole run, before any others; ``None`` without it."""
+        settings, rows = self.settings, len(self.train_rows)
+        if settings.stop_on == "dev" or (settings.patience is None and not settings.returns_best):
+            return None
+        self.train_rows, held = self._split(self.train_rows, settings.stopping_rows or min(256, max(1, rows // 10)))
+        return held
+
+    def rows_in_order(self, rows: Any) -> list[Batch]:
+        """Batch encoded rows in their order."""
+        return self.labelled(rows).batches
+
+    def labelled(self, rows: Any) -> Labelled:
+        """Batch encoded rows in their order, together with their reference answers."""
+        size = max(1, self.settings.batch_size * 2 // self.settings.gradient_accumulation)
+        return in_order(rows, size, self.kind, self.accelerator.device)
+
+    @functools.cached_property
+    def loss_function(self) -> LossFunction | None:
+        """The training loss with ``--class-weights``, balanced over the training rows; ``None``: the model's own."""
+        if self.settings.class_weights is None:
+            return None
+        return WeightedCrossEntropy(balanced_weights(self.train_rows["labels"][:], len(self.task.labels)))
+
+    def optimizer(
+        self, model: nn.Module, provider: MaskProvider | None = None, provider_lr: float | None = None
+    ) -> Optimizer:
+        """Make the optimizer that ``--optimizer`` names, with the run's learning rate and weight decay.
+
+        Args:
+            model: the network.
+            provider: a provider whose parameters are learned together with the network's.
+            provider_lr: learning rate of the provider (default: the network's).
+        """
+        settings = self.settings
+        name: Any = settings.optimizer
+        optimizer = named_optimizer(
+            name, model, settings.learning_rate, settings.weight_decay, layerwise_decay=settings.layerwise_decay
+        )
+        learned = [] if provider is None else provider.learned_parameters()
+        if learned:
+            learning_rate = settings.learning_rate if provider_lr is None else provider_lr
+            optimizer.add_param_group({"params": learned, "lr": learning_rate, "weight_decay": 0.0})
+        return optimizer
+
+    def schedule(self, optimizer: Optimizer) -> LRScheduler:
+        """Make the schedule that ``--schedule`` names, with the warm-up of ``--lr-warmup``."""
+        from transformers import get_scheduler  # late: it is slow to import
+
+        warmup_steps = int(self.settings.lr_warmup * self.total_steps)
+        return get_scheduler(self.settings.schedule, optimizer, warmup_steps, self.total_steps)
+
+    def tracked(self) -> AbstractContextManager[None]:
+        """Also send logs to the trackers within the block."""
+        return tracked(self.accelerator, {**self.settings.to_dict(), **self.settings.own})
+
+    def total(self, *counts: int) -> list[int]:
+        """Sum each count over all processes."""
+        return [sum(all_of_one) for all_of_one in zip(*gather_object([counts]), strict=True)]
+
+    def log_telemetry(self, line: Mapping[str, Any]) -> None:
+        """Write a line to ``telemetry.jsonl`` and to the trackers."""
+        self.folder.append("telemetry", line)
+        self.accelerator.log(flattened(line), step=line["step"])
+
+    def log_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Write a line to ``metrics.jsonl`` and to the trackers."""
+        self.folder.append("metrics", record)
+        numbers = {name: value for name, value in record.items() if name not in ("network", "step", "drop_rate")}
+        self.accelerator.log(flattened(numbers, f"{self.scored_on}/{record['network']}/"), step=record["step"])

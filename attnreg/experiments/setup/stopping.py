@@ -1,0 +1,70 @@
+"""The network that a run returns, and when ``--patience`` stops the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+Record = Mapping[str, Any]
+STOPPING = "stopping"  # the rows held out for --patience, among the evaluated sets
+
+
+class Selection:
+    """Chooses the network to return; with patience, decides when to stop.
+
+    The best evaluation is the earliest one in a tie.
+
+    Args:
+        key: key of the score in the records of :attr:`attnreg.experiments.folder.history.History.evaluations`.
+        patience: number of evaluations in a row without a better score after which the run stops; ``None`` trains for
+            all epochs.
+        best: return the network of the best evaluation, whose weights are kept, instead of the last one.
+
+    Example:
+        >>> selection = Selection("accuracy", patience=2)
+        >>> records = [{"accuracy": score} for score in (0.6, 0.8, 0.8, 0.7)]
+        >>> selection.best(records) is records[1], [selection.is_over(records[:n]) for n in range(5)]
+        (True, [False, False, False, False, True])
+    """
+
+    def __init__(self, key: str, patience: int | None = None, *, best: bool = False) -> None:
+        self.key = key
+        self.patience = patience
+        self._returns_best = best
+        self.weights: dict[str, Tensor] = {}  # of the best network so far
+
+    def best(self, records: Sequence[Record]) -> Record:
+        """Return the record of the best evaluation."""
+        return records[self._best(records)]
+
+    def is_over(self, records: Sequence[Record]) -> bool:
+        """Whether the run is to stop after these evaluations."""
+        return bool(records) and self.patience is not None and len(records) - self._best(records) > self.patience
+
+    def returned(self, records: Sequence[Record]) -> Record:
+        """Return the record of the network to return, of the evaluations so far."""
+        return self.best(records) if self._returns_best else records[-1]
+
+    def note(self, records: Sequence[Record], network: nn.Module) -> bool:
+        """Whether the network that was just evaluated is the one to return so far; keep the weights of a best one."""
+        if self._returns_best and (is_best := self.best(records) is records[-1]):
+            self.weights = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
+            return is_best
+        return not self._returns_best
+
+    def give_back(self, network: nn.Module) -> None:
+        """Give a network the weights of the best evaluation, if that is the one to return."""
+        if self._returns_best:
+            network.load_state_dict(self.weights)
+
+    def _best(self, records: Sequence[Record]) -> int:
+        scores = [-math.inf if math.isnan(record[self.key]) else record[self.key] for record in records]
+        return scores.index(max(scores))
+
+
+def biased(scored_on: str) -> str:
+    """Return the warning for ``--stop-on dev``."""
+    return f"Warning: --stop-on dev chooses the epoch by its {scored_on} score, so this score is biased upward."

@@ -1,0 +1,57 @@
+"""Log to TensorBoard, Weights & Biases and other trackers through accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+
+from attnreg.errors import InputError, did_you_mean
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Check that all trackers are installed; accelerate would skip missing ones silently.
+
+    Raises:
+        InputError: if a tracker is unknown or its package is not installed.
+    """
+    available = sorted(str(tracker.value) for tracker in get_available_trackers())
+    if missing := [name for name in names if name not in available]:
+        raise InputError(
+            f"Expected --report-to to be an installed tracker ({', '.join(available) or 'none found'}), got "
+            f"{', '.join(missing)}. Install its package.{did_you_mean(missing[0], available)}"
+        )
+
+
+@contextmanager
+def tracked(accelerator: Accelerator, options: Mapping[str, Any]) -> Iterator[None]:
+    """Run the accelerator's trackers within the block, with the options of a run."""
+    plain = {name: value for name, value in options.items() if isinstance(value, (int, float, str, bool))}
+    if accelerator.log_with:
+        accelerator.init_trackers("attnreg", config=plain)
+    try:
+        yield
+    finally:
+        for tracker in accelerator.trackers:
+            tracker.finish()  # not `end_training`, which would also destroy the process group
+
+
+def flattened(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Flatten the numbers of a nested record; keys become paths.
+
+    Example:
+        >>> flattened({"loss": 0.5, "winner": "attacker", "drop_rate": {"encoder.0": 0.25}})
+        {'loss': 0.5, 'drop_rate/encoder.0': 0.25}
+    """
+    numbers: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            numbers |= flattened(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)):
+            numbers[prefix + name] = value
+        elif isinstance(value, list):
+            numbers |= flattened({str(number): item for number, item in enumerate(value)}, f"{prefix}{name}/")
+    return numbers

@@ -1,1 +1,0 @@
-"""Shared parts of all providers: base class, composition, schedules, saving, expressions."""

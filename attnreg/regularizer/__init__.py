@@ -1,0 +1,1 @@
+"""What all regularizers share: base class, composition, schedules, saving, expressions."""

@@ -1,0 +1,100 @@
+"""Cross-tuning: alternate between epochs with and without a provider."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from attnreg.arguments import Count, Index, whole_number
+from attnreg.errors import InputError
+from attnreg.masks import Mask
+from attnreg.regularizer.base import MaskProvider, a_provider, ask
+from attnreg.sites import AttentionSite
+
+
+class CrossTuning(MaskProvider):
+    """Use a provider in only one of every N epochs.
+
+    It acts in the epochs with ``epoch % every == offset``; in all others, the attached model runs as the plain model.
+
+    Args:
+        provider: the provider to switch on and off.
+        every: act in one of every N epochs.
+        offset: which of these epochs, from 0.
+
+    Raises:
+        ValueError: if ``every`` or ``offset`` is out of range.
+
+    Reference:
+        AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 3.4: plain fine-tuning in epochs 0, 2, 4 …, AD-DROP in epochs
+        1, 3, 5 …, as with ``every=2, offset=1``.
+
+    Example:
+        >>> from attnreg import AttentionLayerDrop
+        >>> provider = CrossTuning(AttentionLayerDrop(0.5))
+        >>> for epoch in range(4):
+        ...     provider.on_epoch(epoch)
+        ...     print(epoch, provider.active)
+        0 False
+        1 True
+        2 False
+        3 True
+    """
+
+    current: Tensor
+
+    def __init__(self, provider: MaskProvider, every: Count = 2, offset: Index = 1) -> None:
+        super().__init__()
+        self.provider = a_provider(provider, "CrossTuning")
+        self.every = whole_number("every", every)
+        self.offset = whole_number("offset", offset, least=0)
+        if offset >= every:
+            raise InputError(f"Expected `offset` to be below `every`, {every}, got {offset}.")
+        self.epoch = 0
+        self._told = False  # whether the epoch was ever set
+        self.register_buffer("current", torch.zeros((), dtype=torch.long))  # the epoch, in checkpoints
+        self.register_load_state_dict_post_hook(_read_epoch)
+
+    @property
+    @override
+    def active(self) -> bool:
+        return self.epoch % self.every == self.offset and self.provider.active
+
+    @property
+    @override
+    def masks_attention(self) -> bool:
+        return self.provider.masks_attention
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        return ask(self.provider, site) if self.active else None
+
+    @property
+    def first_epoch(self) -> int:
+        """The first epoch in which the provider acts, counted from 0."""
+        return self.offset
+
+    def why_asleep(self, passes: int) -> str | None:
+        """See :class:`attnreg.regularizer.asleep.MaySleep`."""
+        if self._told:
+            return None
+        return (
+            "CrossTuning does not alternate, because it was never told the epoch: call `provider.on_epoch(epoch)` at "
+            "the start of each epoch (training methods and AttnRegCallback do)."
+        )
+
+    @override
+    def on_epoch(self, epoch: int) -> None:
+        self._told = True
+        self.epoch = epoch
+        self.current.fill_(epoch)
+        super().on_epoch(epoch)
+
+
+def _read_epoch(module: nn.Module, incompatible: Any) -> None:
+    assert isinstance(module, CrossTuning)
+    module.epoch = int(module.current)
+    module._told = True

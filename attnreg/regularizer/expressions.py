@@ -1,0 +1,181 @@
+"""Providers written as text, such as ``DropHead(0.1) & OnLayers(AttentionLayerDrop(0.2), [0, 1])``."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from attnreg.errors import InputError, did_you_mean
+from attnreg.regularizer.base import Compose, MaskProvider
+from attnreg.regularizer.saving import build, known_providers, shown
+
+LONGEST = 1000  # characters; keeps nesting far below the parser's limit
+EXAMPLE = "AttentionDropout(0.1, placement='scores') & OnLayers(AttentionLayerDrop(0.2), [0, -1])"
+
+
+def parse_provider(
+    text: str,
+    model: nn.Module | None = None,
+    total_steps: int | None = None,
+    providers: Sequence[type[MaskProvider]] = (),
+) -> MaskProvider:
+    """Make a provider from an expression: provider calls with literal arguments, joined by ``&``.
+
+    The text is parsed, never evaluated. It may contain only names of providers, numbers, strings, lists, ``True``,
+    ``False`` and ``None``.
+
+    Args:
+        text: the expression.
+        model: the model for providers that are made for one (those with ``for_model``).
+        total_steps: number of optimizer steps, for schedules that do not set it.
+        providers: your own classes that the expression may name.
+
+    Raises:
+        InputError: if the text is not such an expression, an argument does not fit, or memory runs out.
+
+    Example:
+        >>> provider = parse_provider("AttentionDropout(0.1, 'scores') & OnLayers(AttentionLayerDrop(0.2), [0])")
+        >>> [type(part).__name__ for part in provider.providers]
+        ['AttentionDropout', 'OnLayers']
+        >>> parse_provider("__import__('os').getcwd()")
+        Traceback (most recent call last):
+            ...
+        attnreg.errors.InputError: Expected provider calls joined by &, ...
+    """
+
+    def make(cls: type[MaskProvider], *args: Any, **options: Any) -> MaskProvider:
+        factory: Callable[..., MaskProvider] = cls
+        if hasattr(cls, "for_model"):
+            if model is None:
+                raise InputError(f"{cls.__name__} is made for a model: pass `model` to `parse_provider`.")
+            factory, args = cls.for_model, (model, *args)
+        if "total_steps" in inspect.signature(factory).parameters and total_steps is not None:
+            options.setdefault("total_steps", total_steps)
+        return factory(*args, **options)
+
+    known = known_providers(providers)
+    for cls in providers:
+        if known.get(cls.__name__) is not cls:
+            raise InputError(f"Another provider is named {cls.__name__}, too: rename {cls.__module__}.{cls.__name__}.")
+    with within_depth(text):
+        try:
+            return build(_description(_parsed(text), text, known), make, known)
+        except (InputError, RecursionError):
+            raise
+        except (ValueError, TypeError) as error:
+            raise InputError(" ".join(str(error).split())) from error
+        except (RuntimeError, OverflowError, MemoryError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(f"Cannot make the provider {text!r}: {reason}.") from error
+
+
+def expression_of(provider: MaskProvider) -> str:
+    """Return a provider as an expression, with all arguments by name.
+
+    Example:
+        >>> expression_of(parse_provider("DropHead(0.1) & OnLayers(AttentionLayerDrop(0.2), [0])"))
+        'DropHead(p=0.1) & OnLayers(provider=AttentionLayerDrop(p=0.2), layers=[0])'
+    """
+    if isinstance(provider, Compose):
+        return " & ".join(expression_of(each) for each in provider.inner())
+    values = (
+        f"{name}={expression_of(value) if isinstance(value, MaskProvider) else repr(value)}"
+        for name, value in provider.config.items()
+    )
+    return f"{type(provider).__name__}({', '.join(values)})"
+
+
+def checked_expression(text: str) -> str:
+    """Return an expression in a uniform spelling, if every provider and argument in it is known.
+
+    Raises:
+        InputError: if the text is not a provider expression.
+
+    Example:
+        >>> checked_expression("AttentionLayerDrop( p=0.2 )&AttentionDropout(0.1,'scores')")
+        "AttentionLayerDrop(p=0.2) & AttentionDropout(0.1, 'scores')"
+    """
+    with within_depth(text):
+        node = _parsed(text)
+        _description(node, text, known_providers())
+        return ast.unparse(node)
+
+
+@contextmanager
+def within_depth(text: str) -> Iterator[None]:
+    """Report text that is nested too deeply to be parsed inside the block, as an ``InputError``."""
+    try:
+        yield
+    except RecursionError:
+        raise InputError(f"Expected a provider such as {EXAMPLE}, got {text!r}, which is nested too deeply.") from None
+
+
+def _parsed(text: str) -> ast.expr:
+    if len(text) > LONGEST:
+        raise InputError(f"Expected a provider expression of at most {LONGEST} characters, got {len(text)}.")
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"Expected a provider such as {EXAMPLE}, got {text!r}: {error}.") from None
+
+
+def _description(node: ast.expr, text: str, known: Mapping[str, type[MaskProvider]]) -> dict[str, Any]:
+    """Turn a node into the description that :func:`attnreg.regularizer.saving.build` takes."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
+        parts = [_description(side, text, known) for side in (node.left, node.right)]
+        return {"provider": "Compose", "config": {"providers": parts}}
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise InputError(
+            f"Expected provider calls joined by &, such as {EXAMPLE}, got {ast.unparse(node)!r} in {text!r}."
+        )
+    name = node.func.id
+    if name not in known:
+        raise InputError(
+            f"Expected a provider among {', '.join(sorted(known))}, got {name!r}; see `attnreg list providers`."
+            f"{did_you_mean(name, known)}"
+        )
+    values = [_value(argument, text, known) for argument in node.args]
+    names = [option.arg for option in node.keywords]
+    if None in names or len(set(names)) < len(names):
+        raise InputError(f"Expected each argument of {name} by name and only once, got {ast.unparse(node)!r}.")
+    options = {str(option.arg): _value(option.value, text, known) for option in node.keywords}
+    signature = _signature(known[name])
+    try:
+        bound = signature.bind_partial(*values, **options).arguments
+    except TypeError as error:
+        unknown = next((option for option in options if option not in signature.parameters), "")
+        raise InputError(
+            f"Expected the arguments of {name}{shown(signature)}, got {ast.unparse(node)}: {error}."
+            f"{did_you_mean(unknown, signature.parameters)}"
+        ) from None
+    named = {name for name, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD}
+    for schedules in [bound.pop(name) for name in named & bound.keys()]:
+        bound.update(schedules)
+    return {"provider": name, "config": {k: list(v) if isinstance(v, tuple) else v for k, v in bound.items()}}
+
+
+def _signature(cls: type[MaskProvider]) -> inspect.Signature:
+    """The arguments that an expression may give: all but those that follow from the model."""
+    measured = getattr(cls, "measured", ())
+    factory = cls if measured else getattr(cls, "for_model", cls)
+    left_out = (*measured, *(() if factory is cls else ("model",)))
+    return inspect.Signature([p for name, p in inspect.signature(factory).parameters.items() if name not in left_out])
+
+
+def _value(node: ast.expr, text: str, known: Mapping[str, type[MaskProvider]]) -> Any:
+    if isinstance(node, ast.Call) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd)):
+        return _description(node, text, known)
+    try:
+        # A dict would be mistaken for the description of a provider.
+        if not any(isinstance(part, (ast.Dict, ast.Set)) for part in ast.walk(node)):
+            return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        pass
+    raise InputError(
+        f"Expected numbers, strings, lists, True, False or None as arguments, got {ast.unparse(node)!r} in {text!r}."
+    )

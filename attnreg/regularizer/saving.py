@@ -1,0 +1,219 @@
+"""Saving and loading of providers as JSON and safetensors, which cannot run code."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import attnreg
+from attnreg._files import SUMS, check_checksums, replaced_folder, write_checksums
+from attnreg._lazy import REGULARIZERS, listed_names
+from attnreg.errors import InputError
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+Self = TypeVar("Self", bound="PretrainedMixin")
+Known = Mapping[str, type[Any]]
+
+
+class PretrainedMixin:
+    """``save_pretrained`` and ``from_pretrained`` for providers; see :class:`attnreg.MaskProvider`."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, by name."""
+        names = self._argument_names()
+        if missing := [name for name in names if not hasattr(self, name)]:
+            raise TypeError(
+                f"{type(self).__name__} must store its constructor's arguments as attributes of the same names: "
+                f"missing {', '.join(missing)}."
+            )
+        return {name: self._argument(name) for name in names}
+
+    def extra_repr(self) -> str:
+        """Return the arguments for ``repr(provider)``."""
+        values = ((name, self._argument(name)) for name in self._argument_names() if hasattr(self, name))
+        return ", ".join(f"{name}={value!r}" for name, value in values if not isinstance(value, nn.Module))
+
+    def _argument_names(self) -> list[str]:
+        return list(inspect.signature(type(self).__init__).parameters)[1:]
+
+    def _argument(self, name: str) -> Any:
+        value = getattr(self, name)
+        return value.item() if isinstance(value, Tensor) and not value.dim() else value  # a schedule changes it
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``config.json``, ``model.safetensors`` and their checksums into a separate folder, atomically.
+
+        Args:
+            folder: a new or empty folder, or one with a saved provider, which is replaced.
+
+        Raises:
+            ValueError: if the folder holds other files, or JSON cannot store a constructor argument.
+        """
+        assert isinstance(self, nn.Module)
+        text, folder = to_json(self), Path(folder).resolve()
+        if folder.exists() and not _holds_a_provider(folder):
+            raise InputError(
+                f"{folder} holds other files, such as a model's, which have the same names: save the provider into a "
+                "separate folder."
+            )
+        with replaced_folder(folder) as new:
+            (new / CONFIG).write_text(text, encoding="utf-8")
+            save_file({k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}, new / WEIGHTS)
+            write_checksums(new)
+
+    @classmethod
+    def from_pretrained(
+        cls: type[Self], folder: str | os.PathLike[str], providers: Sequence[type[PretrainedMixin]] = ()
+    ) -> Self:
+        """Load a provider that :meth:`save_pretrained` wrote, on the CPU.
+
+        Args:
+            folder: the folder with the provider.
+            providers: your own classes inside the saved provider, besides this one.
+
+        Raises:
+            ValueError: if the folder holds no provider of this class, or a damaged one, or names an unknown class.
+        """
+        folder, known = Path(folder), known_providers(providers if inspect.isabstract(cls) else {cls, *providers})
+        try:
+            check_checksums(folder)
+            provider = build(json.loads((folder / CONFIG).read_text(encoding="utf-8")), known=known)
+            provider.load_state_dict(load_file(folder / WEIGHTS))
+        except (OSError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError, SafetensorError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"Cannot load a provider ({CONFIG} and {WEIGHTS}) from {folder}: {reason}") from error
+        if not isinstance(provider, cls):
+            raise InputError(f"Expected a {cls.__name__} in {folder}, got a {type(provider).__name__}.")
+        return provider
+
+
+def built_in() -> dict[str, type[PretrainedMixin]]:
+    """Return the built-in provider classes, by name."""
+    modules = {n: m for n, m in listed_names(attnreg.__file__).items() if m.startswith(REGULARIZERS)}
+    found = {name: getattr(importlib.import_module(module), name) for name, module in modules.items()}
+    classes = {name: cls for name, cls in found.items() if inspect.isclass(cls) and issubclass(cls, PretrainedMixin)}
+    return {name: cls for name, cls in classes.items() if not inspect.isabstract(cls)}
+
+
+def describe(provider: PretrainedMixin) -> dict[str, Any]:
+    """Return a provider as plain data: its class name and constructor arguments, including inner providers.
+
+    Example:
+        >>> from attnreg import AttentionLayerDrop
+        >>> describe(AttentionLayerDrop(p=0.2))
+        {'provider': 'AttentionLayerDrop', 'config': {'p': 0.2}}
+    """
+    return {"provider": _name(type(provider)), "config": {k: _plain(v) for k, v in provider.config.items()}}
+
+
+def known_providers(more: Iterable[type[Any]] = ()) -> dict[str, type[Any]]:
+    """Return the built-in provider classes and your own, by name.
+
+    Args:
+        more: your own classes, by module and name; also by name only, if no other class has the same name.
+
+    Example:
+        >>> known_providers()["DropHead"]
+        <class 'attnreg.regularizers.drop_head.DropHead'>
+    """
+    own = {_name(cls): cls for cls in more}
+    counts = Counter(cls.__name__ for cls in own.values())
+    alone = {cls.__name__: cls for cls in own.values() if counts[cls.__name__] == 1}
+    return {**alone, **own, **built_in()}
+
+
+def _name(cls: type[PretrainedMixin]) -> str:
+    """Return a built-in provider's name, or any other's module and name, so that the two are never confused."""
+    return cls.__name__ if built_in().get(cls.__name__) is cls else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def shown(signature: inspect.Signature) -> str:
+    """A signature without its types, for messages."""
+    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+
+
+def _construct(cls: type[PretrainedMixin], *args: Any, **options: Any) -> PretrainedMixin:
+    return cls(*args, **options)
+
+
+def build(
+    description: dict[str, Any], make: Callable[..., PretrainedMixin] = _construct, known: Known | None = None
+) -> Any:
+    """Make a provider from what :func:`describe` returned.
+
+    Args:
+        description: class name and constructor arguments.
+        make: function that takes a class and its arguments and returns the provider.
+        known: classes by name (default: the built-in ones).
+
+    Raises:
+        ValueError: if the description names no known provider or does not fit its constructor.
+    """
+    known = built_in() if known is None else known
+    name, config = description.get("provider"), description.get("config")
+    if not isinstance(name, str) or name not in known or not isinstance(config, dict):
+        raise InputError(
+            f"Expected `provider` to be one of {', '.join(sorted(built_in()))}, with a `config`, got {name!r}; pass "
+            "your own class as in `from_pretrained(folder, providers=[MyProvider])`."
+        )
+    values = {key: _restored(value, make, known) for key, value in config.items()}
+    signature = inspect.signature(known[name])
+    try:
+        positional = [
+            item
+            for key, parameter in signature.parameters.items()
+            if parameter.kind is parameter.VAR_POSITIONAL
+            for item in values.pop(key)
+        ]
+        return make(known[name], *positional, **values)
+    except (TypeError, KeyError) as error:
+        raise InputError(f"Expected the arguments of {name}{shown(signature)}, got {config}: {error}.") from error
+
+
+def to_json(provider: PretrainedMixin) -> str:
+    """Return a provider's description as JSON.
+
+    Raises:
+        InputError: if JSON cannot store a constructor argument.
+    """
+    description = describe(provider)
+    try:
+        return json.dumps(description, indent=2) + "\n"
+    except TypeError as error:
+        raise InputError(
+            f"{type(provider).__name__} cannot be saved, because JSON cannot store one of its arguments: {error}."
+        ) from error
+
+
+def _holds_a_provider(folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {"not a folder"}
+    if names - {CONFIG, WEIGHTS, SUMS}:
+        return False
+    try:
+        return not names or "provider" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, PretrainedMixin):
+        return describe(value)
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple, nn.ModuleList)) else value
+
+
+def _restored(value: Any, make: Callable[..., PretrainedMixin], known: Known) -> Any:
+    if isinstance(value, dict) and "provider" in value:
+        return build(value, make, known)
+    return [_restored(item, make, known) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,200 @@
+"""Schedules, which change arguments of a provider over training or over the depth of the model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from attnreg.arguments import one_of, probability, whole_number
+from attnreg.errors import InputError, did_you_mean
+from attnreg.masks import Mask
+from attnreg.regularizer.asleep import never_stepped
+from attnreg.regularizer.base import MaskProvider, a_provider, ask
+from attnreg.sites import AttentionSite, Site
+
+Knots = Sequence[tuple[float, float]]
+Over = Literal["training", "depth"]
+
+
+class Line:
+    """A piecewise linear function of progress, constant before its first and after its last knot.
+
+    Args:
+        knots: ``(progress, value)`` with progress ascending in ``[0, 1]``.
+
+    Raises:
+        ValueError: if the knots are not such pairs, or their progress is out of range or order.
+
+    Example:
+        >>> Line([(0, 0.6), (1, 0.2)])(0.5)
+        0.4
+    """
+
+    def __init__(self, knots: Knots) -> None:
+        try:
+            progress, values = zip(*knots, strict=True)
+        except (TypeError, ValueError):
+            raise InputError(f"Expected a list of (progress, value) knots, got {knots!r}.") from None
+        for x in progress:
+            probability("progress of a knot", x)
+        if list(progress) != sorted(set(progress)):
+            raise InputError(f"Expected knots in ascending order of progress, got {list(progress)}.")
+        self.progress, self.values = list(progress), list(values)
+
+    def __call__(self, progress: float) -> float:
+        """Return the value at a progress."""
+        if progress <= self.progress[0]:
+            return float(self.values[0])
+        for begin, end in itertools.pairwise(range(len(self.values))):
+            if progress < self.progress[end]:
+                rise = self.values[end] - self.values[begin]
+                slope = rise / (self.progress[end] - self.progress[begin])
+                return slope * (progress - self.progress[begin]) + self.values[begin]
+        return float(self.values[-1])
+
+    @property
+    def moves(self) -> bool:
+        """Whether the value ever changes."""
+        return len(set(self.values)) > 1
+
+
+class Scheduled(MaskProvider):
+    r"""Change a provider's arguments linearly over training or over the depth of the model.
+
+    .. math::
+        \begin{aligned}
+        & p(x) = \text{linear between the knots } (x_i, p_i), \\
+        & x = t / T \;\text{ or }\; x = l / (L - 1)
+        \end{aligned}
+
+    t counts the calls of ``step()``, one per optimizer step; l counts the L layers of a stack, from 0. Scheduled
+    DropHead is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; DropKey with a drop
+    probability that falls with depth is ``Scheduled(DropKey(), over="depth", p=[(0, 0.3), (1, 0)])``.
+
+    Args:
+        provider: the provider whose arguments change.
+        total_steps: T, the number of optimizer steps from progress 0 to 1; required for ``over="training"``.
+        over: ``"training"`` (progress t / T) or ``"depth"`` (progress from the first to the last layer).
+        schedules: one keyword per argument, such as ``p=[(0, 0.3), (1, 0)]``: knots ``(progress, value)``, ascending in
+            progress; the value is constant before the first and after the last knot.
+
+    Raises:
+        ValueError: if no argument is given, the provider reads it only in its constructor, a value is out of range, or
+            ``total_steps`` is missing.
+
+    Reference:
+        Scheduled DropHead (EMNLP Findings 2020, arXiv 2004.13342); AttendOut (arXiv 2104.04692), Section 7.2.
+
+    Example:
+        >>> from attnreg import AttentionLayerDrop
+        >>> provider = Scheduled(AttentionLayerDrop(), total_steps=4, p=[(0, 0.6), (1, 0.2)])
+        >>> for _ in range(2):
+        ...     provider.step()
+        >>> provider.provider
+        AttentionLayerDrop(p=0.4)
+    """
+
+    steps: Tensor
+
+    def __init__(
+        self, provider: MaskProvider, total_steps: int | None = None, over: Over = "training", **schedules: Knots
+    ) -> None:
+        super().__init__()
+        self.provider = a_provider(provider, "Scheduled")
+        self.over = one_of("over", over, get_args(Over))
+        if over == "training" and total_steps is None:
+            raise InputError("A schedule over training needs `total_steps`, the number of optimizer steps.")
+        self.total_steps = None if total_steps is None else whole_number("total_steps", total_steps)
+        self.schedules = schedules
+        self._lines = {name: Line(knots) for name, knots in schedules.items()}
+        _check(self.provider, self._lines)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_load_state_dict_post_hook(_reach)
+        if over == "training":  # tensors, so that compiled code is not compiled again for each value
+            for name in schedules:
+                setattr(provider, name, torch.zeros((), dtype=torch.float64))
+        self._set(0.0)
+
+    @property
+    @override
+    def config(self) -> dict[str, Any]:
+        own = {"provider": self.provider, "total_steps": self.total_steps, "over": self.over}
+        return {**own, **{name: [list(knot) for knot in knots] for name, knots in self.schedules.items()}}
+
+    @override
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.config.items() if name != "provider")
+
+    @property
+    @override
+    def active(self) -> bool:
+        return self.provider.active
+
+    @property
+    @override
+    def masks_attention(self) -> bool:
+        return self.provider.masks_attention
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        answers = [ask(provider, site) for provider in self.inner(site)]
+        self._set_for(None)
+        return answers[0]
+
+    @override
+    def inner(self, site: Site | None = None) -> list[MaskProvider]:
+        self._set_for(site)
+        return super().inner()
+
+    def _set_for(self, site: Site | None) -> None:
+        """Over depth, set the values of a site; those of the first layer between sites, so that code compiles once."""
+        if self.over == "depth":
+            self._set(0.0 if site is None else site.layer / max(site.num_layers - 1, 1))
+
+    @override
+    def step(self) -> None:
+        self.steps += 1
+        super().step()
+        self._advance()
+
+    def why_asleep(self, passes: int) -> str | None:
+        """See :class:`attnreg.regularizer.asleep.MaySleep`."""
+        moves = self.over == "training" and any(line.moves for line in self._lines.values())
+        return never_stepped("Scheduled", self.steps, passes) if moves else None
+
+    def _advance(self) -> None:
+        if self.over == "training":
+            assert self.total_steps is not None
+            self._set(int(self.steps) / self.total_steps)
+
+    def _set(self, progress: float) -> None:
+        for name, line in self._lines.items():
+            if self.over == "training":
+                getattr(self.provider, name).fill_(line(progress))
+            else:
+                setattr(self.provider, name, line(progress))
+
+
+def _reach(module: nn.Module, incompatible: Any) -> None:
+    assert isinstance(module, Scheduled)
+    module._advance()
+
+
+def _check(provider: MaskProvider, lines: Mapping[str, Line]) -> None:
+    kind = type(provider).__name__
+    if not lines:
+        raise InputError(f"A schedule needs an argument of {kind} to change, such as p=[(0, 0.3), (1, 0)].")
+    for name, line in lines.items():
+        if name not in provider.schedulable:
+            can = ", ".join(provider.schedulable) or "none"
+            raise InputError(
+                f"Expected an argument of {kind} that a schedule can change ({can}), got {name!r}."
+                f"{did_you_mean(name, provider.schedulable)}"
+            )
+        for value in line.values:
+            type(provider)(**{**provider.config, name: value})  # raises if the value is out of range

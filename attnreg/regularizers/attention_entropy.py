@@ -1,0 +1,87 @@
+"""EAR: reward the entropy of attention."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from attnreg import functional
+from attnreg.arguments import NotNegative, not_negative
+from attnreg.injection.rates import in_backward
+from attnreg.masks import Mask
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizers._parts.seen import mean_over
+from attnreg.sites import AttentionSite
+
+
+class AttentionEntropy(MaskProvider):
+    r"""Reward attention that is spread over many keys: the loss falls with its entropy.
+
+    .. math:: \mathrm{penalty} = -\alpha \sum_l \operatorname*{mean}_{b, h, q} H(A^l_{bhq}), \qquad
+        H(a) = -\textstyle\sum_k a_k \log a_k
+
+    The mean is over heads and over query rows that are not padding. Nothing is masked, so the model's output does not
+    change; ``penalty()`` changes the loss. Attention is that of the model, before masks of other providers and the
+    model's own dropout. Its scores are computed once more, with gradients.
+
+    Args:
+        alpha: weight of the entropy.
+
+    Raises:
+        ValueError: if ``alpha`` is negative.
+        RuntimeError: in a forward pass with gradients, if attention is computed without, as reentrant gradient
+            checkpointing does.
+
+    Reference:
+        Entropy-based Attention Regularization (ACL Findings 2022, arXiv 2203.09192). Its official code averages
+        attention over heads first, and takes a softmax of these averages before the entropy; this one does neither.
+
+    Example:
+        >>> provider = AttentionEntropy(alpha=1.0)
+        >>> _ = provider(AttentionSite(shape=(1, 1, 1, 4), written_scores=torch.zeros(1, 1, 1, 4)))
+        >>> provider.penalty()  # minus log(4)
+        tensor(-1.3863)
+    """
+
+    schedulable = ("alpha",)
+    draws_in_prepare = False  # `prepare` only forgets the latest pass
+
+    def __init__(self, alpha: NotNegative = 0.01) -> None:
+        super().__init__()
+        self.alpha = not_negative("alpha", alpha)
+        self._entropies: dict[str, list[Tensor]] = defaultdict(list)  # by site; several if it is computed in parts
+        self._has_gradients = False  # whether the forward pass began with gradients
+
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        self._entropies.clear()
+        self._has_gradients = torch.is_grad_enabled()
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        if self._has_gradients and not torch.is_grad_enabled():
+            raise RuntimeError(
+                f"AttentionEntropy cannot learn from {site.name}, whose attention is computed without gradients: "
+                "use gradient checkpointing with `use_reentrant=False`."
+            )
+        units = site.units
+        rows = None if units is None else units.any(-1)
+        entropy = mean_over(functional.attention_entropy(site.scores(), site.valid), rows)
+        if not in_backward():  # gradient checkpointing computes it again
+            self._entropies[site.label].append(entropy)
+        return None
+
+    @override
+    def penalty(self) -> Tensor | None:
+        """Return minus alpha times the entropy of the latest pass, once; ``None`` if there was no pass."""
+        layers = [torch.stack(each).mean() for each in self._entropies.values()]
+        self._entropies.clear()
+        return -self.alpha * torch.stack([each.to(layers[0].device) for each in layers]).sum() if layers else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_entropies": defaultdict(list)}  # tensors with a graph cannot be copied

@@ -1,0 +1,192 @@
+"""AD-DROP: drop attention positions that a prediction relies on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from attnreg.arguments import Count, Probability, one_of, probability, true_or_false, whole_number
+from attnreg.attribution import METHODS, Attributions, Target, explain
+from attnreg.errors import InputError
+from attnreg.functional.region import Region
+from attnreg.injection import handle_of
+from attnreg.masks import Mask
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizers._parts.two_passes import TwoPasses
+from attnreg.sites import AttentionSite, SiteInfo, layer_indices, on_layers
+
+Method = Literal["gradient", "integrated_gradients", "attention", "random"]
+FirstPass = Literal["eval", "train"]
+HalfPrecision = Literal["bfloat16", "float16"]
+
+
+class AttributionProvider(MaskProvider):
+    r"""Drop attention positions that the prediction relies on (AD-DROP), in two passes per step.
+
+    The first pass, :meth:`attribute`, attributes the model's prediction to its attention weights A and updates nothing.
+    In each row (sample, head, query) of n valid keys, the p·n keys with the highest attribution are the candidate
+    region. The next forward pass drops each of them with probability q:
+
+    .. math:: \tilde S_{ij} = -\infty \text{ if } M_{ij} = 0, \quad
+              M_{ij} \sim \mathrm{Bernoulli}(1 - q) \text{ in the region, else } 1
+
+    The masks last until the backward pass is done, also under gradient checkpointing; later passes are not masked
+    until the next :meth:`attribute`.
+    The gradients of fused attention :math:`O = A V` are :math:`(\partial s / \partial O) V^\top`, without A in memory.
+    With ``method="random"`` there is no first pass, and every forward pass in training mode is masked. ``target`` may
+    also be a function: see :class:`attnreg.attribution.Target`, also for ``shift_labels``.
+
+    Args:
+        p: share of the valid keys of each query that are candidates.
+        q: probability of dropping each candidate.
+        method: attribution method: ``"gradient"`` (GA), ``"integrated_gradients"`` (IGA), ``"attention"`` (AA, the
+            weights) or ``"random"`` (RD, no first pass).
+        region: candidate keys: ``"high"`` (highest attribution) or ``"low"`` (lowest attribution).
+        layers: layer indices; negative ones count from the last layer (default: all attached layers).
+        target: score to explain: ``"predicted"`` (of the predicted class) or ``"label"`` (of the gold class).
+        shift_labels: whether logits predict the label of the next position (default: inferred from the model's loss).
+        steps: steps of integrated gradients; only for that method.
+        steps_per_forward: number of these steps in one forward pass; more are faster on a GPU but need more memory.
+        first_pass: mode of the first pass: ``"eval"`` (no dropout) or ``"train"`` (dropout, as in the official code).
+        first_pass_dtype: autocast of the first pass: ``"bfloat16"`` or ``"float16"`` (default: as the training step).
+
+    Raises:
+        ValueError: if an argument is out of range; when attached, if the model has no such layer.
+
+    Reference:
+        AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning (NeurIPS 2022, arXiv 2210.05883),
+        Sections 3.2 and 3.3.
+
+    Example:
+        >>> import attnreg
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
+        >>> model = BertForSequenceClassification(config)
+        >>> provider = AttributionProvider(p=0.5, q=0.5)
+        >>> handle = attnreg.attach(model, provider)
+        >>> batch = {"input_ids": torch.tensor([[1, 2, 3, 4]]), "labels": torch.tensor([1])}
+        >>> provider.attribute(model, batch)
+        >>> model(**batch).loss.backward()
+        >>> provider.attributions["encoder.1"].shape
+        torch.Size([1, 2, 4, 4])
+    """
+
+    schedulable = ("p", "q")
+
+    def __init__(
+        self,
+        p: Probability = 0.3,
+        q: Probability = 0.1,
+        method: Method = "gradient",
+        region: Region = "high",
+        layers: Sequence[int] | None = None,
+        target: Literal["predicted", "label"] | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted",
+        shift_labels: bool | None = None,
+        steps: Count = 20,
+        steps_per_forward: Count = 1,
+        first_pass: FirstPass = "eval",
+        first_pass_dtype: HalfPrecision | None = None,
+    ) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+        self.q = probability("q", q)
+        self.method = one_of("method", method, get_args(Method))
+        self.region = one_of("region", region, get_args(Region))
+        self.layers = None if layers is None else layer_indices(layers, "AttributionProvider")
+        self.target = Target(target).kind
+        self.shift_labels = None if shift_labels is None else true_or_false("shift_labels", shift_labels)
+        self.steps = whole_number("steps", steps)
+        self.steps_per_forward = whole_number("steps_per_forward", steps_per_forward)
+        self.first_pass = one_of("first_pass", first_pass, get_args(FirstPass))
+        self.first_pass_dtype = first_pass_dtype
+        if first_pass_dtype is not None:
+            one_of("first_pass_dtype", first_pass_dtype, get_args(HalfPrecision))
+        #: Attributions ``(B, H, Q, K)`` of the latest batch, by ``"<stack>.<layer>"``, some computed on each access.
+        self.attributions = Attributions()
+        self._regions: dict[str, Tensor] = {}
+        self._labels: list[str] = []
+        self._passes = TwoPasses()
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        chosen = sites if self.layers is None else on_layers(sites, self.layers, "AttributionProvider")
+        self._labels = [site.label for site in chosen]
+
+    @property
+    def looks_at_batches(self) -> bool:
+        """See :class:`attnreg.regularizer.protocols.MayLookAtBatches`, and ``MayDrawInPrepare`` for the other name."""
+        return self.method != "random"
+
+    draws_in_prepare = looks_at_batches
+
+    def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
+        """Run the first pass; the model's next forward pass in training mode, on the same batch, is masked.
+
+        The model's modes, ``requires_grad``, ``grad``, hooks and the random state stay as they are.
+
+        Args:
+            model: the model that the provider is attached to, or a wrapper of it.
+            batch: the model's keyword arguments.
+
+        Raises:
+            RuntimeError: if the provider is not attached to the model.
+            InputError: if ``target`` cannot explain the model's output.
+        """
+        self.clear()
+        handle = handle_of(model, self)
+        if self.method in METHODS:
+            self.attributions = explain(
+                model,
+                batch,
+                handle,
+                self._labels,
+                method=self.method,
+                target=Target(self.target, shift_labels=self.shift_labels),
+                steps=self.steps,
+                steps_per_forward=self.steps_per_forward,
+                training=self.first_pass == "train",
+                dtype=None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype),
+            )
+        self._passes.made_first(batch)
+
+    def clear(self) -> None:
+        """Forget the attributions, so that the next forward pass is not masked."""
+        self.attributions, self._regions = Attributions(), {}
+        self._passes.end()
+
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        self._regions = {}
+        if self.method == "random":
+            self._passes.needs_no_first()
+        self._passes.begin_forward(inputs)
+
+    @override
+    def step(self) -> None:
+        self._regions = {}
+        self._passes.end()
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        self._passes.check(self)
+        if not self._passes.masking or site.label not in self._labels:
+            return None
+        if self.method == "random":
+            self.attributions[site.label] = site.uniform()
+            self._regions.pop(site.label, None)
+        if site.label not in self._regions:  # gradient checkpointing asks again and must find the same region
+            self._regions[site.label] = self._region(site)
+        return Mask(scores=site.keep(self.q) | ~self._regions[site.label])
+
+    def _region(self, site: AttentionSite) -> Tensor:
+        shape = self.attributions.shapes[site.label]
+        if shape != tuple(site.shape):
+            raise InputError(
+                f"This forward pass is not on the batch that `attribute` looked at: {site.name} has shape "
+                f"{tuple(site.shape)} instead of {shape}; call `attribute` on each batch first."
+            )
+        return self.attributions.region(site.label, site.valid, self.p, self.region)

@@ -1,0 +1,95 @@
+"""Concrete dropout of attention weights, at drop rates learned together with the model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from attnreg import functional
+from attnreg.arguments import not_negative, positive
+from attnreg.masks import Mask
+from attnreg.regularizers._parts.layers import Depth
+from attnreg.regularizers._parts.rates import LearnedRates, Per
+from attnreg.sites import AttentionSite
+
+
+class ConcreteDropout(LearnedRates):
+    r"""Drop attention weights at rates learned per layer or head, with an entropy penalty.
+
+    Decisions are relaxed, so that the loss has a gradient with respect to the rates p:
+
+    .. math::
+        \begin{aligned}
+        & A = \mathrm{softmax}(S) \odot \frac{1 - z}{1 - p}, \\
+        & z = \sigma\!\left(\frac{1}{t}\left(\log\frac{p}{1-p} + \log\frac{u}{1-u}\right)\right), \quad u \sim U(0, 1)
+        \end{aligned}
+
+    The loss on its own would mostly push the rates to 0. Therefore ``penalty()`` rewards their entropy:
+
+    .. math::
+        \begin{aligned}
+        & -\lambda \sum_l H(p_l), \\
+        & H(p) = -p \log p - (1 - p) \log(1 - p)
+        \end{aligned}
+
+    The paper's regularizer is :math:`\frac{1}{N} \sum_l \big( \frac{\ell^2 (1 - p_l)}{2} \lVert M_l \rVert^2 - K_l
+    H(p_l) \big)`, with :math:`M_l` the weight matrix behind the dropout and :math:`K_l` the number of its inputs. The
+    first term has no counterpart here, because an attention weight has no weight matrix; :math:`\lambda` replaces
+    K / N.
+
+    Add the rates to the optimizer, or they are not learned:
+    ``optimizer.add_param_group({"params": provider.parameters(), "lr": 0.01})``. Measured drop rates count a unit as
+    dropped if z > 1/2, which has probability p.
+
+    Args:
+        num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
+        p: initial drop probability, in ``(0, 1)``.
+        per: learn one rate per ``"layer"``, or one per ``"head"`` of each layer.
+        num_heads: number of heads; required for ``per="head"``.
+        temperature: t, the temperature of the relaxation.
+        regularizer: :math:`\lambda`, the weight of the entropy, in units of the loss.
+
+    Shape:
+        masks are ``(B, H, Q, K)``, float; :attr:`rates` is ``(layers, 1)`` or ``(layers, H)``.
+
+    Raises:
+        ValueError: if an argument is out of range; when attached, if the provider was made for other layers.
+
+    Reference:
+        Concrete Dropout (arXiv 1705.07832), Section 3.
+
+    Example:
+        >>> provider = ConcreteDropout(num_layers=2, p=0.2)
+        >>> mask = provider(AttentionSite(shape=(1, 2, 3, 3), layer=1, num_layers=2))
+        >>> (mask.weights.mean() + provider.penalty()).backward()
+        >>> provider.logits.grad.shape
+        torch.Size([2, 1])
+    """
+
+    schedulable = ("temperature",)
+
+    def __init__(
+        self,
+        num_layers: Depth,
+        p: float = 0.1,
+        per: Per = "layer",
+        num_heads: int | None = None,
+        *,
+        temperature: float = 0.1,
+        regularizer: float = 1e-3,
+    ) -> None:
+        super().__init__(num_layers, p, per, num_heads)
+        self.temperature = positive("temperature", temperature)
+        self.regularizer = not_negative("regularizer", regularizer)
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        logits = self._logits_at(site)
+        uniform = site.uniform(dtype=logits.dtype)
+        drop = functional.concrete_drop(logits, uniform, self.temperature)
+        return Mask(weights=(1 - drop) / torch.sigmoid(-logits), kept=drop < 0.5)
+
+    @override
+    def penalty(self) -> Tensor | None:
+        return -self.regularizer * functional.bernoulli_entropy(self.logits).sum()

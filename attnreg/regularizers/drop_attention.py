@@ -1,0 +1,74 @@
+"""DropAttention: drop attention weights in windows or columns, and renormalize rows."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from typing_extensions import override
+
+from attnreg import functional
+from attnreg.arguments import one_of, probability, true_or_false, whole_number
+from attnreg.masks import Mask
+from attnreg.regularizer.base import MaskProvider
+from attnreg.sites import AttentionSite
+
+Mode = Literal["element", "column"]
+
+LARGEST_WINDOW = 4096  # each row draws window - 1 seeds more than keys
+
+
+class DropAttention(MaskProvider):
+    r"""Drop windows of attention weights or of whole keys, and renormalize each row to sum to 1.
+
+    .. math::
+        \begin{aligned}
+        & A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}, \\
+        & M_{ij} = 0 \text{ if any of } s_{i, j-w+1}, \dots, s_{ij} \text{ is } 1, \\
+        & s_{ij} \sim \mathrm{Bernoulli}(p / w)
+        \end{aligned}
+
+    A seed s drops its own key and the next w - 1. A key is dropped with probability :math:`1 - (1 - p/w)^w`, which is p
+    for w = 1 and a little less for wider windows, because they may overlap. Windows may begin before the first key, so
+    all keys have the same rate. A row whose valid keys are all dropped becomes uniform over them.
+    :class:`attnreg.AttentionDropout`, in contrast, is the usual dropout of single weights or scores.
+
+    Args:
+        p: drop probability.
+        mode: ``"element"`` (each row draws its own keys) or ``"column"`` (all rows of a head drop the same keys).
+        window: w, the number of neighbouring keys that a seed drops.
+        gradient_through_sum: pass the gradient through the sum that divides a row, which equals dropping scores before
+            the softmax. By default, the sum is a constant, which is our reading of the paper.
+
+    Shape:
+        masks are ``(B, H, Q, K)``, or ``(B, H, 1, K)`` for columns; bool, ``True`` = kept.
+
+    Reference:
+        DropAttention (arXiv 1907.11065): DropAttention(e) and DropAttention(c), normalised rescaling.
+
+    Example:
+        >>> import torch
+        >>> mask = DropAttention(0.3, mode="column", window=2)(AttentionSite(shape=(2, 4, 8, 8)))
+        >>> mask.normalized.shape, mask.detach_sum
+        (torch.Size([2, 4, 1, 8]), True)
+    """
+
+    schedulable = ("p",)
+
+    def __init__(
+        self, p: float, mode: Mode = "element", window: int = 1, *, gradient_through_sum: bool = False
+    ) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+        self.mode = one_of("mode", mode, get_args(Mode))
+        self.window = whole_number("window", window, most=LARGEST_WINDOW)
+        self.gradient_through_sum = true_or_false("gradient_through_sum", gradient_through_sum)
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        batch, heads, queries, keys = site.shape
+        rows = queries if self.mode == "element" else 1
+        shape = batch, heads, rows, keys
+        uniform = site.uniform((*shape[:-1], keys + self.window - 1))
+        keep = functional.sample_windows(shape, self.p, self.window, uniform=uniform)
+        # Dropping scores gives the same values and gradients, and runs in the fused kernel.
+        return Mask(scores=keep) if self.gradient_through_sum else Mask(normalized=keep, detach_sum=True)

@@ -1,0 +1,50 @@
+"""DropHead."""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from attnreg import functional
+from attnreg.arguments import Probability, probability
+from attnreg.masks import Mask
+from attnreg.regularizer.base import MaskProvider
+from attnreg.sites import AttentionSite
+
+
+class DropHead(MaskProvider):
+    r"""Drop whole attention heads of a sample with probability p and scale up the others.
+
+    .. math:: A_{bh} \leftarrow \xi_{bh} \frac{H}{\sum_{h'} \xi_{bh'}} A_{bh}, \quad
+              \xi_{bh} \sim \mathrm{Bernoulli}(1 - p), \quad \xi_b \ne 0
+
+    The factors of a sample sum to H, and each is 1 on average. If all heads of a sample would be dropped, one of them,
+    chosen uniformly, is kept; the paper leaves this case open (H / 0).
+
+    The paper's schedule, a rate that falls to 0 and rises again, is
+    ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; see :class:`attnreg.Scheduled`.
+
+    Args:
+        p: probability of dropping a head.
+
+    Shape:
+        weights are ``(B, H, 1, 1)``.
+
+    Reference:
+        Scheduled DropHead: A Regularization Method for Transformer Models (EMNLP Findings 2020, arXiv 2004.13342).
+
+    Example:
+        >>> DropHead(1.0)(AttentionSite(shape=(2, 4, 8, 8))).weights.sum(1).flatten()
+        tensor([4., 4.])
+    """
+
+    schedulable = ("p",)
+
+    def __init__(self, p: Probability = 0.2) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        shape = site.shape[:2]
+        keep = functional.sample_heads(self.p, shape, uniform=site.uniform(shape))
+        return Mask(weights=functional.rescaled_heads(keep)[..., None, None].to(site.dtype))

@@ -1,0 +1,170 @@
+"""HeadMask: mask a fixed number of heads in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from attnreg import functional
+from attnreg.arguments import one_of
+from attnreg.attribution import Target, explain
+from attnreg.errors import InputError
+from attnreg.injection import handle_of
+from attnreg.masks import Mask
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizers._parts.two_passes import TwoPasses
+from attnreg.sites import AttentionSite, SiteInfo
+
+By = Literal["random", "importance"]
+
+
+class HeadMask(MaskProvider):
+    r"""Mask n heads of each layer in each step: random ones or the most important.
+
+    .. math:: A_{bh} \leftarrow \xi_h A_{bh}, \quad \xi_h = 0 \text{ for } n \text{ of the } H \text{ heads, else } 1
+
+    All samples of a batch lose the same heads, and kept heads are not scaled up. ``"random"`` (Mask-Rand) draws all
+    sets of n heads with equal probability. ``"importance"`` (Mask-Imp) masks the n heads with the largest
+
+    .. math:: I_h = \Big| \frac{\partial \mathcal L}{\partial \xi_h} \Big|
+              = \Big| \sum_{b,q,k} A_{bhqk} \frac{\partial \mathcal L}{\partial A_{bhqk}} \Big|
+
+    on the batch of the training step. This needs a first pass, :meth:`attribute`, which updates nothing; the masks last
+    for the next forward pass and its backward pass.
+
+    The paper's n counts heads of the whole model; here n counts heads of each layer, so no layer loses all its heads.
+
+    Args:
+        heads: n, the number of heads to mask in each layer.
+        by: ``"random"`` (random heads) or ``"importance"`` (those that the target depends on most).
+        target: the score that decides importance: ``"loss"``, which the model returns if the batch has ``labels``, or
+            any target of :class:`attnreg.attribution.Target`.
+
+    Shape:
+        weights are ``(1, H, 1, 1)``, bool.
+
+    Raises:
+        ValueError: if an argument is out of range; when attached, if a layer has no more than n heads.
+
+    Reference:
+        Alleviating the Inequality of Attention Heads for Neural Machine Translation (COLING 2022, arXiv 2009.09672);
+        Are Sixteen Heads Really Better than One? (NeurIPS 2019, arXiv 1905.10650) for the importance.
+
+    Example:
+        >>> HeadMask(3)(AttentionSite(shape=(2, 8, 5, 5))).weights.sum()
+        tensor(5)
+        >>> import attnreg, torch
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=4)
+        >>> model = BertForSequenceClassification(config)
+        >>> provider = HeadMask(1, by="importance")
+        >>> handle = attnreg.attach(model, provider)
+        >>> batch = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}
+        >>> provider.attribute(model, batch)
+        >>> model.train()(**batch).loss.backward()
+        >>> handle.drop_rates()
+        {'encoder.0': 0.25, 'encoder.1': 0.25}
+    """
+
+    decides_for_batch = True
+
+    def __init__(
+        self,
+        heads: int = 1,
+        by: By = "random",
+        target: Literal["loss", "predicted", "label"] | Callable[[Any, Mapping[str, Any]], Tensor] = "loss",
+    ) -> None:
+        super().__init__()
+        if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
+            raise InputError(f"Expected `heads` to be the number of heads to mask, at least 1, got {heads!r}.")
+        if target != "loss" and target not in ("predicted", "label") and not callable(target):
+            raise InputError(
+                f"Expected `target` to be one of 'loss', 'predicted', 'label' or a function, got {target!r}."
+            )
+        self.heads = heads
+        self.by = one_of("by", by, get_args(By))
+        self.target = target
+        #: Importances ``(H,)`` on the latest batch, by ``"<stack>.<layer>"``.
+        self.importances: dict[str, Tensor] = {}
+        self._labels: list[str] = []
+        self._passes = TwoPasses()
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        for site in sites:
+            self._check_heads(site)
+        self._labels = [site.label for site in sites]
+
+    def _check_heads(self, site: SiteInfo) -> None:
+        if site.heads is not None and self.heads >= site.heads:
+            raise InputError(
+                f"Expected `heads` below {site.heads}, the number of heads at {site.name}, got {self.heads}."
+            )
+
+    @property
+    def looks_at_batches(self) -> bool:
+        """See :class:`attnreg.regularizer.protocols.MayLookAtBatches`, and ``MayDrawInPrepare`` for the other name."""
+        return self.by == "importance"
+
+    draws_in_prepare = looks_at_batches
+
+    def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
+        """Run the first pass of ``by="importance"``; the model's next forward pass in training mode is masked.
+
+        The model's modes, ``requires_grad``, ``grad``, hooks and the random state stay as they are.
+
+        Args:
+            model: the model that the provider is attached to, or a wrapper of it.
+            batch: the model's keyword arguments, with ``labels`` for ``target="loss"``.
+
+        Raises:
+            RuntimeError: if the provider is not attached to the model.
+            InputError: if the model's output has no loss, or ``target`` cannot explain it.
+        """
+        if self.by != "importance":
+            return
+        self._passes.end()
+        found = explain(
+            model,
+            batch,
+            handle_of(model, self),
+            self._labels,
+            method="gradient_times_attention",
+            target=Target(_loss if self.target == "loss" else self.target),
+        )
+        self.importances = {label: functional.head_importance(value) for label, value in found.items()}
+        self._passes.made_first(batch)
+
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        self._passes.begin_forward(inputs)
+
+    @override
+    def step(self) -> None:
+        self._passes.end()
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        self._check_heads(site)
+        heads = site.shape[1]
+        if self.by == "random":
+            values = site.uniform((heads,))
+        else:
+            self._passes.check(self)
+            if not self._passes.masking or site.label not in self.importances:
+                return None
+            values = self.importances[site.label]
+        return Mask(weights=functional.without_top(values, self.heads).view(1, heads, 1, 1))
+
+
+def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise InputError(
+            f"The model's output, {type(output).__name__}, has no `loss`: pass `labels` in the batch, or choose "
+            "another `target`."
+        )
+    return loss

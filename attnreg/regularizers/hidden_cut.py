@@ -1,0 +1,115 @@
+"""HiddenCut: drop spans of hidden states that begin at tokens with much attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from attnreg import functional
+from attnreg.arguments import Probability, positive, probability
+from attnreg.errors import InputError
+from attnreg.regularizer.hidden import HiddenProvider
+from attnreg.sites import AttentionSite, HiddenSite, SiteInfo
+
+
+class HiddenCut(HiddenProvider):
+    r"""Drop a span of each block's output, which begins at a token that receives much attention in this block.
+
+    .. math::
+        \begin{aligned}
+        & r_{bj} = \operatorname*{mean}_{h, i} A_{bhij}, \\
+        & s_b \sim U(\text{the } \lceil c\, n_b \rceil \text{ tokens of the highest } r_{bj})
+        \end{aligned}
+
+    The span has a share p of the :math:`n_b` tokens of sample b, as in :class:`attnreg.HiddenDropout`; it begins
+    earlier than :math:`s_b` if it would not fit otherwise. It is set to zero, and nothing is rescaled. A is the model's
+    self-attention before masks and dropout, computed once more, without gradients; its mean is over heads and over
+    queries that are not padding.
+
+    Args:
+        p: the share of tokens to drop.
+        candidates: c, the share of tokens at which a span may begin.
+
+    Raises:
+        ValueError: if an argument is out of range; when attached, if attention is computed in parts or outside of
+            blocks; in a forward pass, if the padding of the states is unknown.
+
+    Reference:
+        HiddenCut (Chen et al., ACL 2021, arXiv 2106.00149), with attention-based sampling. The authors' code cuts
+        the output of the feed-forward part before the residual sum, shortens a span that does not fit, and rounds
+        lengths down. Its loss, between a pass with and one without cuts, is not included;
+        :class:`attnreg.training.RDrop` is similar.
+
+    Example:
+        >>> provider = HiddenCut(p=0.5, candidates=0.25)
+        >>> scores = torch.tensor([0.0, 0.0, 9.0, 0.0]).expand(1, 1, 4, 4)
+        >>> _ = provider(AttentionSite(shape=(1, 1, 4, 4), written_scores=scores))
+        >>> provider(HiddenSite(shape=(1, 4, 1)), torch.ones(1, 4, 1)).flatten()
+        tensor([1., 1., 0., 0.])
+    """
+
+    where = "output"
+    schedulable = ("p",)
+    draws_in_prepare = False  # `prepare` only forgets the latest pass
+
+    def __init__(self, p: Probability = 0.1, candidates: float = 0.4) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+        self.candidates = positive("candidates", probability("candidates", candidates))
+        self._received: dict[str, Tensor] = {}  # by the label of the attention, until its block ends
+
+    @property
+    @override
+    def masks_attention(self) -> bool:
+        return True  # to see it
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        for site in sites:
+            if site.in_parts:
+                raise InputError(
+                    f"HiddenCut needs the whole attention at once, but {site.name} computes it in parts (per image or "
+                    "window). Leave it out with `modules=...` or `layers=...`, or use HiddenDropout(mode='span')."
+                )
+
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        self._received = {}
+
+    @override
+    def forward(self, site: AttentionSite | HiddenSite, states: Tensor | None = None) -> Tensor | None:  # type: ignore[override]
+        if isinstance(site, AttentionSite):
+            if site.stack != "cross":
+                self._received[site.label] = _received(site)
+            return None
+        received = self._received.pop(f"{site.stack}.{site.layer}", None)
+        if received is None or states is None or received.shape != site.shape[:2]:
+            raise InputError(
+                f"HiddenCut saw no attention between the tokens of {site.name}: attach it to layers that have it, "
+                "or use HiddenDropout(mode='span')."
+            )
+        tokens = site.tokens
+        kept = functional.sample_spans(
+            self.p,
+            tokens,
+            uniform=site.uniform((site.shape[0], 1)),
+            starts=functional.candidate_region(received, tokens, self.candidates),
+        )
+        return states * kept.unsqueeze(-1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_received": {}}
+
+
+def _received(site: AttentionSite) -> Tensor:
+    """Return the attention that each key receives, ``(B, K)``: the mean over heads and real queries."""
+    with torch.no_grad():
+        weights = site.scores().softmax(-1).nan_to_num(0.0)  # a row without a valid key
+        units = site.units
+        if units is not None:
+            weights = weights * units.any(-1, keepdim=True)
+        return weights.mean(1).sum(1)

@@ -1,0 +1,46 @@
+"""HiddenKey: dropout of whole keys and of hidden states."""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from attnreg.arguments import Probability, probability
+from attnreg.masks import Mask
+from attnreg.regularizer.base import MaskProvider, ask
+from attnreg.regularizers.drop_key import DropKey
+from attnreg.regularizers.hidden_dropout import HiddenDropout
+from attnreg.sites import AttentionSite
+
+
+class HiddenKey(MaskProvider):
+    r"""Drop whole keys of attention, and single values of hidden states.
+
+    .. math:: \text{HiddenKey} = \underbrace{\text{DropKey, the same keys for all queries}}_{\text{attention}} \;\&\;
+        \underbrace{\text{HiddenDropout of elements}}_{\text{hidden states}}
+
+    The paper adds a KL loss between two passes, which is the training method :class:`attnreg.training.RDrop`; the
+    recipe ``hiddenkey`` combines the two.
+
+    Args:
+        p: probability of dropping a key, and of dropping a value.
+
+    Raises:
+        ValueError: if ``p`` is outside ``[0, 1]``; when attached, if a self-attention has no block around it.
+
+    Reference:
+        LoRA Meets Dropout under a Unified Framework (ACL Findings 2024, arXiv 2403.00812). It drops the hidden states
+        of the feed-forward part; here, they are those at the output of each block.
+
+    Example:
+        >>> HiddenKey(0.2).together.providers[0]
+        DropKey(p=0.2, share_heads=False, share_queries=True)
+    """
+
+    def __init__(self, p: Probability = 0.1) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+        self.together = DropKey(p, share_queries=True) & HiddenDropout(p)
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        return ask(self.together, site)

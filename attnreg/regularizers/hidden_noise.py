@@ -1,0 +1,68 @@
+"""HyPe: noise on the hidden states of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from torch import Tensor
+from typing_extensions import override
+
+from attnreg.arguments import NotNegative, not_negative, one_of
+from attnreg.regularizer.hidden import HiddenProvider, checked_where
+from attnreg.regularizers._parts.rounding import Rounding
+from attnreg.sites import HiddenSite, Where
+
+Distribution = Literal["normal", "uniform"]
+
+
+class HiddenNoise(HiddenProvider):
+    r"""Add noise to the hidden states that enter each block (HyPe).
+
+    .. math:: h'_{btc} = h_{btc} + \epsilon_{btc}, \qquad
+        \epsilon_{btc} \sim \mathcal N(0, \sigma^2) \;\text{ or }\; \epsilon_{btc} \sim U(-\sigma, \sigma)
+
+    :class:`attnreg.EmbeddingNoise`, in contrast, adds noise once, of a size that depends on the length.
+
+    Args:
+        scale: :math:`\sigma`, the standard deviation of normal noise, or the bound of uniform noise.
+        distribution: ``"normal"`` or ``"uniform"``.
+        where: as in :class:`attnreg.HiddenDropout`.
+
+    Raises:
+        ValueError: if an argument is out of range; when attached, if the model has no such hidden states.
+
+    Warns:
+        UserWarning: if most of the noise is lost, because the states are in half precision.
+
+    Reference:
+        HyPe (ACL 2023, arXiv 2212.08853).
+
+    Example:
+        >>> import torch
+        >>> states = HiddenNoise(0.1, "uniform")(HiddenSite(shape=(1, 4, 4)), torch.zeros(1, 4, 4))
+        >>> bool((states.abs() <= 0.1).all())
+        True
+    """
+
+    schedulable = ("scale",)
+
+    def __init__(
+        self,
+        scale: NotNegative = 1e-5,
+        distribution: Distribution = "normal",
+        where: Where | Sequence[Where] = "input",
+    ) -> None:
+        super().__init__()
+        self.scale = not_negative("scale", scale)
+        self.distribution = one_of("distribution", distribution, get_args(Distribution))
+        self.where = checked_where(where)
+        self._rounding = Rounding("HiddenNoise")
+
+    @override
+    def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:  # type: ignore[override]
+        if self.distribution == "normal":
+            noise = site.normal(dtype=site.dtype)
+        else:
+            noise = site.uniform(dtype=site.dtype) * 2 - 1
+        return self._rounding.add(states, noise * self.scale)

@@ -1,0 +1,71 @@
+"""LayerDrop: skip whole Transformer blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from attnreg.arguments import probability
+from attnreg.draws import Draws
+from attnreg.errors import InputError
+from attnreg.masks import Mask
+from attnreg.regularizer.base import MaskProvider
+from attnreg.sites import AttentionSite, SiteInfo
+
+
+class LayerDrop(MaskProvider):
+    r"""Skip whole Transformer blocks, each with probability p in each forward pass.
+
+    .. math:: x_{l+1} = x_l \text{ with probability } p, \qquad x_{l+1} = \mathrm{block}_l(x_l) \text{ otherwise}
+
+    One decision holds for the whole batch, nothing is rescaled, and all blocks run in eval mode. A skipped block is not
+    computed, unless it returns more than hidden states (such as T5's position bias) or torch compiles. Its parameters
+    get zero gradients, as distributed data parallel needs, and its attention counts as dropped.
+    :class:`attnreg.AttentionLayerDrop`, in contrast, drops only the attention scores of a layer.
+
+    Args:
+        p: probability of skipping a block.
+
+    Raises:
+        ValueError: if ``p`` is outside ``[0, 1]``; when attached, if no site is self-attention, or a self-attention has
+            no block around it.
+
+    Reference:
+        LayerDrop (Fan, Grave, Joulin, ICLR 2020, arXiv 1909.11556); a baseline of AttendOut (arXiv 2104.04692).
+
+    Example:
+        >>> import attnreg
+        >>> from torch import nn
+        >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        >>> import torch
+        >>> x = torch.randn(4, 3, 8)
+        >>> with attnreg.attach(model, LayerDrop(p=1.0)):
+        ...     torch.equal(model(x), x)
+        True
+    """
+
+    schedulable = ("p",)
+    decides_for_batch = True
+
+    def __init__(self, p: float = 0.2) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+
+    def forward(self, site: AttentionSite) -> Mask | None:
+        """Return ``None``: a block that is not skipped runs unchanged."""
+        return None
+
+    def skips_block(self, site: SiteInfo, draws: Draws) -> Tensor | None:
+        """See :class:`attnreg.regularizer.protocols.SkipsBlocks`."""
+        # Draw on the CPU, where the injection layer can read the decision without waiting for the device.
+        return ~draws.keep((), self.p)
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        if all(site.stack == "cross" for site in sites):
+            raise InputError(
+                "LayerDrop skips blocks by their self-attention, but all sites are cross-attention: choose other "
+                "`stacks`."
+            )

@@ -1,0 +1,182 @@
+"""Learnable Bernoulli dropout: hard masks at rates that are learned from two opposite draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+from torch import Tensor, nn
+from typing_extensions import override
+
+from attnreg import functional
+from attnreg.arguments import not_negative, one_of
+from attnreg.errors import InputError
+from attnreg.injection import handle_of
+from attnreg.injection.undisturbed import undisturbed
+from attnreg.masks import Mask
+from attnreg.regularizer.loss import LossFunction, loss_of
+from attnreg.regularizers._parts.layers import Depth
+from attnreg.regularizers._parts.rates import LearnedRates, Per
+from attnreg.sites import AttentionSite
+
+Placement = Literal["weights", "scores"]
+
+
+class LearnableBernoulli(LearnedRates):
+    r"""Drop attention weights or scores with hard masks, at rates learned per layer or head.
+
+    .. math::
+        \begin{aligned}
+        & \text{weights: } A = \mathrm{softmax}(S) \odot \frac{1 - d}{1 - p_l}, \\
+        & \text{scores: } S_{ij} = -\infty \text{ if } d_{ij} = 1, \\
+        & d_{ij} \sim \mathrm{Bernoulli}(p_l), \quad p_l = \sigma(\phi_l)
+        \end{aligned}
+
+    A hard decision has no gradient. Therefore, before each training step, :meth:`attribute` runs the model twice under
+    opposite draws from the same noise u, and estimates the gradient without bias (augment-REINFORCE-merge):
+
+    .. math::
+        \hat g_l = \big(f([u > \sigma(-\phi)]) - f([u < \sigma(\phi)])\big) \sum_{ij} (u_{ij} - \tfrac{1}{2})
+
+    f is the loss of the batch; the sum runs over the units of layer l, the valid positions of real query rows. The
+    model's own dropout is the same in both runs. The training step draws new masks; ``penalty()`` then adds a term
+    with value 0 and gradient :math:`\hat g`, and a reward :math:`-\lambda \sum_l H(p_l)` for the entropy of the rates.
+    The division by :math:`1 - p` gets its part of the gradient in the training step itself.
+
+    Train with :class:`attnreg.training.FineTuning`, and add the rates to the optimizer:
+    ``optimizer.add_param_group({"params": provider.parameters(), "lr": 0.01})``.
+
+    Args:
+        num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
+        p: initial drop probability, in ``(0, 1)``.
+        per: learn one rate per ``"layer"``, or one per ``"head"`` of each layer.
+        num_heads: number of heads; required for ``per="head"``.
+        placement: what to drop: ``"weights"`` (after the softmax) or ``"scores"`` (before it).
+        regularizer: :math:`\lambda`, the weight of the entropy, in units of the loss.
+        loss: f as a function of the model's output and the batch (default: the output's ``loss``). A provider with a
+            function cannot be saved.
+
+    Shape:
+        masks are ``(B, H, Q, K)``; :attr:`rates` is ``(layers, 1)`` or ``(layers, H)``.
+
+    Raises:
+        ValueError: if an argument is out of range; when attached, if the provider was made for other layers, or another
+            provider looks at batches, too.
+        RuntimeError: in a training pass, if :meth:`attribute` was never called.
+
+    Reference:
+        Learnable Bernoulli Dropout (arXiv 2002.05155); ARM (arXiv 1807.11143).
+
+    Example:
+        >>> import attnreg
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
+        >>> model = BertForSequenceClassification(config)
+        >>> provider = LearnableBernoulli.for_model(model, p=0.2)
+        >>> handle = attnreg.attach(model, provider)
+        >>> batch = {"input_ids": torch.tensor([[1, 2, 3, 4]]), "labels": torch.tensor([1])}
+        >>> provider.attribute(model, batch)
+        >>> (model(**batch).loss + provider.penalty()).backward()
+        >>> provider.logits.grad.shape
+        torch.Size([2, 1])
+    """
+
+    #: Its forward passes would use up the masks that other providers keep for the training step.
+    looks_alone = True
+
+    def __init__(
+        self,
+        num_layers: Depth,
+        p: float = 0.1,
+        per: Per = "layer",
+        num_heads: int | None = None,
+        *,
+        placement: Placement = "weights",
+        regularizer: float = 1e-3,
+        loss: LossFunction | None = None,
+    ) -> None:
+        super().__init__(num_layers, p, per, num_heads)
+        self.placement = one_of("placement", placement, ("weights", "scores"))
+        self.regularizer = not_negative("regularizer", regularizer)
+        if loss is not None and not callable(loss):
+            raise InputError(f"Expected `loss` to be a function of the model's output and the batch, got {loss!r}.")
+        self.loss = loss
+        self._draw: Literal["never", "first", "second", "own"] = "never"
+        self._noise: dict[int, Tensor] = {}
+        self._estimate: Tensor | None = None
+
+    def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
+        """Run the model twice and estimate the gradient, which ``penalty()`` then passes on.
+
+        The model's modes, parameters, ``grad`` and the random state stay as they are.
+
+        Args:
+            model: the model that the provider is attached to, or a wrapper of it.
+            batch: the model's keyword arguments.
+
+        Raises:
+            RuntimeError: if the provider is not attached to the model.
+            InputError: if the model's output has no loss.
+        """
+        handle = handle_of(model, self)
+        model = extract_model_from_parallel(model)
+        self._noise, self._estimate = {}, None
+        draws: tuple[Literal["first", "second"], ...] = ("first", "second")
+        losses = []
+        with ExitStack() as stack:
+            stack.enter_context(undisturbed(model, training=True))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(handle.probing())  # mask these passes, too, although they have no gradients
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            seed = int(torch.randint(2**31, ()))  # not the noise of the training step
+            before = self._draw
+            try:
+                for self._draw in draws:
+                    torch.manual_seed(seed)
+                    losses.append(loss_of(model(**batch), batch, self.loss, "`loss` to LearnableBernoulli"))
+            except BaseException:
+                self._draw = before
+                raise
+        self._draw = "own"
+        estimate = torch.zeros_like(self.logits)
+        first, second = losses
+        for layer, noise in self._noise.items():
+            estimate[layer] = functional.arm_gradient(first, second, noise).to(estimate)
+        self._estimate = estimate
+
+    @override
+    def step(self) -> None:
+        self._estimate = None
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        if self._draw == "never":
+            raise RuntimeError(
+                "LearnableBernoulli needs `provider.attribute(model, batch)` before each training step: call it, or "
+                "train with `attnreg.training.FineTuning`, which does."
+            )
+        logits = self._logits_at(site)
+        uniform = site.uniform(dtype=logits.dtype)
+        first, second = functional.opposite_draws(logits.detach(), uniform)
+        if self._draw == "first":
+            self._note(site, uniform - 0.5)
+        keep = ~(first if self._draw == "first" else second)
+        if self.placement == "scores":
+            return Mask(scores=keep)
+        return Mask(weights=keep / torch.sigmoid(-logits), kept=keep)
+
+    @override
+    def penalty(self) -> Tensor | None:
+        entropy = -self.regularizer * functional.bernoulli_entropy(self.logits).sum()
+        if self._estimate is None:
+            return entropy
+        return entropy + ((self.logits - self.logits.detach()) * self._estimate).sum()
+
+    def _note(self, site: AttentionSite, noise: Tensor) -> None:
+        if site.units is not None:
+            noise = noise.masked_fill(~site.units, 0.0)
+        by_head = noise.sum((0, 2, 3))
+        self._noise[self._index(site)] = by_head if self.logits.shape[1] > 1 else by_head.sum(0, keepdim=True)

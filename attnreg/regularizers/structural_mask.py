@@ -1,0 +1,146 @@
+"""Attention restricted to a structure: a window, a parse or a program's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from attnreg import functional
+from attnreg.arguments import true_or_false, whole_number
+from attnreg.errors import InputError
+from attnreg.masks import Mask
+from attnreg.regularizer.base import MaskProvider
+from attnreg.sites import AttentionSite, SiteInfo
+
+
+class StructuralMask(MaskProvider):
+    r"""Keep only the positions that a graph connects.
+
+    .. math:: \tilde S_{bhqk} = -\infty \text{ if } G_{bqk} = 0 \text{ and } h \in \text{heads}
+
+    The mask is not random. Like every provider, it acts in training mode only; to keep the structure at evaluation,
+    pass the graph to the model as its own attention mask.
+
+    Args:
+        graph: a distance d, for :math:`G_{qk} = [\,|q - k| \le d\,]`, or a function that takes the model's inputs by
+            name, at the start of each forward pass, and returns G, bool, ``(B, N, N)`` or ``(N, N)``, ``True`` = kept.
+            ``save_pretrained`` cannot save a function.
+        heads: indices of the heads to restrict, from 0 (default: all heads).
+        keep_first: connect the first position of each sequence, such as ``[CLS]``, with all others.
+
+    Shape:
+        scores are broadcastable to ``(B, H, N, N)``.
+
+    Raises:
+        ValueError: if an argument is out of range; when attached, if queries and keys come from different sequences or
+            the model has no such head; in a forward pass, if the graph has another shape.
+
+    Reference:
+        SG-Net: Syntax-Guided Machine Reading Comprehension (AAAI 2020, arXiv 1908.05147); Code Summarization with
+        Structure-induced Transformer (ACL Findings 2021, arXiv 2012.14710); Code Structure Guided Transformer for
+        Source Code Summarization (arXiv 2104.09340) for some heads of some layers.
+
+    Example:
+        >>> StructuralMask(1)(AttentionSite(shape=(2, 4, 3, 3))).scores.int()[0, 0]
+        tensor([[1, 1, 0],
+                [1, 1, 1],
+                [0, 1, 1]], dtype=torch.int32)
+    """
+
+    def __init__(
+        self,
+        graph: int | Callable[[Mapping[str, Any]], Tensor],
+        heads: Sequence[int] | None = None,
+        keep_first: bool = False,
+    ) -> None:
+        super().__init__()
+        if not callable(graph):
+            if isinstance(graph, bool) or not isinstance(graph, int) or graph < 0:
+                raise InputError(f"Expected `graph` to be a distance, at least 0, or a function, got {graph!r}.")
+            whole_number("graph", graph, least=0)
+        self.graph = graph
+        self.heads = None if heads is None else _indices(heads)
+        self.keep_first = true_or_false("keep_first", keep_first)
+        self._graph: Tensor | None = None
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        if cross := [site.name for site in sites if site.stack == "cross"]:
+            raise InputError(
+                f"StructuralMask needs self-attention, got cross-attention at {', '.join(cross)}: choose other "
+                "`stacks`."
+            )
+        for site in sites:
+            self._check_heads(site)
+            if not site.shares_keys:
+                raise InputError(
+                    f"StructuralMask compares positions of one sequence, but at {site.name} each query has its own "
+                    "keys: choose other attention with `modules=...`."
+                )
+
+    def _check_heads(self, site: SiteInfo) -> None:
+        if self.heads is None or site.heads is None:
+            return
+        if missing := [head for head in self.heads if head >= site.heads]:
+            raise InputError(f"Expected `heads` below {site.heads}, the number of heads at {site.name}, got {missing}.")
+
+    @property
+    def draws_in_prepare(self) -> bool:
+        """See :class:`attnreg.regularizer.protocols.MayDrawInPrepare`."""
+        return callable(self.graph)
+
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        if isinstance(self.graph, int):
+            return
+        self._graph = self.graph(inputs)
+        if self._graph.dtype != torch.bool or self._graph.dim() not in (2, 3):
+            raise InputError(
+                "Expected `graph` to return a bool tensor (True = kept) of shape (B, N, N) or (N, N), got "
+                f"{self._graph.dtype} of shape {tuple(self._graph.shape)}."
+            )
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        keep = self._of_site(site)
+        if self.keep_first:
+            first = functional.sequence_starts(site.valid, site.shape).to(site.device)[:, None]
+            keep = keep | first.unsqueeze(-1) | first.unsqueeze(-2)
+        if self.heads is not None:
+            self._check_heads(site)
+            heads = site.shape[1]
+            free = torch.tensor([head not in self.heads for head in range(heads)], device=site.device)
+            keep = keep | free.view(1, heads, 1, 1)
+        return Mask(scores=keep)
+
+    def _of_site(self, site: AttentionSite) -> Tensor:
+        """Return the graph at a site, ``(B, 1, N, N)`` or ``(1, 1, N, N)``."""
+        batch, _, queries, keys = site.shape
+        if queries != keys:
+            raise InputError(
+                f"StructuralMask compares positions of one sequence, but {site.name} has {queries} queries and {keys} "
+                "keys: choose other attention with `modules=...`."
+            )
+        if isinstance(self.graph, int):
+            return functional.window_mask(keys, self.graph, device=site.device)[None, None]
+        if self._graph is None:
+            raise RuntimeError("No graph was made for this forward pass: call the attached model, not a part of it.")
+        graph = self._graph if self._graph.dim() == 3 else self._graph[None]
+        if graph.shape[1:] != (queries, keys) or graph.shape[0] not in (1, batch):
+            raise InputError(
+                f"Expected a graph of shape (B, N, N) = {(batch, queries, keys)}, got {tuple(graph.shape)} at "
+                f"{site.name}: if the model's stacks have different lengths, attach to one of them (`stacks`)."
+            )
+        return graph.to(site.device).unsqueeze(1)
+
+
+def _indices(heads: Sequence[int]) -> list[int]:
+    if isinstance(heads, (int, str)) or not len(heads):
+        raise InputError(f"Expected `heads` to be a list with at least one index, got {heads!r}.")
+    if not all(isinstance(head, int) and not isinstance(head, bool) and head >= 0 for head in heads):
+        raise InputError(f"Expected `heads` to be indices from 0, got {heads!r}.")
+    return list(heads)

@@ -1,0 +1,67 @@
+"""UniDrop: dropout of attention weights, blocks and tokens."""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from attnreg.arguments import probability
+from attnreg.masks import Mask
+from attnreg.regularizer.base import MaskProvider, ask
+from attnreg.regularizer.on_layers import OnLayers
+from attnreg.regularizers.attention_dropout import AttentionDropout
+from attnreg.regularizers.hidden_dropout import HiddenDropout
+from attnreg.regularizers.layerdrop import LayerDrop
+from attnreg.regularizers.token_dropout import TokenDropout
+from attnreg.sites import AttentionSite
+
+
+class UniDrop(MaskProvider):
+    r"""Drop attention weights, whole blocks and tokens together.
+
+    .. math:: \text{UniDrop} = \underbrace{\text{AttentionDropout}}_{\text{feature}} \;\&\;
+        \underbrace{\text{LayerDrop}}_{\text{structure}} \;\&\; \underbrace{\text{TokenDropout}}_{\text{data}}
+
+    Of the paper's four feature dropouts, it does the first, on attention weights (FD-1), and, if ``output`` is above 0,
+    the last, on the output of the last block of each stack (FD-4). Those on activations (FD-2) and on query, key and
+    value (FD-3) are inside of modules: use the model's own dropout for them, if it has one. Tokens are masked, not
+    deleted; see :class:`TokenDropout`.
+
+    Args:
+        attention: probability p of dropping an attention weight; kept weights are divided by 1 - p.
+        block: probability of skipping a block.
+        token: probability of dropping a token, in a sequence that is not kept whole.
+        keep_whole: probability of keeping all tokens of a sequence.
+        output: probability of dropping a value at the output of the last block; kept values are divided by 1 - p.
+
+    Raises:
+        ValueError: if a probability is outside ``[0, 1]``; when attached, if a self-attention has no block around it.
+
+    Reference:
+        UniDrop (NAACL 2021, arXiv 2104.04946), Section 2.
+
+    Example:
+        >>> UniDrop(attention=0.2).together.providers[0]
+        AttentionDropout(p=0.2, placement='weights', rescale=True)
+    """
+
+    def __init__(
+        self,
+        attention: float = 0.1,
+        block: float = 0.1,
+        token: float = 0.1,
+        keep_whole: float = 0.5,
+        output: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.attention = probability("attention", attention)
+        self.block = probability("block", block)
+        self.token = probability("token", token)
+        self.keep_whole = probability("keep_whole", keep_whole)
+        self.together = AttentionDropout(attention) & LayerDrop(block) & TokenDropout(token, keep_whole)
+        self.output = probability("output", output)
+        if output:
+            self.together = self.together & OnLayers(HiddenDropout(output), [-1])
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        return ask(self.together, site)

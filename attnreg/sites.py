@@ -1,0 +1,291 @@
+"""Sites: the places in a model where a regularizer may act, in attention or on hidden states.
+
+Shapes, here and everywhere in the project: B batch, H heads, Q queries, K keys, D head size, L layers; of hidden
+states, T is the number of tokens (or patches) and C the number of features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from attnreg import functional
+from attnreg.draws import Drawn, Draws, DrawsHere
+from attnreg.errors import InputError
+from attnreg.masks import Mask
+
+Stack = Literal["encoder", "decoder", "cross"]
+Where = Literal["embeddings", "input", "output", "pooled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Position of an attention or hidden-state site in its model.
+
+    Args:
+        name: qualified name of the module, as in ``model.named_modules()``; if several layers share the module, the
+            name of its second call ends in ``#2``.
+        layer: index of the layer within its stack, from 0.
+        num_layers: number of layers in that stack.
+        stack: ``"encoder"`` (bidirectional), ``"decoder"`` (causal) or ``"cross"`` (queries and keys come from
+            different sequences).
+    """
+
+    name: str = "attention"
+    layer: int = 0
+    num_layers: int = 1
+    stack: Stack = "encoder"
+
+    @property
+    def label(self) -> str:
+        """Short unique name, ``"<stack>.<layer>"``."""
+        return f"{self.stack}.{self.layer}"
+
+    def is_among(self, layers: Collection[int]) -> bool:
+        """Whether the layer is one of these; negative indices count from the last layer of the stack."""
+        return self.layer in layers or self.layer - self.num_layers in layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteInfo(Site):
+    """Position and properties of an attention site in its model.
+
+    Args:
+        name: as in :class:`Site`, as are ``layer``, ``num_layers`` and ``stack``.
+        heads: H, or ``None`` if it is not known before attention is computed.
+        head_size: D, or ``None`` if the model exposes only scores, not queries and keys.
+        shares_keys: whether all queries of a sample share their keys. If not, each query has its own keys (a local
+            layout); B then counts queries, and Q is 1.
+        in_parts: whether a forward pass may compute the site in several calls, such as one per image of a batch; the
+            provider is then asked for a mask in each.
+
+    Example:
+        >>> SiteInfo(name="bert.encoder.layer.3.attention.self", layer=3, num_layers=12).label
+        'encoder.3'
+    """
+
+    heads: int | None = None
+    head_size: int | None = None
+    shares_keys: bool = True
+    in_parts: bool = False
+
+    @property
+    def shows_queries(self) -> bool:
+        """Whether the model exposes queries and keys."""
+        return self.head_size is not None
+
+
+S = TypeVar("S", bound=Site)
+
+
+def layer_indices(layers: Sequence[int], where: str) -> list[int]:
+    """Return layer indices as a list, or raise if they are not one; messages name the provider ``where``.
+
+    Example:
+        >>> layer_indices((0, -1), "OnLayers")
+        [0, -1]
+    """
+    if isinstance(layers, (int, str, Mapping)) or not len(layers):
+        raise InputError(f"Expected `layers` of {where} to be a list with at least one index, got {layers!r}.")
+    if any(isinstance(layer, bool) or not isinstance(layer, int) for layer in layers):
+        raise InputError(f"Expected `layers` of {where} to be whole numbers, got {layers!r}.")
+    return list(layers)
+
+
+def on_layers(sites: Sequence[S], layers: Collection[int], where: str) -> list[S]:
+    """Select the sites on some layers; negative indices count from the last. Messages name the caller ``where``.
+
+    Raises:
+        InputError: if one of the layers has no site.
+
+    Example:
+        >>> sites = [SiteInfo(layer=i, num_layers=3) for i in range(3)]
+        >>> [site.label for site in on_layers(sites, [0, -1], "`layers`")]
+        ['encoder.0', 'encoder.2']
+    """
+    chosen = [site for site in sites if site.is_among(layers)]
+    reached = {index for site in chosen for index in (site.layer, site.layer - site.num_layers)}
+    if missing := sorted(set(layers) - reached):
+        raise InputError(
+            f"Expected layers among {sorted({site.layer for site in sites})} in {where}, got {missing}: the model has "
+            "no such layers, or the arguments of `attach` exclude them."
+        )
+    return chosen
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionSite(SiteInfo, DrawsHere):
+    r"""One attention computation, just before it runs.
+
+    Args:
+        shape: ``(B, H, Q, K)``, the shape of the attention scores.
+        valid: bool, broadcastable to ``shape``: positions that the model itself allows (padding, causality); ``None``
+            means all.
+        query: ``(B, H, Q, D)``, or ``None`` if the model exposes only scores.
+        key: ``(B, H_kv, K, D)`` (fewer heads under grouped-query attention), or ``None``.
+        bias: float, broadcastable to ``shape``, which the model adds to the scores, or ``None``.
+        scale: factor on :math:`QK^\top`; ``None`` means :math:`1/\sqrt D`.
+        written_scores: ``(B, H, Q, K)``, the scores, if the model computes them outside of a fused kernel.
+        score_mod: score function of ``flex_attention``.
+        draws: the source of randomness; see :meth:`keep` and :meth:`uniform`.
+        in_kernel: whether the attention kernel can make decisions itself; see :meth:`dropping`.
+        device: device of the mask to return.
+        dtype: dtype of the attention scores.
+
+    Example:
+        >>> valid = torch.tensor([True, True, False]).view(1, 1, 1, 3)
+        >>> site = AttentionSite(shape=(1, 2, 3, 3), valid=valid)
+        >>> site.units.int()[0, 0]
+        tensor([[1, 1, 0],
+                [1, 1, 0],
+                [0, 0, 0]], dtype=torch.int32)
+    """
+
+    shape: tuple[int, int, int, int]
+    valid: Tensor | None = field(default=None, repr=False)
+    query: Tensor | None = field(default=None, repr=False)
+    key: Tensor | None = field(default=None, repr=False)
+    bias: Tensor | None = field(default=None, repr=False)
+    scale: float | None = None
+    written_scores: Tensor | None = field(default=None, repr=False)
+    score_mod: Callable[..., Tensor] | None = field(default=None, repr=False)
+    draws: Draws = field(default_factory=Draws, repr=False)
+    in_kernel: bool = False
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "heads", self.shape[1])
+        if self.query is not None:
+            object.__setattr__(self, "head_size", self.query.shape[-1])
+
+    @property
+    def units(self) -> Tensor | None:
+        """Valid positions of real query rows, bool, broadcastable to ``shape``; ``None`` means every position."""
+        if self.valid is None:
+            return None
+        return functional.units(self.valid, self.shape, self_attention=self.stack != "cross")
+
+    def valid_of(self, queries: Tensor) -> Tensor | None:
+        """Return the valid positions of some query rows ``(R,)``, bool, broadcastable to ``(B, H, R, K)``."""
+        return None if self.valid is None else self.valid.expand(self.shape)[:, :, queries]
+
+    def dropping(self, p: float | Tensor, shape: tuple[int, int, int, int] | None = None) -> Mask:
+        """Return a mask that drops scores independently with probability p; in ``flex_attention``, within the kernel.
+
+        Args:
+            p: drop probability; a tensor must be 0-d.
+            shape: ``(B, H, Q, K)``, with 1 where positions share a decision (default: that of the scores).
+        """
+        shape = self.shape if shape is None else shape
+        if self.in_kernel:
+            return Mask(drawn=(Drawn(self.draws.next_seed(), p, shape, self.device),))
+        return Mask(scores=self.keep(p, shape))
+
+    def dropping_weights(self, p: float, *, rescale: bool = True) -> Mask:
+        """Return a mask that drops attention weights independently; in ``flex_attention``, within the kernel.
+
+        Args:
+            p: drop probability.
+            rescale: divide kept weights by 1 - p.
+        """
+        drawn = Drawn(self.draws.next_seed(), p, self.shape, self.device, rescale)
+        return Mask(drawn_weights=(drawn,)) if self.in_kernel else Mask(weights=drawn.factors(self.dtype))
+
+    def scores(self) -> Tensor:
+        r"""Compute the scores before the softmax, with scale and bias; :math:`-\infty` where the model forbids.
+
+        Returns:
+            ``(B, H, Q, K)``, with gradients.
+
+        Raises:
+            InputError: if the site has neither scores nor queries and keys.
+        """
+        scores = self.written_scores
+        if scores is None:
+            if self.query is None or self.key is None:
+                raise InputError(f"{self.name} has no scores: make it with `written_scores`, or `query` and `key`.")
+            key = self.key.repeat_interleave(self.query.shape[1] // self.key.shape[1], 1)
+            scale = self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
+            scores = self.query @ key.transpose(-1, -2) * scale
+            scores = scores if self.bias is None else scores + self.bias
+            scores = functional.apply_score_mod(self.score_mod, scores)
+        return scores if self.valid is None else scores.masked_fill(~self.valid, -torch.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenInfo(Site):
+    """Position of a hidden-state site in its model.
+
+    Args:
+        where: ``"embeddings"`` (the states that enter the first block of a list of blocks), ``"input"`` or ``"output"``
+            of a Transformer block, or ``"pooled"`` (the one vector per sample that the last linear layer takes).
+        name: qualified name of the block or linear layer, as in :class:`Site`, as are ``layer``, ``num_layers`` and
+            ``stack``. Embeddings have the layer of the block that they enter, the pooled state that of the last block.
+
+    Example:
+        >>> HiddenInfo(where="output", layer=3, num_layers=12).label
+        'encoder.3.output'
+    """
+
+    name: str = "block"
+    where: Where = "output"
+
+    @property
+    def label(self) -> str:
+        """Short unique name, ``"<stack>.<layer>.<where>"``, or ``"pooled"``."""
+        # Spelled out: torch.compile does not find a dict entry again whose key was made with `super()`.
+        return self.where if self.where == "pooled" else f"{self.stack}.{self.layer}.{self.where}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HiddenSite(HiddenInfo, DrawsHere):
+    """Hidden states in one forward pass.
+
+    Args:
+        shape: ``(B, T, C)``; ``(B, C)`` for the pooled state.
+        valid: bool, ``(B, T)``, ``True`` = a token that is not padding; ``None`` means all.
+        padding_unknown: whether the model was given a mask whose tokens are not those of the hidden states, so that
+            ``valid`` is ``None`` although there may be padding.
+        draws: the source of randomness; see :meth:`keep`, :meth:`uniform` and :meth:`normal`.
+        device: device of the states.
+        dtype: dtype of the states.
+
+    Example:
+        >>> site = HiddenSite(shape=(2, 3, 8), valid=torch.tensor([[True, True, False], [True, True, True]]))
+        >>> site.lengths.tolist()
+        [2, 3]
+    """
+
+    shape: tuple[int, ...]
+    valid: Tensor | None = field(default=None, repr=False)
+    padding_unknown: bool = False
+    draws: Draws = field(default_factory=Draws, repr=False)
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens that are not padding, bool, ``(B, T)``.
+
+        Raises:
+            InputError: if the site has no tokens, or padding is unknown.
+        """
+        if len(self.shape) != 3:
+            raise InputError(f"The pooled state at {self.name} has no tokens.")
+        if self.padding_unknown:
+            raise InputError(
+                f"The padding of the hidden states of {self.name} is unknown: they have {self.shape[1]} tokens, which "
+                "are not those of the attention mask. Use a provider that needs no lengths, or batches without padding."
+            )
+        everything = torch.ones(self.shape[:2], dtype=torch.bool, device=self.device)
+        return everything if self.valid is None else self.valid
+
+    @property
+    def lengths(self) -> Tensor:
+        """The number of tokens of each sample without padding, ``(B,)``, at least 1; raises as :attr:`tokens`."""
+        return self.tokens.sum(1).clamp(min=1)
