@@ -46,7 +46,10 @@ nitpick_ignore_regex = [("py:class", r"(?!attnreg\.([A-Z]|functional\.|training\
 # Reference. The stubs list the public names; their modules group them.
 GROUPS = {
     "Attach": ("attnreg.injection.",),
-    "Regularizers": ("attnreg.regularizers.", "attnreg.attendout.gnet",),
+    "Regularizers": (
+        "attnreg.regularizers.",
+        "attnreg.attendout.gnet",
+    ),
     "Combine, schedule and write providers": ("attnreg.regularizer.",),
     "What a provider reads and returns": ("attnreg.masks.", "attnreg.hidden."),
 }
