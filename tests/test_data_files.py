@@ -8,7 +8,8 @@ import datasets
 import pytest
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks import choose_task, file_checks, get_task, load_data, load_splits
+from attnreg.experiments.tasks import choose_task, get_task, load_data, load_splits
+from attnreg.experiments.tasks.loading import faults
 from tests.commands import assert_sentence
 
 GOOD = [{"text": "a b", "label": "neg"}, {"text": "c d", "label": "pos"}]
@@ -103,7 +104,7 @@ def test_what_cannot_be_read_is_named(tmp_path, capfd, name, content, says):
 
 
 def test_zstandard(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_checks, "zstandard", None)
+    monkeypatch.setattr(faults, "zstandard", None)
     with pytest.raises(InputError, match=r"Reading .*train.csv.zst needs the package zstandard: pip install zstandard\.$"):  # fmt: skip
         load(tmp_path, "train.csv.zst", b"x")
 

@@ -215,9 +215,9 @@ def test_ad_drop_drops_p_q_in_every_other_epoch(finished):
 
 @pytest.mark.parametrize(("given", "dropping"), [([], [0]), (["--layers", "all"], [0, 1]), (["--layers", "1"], [1])])
 def test_layers_of_ad_drop_all_given_or_the_tasks(cli, tmp_path, monkeypatch, given, dropping):
-    from attnreg.experiments.tasks import task
+    from attnreg.experiments.tasks import built_in
 
-    monkeypatch.setitem(task.TASKS, "agreement", dataclasses.replace(get_task("agreement"), ad_drop_layers=(0,)))
+    monkeypatch.setitem(built_in.TASKS, "agreement", dataclasses.replace(get_task("agreement"), ad_drop_layers=(0,)))
     ran(cli("recipe", "ad-drop", "--epochs", 2, "--train-size", 64, "--q", 1, *given, "--output-dir", "out"))
     rates = read_lines(tmp_path / "out" / "metrics.jsonl")[-1]["drop_rate"]
     assert [layer for layer in range(2) if rates[f"encoder.{layer}"] > 0] == dropping

@@ -15,7 +15,7 @@ from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.tasks import METRICS, TASKS, choose_task, get_task, load_model
 from attnreg.experiments.tasks.kinds import KINDS, kind_class
-from attnreg.experiments.tasks.kinds.base import reading_of
+from attnreg.experiments.tasks.kinds.kind import reading_of
 from tests import task_data as made
 
 

@@ -11,7 +11,7 @@ from attnreg.errors import UsageError
 from attnreg.experiments.options.option import option, together
 from attnreg.experiments.options.settings import DATA, OUTPUT, shared_options
 from attnreg.experiments.runs.command import GroupedCommand
-from attnreg.experiments.tasks.task import TASKS
+from attnreg.experiments.tasks.built_in import TASKS
 
 RUNNING = "Running"
 

@@ -119,7 +119,7 @@ class PlannedRun:
             InputError: if the data cannot be read, does not fit the task, or has too few rows.
         """
         from attnreg.experiments.setup.sampling import choose_rows  # late: it is slow to import
-        from attnreg.experiments.tasks.data import load_data
+        from attnreg.experiments.tasks.loading.data import load_data
 
         settings = self.settings
         if settings.data_dir is not None:

@@ -14,9 +14,9 @@ import click
 
 from attnreg.experiments.options.content import content_of
 from attnreg.experiments.options.option import option
-from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.choice import choose_task
 from attnreg.experiments.tasks.kinds import KINDS
-from attnreg.experiments.tasks.task import choose_task
+from attnreg.experiments.tasks.task import Task
 
 LARGEST = 2**31 - 1
 # Of transformers' schedules, those that need no argument besides the number of steps and differ from each other.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attnreg.attribution.outputs import rows_of
 from attnreg.experiments.setup.batches import Labelled
-from attnreg.experiments.tasks.kinds.base import Kind, Record
+from attnreg.experiments.tasks.kinds.kind import Kind, Record
 from attnreg.experiments.tasks.kinds.tokens import IGNORED
 from attnreg.training.method import Batch
 

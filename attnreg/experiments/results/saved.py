@@ -22,14 +22,14 @@ from attnreg.experiments.results.evaluation import evaluate_all, predict
 from attnreg.experiments.results.request import absolute, request
 from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.setup.data_checks import cut_inputs
-from attnreg.experiments.tasks.data import load_data, load_inputs, names_in
-from attnreg.experiments.tasks.definition import Task
-from attnreg.experiments.tasks.files import WHOLE
+from attnreg.experiments.tasks.choice import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.kinds.base import Kind, reading_of
+from attnreg.experiments.tasks.kinds.kind import Kind, reading_of
+from attnreg.experiments.tasks.loading.data import load_data, load_inputs, names_in
+from attnreg.experiments.tasks.loading.folder import WHOLE
 from attnreg.experiments.tasks.model import check_length, load_model
 from attnreg.experiments.tasks.submission import submission, submission_files
-from attnreg.experiments.tasks.task import choose_task
+from attnreg.experiments.tasks.task import Task
 
 
 def score_saved(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attnreg.experiments.setup.setup import Setup
-from attnreg.experiments.tasks.kinds.base import REFERENCE
+from attnreg.experiments.tasks.kinds.kind import REFERENCE
 
 
 def trivial_scores(run: Setup, scored_train: Any) -> dict[str, Any] | None:

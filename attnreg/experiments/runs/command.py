@@ -15,7 +15,7 @@ import click
 from attnreg.errors import UsageError
 from attnreg.experiments.options.option import option, together
 from attnreg.experiments.options.settings import LARGEST, TASK_OPTIONS, Settings, shared_options
-from attnreg.experiments.tasks.task import choose_task
+from attnreg.experiments.tasks.choice import choose_task
 
 _OF_LORA = ("lora_targets", "lora_alpha", "lora_dropout")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from attnreg.attribution.outputs import rows_of
-from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind
+from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind
 from attnreg.training.method import Batch
 
 

@@ -9,8 +9,8 @@ from datasets import Dataset
 
 from attnreg.errors import InputError
 from attnreg.experiments.tasks.columns import column_of
-from attnreg.experiments.tasks.definition import Task
-from attnreg.experiments.tasks.kinds.base import Kind
+from attnreg.experiments.tasks.kinds.kind import Kind
+from attnreg.experiments.tasks.task import Task
 
 CHECKED = 1000  # rows whose length is looked at
 MUCH = 0.2  # of these rows

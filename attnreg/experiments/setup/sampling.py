@@ -9,8 +9,8 @@ from typing import Any
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.tasks.columns import column_of, plain_label
-from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.task import Task
 
 _OF_FOLDS = 0  # the seed of the order that --folds divides, the same for all runs
 

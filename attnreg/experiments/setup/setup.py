@@ -23,10 +23,10 @@ from attnreg.experiments.setup.data_checks import data_warnings
 from attnreg.experiments.setup.sampling import choose_rows
 from attnreg.experiments.setup.stopping import STOPPING, Selection
 from attnreg.experiments.setup.trackers import check_trackers, flattened, tracked
-from attnreg.experiments.tasks.data import load_data
 from attnreg.experiments.tasks.dropout import dropout_fields
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.label_noise import mislabel
+from attnreg.experiments.tasks.loading.data import load_data
 from attnreg.experiments.tasks.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
 from attnreg.experiments.tasks.model import check_length, load_pretrained
 from attnreg.regularizer.base import MaskProvider

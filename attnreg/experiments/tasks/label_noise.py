@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnreg.experiments.tasks.kinds.base import REFERENCE
+from attnreg.experiments.tasks.kinds.kind import REFERENCE
 
 if TYPE_CHECKING:
     from datasets import Dataset

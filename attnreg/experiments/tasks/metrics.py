@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import string
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +16,8 @@ from scipy import stats
 from sklearn import metrics as sk
 from torch import Tensor
 
-from attnreg.experiments.tasks.spans import word_f1
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def _both(feature: Any) -> datasets.Features:
@@ -188,6 +192,35 @@ class AnswerF1(_Metric, key="answer_f1", about="F1 of words", citation="Rajpurka
 
     def _score(self, predictions: Any, references: Any) -> float:
         return float(np.mean([word_f1(ours, theirs) for ours, theirs in zip(predictions, references, strict=True)]))
+
+
+def normalized(text: str) -> str:
+    """Return a text as SQuAD compares it: in small letters, without punctuation, articles and further spaces.
+
+    Reference:
+        SQuAD (arXiv 1606.05250), Section 6.1.
+
+    Example:
+        >>> normalized(" The  U.S. Army,")
+        'us army'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def word_f1(prediction: str, reference: str) -> float:
+    """Return the F1 of the words of a predicted text, both texts normalized; 1 if both have no words.
+
+    Reference:
+        SQuAD (arXiv 1606.05250), Section 6.1; SQuAD 2.0 (arXiv 1806.03822) for texts without words.
+
+    Example:
+        >>> word_f1("the red house", "a house"), word_f1("", ""), word_f1("", "house")
+        (0.6666666666666666, 1.0, 0.0)
+    """
+    ours, theirs = Counter(normalized(prediction).split()), Counter(normalized(reference).split())
+    if not ours or not theirs:
+        return float(ours == theirs)
+    return 2 * (ours & theirs).total() / (ours.total() + theirs.total())
 
 
 def accuracy_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.dropout import dropout_options
-from attnreg.experiments.tasks.hub import offline_if_unreachable
 from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.loading.hub import offline_if_unreachable
 from attnreg.experiments.tasks.lora import adapter_base, with_adapter
+from attnreg.experiments.tasks.task import Task
 from attnreg.experiments.tasks.tiny import tiny_model
 
 

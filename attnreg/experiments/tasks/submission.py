@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import UsageError
-from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -1,156 +1,67 @@
-"""The list of tasks, and the choice of one by name and options."""
+"""The definition of a task."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-from attnreg.errors import UsageError, did_you_mean
-from attnreg.experiments.tasks import further, glue
-from attnreg.experiments.tasks.definition import Task as Task
-from attnreg.experiments.tasks.kinds import KINDS, kind_class
-
-_AGREEMENT = Task(
-    name="agreement",
-    summary="Is the sentence grammatical? Built-in data, needs no network",
-    columns=("sentence",),
-    labels=("unacceptable", "acceptable"),
-    metrics=("matthews_correlation", "accuracy"),
-    embedded="rows",
-    model=None,
-    epochs=30,
-    batch_size=64,
-    learning_rate=2e-3,
-    max_length=32,
-)
-_AGREEMENT_WORDS = replace(
-    _AGREEMENT,
-    name="agreement-words",
-    summary="Guess hidden words of agreement (pre-training); built-in data",
-    kind="masked-lm",
-    label="sentence",
-    labels=(),
-    metrics=("accuracy",),
-    embedded="corpus",
-)
-_AGREEMENT_COMPLETION = replace(
-    _AGREEMENT,
-    name="agreement-completion",
-    summary="Complete a sentence so that it agrees, with a decoder; built-in data",
-    kind="causal-lm",
-    columns=("prompt",),
-    label="completion",
-    labels=(),
-    metrics=("exact_match", "accuracy"),
-    embedded="completions",
-    epochs=10,
-)
-_CUSTOM = Task(name="custom", summary="Your own data: --data-dir, --kind, --text-columns, ...", columns=(), metrics=())
-
-_BUILT_IN = (_AGREEMENT, _AGREEMENT_WORDS, _AGREEMENT_COMPLETION)
-
-TASKS = {task.name: task for task in (*_BUILT_IN, *glue.TASKS, *further.TASKS, _CUSTOM)}
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
-def get_task(name: str) -> Task:
-    """Return the task of a name.
-
-    Raises:
-        UsageError: if there is no such task.
-    """
-    if name not in TASKS:
-        raise UsageError(
-            f"Expected a task among {', '.join(TASKS)}, got {name!r}. See `attnreg list tasks`."
-            f"{did_you_mean(name, TASKS)}"
-        )
-    return TASKS[name]
-
-
-def choose_task(
-    name: str,
-    *,
-    kind: str | None = None,
-    text_columns: str | None = None,
-    label_column: str | None = None,
-    choice_columns: str | None = None,
-    metric: str | None = None,
-) -> Task:
-    """Return the task that command-line options describe.
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A data set with its columns, labels, metrics and default hyperparameters.
 
     Args:
-        name: name of the task. The next four arguments are only for task ``custom``.
-        kind: a name in :data:`attnreg.experiments.tasks.kinds.KINDS` (default: classification).
-        text_columns: names of the text columns, separated by commas.
-        label_column: name of the label column (default: ``label``).
-        choice_columns: names of the columns with the choices, separated by commas, or of one column of lists; for kind
-            ``"multiple-choice"``.
-        metric: metric that is reported first and selects the best epoch (default: the task's).
-
-    Raises:
-        UsageError: if there is no such task, or an option is missing, wrong, or only for task ``custom``.
+        name: the value of ``--task``.
+        summary: one line for ``attnreg list tasks``.
+        columns: input columns: text, or lists of words for kind ``"tokens"``. A nested field is written with a dot, as
+            in ``translation.en``.
+        metrics: names in :data:`attnreg.experiments.tasks.METRICS`; all are reported, and the first one selects the
+            best epoch.
+        kind: a name in :data:`attnreg.experiments.tasks.kinds.KINDS`; it sets the model head and the form of labels.
+        label: the label column.
+        labels: class names, in the order of integer labels. Empty if there are no classes, or if their names come
+            from the data.
+        choices: the columns of the choices, or one column of lists, for kind ``"multiple-choice"``.
+        merges: maps the classes of models of other tasks to classes of this task, for ``attnreg evaluate``.
+        validation: evaluation splits, by their names on the hub; the first one selects the best epoch.
+        evaluation_only: whether the task only scores models of other tasks, with no training data of its own.
+        hub: repository and configuration on the Hugging Face hub; ``None`` if the task needs ``--data-dir``.
+        embedded: the function of :mod:`attnreg.experiments.tasks.agreement` that returns the built-in rows; ``None``
+            if the task has none.
+        model: default model, a hub name; ``None`` for a built-in tiny model.
+        epochs: default number of epochs.
+        batch_size: default batch size.
+        learning_rate: default learning rate.
+        max_length: default maximum input length in tokens; longer inputs are truncated.
+        ad_drop_layers: layers whose attention AD-DROP attributes by default, as in its paper; ``None`` for all.
 
     Example:
-        >>> choose_task("custom", text_columns="question,answer", metric="f1").metrics
-        ('f1', 'accuracy')
-        >>> choose_task("mrpc", metric="f1").metrics
-        ('f1', 'accuracy')
+        >>> from attnreg.experiments.tasks import get_task
+        >>> get_task("mrpc").columns, get_task("mrpc").metric
+        (('sentence1', 'sentence2'), 'accuracy')
     """
-    task = get_task(name)
-    columns = {
-        "--kind": kind,
-        "--text-columns": text_columns,
-        "--label-column": label_column,
-        "--choice-columns": choice_columns,
-    }
-    if task is TASKS["custom"]:
-        task = _custom(task, kind or "classification", text_columns, label_column, choice_columns)
-    elif given := [option for option, value in columns.items() if value is not None]:
-        raise UsageError(f"{given[0]} is only for --task custom: remove it for --task {name}.")
-    if metric is None:
-        return task
-    known = kind_class(task.kind).metrics
-    if metric not in known:
-        raise UsageError(
-            f"Expected --metric for a {task.kind} task to be one of {', '.join(known)}, got {metric!r}."
-            f"{did_you_mean(metric, known)}"
-        )
-    return replace(task, metrics=tuple(dict.fromkeys((metric, *task.metrics))))
 
+    name: str
+    summary: str
+    columns: tuple[str, ...]
+    metrics: tuple[str, ...]
+    kind: str = "classification"
+    label: str = "label"
+    labels: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    merges: Mapping[str, str] = field(default_factory=dict)
+    validation: tuple[str, ...] = ("validation",)
+    evaluation_only: bool = False
+    hub: tuple[str, str | None] | None = None
+    embedded: str | None = None
+    model: str | None = "google-bert/bert-base-uncased"
+    epochs: int = 3
+    batch_size: int = 32
+    learning_rate: float = 5e-5
+    max_length: int = 128
+    ad_drop_layers: tuple[int, ...] | None = None
 
-def _custom(template: Task, kind: str, texts: str | None, label: str | None, choices: str | None) -> Task:
-    if kind not in KINDS:
-        raise UsageError(f"Expected --kind to be one of {', '.join(KINDS)}, got {kind!r}.{did_you_mean(kind, KINDS)}")
-    expected = kind_class(kind)
-    columns, chosen_from = _names("--text-columns", texts), _names("--choice-columns", choices)
-    usual = () if columns else expected.usual_columns
-    label = label or (expected.usual_label if usual else None)
-    columns = columns or usual
-    if not columns:
-        raise UsageError("--task custom needs --text-columns, for example --text-columns premise,hypothesis.")
-    if len(columns) > expected.most_columns:
-        raise UsageError(
-            f"Expected at most {expected.most_columns} --text-columns for --kind {kind}, got {len(columns)}: {texts}."
-        )
-    if expected.needs_choices != bool(chosen_from):
-        raise UsageError(
-            "Expected --choice-columns for --kind multiple-choice (two or more, or one of lists), and none for other "
-            f"kinds, got {choices or 'none'} for --kind {kind}."
-        )
-    target = label or (template.label if expected.needs_labels else columns[0])
-    if expected.needs_labels and target in (*columns, *chosen_from):
-        raise UsageError(f"Column {target} holds the labels, so it cannot be a text or choice column, too.")
-    return replace(
-        template,
-        kind=kind,
-        columns=columns,
-        label=target,
-        choices=chosen_from,
-        metrics=expected.metrics[:1],
-    )
-
-
-def _names(option: str, text: str | None) -> tuple[str, ...]:
-    names: Sequence[str] = [] if text is None else [name.strip() for name in text.split(",")]
-    if not all(names) or len(set(names)) < len(names):
-        raise UsageError(f"Expected {option} to be different column names, separated by commas, got {text!r}.")
-    return tuple(names)
+    @property
+    def metric(self) -> str:
+        """The metric that is reported first, and that methods and epochs are compared by."""
+        return self.metrics[0]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnreg.experiments.tasks import agreement
-from attnreg.experiments.tasks.definition import Task
 from attnreg.experiments.tasks.dropout import dropout_options
 from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.task import Task
 
 LENGTH = 64
 _SIZES: Mapping[str, Any] = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6}

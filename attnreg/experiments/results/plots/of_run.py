@@ -65,7 +65,7 @@ def _attention(run: RunReader, path: Path, layer: int) -> None:
     from attnreg.experiments.options.settings import TASK_OPTIONS
     from attnreg.experiments.tasks import choose_task, load_data, load_model
     from attnreg.experiments.tasks.kinds import kind_class
-    from attnreg.experiments.tasks.kinds.base import REFERENCE
+    from attnreg.experiments.tasks.kinds.kind import REFERENCE
 
     chosen = choose_task(run.config["task"], **{name: run.config.get(name) for name in TASK_OPTIONS})
     task, splits = load_data(chosen, run.config["data_dir"], needs_validation=False)

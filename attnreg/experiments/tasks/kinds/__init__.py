@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attnreg.experiments.tasks.kinds.base import Kind
+    from attnreg.experiments.tasks.kinds.kind import Kind
 
 KINDS = {
     "classification": "Classification",

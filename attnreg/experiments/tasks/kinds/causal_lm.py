@@ -11,10 +11,10 @@ from typing_extensions import override
 
 from attnreg.errors import InputError
 from attnreg.experiments.tasks.columns import column_of
-from attnreg.experiments.tasks.conversation import check_conversations, in_template
-from attnreg.experiments.tasks.definition import Task
-from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind, Record, kept
+from attnreg.experiments.tasks.kinds.conversation import check_conversations, in_template
+from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind, Record, kept
 from attnreg.experiments.tasks.kinds.tokens import IGNORED
+from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from attnreg.errors import InputError
 from attnreg.experiments.tasks.columns import Classes, class_names, column_of, converted, top_column
-from attnreg.experiments.tasks.definition import Task
-from attnreg.experiments.tasks.kinds.base import Kind, Record
+from attnreg.experiments.tasks.kinds.kind import Kind, Record
+from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.definition import Task
-from attnreg.experiments.tasks.kinds.base import REFERENCE
 from attnreg.experiments.tasks.kinds.classification import Classification
+from attnreg.experiments.tasks.kinds.kind import REFERENCE
+from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

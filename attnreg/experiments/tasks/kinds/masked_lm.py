@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind, Record, kept
+from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind, Record, kept
 from attnreg.experiments.tasks.kinds.tokens import IGNORED
 
 if TYPE_CHECKING:

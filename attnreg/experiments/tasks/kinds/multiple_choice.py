@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from attnreg.experiments.tasks.answers import plain_choices
 from attnreg.experiments.tasks.columns import Classes, column_of, converted
-from attnreg.experiments.tasks.definition import Task
-from attnreg.experiments.tasks.kinds.base import REFERENCE
+from attnreg.experiments.tasks.kinds.choices import plain_choices
 from attnreg.experiments.tasks.kinds.classification import Classification
+from attnreg.experiments.tasks.kinds.kind import REFERENCE
+from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
 class MultipleChoice(Classification):
-    """One choice per row. :func:`attnreg.experiments.tasks.answers.plain_choices` reads choices and labels.
+    """One choice per row. :func:`attnreg.experiments.tasks.kinds.choices.plain_choices` reads choices and labels.
 
     The first text column is the first segment. The second segment is the other text column, if any, and one choice.
     """

@@ -10,12 +10,13 @@ from typing_extensions import override
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.tasks.columns import column_of
-from attnreg.experiments.tasks.definition import Task
-from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind, Record, kept
-from attnreg.experiments.tasks.spans import best_span, normalized, word_f1
+from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind, Record, kept
+from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
+    import numpy as np
     from datasets import Dataset
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
 LONGEST_ANSWER = 30  # tokens, as in BERT's and transformers' scripts
@@ -211,6 +212,8 @@ class QuestionAnswering(Kind):
 
     @override
     def compared(self, metric: str, records: Sequence[Record]) -> tuple[list[Any], list[Any]]:
+        from attnreg.experiments.tasks.metrics import normalized, word_f1  # late: it imports torch
+
         predictions = [normalized(record["prediction"]) for record in records]
         labels = [[normalized(text) for text in record["label"] or [""]] for record in records]
         pairs = zip(predictions, labels, strict=True)
@@ -251,3 +254,25 @@ def _tokens_of(span: tuple[int, int] | None, characters: Sequence[Sequence[int]]
     first = next(number for number, (_, end) in enumerate(characters) if end > span[0])
     last = next(number for number in reversed(range(len(characters))) if characters[number][0] < span[1])
     return (first, last) if first <= last else None
+
+
+def best_span(start: NDArray[np.floating], end: NDArray[np.floating], longest: int) -> tuple[int, int, float]:
+    """Return the first and the last token of the span with the highest sum of start and end, and this sum.
+
+    Args:
+        start: logits of where the answer begins, ``(n,)``, with n of at least 1.
+        end: logits of where it ends, ``(n,)``.
+        longest: largest number of tokens.
+
+    Example:
+        >>> import numpy as np
+        >>> best_span(np.array([0.0, 1.0, 5.0]), np.array([2.0, 4.0, 0.0]), longest=2)
+        (1, 1, 5.0)
+    """
+    import numpy as np
+
+    sums = start[:, None] + end[None, :]
+    size = np.arange(len(end))[None, :] - np.arange(len(start))[:, None]
+    sums = np.where((size >= 0) & (size < longest), sums, -np.inf)
+    first, last = np.unravel_index(sums.argmax(), sums.shape)
+    return int(first), int(last), float(sums[first, last])

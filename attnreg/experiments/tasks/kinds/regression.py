@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from attnreg.experiments.tasks.columns import column_of, converted, number_of
-from attnreg.experiments.tasks.definition import Task
-from attnreg.experiments.tasks.kinds.base import Kind
+from attnreg.experiments.tasks.kinds.kind import Kind
+from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from attnreg.experiments.tasks.columns import column_of
-from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind
+from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from attnreg.errors import InputError
 from attnreg.experiments.tasks.columns import Classes, class_names, column_of, top_column
-from attnreg.experiments.tasks.definition import Task
-from attnreg.experiments.tasks.kinds.base import REFERENCE, Kind, Record, kept
+from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind, Record, kept
+from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnreg.errors import InputError
 from attnreg.experiments.tasks.columns import class_names, column_of, names_of, texts_of, top_column
-from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.files import format_of, suffix_of
+from attnreg.experiments.tasks.loading.folder import format_of, suffix_of
 
 try:
     import zstandard

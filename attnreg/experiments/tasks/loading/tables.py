@@ -15,7 +15,7 @@ import datasets
 import pyarrow
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.file_checks import (
+from attnreg.experiments.tasks.loading.faults import (
     DAMAGED,
     check_columns_in,
     columns_in,
@@ -24,7 +24,7 @@ from attnreg.experiments.tasks.file_checks import (
     reason_of,
     rows_in_field,
 )
-from attnreg.experiments.tasks.files import VALIDATION, WHOLE, format_of, is_saved, shown, suffix_of
+from attnreg.experiments.tasks.loading.folder import VALIDATION, WHOLE, format_of, is_saved, shown, suffix_of
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "csv": {"sep": ",", "quoting": csv.QUOTE_MINIMAL, "keep_default_na": False},  # "NA" and "null" are words
@@ -44,7 +44,7 @@ def read_saved(folder: Path) -> dict[str, datasets.Dataset] | None:
     """Read a folder written by ``save_to_disk`` of ``datasets``; ``None`` if it is another folder.
 
     Returns:
-        the splits by name. A single data set has the name :data:`attnreg.experiments.tasks.files.WHOLE`.
+        the splits by name. A single data set has the name :data:`attnreg.experiments.tasks.loading.folder.WHOLE`.
 
     Raises:
         InputError: if a file is missing or damaged.
@@ -65,7 +65,7 @@ def read_images(folder: Path) -> dict[str, datasets.Dataset]:
     """Read a folder of images as the hub's ``imagefolder``: a folder for each split, with one for each class.
 
     Returns:
-        the splits by name. Without splits, the name is :data:`attnreg.experiments.tasks.files.WHOLE`.
+        the splits by name. Without splits, the name is :data:`attnreg.experiments.tasks.loading.folder.WHOLE`.
 
     Raises:
         InputError: if there is no such folder, or it has no images.

@@ -11,10 +11,11 @@ import datasets
 
 from attnreg.errors import InputError, did_you_mean
 from attnreg.experiments.tasks import agreement
-from attnreg.experiments.tasks.columns import class_names, column_of, names_of, other_kind, top_column
-from attnreg.experiments.tasks.definition import Task
-from attnreg.experiments.tasks.file_checks import one_line
-from attnreg.experiments.tasks.files import (
+from attnreg.experiments.tasks.columns import column_of, top_column
+from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.loading.classes import check_classes, rename_classes
+from attnreg.experiments.tasks.loading.faults import one_line
+from attnreg.experiments.tasks.loading.folder import (
     WHOLE,
     choose_names,
     find_files,
@@ -23,12 +24,9 @@ from attnreg.experiments.tasks.files import (
     parts_of,
     wanted_names,
 )
-from attnreg.experiments.tasks.hub import offline_if_unreachable
-from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.reading import read_files, read_images, read_saved
-from attnreg.experiments.tasks.renaming import rename_classes
-
-_PREDICTED = {"regression": "such numbers", "tokens": "a label for each word"}
+from attnreg.experiments.tasks.loading.hub import offline_if_unreachable
+from attnreg.experiments.tasks.loading.tables import read_files, read_images, read_saved
+from attnreg.experiments.tasks.task import Task
 
 
 def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, datasets.Dataset]:
@@ -37,7 +35,7 @@ def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, dat
     Args:
         task: the task.
         data_dir: a folder with ``train``, ``validation`` and optionally ``test``, with the hub's column names: written
-            by ``save_to_disk`` of ``datasets``, or files as :mod:`attnreg.experiments.tasks.files` finds them. By
+            by ``save_to_disk`` of ``datasets``, or files as :mod:`attnreg.experiments.tasks.loading.folder` finds them. By
             default the data comes from the hub, or is built in.
 
     Returns:
@@ -96,7 +94,7 @@ def load_data(
     task, plain = kind.plain(task, splits, places)
     splits = dict(plain)
     if task.name == "custom" and kind.has_classes and not task.labels:
-        _check_classes(task, splits, places)
+        check_classes(task, splits, places)
     task = replace(task, labels=kind.label_names(task, splits, where))
     for name, rows in splits.items():
         kind.check(task, rows, places[name])
@@ -235,26 +233,3 @@ def _has_labels(task: Task, rows: datasets.Dataset) -> bool:
     if top_column(task.label, rows.column_names) not in rows.column_names:
         return False
     return any(label not in (-1, None, "") for label in column_of(rows, task.label))
-
-
-def _check_classes(task: Task, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:
-    """Raise if labels are no classes, or if a split has a class that train lacks and the data does not declare it."""
-    kind = kind_class(task.kind)
-    for name, rows in splits.items():
-        for label in kind.labels_in(task, rows):
-            if (other := other_kind(label)) is not None:
-                use = other in _PREDICTED and other != task.kind
-                hint = f": to predict {_PREDICTED[other]}, use --kind {other}" if use else ""
-                what = f"names or numbers of classes in column {task.label} of {places[name]}"
-                raise InputError(f"Expected {what}, got {label!r}{hint}.")
-    if "train" not in splits or any(
-        class_names(rows, top_column(task.label, rows.column_names)) for rows in splits.values()
-    ):
-        return
-    found = {name: names_of(kind.labels_in(task, rows), None) for name, rows in splits.items()}
-    for name, classes in found.items():
-        if strange := [label for label in classes if label not in found["train"]]:
-            raise InputError(
-                f"Label {strange[0]!r} in column {task.label} of {places[name]} does not occur in split train: spell "
-                "classes alike in all splits, and remove the rows of classes that train lacks."
-            )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.task import Task
 
 _TEXTS, _PACKED = (".jsonl", ".json", ".csv", ".tsv"), ("", ".gz", ".bz2", ".xz", ".zst")
 SUFFIXES = (*(text + packed for text in _TEXTS for packed in _PACKED), ".parquet")

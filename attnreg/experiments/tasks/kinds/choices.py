@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.errors import InputError
 from attnreg.experiments.tasks.columns import Classes, column_of, converted, plain_label, texts_of
-from attnreg.experiments.tasks.definition import Task
+from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

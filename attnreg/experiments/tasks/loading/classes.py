@@ -1,0 +1,86 @@
+"""The class names of data: checked, and given other names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from attnreg.errors import InputError
+from attnreg.experiments.tasks.columns import class_names, names_of, other_kind, plain_label, top_column
+from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.task import Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_PREDICTED = {"regression": "such numbers", "tokens": "a label for each word"}
+
+
+def check_classes(task: Task, splits: Mapping[str, Dataset], places: Mapping[str, str]) -> None:
+    """Check labels that are to give the class names.
+
+    Args:
+        task: the task.
+        splits: the data by split.
+        places: where the rows of each split are from, for messages.
+
+    Raises:
+        InputError: if labels are no classes, or a split has a class that train lacks and the data does not declare.
+    """
+    kind = kind_class(task.kind)
+    for name, rows in splits.items():
+        for label in kind.labels_in(task, rows):
+            if (other := other_kind(label)) is not None:
+                use = other in _PREDICTED and other != task.kind
+                hint = f": to predict {_PREDICTED[other]}, use --kind {other}" if use else ""
+                what = f"names or numbers of classes in column {task.label} of {places[name]}"
+                raise InputError(f"Expected {what}, got {label!r}{hint}.")
+    if "train" not in splits or any(
+        class_names(rows, top_column(task.label, rows.column_names)) for rows in splits.values()
+    ):
+        return
+    found = {name: names_of(kind.labels_in(task, rows), None) for name, rows in splits.items()}
+    for name, classes in found.items():
+        if strange := [label for label in classes if label not in found["train"]]:
+            raise InputError(
+                f"Label {strange[0]!r} in column {task.label} of {places[name]} does not occur in split train: spell "
+                "classes alike in all splits, and remove the rows of classes that train lacks."
+            )
+
+
+def rename_classes(task: Task, splits: Mapping[str, Dataset], names: Mapping[str, str]) -> dict[str, Dataset]:
+    """Give the classes of a label column other names.
+
+    Args:
+        task: the task.
+        splits: the data by split.
+        names: the new name of each class, by its label in the data.
+
+    Raises:
+        InputError: if the column is missing or nested, or no row has one of the labels.
+
+    Example:
+        >>> from datasets import Dataset
+        >>> task = Task(name="mine", summary="", columns=("text",), metrics=("accuracy",))
+        >>> rows = Dataset.from_dict({"text": ["a", "b"], "label": ["pos", "neg"]})
+        >>> rename_classes(task, {"test": rows}, {"pos": "positive"})["test"]["label"][:]
+        ['positive', 'neg']
+    """
+    renamed, met = {}, set()
+    for split, rows in splits.items():
+        if task.label not in rows.column_names:
+            raise InputError(f"Classes can be renamed in a label column, but split {split} has no column {task.label}.")
+        declared = class_names(rows, task.label)
+        labels = []
+        for value in rows[task.label][:]:
+            label = declared[value] if declared is not None and isinstance(value, int) else plain_label(value)
+            met.add(str(label))
+            labels.append(names.get(str(label), label))
+        column = [str(label) for label in labels]
+        renamed[split] = rows.remove_columns(task.label).add_column(task.label, column)
+    if strange := [label for label in names if label not in met]:
+        raise InputError(
+            f"No row has the label {strange[0]!r} that is to be renamed: column {task.label} has "
+            f"{', '.join(sorted(met)[:20])}."
+        )
+    return renamed
