@@ -1,4 +1,4 @@
-"""The benchmarks run, at their smallest size."""
+"""The benchmarks, and the scripts of the studies, run at their smallest size."""
 
 import json
 import runpy
@@ -9,27 +9,32 @@ import pytest
 
 from tests.commands import ran
 
-FOLDER = Path(__file__).parent.parent / "benchmarks"
-RUN = "import json, runpy, sys; path, *sys.argv[1:] = json.loads(sys.argv[1]); sys.path.insert(0, path.rpartition('/')[0]); runpy.run_path(path, run_name='__main__')"
+ROOT = Path(__file__).parent.parent
+STUDIES = ROOT / "docs" / "results"
+RUN = (
+    "import json, runpy, sys; path, *sys.argv[1:] = json.loads(sys.argv[1]); sys.path[:0] = [path.rpartition('/')[0], '"
+    + str(ROOT)
+    + "']; runpy.run_path(path, run_name='__main__')"
+)
 SMALLEST = {
-    "steps.py": ["--smallest"],
-    "memory.py": ["--smallest", "--path", "memory.png"],
-    "variance.py": ["--smallest"],
-    "planted.py": ["--output-dir", "out"],
-    "shift.py": ["--output-dir", "out"],
-    "kill_and_resume.py": ["--smallest"],
-    "families.py": ["--smallest"],
-    "overview.py": ["--smallest", "--path", "overview.png"],
-    "label_noise.py": ["--table", str(FOLDER.parent / "docs/results/label-noise/runs.csv"), "--output-dir", "out"],
-    "decomposition.py": [
+    "benchmarks/steps.py": ["--smallest"],
+    "benchmarks/memory.py": ["--smallest", "--path", "memory.png"],
+    "docs/results/overview.py": ["--smallest", "--path", "overview.png"],
+    "docs/results/shift.py": ["--output-dir", "out"],
+    "docs/results/planted/planted.py": ["--output-dir", "out"],
+    "docs/results/planted/contrast.py": ["runs", "contrast.png"],
+    "docs/results/planted/variance.py": ["--smallest"],
+    "docs/results/label-noise/runs.py": ["--table", str(STUDIES / "label-noise/runs.csv"), "--output-dir", "out"],
+    "docs/results/decomposition/runs.py": [
         "--table",
-        str(FOLDER.parent / "docs/results/decomposition/results.csv"),
+        str(STUDIES / "decomposition/results.csv"),
         "--output-dir",
         "out",
     ],
-    "contrast.py": ["runs", "contrast.png"],
+    "tests/families.py": ["--smallest"],
+    "tests/kill_and_resume.py": ["--smallest"],
 }
-USUAL = {"overview.py", "contrast.py", "planted.py", "label_noise.py", "decomposition.py"}  # the others take longer
+LONGER = {"benchmarks/steps.py", "benchmarks/memory.py", "docs/results/shift.py", "docs/results/planted/variance.py", "tests/families.py", "tests/kill_and_resume.py"}  # fmt: skip
 
 
 def watched_runs(folder):
@@ -40,29 +45,26 @@ def watched_runs(folder):
     (run / "telemetry.jsonl").write_text("".join(json.dumps({**line, "step": step}) + "\n" for step in range(80)))
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch):
-    """A script's own folder is on the path, as in `python benchmarks/SCRIPT.py`."""
-    monkeypatch.syspath_prepend(FOLDER)
-
-
-def test_every_benchmark_is_run_here():
+def test_every_script_is_run_here():
+    paths = [*(ROOT / "benchmarks").glob("*.py"), *STUDIES.rglob("*.py")]
     scripts = {
-        path.name for path in FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+        path.relative_to(ROOT).as_posix()
+        for path in paths
+        if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
     }
-    assert scripts == set(SMALLEST)
+    assert scripts == {name for name in SMALLEST if not name.startswith("tests/")}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in USUAL else pytest.mark.slow) for name in SMALLEST])  # fmt: skip
-def test_a_benchmark_runs_at_its_smallest_size(warm, tmp_path, name):
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONGER else []) for name in SMALLEST])  # fmt: skip
+def test_a_script_runs_at_its_smallest_size(warm, tmp_path, name):
     watched_runs(tmp_path)
-    code, output = warm.run("-c", RUN, json.dumps([str(FOLDER / name), *SMALLEST[name]]), cwd=tmp_path, timeout=300)
+    code, output = warm.run("-c", RUN, json.dumps([str(ROOT / name), *SMALLEST[name]]), cwd=tmp_path, timeout=300)
     assert code == 0, output
     assert output.strip()
 
 
 def test_the_table_of_label_noise_repeats_what_the_runs_report(cli, tmp_path):
-    read = runpy.run_path(str(FOLDER / "label_noise.py"))["read"]
+    read = runpy.run_path(str(STUDIES / "label-noise/runs.py"))["read"]
     noisy = ("--train-size", 100, "--epochs", 1, "--label-noise", 0.3, "--device", "cpu", "--seed", 4)
     ran(cli("recipe", "finetune", *noisy, "--output-dir", "task/plain=0.1,5e-5/seed4"))
     ran(cli("recipe", "finetune", *noisy, "--output-dir", "task/another/seed4"))  # is not of the experiment
@@ -78,7 +80,7 @@ def test_the_table_of_label_noise_repeats_what_the_runs_report(cli, tmp_path):
 
 
 def test_the_decomposition_knows_which_half_of_dev_gave_the_rewards(cli, tmp_path):
-    read = runpy.run_path(str(FOLDER / "decomposition.py"))["read"]
+    read = runpy.run_path(str(STUDIES / "decomposition/runs.py"))["read"]
     half = ("--train-size", 100, "--epochs", 1, "--reward-data", "half-dev", "--round-steps", 1, "--no-baseline")
     ran(
         cli(
@@ -95,7 +97,7 @@ def test_the_decomposition_knows_which_half_of_dev_gave_the_rewards(cli, tmp_pat
 
 
 def test_one_temperature_undoes_a_scale_of_the_logits():
-    tempered = runpy.run_path(str(FOLDER / "label_noise.py"))["tempered"]
+    tempered = runpy.run_path(str(STUDIES / "label-noise/runs.py"))["tempered"]
     random = np.random.default_rng(0)
     logits = random.normal(size=(4000, 2)) * 2
     labels = (random.random(4000) < 1 / (1 + np.exp(logits[:, 0] - logits[:, 1]))).astype(int)  # calibrated

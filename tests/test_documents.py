@@ -127,7 +127,7 @@ def test_the_table_of_providers_and_families_is_whole():
     ]
     named = [row.split("|")[1].split()[0] for row in rows[2:]]
     assert set(named) == {*BUILT_IN} - {"CrossTuning"}
-    assert len(named) == len(PROVIDERS), "run `python benchmarks/families.py`"
+    assert len(named) == len(PROVIDERS), "run `python -m tests.families`"
     assert len(rows[0].split("|")) == len(MODELS) + 3
 
 

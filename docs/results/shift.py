@@ -1,6 +1,6 @@
 """Make shifted versions of a task's dev rows: with typing errors, and two rows of one class joined into a longer one.
 
-python benchmarks/shift.py --task sst2 --data-dir DATA/sst2 --output-dir SHIFTED
+python docs/results/shift.py --task sst2 --data-dir DATA/sst2 --output-dir SHIFTED
 attnreg evaluate RUN --data-dir SHIFTED/typos
 """
 

@@ -7,7 +7,7 @@ updates after which their mean points more to the signal than to noise. Two tabl
 - In the game: from one state (the built-in task with a planted word, sixteen steps of training), many single updates on
   random batches with random masks.
 
-python benchmarks/variance.py --oracle 2000 --updates 100
+python docs/results/planted/variance.py --oracle 2000 --updates 100
 """
 
 import copy

@@ -1,7 +1,7 @@
 """Plant a shortcut in a task: a word that agrees with the label in most training rows, and in dev rows only by chance.
 
-python benchmarks/planted.py --share 0.9 --output-dir FOLDER                       # the built-in task
-python benchmarks/planted.py --share 0.8 --data-dir DATA/sst2 --task sst2 --output-dir FOLDER
+python docs/results/planted/planted.py --share 0.9 --output-dir FOLDER                       # the built-in task
+python docs/results/planted/planted.py --share 0.8 --data-dir DATA/sst2 --task sst2 --output-dir FOLDER
 """
 
 import json

@@ -1,7 +1,7 @@
 """Accuracy, loss before and after one fitted temperature, and memorized labels, of comparisons with label noise.
 
-Usage: python benchmarks/label_noise.py COMPARISON... --output-dir docs/results/label-noise
-       python benchmarks/label_noise.py --table docs/results/label-noise/runs.csv --output-dir docs/results/label-noise
+Usage, in this folder: python runs.py COMPARISON... --output-dir .
+                       python runs.py --table runs.csv --output-dir .
 
 COMPARISON is the folder of one task in the output of `attnreg compare` with `--label-noise`, or without for no noise.
 Accuracy on shifted rows is that of `attnreg evaluate RUN --data-dir SHIFTED/typos --name typos`; likewise for `joined`.
@@ -10,17 +10,21 @@ Accuracy on shifted rows is that of `attnreg evaluate RUN --data-dir SHIFTED/typ
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from finished_runs import print_differences, table
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.plots.style import picture, styles
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from finished_runs import print_differences, table
 
 PLAIN, BASELINE = "plain", "early-stopping"
 PRIMARY = ("scores-dropout", "R-Drop", "AD-DROP", "AttendOut")  # each minus the baseline, at the highest noise

@@ -1,7 +1,7 @@
 """Every comparison of docs/results: one table, with one correction for all of them, and one picture.
 
-Usage: python benchmarks/overview.py
-       python benchmarks/overview.py --smallest --path FILE.png    # one setting, to test the script
+Usage: python docs/results/overview.py
+       python docs/results/overview.py --smallest --path FILE.png    # one setting, to test the script
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from finished_runs import print_differences
 
 from attnreg.experiments.results.plots.style import picture, styles
 
-FOLDER = Path(__file__).parents[1] / "docs" / "results"
+FOLDER = Path(__file__).parent
 SHOWN = {"finetune": "plain", "ad-drop": "AD-DROP", "attendout": "AttendOut"}
 SHOWN |= {"longer": "plain for 15 epochs", "selection": "selection alone", "masks": "masks alone"}
 SHOWN |= {"half-dev": "rewards from half of dev", "dev": "rewards from dev"}

@@ -1,6 +1,6 @@
 """Draw how often a planted word's keys are dropped, and all others, round by round, from the runs of a comparison.
 
-python benchmarks/contrast.py runs/compare-agreement docs/results/planted.png
+python docs/results/planted/contrast.py runs/compare-agreement docs/results/planted.png
 """
 
 from __future__ import annotations

@@ -1,23 +1,27 @@
 """Where AttendOut's gain comes from: masks, selection of the winner, and rewards from rows that are scored.
 
-Usage: python benchmarks/decomposition.py COMPARISON --output-dir docs/results/decomposition
-       python benchmarks/decomposition.py --table docs/results/decomposition/results.csv --output-dir FOLDER
+Usage, in this folder: python runs.py COMPARISON --output-dir .
+                       python runs.py --table results.csv --output-dir FOLDER
 
 COMPARISON is the folder of one task in the output of `attnreg compare` with `--label-noise` and the methods of SHOWN.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from finished_runs import print_differences, table
 from numpy.typing import NDArray
 
 from attnreg.experiments.compare.statistics import paired_difference
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.plots.style import picture, styles
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from finished_runs import print_differences, table
 
 COLUMNS = ("method", "seed", "score", "seen", "unseen", "memorized", "training_cpu_seconds")
 SHOWN = {
