@@ -35,8 +35,8 @@ def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, dat
     Args:
         task: the task.
         data_dir: a folder with ``train``, ``validation`` and optionally ``test``, with the hub's column names: written
-            by ``save_to_disk`` of ``datasets``, or files as :mod:`attnreg.experiments.tasks.loading.folder` finds them. By
-            default the data comes from the hub, or is built in.
+            by ``save_to_disk`` of ``datasets``, or files as :mod:`attnreg.experiments.tasks.loading.folder` finds them.
+            By default the data comes from the hub, or is built in.
 
     Returns:
         the splits by name: ``"train"`` (unless the task is evaluation-only), ``"validation"``, the task's other
