@@ -29,8 +29,16 @@ class StoppedError(RuntimeError):
         self.can_go_on = can_go_on
 
 
+class NoAttentionError(InputError):
+    """Attention in a model is missing, hidden, or not as expected."""
+
+
 class AttnRegWarning(UserWarning):
     """A probable mistake; the command line prints it as one sentence."""
+
+
+class CoverageWarning(AttnRegWarning):
+    """Some attention of a model is not masked."""
 
 
 class AsleepWarning(AttnRegWarning):

@@ -7,8 +7,8 @@ import torch
 
 import attnreg
 from attnreg.draws import Draws
+from attnreg.injection.backends.base import LazySite
 from attnreg.injection.handle import AttachHandle
-from attnreg.injection.lazy_site import LazySite
 from tests import test_flex
 from tests.reference import assert_same
 from tests.sweep.checks import Answer
@@ -72,7 +72,7 @@ def test_decisions_within_the_kernel_are_not_in_memory(name, monkeypatch):
     """Neither masks, nor attention weights, nor what is valid, beyond the rows on which rates are measured."""
     for function in ("seeded_keep", "masked_scores"):
         monkeypatch.setattr(attnreg.functional, function, None)
-    monkeypatch.setattr("attnreg.injection.rates.POSITIONS", B * H * N)
+    monkeypatch.setattr("attnreg.injection.running.rates.POSITIONS", B * H * N)
     inputs = qkv()
     options, _, _ = WAYS["documents and a bias"]
     handle = attnreg.attach(Model(**options), DRAWING[name](), stacks=["cross"], example_inputs=inputs)
@@ -99,7 +99,7 @@ def test_rows_that_are_dropped_have_good_gradients_in_single_precision(trainable
 
 
 def test_the_rate_is_measured_on_some_rows_of_a_long_input(monkeypatch):
-    monkeypatch.setattr("attnreg.injection.rates.POSITIONS", B * H * N * 2)
+    monkeypatch.setattr("attnreg.injection.running.rates.POSITIONS", B * H * N * 2)
     inputs = qkv()
     with attnreg.attach(Model(), attnreg.DropKey(0.5), stacks=["cross"], example_inputs=inputs) as handle:
         monkeypatch.setattr(AttachHandle, "draws_at", lambda *args: Draws(9))

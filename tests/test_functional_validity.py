@@ -7,7 +7,7 @@ import torch
 
 import attnreg
 from attnreg import functional
-from attnreg.injection.validity import allowed
+from attnreg.functional.validity import allowed
 from tests.sweep.checks import Answer
 
 

@@ -10,7 +10,7 @@ import transformers as hf
 from torch.utils.data import Dataset
 
 import attnreg
-from attnreg.injection import seeds
+from attnreg.injection.running import seeds
 from attnreg.integrations import ADDropTrainer, AttnRegCallback, Seq2SeqADDropTrainer
 from tests.cases import MODELS, SMALL, TEXT
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
-from attnreg.injection import discover
+from attnreg.injection import discover, undisturbed
 from attnreg.injection.discovery.blocks import Block
 from attnreg.injection.discovery.example_inputs import example_inputs as make_example_inputs
-from attnreg.injection.undisturbed import undisturbed
 
 
 class PatchTokens(nn.Module):

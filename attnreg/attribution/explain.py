@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from attnreg.attribution.factored import Attributions, FactoredGradient
 from attnreg.attribution.target import Target
 from attnreg.errors import InputError
+from attnreg.injection import undisturbed
+from attnreg.injection.backends import Tap
 from attnreg.injection.handle import AttachHandle
-from attnreg.injection.tap import Tap
-from attnreg.injection.undisturbed import undisturbed
 from attnreg.sites import SiteInfo
 
 # Parts of torch's messages about a gradient with respect to a tensor that the score does not depend on.

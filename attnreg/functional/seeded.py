@@ -132,7 +132,12 @@ def fold_seed(seed: int | Tensor, number: int) -> int | Tensor:
 
 def is_traced() -> bool:
     """Whether torch compiles or transforms a function, so that values cannot be read or changed in place."""
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+    return torch.compiler.is_compiling() or transformed()
+
+
+def transformed() -> bool:
+    """Whether a function transform such as ``vmap`` is running, in which tensor values cannot be read."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def row_words(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,51 @@
-"""Which positions of an attention matrix count, and where sequences begin."""
+"""Which positions of an attention matrix count, which a model forbids, and where sequences begin."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from attnreg.functional.seeded import is_traced
+
+# Most additive masks hold -inf, finfo.min, -1e30 or -1e4. Real scores and biases stay far above this limit.
+FORBIDDEN_BELOW = -5e3
+# Some hold -100 (Swin) or -1000. Such a value is at least REACH below the highest of its row, and a gap of at least GAP
+# separates it from the allowed values, in every head. ALiBi's slopes reach as low, but leave no gap.
+REACH = 50.0
+GAP = 30.0
+
+
+def allowed(additive: Tensor) -> Tensor:
+    """Return the positions that an additive mask allows.
+
+    Args:
+        additive: the mask, or scores that it was added to, ``(B, H, Q, K)``; fewer dimensions broadcast.
+
+    Returns:
+        bool, of the same shape, ``True`` = allowed.
+
+    Example:
+        >>> allowed(torch.tensor([[0.0, 2.0, -100.0], [0.0, -1e4, -float("inf")], [0.0, -20.0, -45.0]]))
+        tensor([[ True,  True, False],
+                [ True, False, False],
+                [ True,  True,  True]])
+    """
+    additive = additive.detach()
+    open_ = additive > FORBIDDEN_BELOW
+    unknown = additive.is_cuda or is_traced()  # reading values is slow or impossible
+    if not unknown and not bool((open_ & (additive < -REACH)).any()):
+        return open_
+    highest = additive.amax(-1, keepdim=True)
+    far = open_ & (additive < highest - REACH)
+    nearest = additive.masked_fill(~open_ | far, math.inf).amin(-1, keepdim=True)
+    farthest = additive.masked_fill(~far, -math.inf).amax(-1, keepdim=True)
+    forbidden = far & (farthest < nearest - GAP)
+    if forbidden.dim() > 2:
+        forbidden = forbidden.all(-3, keepdim=True)
+    return open_ & ~forbidden
 
 
 def units(valid: Tensor, shape: Sequence[int], *, self_attention: bool = True) -> Tensor:

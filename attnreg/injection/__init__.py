@@ -1,5 +1,7 @@
 """The injection layer: applies the masks of any provider to the attention of any model."""
 
+from attnreg.errors import CoverageWarning as CoverageWarning
+from attnreg.errors import NoAttentionError as NoAttentionError
 from attnreg.injection.attachment import attach as attach
 from attnreg.injection.attachment import detach as detach
 from attnreg.injection.attachment import handle_of as handle_of
@@ -8,6 +10,5 @@ from attnreg.injection.discovery import Discovery as Discovery
 from attnreg.injection.discovery import FoundSite as FoundSite
 from attnreg.injection.discovery import LeftOut as LeftOut
 from attnreg.injection.discovery import discover as discover
-from attnreg.injection.errors import CoverageWarning as CoverageWarning
-from attnreg.injection.errors import NoAttentionError as NoAttentionError
+from attnreg.injection.discovery.snapshot import undisturbed as undisturbed
 from attnreg.injection.handle import AttachHandle as AttachHandle

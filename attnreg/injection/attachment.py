@@ -12,10 +12,9 @@ from torch import nn
 from attnreg.errors import InputError
 from attnreg.injection.discovery import FoundSite, discover
 from attnreg.injection.discovery.hidden import FoundHidden, hidden_sites
-from attnreg.injection.discovery.hidden_coverage import asked_for
-from attnreg.injection.discovery.selection import choose, is_chosen, warn_of_the_rest
+from attnreg.injection.discovery.selection import asked_for, check_blocks, choose, is_chosen, warn_of_the_rest
 from attnreg.injection.handle import AttachHandle
-from attnreg.injection.shadow import MARK
+from attnreg.injection.running.shadow import MARK
 from attnreg.regularizer.base import MaskProvider
 from attnreg.regularizer.hidden import hidden_providers
 from attnreg.regularizer.protocols import looks_at_batches, may_skip_blocks, that_look_at_batches
@@ -93,7 +92,7 @@ def attach(
     infos: list[Any] = [each.info for each in (chosen if provider.masks_attention else present)]
     provider.check(infos, model)
     if may_skip_blocks(provider):
-        _check_blocks(chosen)
+        check_blocks("A provider that skips blocks", chosen)
     handle = AttachHandle(model, provider, found, {site.info.name for site in chosen}, states)
     for each in _providers(provider):
         _ATTACHED[each] = ref(handle)
@@ -167,13 +166,3 @@ def _check_parts(provider: MaskProvider, chosen: Sequence[FoundSite]) -> None:
                 "image, window or half of the values). Leave this site out with `modules=...` or `layers=...`, or load "
                 "the model with another `attn_implementation`."
             )
-
-
-def _check_blocks(chosen: Sequence[FoundSite]) -> None:
-    bare = [site.info.name for site in chosen if site.block is None and site.info.stack != "cross"]
-    if bare:
-        raise InputError(
-            "A provider that skips blocks needs every self-attention to be inside a Transformer block (an entry of a "
-            "ModuleList or Sequential that returns hidden states in their input shape). There is no such block around "
-            f"{', '.join(bare)}."
-        )

@@ -13,22 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from attnreg.draws import Draws, draws_from
-from attnreg.injection.attached_block import attached_blocks
-from attnreg.injection.attached_states import AttachedClassifier
+from attnreg.injection.backends import Tap
+from attnreg.injection.backends.layout import Layout
 from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
+from attnreg.injection.discovery.coverage import why_hidden
 from attnreg.injection.discovery.hidden import FoundHidden
-from attnreg.injection.entry import AttachedEntry, entries
-from attnreg.injection.errors import why_hidden
-from attnreg.injection.layout import Layout
-from attnreg.injection.mode import Planned
-from attnreg.injection.module import AttachedModule
-from attnreg.injection.padding import Padding, Paddings, takes_two
-from attnreg.injection.rates import DropRates, in_backward
 from attnreg.injection.report import report
-from attnreg.injection.seeds import Place, Seeds
-from attnreg.injection.shadow import Shadow
-from attnreg.injection.tap import Tap
-from attnreg.injection.watch import Watch
+from attnreg.injection.running.attached_block import AttachedClassifier, attached_blocks
+from attnreg.injection.running.attention_mode import AttachedModule, Planned
+from attnreg.injection.running.padding import Padding, Paddings, takes_two
+from attnreg.injection.running.rates import DropRates, in_backward
+from attnreg.injection.running.seeds import Place, Seeds
+from attnreg.injection.running.shadow import AttachedEntry, Shadow, entries
+from attnreg.injection.running.watch import Watch
 from attnreg.masks import Mask
 from attnreg.regularizer.base import MaskProvider
 from attnreg.regularizer.protocols import draws_in_prepare

@@ -14,8 +14,7 @@ from typing_extensions import override
 from attnreg import functional
 from attnreg.arguments import not_negative, one_of
 from attnreg.errors import InputError
-from attnreg.injection import handle_of
-from attnreg.injection.undisturbed import undisturbed
+from attnreg.injection import handle_of, undisturbed
 from attnreg.masks import Mask
 from attnreg.regularizer.loss import LossFunction, loss_of
 from attnreg.regularizers._parts.layers import Depth

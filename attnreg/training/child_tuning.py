@@ -13,8 +13,7 @@ from typing_extensions import Unpack, override
 
 from attnreg.arguments import InnerProbability, inner_probability, one_of
 from attnreg.errors import InputError
-from attnreg.injection import AttachHandle
-from attnreg.injection.undisturbed import undisturbed
+from attnreg.injection import AttachHandle, undisturbed
 from attnreg.regularizer.base import MaskProvider
 from attnreg.regularizer.loss import loss_of
 from attnreg.training.bits import pack, unpack

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import attnreg
-from attnreg.injection.tap import Tap
+from attnreg.injection.backends import Tap
 
 TOLERANCE = 2e-4
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from attnreg.injection.backends.base import BY_FUNCTION, Asked, Backend, Call
+from attnreg.injection.backends.base import BY_FUNCTION, Asked, Backend, Call, Tap
 
-__all__ = ["BACKENDS", "BY_FUNCTION", "Asked", "Backend", "Call"]
+__all__ = ["BACKENDS", "BY_FUNCTION", "Asked", "Backend", "Call", "Tap"]
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
         importlib.import_module(f"{__name__}.{found.name}").BACKEND
         for found in pkgutil.iter_modules(__path__)
-        if found.name != "base"
+        if found.name not in ("base", "layout")
     )
 }

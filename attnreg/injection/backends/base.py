@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
 
-from attnreg.injection.layout import Layout
-from attnreg.injection.lazy_site import FindValid
-from attnreg.injection.tap import Tap
+from attnreg.injection.backends.layout import Layout
 from attnreg.masks import Mask
-from attnreg.sites import SiteInfo
+from attnreg.sites import AttentionSite, SiteInfo
 
 BY_FUNCTION: dict[Callable[..., Any], Backend] = {}
 
@@ -49,8 +50,72 @@ class Asked:
     again: bool = False  # the same queries and keys as before, with other values
 
 
+#: finds the valid positions of some query rows ``(R,)``, or of all (``None``), bool, broadcastable to ``(B, H, R, K)``
+FindValid = Callable[[Tensor | None], Tensor | None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LazySite(AttentionSite):
+    """An attention site of a kernel that holds nothing of the size of its scores.
+
+    Args:
+        find_valid: finds the valid positions.
+
+    Example:
+        >>> site = LazySite(shape=(1, 1, 4, 4), find_valid=lambda rows: print("now"))
+        >>> site.valid
+        now
+    """
+
+    find_valid: FindValid = field(repr=False)
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        del self.__dict__["valid"]  # so that the property below is reached
+
+    @functools.cached_property  # type: ignore[misc]  # which a dataclass does not expect
+    def valid(self) -> Tensor | None:
+        """As in :class:`attnreg.AttentionSite`."""
+        return self.find_valid(None)
+
+    @override
+    def valid_of(self, queries: Tensor) -> Tensor | None:
+        return self.find_valid(queries)
+
+
+class Tap(nn.Module):
+    """Passes attention weights or their replacement through, so that hooks (captum's too) see them as its output.
+
+    Args:
+        replacement: weights ``(B, H, Q, K)`` to return instead.
+        at_output: pass the output of a fused kernel through instead of the weights, where there is one, no weights are
+            dropped, and one call computes the site. The weights are then never computed.
+    """
+
+    def __init__(self, replacement: Tensor | None = None, *, at_output: bool = False) -> None:
+        super().__init__()
+        self.replacement = replacement
+        self.at_output = at_output
+        #: V, ``(B, H_kv, K, D)``, if the output passed through; else ``None``
+        self.values: Tensor | None = None
+
+    def forward(self, weights: Tensor) -> Tensor:
+        """Return the weights ``(B, H, Q, K)``; they require a gradient even if no earlier parameter does."""
+        if self.replacement is not None:
+            return self.replacement.to(weights.dtype)
+        if torch.is_grad_enabled() and not weights.requires_grad:
+            return weights.detach().requires_grad_()
+        return weights
+
+    def output(self, out: Tensor, values: Tensor) -> Tensor:
+        """Pass an output ``(B, H, Q, D)`` through instead of weights, and note the values of its keys."""
+        self.values = values.detach()
+        return self(out)
+
+
 class Masking(AbstractContextManager[Any], Protocol):
-    """What backends use of :class:`attnreg.injection.mode.AttentionMode`, while an attached module runs."""
+    """What backends use of the mode that is active while an attached module runs."""
 
     tap: Tap | None
     taps_output: bool  # whether the output of a fused kernel may pass through the tap instead of the weights

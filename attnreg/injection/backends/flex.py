@@ -17,11 +17,10 @@ from torch.nn.attention.flex_attention import create_mask, flex_attention
 from torch.overrides import handle_torch_function, has_torch_function
 
 from attnreg import functional
+from attnreg.errors import NoAttentionError
 from attnreg.functional.attention import ScoreMod
-from attnreg.injection.backends.base import BY_FUNCTION, Backend, Call, Masking, Noting
-from attnreg.injection.errors import NoAttentionError
-from attnreg.injection.lazy_site import FindValid
-from attnreg.injection.validity import FORBIDDEN_BELOW, allowed
+from attnreg.functional.validity import FORBIDDEN_BELOW, allowed
+from attnreg.injection.backends.base import BY_FUNCTION, Backend, Call, FindValid, Masking, Noting
 from attnreg.masks import Mask
 
 # The kernel's backward pass computes weights from the log-sum-exp: in float32, those of a fully dropped row are off by

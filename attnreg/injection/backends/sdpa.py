@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnreg import functional
+from attnreg.functional.validity import allowed
 from attnreg.injection.backends.base import Backend, Call, Masking
-from attnreg.injection.validity import split_attention_mask
 
 
 class FusedAttention(Backend):
@@ -116,6 +116,31 @@ def _of_lead(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     lead = tuple(rows.shape[:-2])
     fits = len(lead) == len(shape) - 2 and not any(a == 1 < b for a, b in zip(lead[:-1], shape, strict=False))
     return rows if fits else rows.expand(*shape[:-2], *rows.shape[-2:])
+
+
+def split_attention_mask(
+    attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Split the mask arguments of torch's fused attention into ``(valid, bias)``.
+
+    Args:
+        attn_mask: bool or float, broadcastable to ``(..., Q, K)``, or ``None``.
+        is_causal: whether each query may attend only to keys up to its own position.
+        query: ``(..., Q, D)``.
+        key: ``(..., K, D)``.
+
+    Returns:
+        valid: bool, ``True`` = allowed, or ``None``; bias: the float mask, or ``None``.
+    """
+    valid = bias = None
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        valid = attn_mask
+    elif attn_mask is not None:
+        valid, bias = allowed(attn_mask), attn_mask
+    if is_causal:
+        causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        valid = causal if valid is None else valid & causal
+    return valid, bias
 
 
 def materialized(attn_mask: Tensor | None) -> Tensor | None:

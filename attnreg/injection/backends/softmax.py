@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnreg import functional
+from attnreg.functional.validity import allowed
 from attnreg.injection.backends.base import Backend, Call, Masking
-from attnreg.injection.validity import allowed
 
 
 class Softmax(Backend):

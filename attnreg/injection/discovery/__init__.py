@@ -9,15 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from attnreg.injection.discovery.blocks import Block, ModuleCall, block_of
-from attnreg.injection.discovery.coverage import NOT_CHOSEN, LeftOut, left_out
+from attnreg.errors import NoAttentionError
+from attnreg.injection.backends.layout import Layout
+from attnreg.injection.discovery.blocks import Block, ModuleCall, block_of, number_layers
+from attnreg.injection.discovery.coverage import NOT_CHOSEN, LeftOut, left_out, why_hidden
 from attnreg.injection.discovery.example_inputs import example_inputs as make_example_inputs
 from attnreg.injection.discovery.finder import Finder, Sighting
-from attnreg.injection.discovery.numbering import number_layers
 from attnreg.injection.discovery.parts import Parts, in_parts
 from attnreg.injection.discovery.snapshot import unchanged
-from attnreg.injection.errors import NoAttentionError, why_hidden
-from attnreg.injection.layout import Layout
 from attnreg.sites import SiteInfo, Stack
 
 __all__ = ["Discovery", "FoundSite", "LeftOut", "discover"]

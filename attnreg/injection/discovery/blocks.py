@@ -1,8 +1,9 @@
-"""Find the Transformer block around a self-attention."""
+"""Find the Transformer block around a self-attention, and number layers by the model's own lists of blocks."""
 
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,9 +101,9 @@ def block_of(model: nn.Module, name: str, calls: Sequence[ModuleCall]) -> Block 
         calls: the calls that were running, outermost first; the last is the attention module's.
     """
     around = {call.module: call for call in calls[:-1]}
-    entries = list(_entries(model, name))
+    entries = [held._modules[key] for _, held, key in lists_around(model, name)]
     for entry in entries:
-        call = around.get(entry)
+        call = None if entry is None else around.get(entry)
         if call is None:
             return None
         if call.attentions == 1 and call.block is not None:
@@ -110,13 +111,73 @@ def block_of(model: nn.Module, name: str, calls: Sequence[ModuleCall]) -> Block 
     return calls[0].block if not entries and calls[0].attentions == 1 and len(calls) > 1 else None
 
 
-def _entries(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """Yield the list entries that contain a module, outermost first."""
-    parent = model
-    for part in name.split("."):
-        child = parent._modules.get(part)
+def lists_around(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield the lists that contain a module, outermost first: name, list, and the key of the entry around the module.
+
+    Example:
+        >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(1, 1)])})
+        >>> [(held, key) for held, _, key in lists_around(model, "layers.0")]
+        [('layers', '0')]
+    """
+    parent, path = model, ""
+    for key in name.split("."):
+        child = parent._modules.get(key)
         if child is None:
             return
         if isinstance(parent, LISTS):
-            yield child
-        parent = child
+            yield path, parent, key
+        parent, path = child, f"{path}.{key}".lstrip(".")
+
+
+def number_layers(model: nn.Module, names: Sequence[str]) -> tuple[list[int], int]:
+    """Number the attention modules of one stack.
+
+    A list of blocks is a ``ModuleList``, or a ``Sequential`` of modules of one class, each of whose entries contains at
+    most one of these modules; the outermost such list counts. The layer number is the index in it, so blocks without
+    attention count too. Numbers continue from list to list, in running order. A module in no such list is one layer.
+
+    Args:
+        model: the model.
+        names: names of the attention modules, in the order in which they run.
+
+    Returns:
+        the layer numbers, and the number of layers.
+
+    Example:
+        >>> model = nn.ModuleList([nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)])
+        >>> number_layers(model, ["0", "2"])
+        ([0, 2], 3)
+    """
+    entries = [
+        [
+            (path, list(held._modules).index(key), len(held._modules))
+            for path, held, key in lists_around(model, name)
+            if _may_hold_blocks(held)
+        ]
+        for name in names
+    ]
+    held = Counter((name, index) for each in entries for name, index, _ in each)
+    crowded = {name for (name, _), count in held.items() if count > 1}
+    begin: dict[str, int] = {}
+    total = 0
+    layers = []
+    for position, each in enumerate(entries):
+        name, index, length = next((entry for entry in each if entry[0] not in crowded), (f"#{position}", 0, 1))
+        if name not in begin:
+            begin[name] = total
+            total += length
+        layers.append(begin[name] + index)
+    return layers, total
+
+
+def lists_of_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield all lists that may hold a model's blocks, with their names."""
+    for name, module in model.named_modules():
+        if _may_hold_blocks(module):
+            yield name, module
+
+
+def _may_hold_blocks(module: nn.Module) -> bool:
+    if isinstance(module, nn.Sequential):
+        return len({type(child) for child in module.children()}) == 1
+    return isinstance(module, nn.ModuleList) and len(module) > 0

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from attnreg.injection.discovery.blocks import lists_of_blocks
 from attnreg.injection.discovery.finder import Finder
-from attnreg.injection.discovery.numbering import lists_of_blocks
 
 _NAMED = re.compile(r"att(entio)?n", re.IGNORECASE)
 _PART = re.compile(r"dropout|norm|mask|bias|embed|rotary|output|intermediate|pos(ition)?_|project", re.IGNORECASE)
 
+SEEN = (
+    "attnreg sees softmax, F.scaled_dot_product_attention, nn.MultiheadAttention and flex_attention, but not other "
+    "kernels such as flash attention"
+)
 NO_PRODUCTS = "its scores are not products of queries and keys"
 NO_VALUES = "its weights are not multiplied by values"
 SHUFFLED = "its queries are ordered differently from its keys"
@@ -47,6 +51,14 @@ class LeftOut:
 def left_out(finder: Finder, model: nn.Module) -> tuple[LeftOut, ...]:
     """List what a dry run has seen besides the attention that can be masked."""
     return tuple(dict.fromkeys((*_seen(finder), *_named(finder, model))))
+
+
+def why_hidden(model: nn.Module) -> str:
+    """Explain why attention may be hidden in a model, and what to do."""
+    chosen = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if getattr(model, "_supports_sdpa", False) and chosen not in ("sdpa", "eager", None):
+        return f'{SEEN}. Call `model.set_attn_implementation("sdpa")`; it is now {chosen!r}.'
+    return f"{SEEN}."
 
 
 def stacks_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str]) -> dict[str, LeftOut]:

@@ -14,13 +14,13 @@ from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from attnreg.functional.validity import allowed
 from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Call
 from attnreg.injection.discovery import rules
 from attnreg.injection.discovery.blocks import LISTS, ModuleCall
 from attnreg.injection.discovery.origins import compact
 from attnreg.injection.discovery.reading import Reading, read
 from attnreg.injection.discovery.tracing import Tracer
-from attnreg.injection.validity import allowed
 
 
 @dataclass(eq=False)

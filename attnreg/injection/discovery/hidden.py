@@ -9,7 +9,7 @@ from torch import nn
 
 from attnreg.errors import InputError
 from attnreg.injection.discovery import Discovery, FoundSite
-from attnreg.injection.discovery.blocks import LISTS, Block, ModuleCall
+from attnreg.injection.discovery.blocks import Block, ModuleCall, lists_around
 from attnreg.sites import HiddenInfo, Site, Where
 
 
@@ -67,7 +67,7 @@ def hidden_sites(
     sites = []
     first: set[tuple[str, str]] = set()
     for place in places:
-        held = place.site.stack, _outermost_list(model, place.site.name.partition("#")[0])
+        held = place.site.stack, _outermost_list(model, found, place.call)
         wheres: tuple[Where, ...] = ("input", "output") if held in first else ("embeddings", "input", "output")
         first.add(held)
         if place.chosen:
@@ -79,11 +79,6 @@ def hidden_sites(
         around = tuple(call.module for call in (*classifier.around, classifier) if not call.is_repeated)
         sites.append(FoundHidden(info, classifier.module, classifier.index, "bc", None, around))
     return sites
-
-
-def bare(chosen: Sequence[FoundSite]) -> list[str]:
-    """Return the names of self-attention without a block around it."""
-    return [site.info.name for site in chosen if site.block is None and site.info.stack != "cross"]
 
 
 def _found(place: _Place, where: Where) -> FoundHidden:
@@ -142,7 +137,7 @@ def _without_attention(model: nn.Module, found: Discovery, is_chosen: Callable[[
         for call in found.entries
         if call.block is not None
         and len(call.block.shape) == 3
-        and found.names[call.module].rpartition(".")[0] == _outermost_list(model, found.names[call.module])
+        and found.names[call.module].rpartition(".")[0] == _outermost_list(model, found, call)
     ]
     lists = [found.names[call.module].rpartition(".")[0] for call in calls]
     calls = [call for call, held in zip(calls, lists, strict=True) if lists.count(held) > 1]
@@ -153,15 +148,9 @@ def _without_attention(model: nn.Module, found: Discovery, is_chosen: Callable[[
         yield _Place(site, call, axes, is_chosen(site), call.around)
 
 
-def _outermost_list(model: nn.Module, name: str) -> str:
+def _outermost_list(model: nn.Module, found: Discovery, call: ModuleCall) -> str:
     """Return the name of the outermost list around a module; ``""`` without one."""
-    parent, path = model, ""
-    for part in name.split("."):
-        if isinstance(parent, LISTS):
-            return path
-        parent = parent._modules.get(part) or parent
-        path = f"{path}.{part}".lstrip(".")
-    return ""
+    return next((path for path, _, _ in lists_around(model, found.names[call.module])), "")
 
 
 def _axes(site: FoundSite, samples: int) -> str:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from attnreg.injection.backends import Call
+from attnreg.injection.backends.layout import Layout
 from attnreg.injection.discovery.origins import NOTHING, PRODUCT, Origins, compact
 from attnreg.injection.discovery.rules import PARTS, differs, has, is_known, is_pair, varies
-from attnreg.injection.layout import Layout
 
 Relation = Literal["self", "cross", "learned queries"]
 

@@ -1,4 +1,4 @@
-"""Choose which attention sites of a model to mask."""
+"""Choose the attention and hidden-state sites at which a provider acts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ from typing import get_args
 
 from torch import nn
 
-from attnreg.errors import InputError
+from attnreg.errors import CoverageWarning, InputError, NoAttentionError
 from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.coverage import stacks_left_out
-from attnreg.injection.errors import CoverageWarning, NoAttentionError
-from attnreg.sites import Site, Stack, layer_indices, on_layers
+from attnreg.injection.discovery.hidden import FoundHidden
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.hidden import asked_at, hidden_providers
+from attnreg.sites import Site, Stack, Where, layer_indices, on_layers
+
+WHY: dict[Where, str] = {
+    "embeddings": "They enter the first block of a list of blocks, and count as its layer.",
+    "input": "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape.",
+    "output": "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape.",
+    "pooled": "It is the one vector per sample that the last linear layer of the model takes, as in a classifier on "
+    "the first token; it counts as the last layer.",
+}
 
 
 def choose(
@@ -43,6 +53,55 @@ def choose(
     where = "`attach(layers=...)`"
     names = {info.name for info in on_layers([site.info for site in sites], layer_indices(layers, where), where)}
     return [site for site in sites if site.info.name in names]
+
+
+def asked_for(
+    provider: MaskProvider, found: Sequence[FoundHidden], chosen: Sequence[FoundSite], model: nn.Module
+) -> list[FoundHidden]:
+    """Return the sites at which any provider inside this one is asked.
+
+    Args:
+        provider: the provider.
+        found: the hidden-state sites on the chosen layers.
+        chosen: the chosen attention sites.
+        model: the model.
+
+    Raises:
+        InputError: if a provider has no site, if a chosen self-attention has no block around it, or if the dimensions
+            of the states are unknown.
+    """
+    asked = {each.info: asked_at(provider, each.info) for each in found}
+    for each in hidden_providers(provider):
+        for where in each.places:
+            if any(site.where == where and each in leaves for site, leaves in asked.items()):
+                continue
+            present = ", ".join(dict.fromkeys(site.label for site in asked)) or "none"
+            raise InputError(
+                f"{type(each).__name__} acts on {where!r}, but {type(model).__name__} has no such hidden states on the "
+                f"chosen layers (found: {present}). {WHY[where]}"
+            )
+    sites = [each for each in found if asked[each.info]]
+    if any(each.block is not None for each in sites):
+        check_blocks("A provider of hidden states", chosen)
+    for site in sites:
+        if not site.axes:
+            assert site.block is not None
+            raise InputError(
+                f"The hidden states of {site.info.name} have the shape {site.block.shape}, of which it is not known "
+                "which dimensions are samples and tokens: expected (B, T, C) or (T, B, C)."
+            )
+    return sites
+
+
+def check_blocks(who: str, chosen: Sequence[FoundSite]) -> None:
+    """Raise if a chosen self-attention has no block around it, which a provider needs; ``who`` begins the message."""
+    without = [site.info.name for site in chosen if site.block is None and site.info.stack != "cross"]
+    if without:
+        raise InputError(
+            f"{who} needs every self-attention to be inside a Transformer block (an entry of a ModuleList or "
+            "Sequential that returns hidden states in their input shape). There is no such block around "
+            f"{', '.join(without)}: choose others with `modules=...` or `layers=...`."
+        )
 
 
 def is_chosen(

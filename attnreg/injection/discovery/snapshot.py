@@ -1,4 +1,4 @@
-"""Run a model and then undo everything that its forward pass changed in it."""
+"""Run a model, and then undo what its forward pass changed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnreg.injection.undisturbed import undisturbed
-
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
 ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size))
 FOREIGN: tuple[type, ...] = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
@@ -24,6 +22,33 @@ FOREIGN += (weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType)
 EMPTY: dict[Any, Any] = {}
 LIBRARIES = ("accelerate", "peft", "torch", "transformers")
 MOST = 20_000  # objects to inspect at most; a model that reaches more refers to something outside it
+
+
+@contextmanager
+def undisturbed(model: nn.Module, *, training: bool = False) -> Iterator[None]:
+    """Set a model to eval mode within the block; restore each module's mode and torch's random state after it.
+
+    Args:
+        model: the model.
+        training: set it to training mode instead.
+
+    Example:
+        >>> model = nn.Dropout()
+        >>> with undisturbed(model):
+        ...     model.training
+        False
+        >>> model.training
+        True
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
+    model.train(training)
+    try:
+        with torch.random.fork_rng(devices=sorted(devices)):
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attnreg.injection.discovery import rules
-from attnreg.injection.discovery.moves import MOVES, moved
 from attnreg.injection.discovery.origins import FIELDS, FIRST, NOTHING, SOFTMAX, VALUED, Origins, blank, compact
 
 aten = torch.ops.aten
@@ -138,8 +137,8 @@ class Tracer(TorchDispatchMode):
             self.origins.write(first, None)
             if self.origins.read(args[1]) is not None:  # rows whose ids come from an input are new positions
                 self.origins.seed(first, first.dim() - 1)
-        elif op in MOVES:
-            self.origins.write(first, moved(op, func, args, kwargs, self.origins))
+        elif op in rules.MOVES:
+            self.origins.write(first, rules.moved(op, func, args, kwargs, self.origins))
         elif op is aten.copy_:
             self.origins.write(first, origins[1])
         elif "attention" in name:  # a fused kernel that no torch function has announced

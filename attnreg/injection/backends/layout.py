@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnreg.injection.errors import NoAttentionError
+from attnreg.errors import NoAttentionError
 
 STANDARD = "bhqk"
 

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from attnreg import functional
 from attnreg.draws import Draws, new_seed
-from attnreg.functional.seeded import is_traced
-from attnreg.injection.rates import in_backward
-from attnreg.injection.validity import transformed
+from attnreg.functional.seeded import is_traced, transformed
+from attnreg.injection.running.rates import in_backward
 from attnreg.regularizer.base import MaskProvider
 from attnreg.sites import Site, Stack, Where
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attnreg import functional
-from attnreg.injection.validity import transformed
+from attnreg.functional.seeded import transformed
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, Site
 

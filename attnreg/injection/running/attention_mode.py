@@ -1,23 +1,23 @@
-"""The torch function mode that is active while an attached attention module runs."""
+"""Attached attention modules, and the torch function mode that is active while one runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attnreg.injection.backends import BY_FUNCTION, Asked, Call
-from attnreg.injection.connection import Connection
+from attnreg.errors import NoAttentionError
+from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Asked, Call, Tap
+from attnreg.injection.backends.base import FindValid, LazySite
+from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.discovery.parts import Parts
-from attnreg.injection.errors import NoAttentionError
-from attnreg.injection.layout import STANDARD, Layout
-from attnreg.injection.lazy_site import FindValid, LazySite
-from attnreg.injection.tap import Tap
+from attnreg.injection.running.connection import Connection
+from attnreg.injection.running.shadow import Shadow
 from attnreg.masks import Mask
 from attnreg.regularizer.base import ask
 from attnreg.sites import AttentionSite, SiteInfo
@@ -185,3 +185,50 @@ def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
         drawn=mask.drawn,
         drawn_weights=mask.drawn_weights,
     )
+
+
+class AttachedModule(Shadow[tuple[Planned, ...]]):
+    """Runs an attention module's forward under an :class:`AttentionMode` while the provider may act."""
+
+    def __init__(
+        self, handle: Connection, module: nn.Module, plans: Sequence[tuple[Planned, ...] | None], name: str
+    ) -> None:
+        super().__init__(handle, module, plans, name)
+        used = {planned.backend for plan in plans if plan is not None for planned in plan}
+        self._patched = [name for name in sorted(used) if BACKENDS[name].needs_patches]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's forward, with the provider's masks if they apply to this call."""
+        plan = self.next()
+        handle = self.handle
+        before = handle.mode
+        if plan is None or not (self._is_tapped(plan) or handle.acts_on(self.module)):
+            handle.mode = None
+            try:
+                return self.plain(*args, **kwargs)
+            finally:
+                handle.mode = before
+        handle.check_entry(self.name)
+        mode = handle.mode = AttentionMode(handle, plan, self.name)
+        try:
+            with mode:
+                output = self._under_patches(*args, **kwargs) if self._patched else self.plain(*args, **kwargs)
+        finally:
+            handle.mode = before
+        mode.check_all_seen()
+        return output
+
+    def _under_patches(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            raise NoAttentionError(
+                f"{self.name} computes its attention with {', '.join(self._patched)}, which cannot be masked in a "
+                "compiled model. Do not compile the model (the kernel itself is compiled), or load it with "
+                "attn_implementation='sdpa'."
+            )
+        with ExitStack() as stack:
+            for backend in self._patched:
+                stack.enter_context(BACKENDS[backend].patched())
+            return self.plain(*args, **kwargs)
+
+    def _is_tapped(self, plan: tuple[Planned, ...]) -> bool:
+        return any(each.info is not None and each.info.label in self.handle.taps for each in plan)

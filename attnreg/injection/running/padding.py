@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnreg.injection.seeds import REMEMBERED, mark
-from attnreg.injection.validity import allowed, transformed
+from attnreg.functional.seeded import is_traced
+from attnreg.functional.validity import allowed
+from attnreg.injection.running.seeds import REMEMBERED, mark
 from attnreg.sites import Stack
 
 ENCODER, DECODER = ("attention_mask", "src_key_padding_mask"), ("decoder_attention_mask", "tgt_key_padding_mask")
@@ -92,7 +93,7 @@ class Paddings:
 
     def note(self, label: str, padding: Padding) -> None:
         """Note the masks with which hidden states are computed in a forward pass with gradients."""
-        if not (torch.compiler.is_compiling() or transformed()):
+        if not is_traced():
             self._noted.setdefault(label, deque(maxlen=REMEMBERED)).append(_Noted(mark(), padding))
 
     def again(self, label: str, name: str) -> Padding:

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from attnreg.draws import Draws
-from attnreg.injection.padding import Padding
-from attnreg.injection.rates import DropRates
-from attnreg.injection.seeds import Place
-from attnreg.injection.tap import Tap
+from attnreg.injection.backends import Tap
+from attnreg.injection.running.padding import Padding
+from attnreg.injection.running.rates import DropRates
+from attnreg.injection.running.seeds import Place
 from attnreg.masks import Mask
 from attnreg.regularizer.base import MaskProvider
 from attnreg.sites import AttentionSite, Site

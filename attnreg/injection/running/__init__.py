@@ -1,0 +1,1 @@
+"""What acts while an attached model runs: replaced forwards, the pass, its seeds, padding and rates."""
