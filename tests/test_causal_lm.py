@@ -16,7 +16,7 @@ from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.tasks import choose_task, get_task, load_model, load_splits
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.training import RDrop
-from attnreg.training.r_drop import disagreement
+from attnreg.training.objective import disagreement
 from tests import task_data as made
 from tests.commands import assert_sentence, ran, read_lines
 

@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.integrations import ADDropTrainer, AttnRegCallback
+from attnreg.integrations import AttnRegCallback, RegularizedTrainer
 from tests.test_integrations import Rows, arguments, bert, column, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
@@ -33,7 +33,7 @@ def test_what_a_provider_learns_is_learned(tmp_path):
     losses = []
     for price in (0.0, 100.0):
         provider = Learned(price)
-        trainer = ADDropTrainer(bert(0.0), arguments(tmp_path), train_dataset=Rows(), provider=provider)
+        trainer = RegularizedTrainer(bert(0.0), arguments(tmp_path), train_dataset=Rows(), provider=provider)
         trainer.train()
         losses.append(column(trainer, "loss"))
         assert provider.factor != 0.5
@@ -75,7 +75,7 @@ class Gradients(hf.TrainerCallback):
 def test_the_gradients_of_a_provider_are_of_one_step(tmp_path, accumulated):
     provider = Priced()
     gradients = Gradients(provider.everywhere, provider.in_first)
-    trainer = ADDropTrainer(
+    trainer = RegularizedTrainer(
         bert(),
         arguments(tmp_path, gradient_accumulation_steps=accumulated),
         train_dataset=Rows(),
@@ -112,7 +112,7 @@ def test_accumulated_penalties_are_one_penalty(tmp_path, case):
         if case == "model":
             model.accepts_loss_kwargs = True
         options = {"per_device_train_batch_size": 8 // accumulated, "gradient_accumulation_steps": accumulated}
-        trainer = ADDropTrainer(
+        trainer = RegularizedTrainer(
             model,
             arguments(tmp_path, max_steps=1, **options),
             train_dataset=Rows() if case == "function" else Sentences(),
@@ -131,7 +131,7 @@ def test_what_a_provider_learns_resumes_to_the_same_end(tmp_path, kind):
     def trainer():
         model = bert()
         options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
-        return ADDropTrainer(
+        return RegularizedTrainer(
             model, arguments(tmp_path, **options), train_dataset=Rows(), provider=kind.for_model(model)
         )
 
@@ -149,7 +149,7 @@ def test_what_a_provider_learns_resumes_to_the_same_end(tmp_path, kind):
 IN_TWO_PROCESSES = """
 import json, os, sys
 import torch
-from attnreg.integrations import ADDropTrainer
+from attnreg.integrations import RegularizedTrainer
 from tests.test_integrations import Rows, arguments, bert, weights
 from tests.test_integrations_learned import Gradients, Learned, Priced
 
@@ -161,7 +161,7 @@ with torch.no_grad():
     learned.factor += rank  # the first process's holds
 priced = Priced()
 gradients = Gradients(priced.everywhere, priced.in_first)
-trainer = ADDropTrainer(
+trainer = RegularizedTrainer(
     bert(0.0), arguments(folder, **options), train_dataset=Rows(), provider=learned & priced, callbacks=[gradients]
 )
 trainer.train()
@@ -195,13 +195,13 @@ def test_an_optimizer_that_was_passed_in_must_hold_what_the_provider_learns(tmp_
     def trainer(provider=handle, **options):
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
         options = {"train_dataset": Rows(), "provider": provider, "optimizers": (optimizer, scheduler), **options}
-        return ADDropTrainer(model, arguments(tmp_path), **options)
+        return RegularizedTrainer(model, arguments(tmp_path), **options)
 
     says = r"The optimizer does not hold 1 parameters that Compose learns. Call `optimizer\."
     with pytest.raises(ValueError, match=says):
         trainer()
     with pytest.raises(ValueError, match=r"The optimizer does not hold 1 parameters that Learned learns. "):
-        ADDropTrainer(other := bert(), arguments(tmp_path), provider=Learned(), optimizers=(optimizer, None))
+        RegularizedTrainer(other := bert(), arguments(tmp_path), provider=Learned(), optimizers=(optimizer, None))
     assert not attnreg.is_attached(other)
     late = trainer(optimizers=(None, None))
     late.optimizer = optimizer
@@ -216,7 +216,7 @@ def test_an_optimizer_that_was_passed_in_must_hold_what_the_provider_learns(tmp_
 
 def test_training_twice_goes_on_with_the_same_optimizer(tmp_path):
     provider = Learned()
-    trainer = ADDropTrainer(bert(), arguments(tmp_path), train_dataset=Rows(), provider=provider)
+    trainer = RegularizedTrainer(bert(), arguments(tmp_path), train_dataset=Rows(), provider=provider)
     trainer.train()
     before = provider.factor.item()
     trainer.train()
@@ -246,7 +246,7 @@ NEEDS_MORE = {
 
 @pytest.mark.parametrize("expression", NEEDS_MORE)
 def test_the_stock_trainer_is_refused_where_masks_are_not_all(tmp_path, expression):
-    message = f"{NEEDS_MORE[expression]}.*, which Trainer does not support. Use ADDropTrainer."
+    message = f"{NEEDS_MORE[expression]}.*, which Trainer does not support. Use RegularizedTrainer."
     with pytest.raises(ValueError, match=message):
         in_stock_trainer(tmp_path, expression)
 

@@ -10,6 +10,7 @@ from packaging.version import Version
 import attnreg
 from attnreg.training import R3F, SAM, ChildTuning, FineTuning, Mixout, RDrop, WeightedCrossEntropy
 from attnreg.training.micro_batches import split_batch
+from attnreg.training.objective import ForwardPass
 from tests.cases import TRANSFORMERS
 from tests.commands import assert_sentence, ran, read_lines
 from tests.test_r_drop import bert, sgd
@@ -70,16 +71,16 @@ def weighted(model, **options):
 
 
 def same_dropout_in_both_passes(monkeypatch):
-    """R-Drop without chance: the second pass scales its logits."""
-    own = RDrop._pass
+    """R-Drop and R3F without chance: the second pass scales its logits."""
+    own = ForwardPass.predict
     seen = []
 
-    def scaled(method, batch):
-        loss, logits = own(method, batch)
+    def scaled(forward, batch):
+        loss, logits = own(forward, batch)
         seen.append(len(logits))
         return (loss, logits) if len(seen) % 2 else (loss, 1.5 * logits)
 
-    monkeypatch.setattr(RDrop, "_pass", scaled)
+    monkeypatch.setattr(ForwardPass, "predict", scaled)
 
 
 CASES = {

@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.integrations import ADDropTrainer, AttnRegCallback, RDropTrainer
+from attnreg.integrations import AttnRegCallback, RDropTrainer, RegularizedTrainer
 from tests.test_integrations import Rows, arguments, bert, column, weights
 from tests.test_integrations_learned import Sentences
 from tests.test_trainers import EXTRA, WORDS, of_trl
@@ -87,7 +87,7 @@ def test_what_a_callback_cannot_do_is_refused(tmp_path):
         attnreg.AttributionProvider(): "AttributionProvider looks at each batch",
     }.items():
         model = bert()
-        says = rf"{why}.*, which a callback does not support\. Use `ADDropTrainer\(provider=\.\.\.\)`"
+        says = rf"{why}.*, which a callback does not support\. Use `RegularizedTrainer\(provider=\.\.\.\)`"
         with pytest.raises(ValueError, match=says):
             hf.Trainer(model, arguments(tmp_path), callbacks=[AttnRegCallback(provider)])
         assert not attnreg.is_attached(model)
@@ -107,7 +107,7 @@ def test_the_entropy_is_part_of_the_loss(tmp_path, accumulated):
     for alpha in (0.0, 0.5):
         provider = attnreg.AttentionEntropy(alpha)
         options = {"per_device_train_batch_size": 4 // accumulated, "gradient_accumulation_steps": accumulated}
-        trainer = ADDropTrainer(
+        trainer = RegularizedTrainer(
             llama(), arguments(tmp_path, max_steps=1, **options), train_dataset=Sentences(), provider=provider
         )
         trainer.train()
@@ -201,7 +201,7 @@ def test_r_drop_under_gradient_accumulation(tmp_path, counted):
 
 
 def test_r_drop_with_a_penalty_and_what_it_refuses(tmp_path):
-    class Both(RDropTrainer, ADDropTrainer):
+    class Both(RDropTrainer, RegularizedTrainer):
         pass
 
     losses = []
@@ -222,7 +222,7 @@ def test_r_drop_with_a_penalty_and_what_it_refuses(tmp_path):
     trainer = RDropTrainer(model.bert, arguments(tmp_path))
     with pytest.raises(ValueError, match="Expected `alpha`"):
         RDropTrainer(model, arguments(tmp_path), alpha=-1.0)
-    with pytest.raises(ValueError, match="RDropTrainer has no `labels` in its batches"):
+    with pytest.raises(ValueError, match="The batch has no labels, got input_ids"):
         RDropTrainer(model, arguments(tmp_path), compute_loss_func=lambda *_, **__: torch.zeros(())).compute_loss(
             model.train(), {"input_ids": Rows().ids[:2]}
         )
@@ -258,7 +258,7 @@ def test_one_argument_of_sft(tmp_path, models):
 def test_entropy_in_sft(tmp_path, models):
     trl = pytest.importorskip("trl", reason=EXTRA)
 
-    class Both(ADDropTrainer, trl.SFTTrainer):
+    class Both(RegularizedTrainer, trl.SFTTrainer):
         pass
 
     losses = []
@@ -277,7 +277,7 @@ def test_r_drop_is_refused_in_sft(tmp_path, models):
         pass
 
     trainer = in_sft(tmp_path, models, AttnRegCallback(attnreg.HiddenKey(0.3)), kind=Both)
-    with pytest.raises(ValueError, match=r"R-Drop compares .* but Both has no `logits` with gradients in its outputs"):
+    with pytest.raises(ValueError, match=r"R-Drop needs `logits` in the output of \w+, with gradients, but found none"):
         trainer.train()
 
 

@@ -11,7 +11,7 @@ import attnreg
 from attnreg.attendout.gradient_credit import GradientCredit
 from attnreg.training import AttackerDefender, FineTuning, Mixout, RDrop
 from attnreg.training.method import Updater
-from attnreg.training.two_forward_passes import disagreement
+from attnreg.training.objective import disagreement
 from tests.commands import ran, read_lines
 from tests.test_r_drop import IDS, bert, sgd
 

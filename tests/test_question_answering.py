@@ -22,7 +22,7 @@ from attnreg.experiments.tasks import choose_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.integrations import RDropTrainer
 from attnreg.training import RDrop
-from attnreg.training.r_drop import disagreement
+from attnreg.training.objective import disagreement
 from tests import task_data as made
 from tests.commands import assert_sentence, ran, read_lines
 from tests.test_compare import started_by

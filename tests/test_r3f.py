@@ -8,7 +8,7 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from attnreg.training import R3F, FineTuning
+from attnreg.training import R3F, FineTuning, R3FLoss
 from tests.test_r_drop import IDS, bert, sgd, slow_symmetric_kl
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])
@@ -58,14 +58,14 @@ def test_a_step_follows_the_gradient_of_the_papers_loss(kind, head, options, lab
 
 def added(model, batch, **options):
     """What a step adds to what the model looks up, in each call of the second pass."""
-    method = R3F(model, sgd(model), **options)
+    objective = R3FLoss(**options)
     weight, seen = model.get_input_embeddings().weight, []
     hooks = [m.register_forward_hook(lambda *args: seen.append(args[-1])) for m in model.modules() if getattr(m, "weight", None) is weight and isinstance(m, nn.Embedding)]  # fmt: skip
     with torch.no_grad():
         model(**batch)
         clean = list(seen)
         seen.clear()
-        with method._noised(batch):
+        with objective._noised(model, batch):
             for hook in hooks:
                 for module in model.modules():
                     if hook.id in module._forward_hooks:

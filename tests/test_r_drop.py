@@ -10,7 +10,7 @@ from torch import nn
 
 import attnreg
 from attnreg.training import FineTuning, RDrop
-from attnreg.training.two_forward_passes import disagreement
+from attnreg.training.objective import disagreement
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 IDS = torch.arange(1, 13).view(3, 4)

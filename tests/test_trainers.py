@@ -304,7 +304,7 @@ def test_ad_drop_on_top_of_sft(tmp_path, models):
 @pytest.mark.slow
 def test_a_provider_that_looks_at_batches_is_refused_in_sentence_transformers(tmp_path, models):
     trainer, handle = sentence_trainer(attnreg.AttributionProvider(), tmp_path, models)
-    says = r"AttributionProvider looks .*, which SentenceTransformerTrainer does not support. Use `class Both\(ADDropTrainer, SentenceTransformerTrainer\)`"
+    says = r"AttributionProvider looks .*, which SentenceTransformerTrainer does not support. Use `class Both\(RegularizedTrainer, SentenceTransformerTrainer\)`"
     with pytest.raises(ValueError, match=says):
         AttnRegCallback(handle).add_to(trainer)
     trainer, _ = sentence_trainer(attnreg.AttributionProvider(), tmp_path, models, on_top=True)

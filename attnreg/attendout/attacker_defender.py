@@ -177,6 +177,9 @@ class AttackerDefender(TrainingMethod):
             reward_per,
             winner,
         )
+        self.accelerator = accelerator
+        self.loss_function = loss_function
+        self.provider = generator
         self.game_steps = game_steps
         self.on_round = on_round
         policy = None if generator is None else generator_in(generator)
@@ -264,21 +267,6 @@ class AttackerDefender(TrainingMethod):
     @property
     def _returned(self) -> FineTuning:
         return self.attacker if self.returns == "attacker" else self.defender
-
-    @property
-    @override
-    def provider(self) -> MaskProvider | None:
-        return self.attacker.provider
-
-    @property
-    @override
-    def loss_function(self) -> LossFunction | None:
-        return self.attacker.loss_function
-
-    @property
-    @override
-    def accelerator(self) -> Accelerator | None:
-        return self._updater.accelerator
 
     @override
     def on_epoch(self, epoch: int) -> None:

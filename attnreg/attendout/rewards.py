@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnreg.attribution.outputs import needed_labels_of, predictions_of
+from attnreg.attribution.outputs import IGNORED, needed_labels_of, predictions_of
 from attnreg.errors import InputError
-from attnreg.training.method import IGNORED, Batch
+from attnreg.training.method import Batch
 from attnreg.training.micro_batches import aligned_labels
 
 ScoreName = Literal["loss", "accuracy"]

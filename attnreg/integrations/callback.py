@@ -9,20 +9,15 @@ from typing import Any
 
 from accelerate.utils import broadcast
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attnreg.errors import AsleepWarning, InputError
-from attnreg.injection import AttachHandle
-from attnreg.integrations.attaching import attach_in_trainer
+from attnreg.injection import AttachHandle, attach
 from attnreg.regularizer.asleep import asleep_for
 from attnreg.regularizer.base import MaskProvider
 from attnreg.regularizer.protocols import looks_at_batches
 
 FOLDER = "attnreg"
-
-
-class TrainsProviders:
-    """Marks a Trainer that calls ``attribute``, adds ``penalty`` to the loss and trains a provider's parameters."""
 
 
 class AttnRegCallback(TrainerCallback):
@@ -68,11 +63,11 @@ class AttnRegCallback(TrainerCallback):
         """Attach the provider, if the callback was created with one.
 
         Raises:
-            InputError: if the provider needs an :class:`ADDropTrainer`.
+            InputError: if the provider needs a :class:`RegularizedTrainer`.
         """
         model = kwargs.get("model")
         if self._provider is not None and isinstance(model, nn.Module):
-            _check_supported(self._provider, "a callback", "`ADDropTrainer(provider=...)`")
+            _check_supported(self._provider, "a callback", "`RegularizedTrainer(provider=...)`")
             self._attach(model)
 
     def _attach(self, model: nn.Module) -> None:
@@ -86,8 +81,8 @@ class AttnRegCallback(TrainerCallback):
         the callback has a handle, nobody checks then that the Trainer supports the provider.
 
         Raises:
-            InputError: if ``trainer`` is not a :class:`transformers.Trainer`, or if the provider needs an
-                :class:`ADDropTrainer` and ``trainer`` is not one.
+            InputError: if ``trainer`` is not a :class:`transformers.Trainer`, or if the provider needs a
+                :class:`RegularizedTrainer` and ``trainer`` is not the one that was created with it.
         """
         name = type(trainer).__name__
         if not isinstance(trainer, Trainer):
@@ -95,8 +90,8 @@ class AttnRegCallback(TrainerCallback):
                 f"Expected a transformers Trainer, got a {name} from {type(trainer).__module__}. Pass the Trainer that "
                 "it uses internally (SetFit: `trainer.st_trainer`)."
             )
-        if not isinstance(trainer, TrainsProviders):
-            use = "ADDropTrainer" if name == "Trainer" else f"`class Both(ADDropTrainer, {name})`"
+        if self._handle is None or getattr(trainer, "handle", None) is not self._handle:
+            use = "RegularizedTrainer" if name == "Trainer" else f"`class Both(RegularizedTrainer, {name})`"
             _check_supported(self._provider or self.handle.provider, name, use)
         if self._provider is not None:
             assert trainer.model is not None
@@ -191,6 +186,29 @@ class AttnRegCallback(TrainerCallback):
         # The Trainer calls model.zero_grad, not optimizer.zero_grad, and the provider is not part of the model.
         for parameter in self.handle.provider.learned_parameters():
             parameter.grad = None
+
+
+def attach_in_trainer(model: nn.Module, provider: MaskProvider) -> AttachHandle:
+    """Attach a provider to a Trainer's model: to all of it, or to the model of transformers that it wraps.
+
+    Models of transformers and PEFT are taken as they are. Others, such as ``SentenceTransformer``, contain a model of
+    transformers but take other inputs.
+
+    Raises:
+        InputError: if the model contains several models of transformers, so that the choice is the user's.
+    """
+    if isinstance(model, PreTrainedModel) or callable(getattr(model, "get_base_model", None)):  # of PEFT
+        return attach(model, provider)
+    inner: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and not any(name.startswith(f"{outer}.") for outer in inner):
+            inner[name] = module
+    if len(inner) > 1:
+        raise InputError(
+            f"{type(model).__name__} contains {len(inner)} models: {', '.join(inner)}. Attach the provider to one of "
+            "them with `attnreg.attach`, and pass the handle."
+        )
+    return attach(next(iter(inner.values()), model), provider)
 
 
 def _check_supported(provider: MaskProvider, by: str, use: str) -> None:

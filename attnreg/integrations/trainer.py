@@ -1,4 +1,4 @@
-"""AD-DROP and learned providers in the Hugging Face Trainer."""
+"""Regularizers and objectives in the Hugging Face Trainer."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from torch.optim import Optimizer
 from transformers import Seq2SeqTrainer, Trainer
 from transformers.modeling_utils import unwrap_model
 
+from attnreg.arguments import NotNegative
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
-from attnreg.integrations.accumulation import average_micro_batches, per_micro_batch
-from attnreg.integrations.attaching import attach_in_trainer
-from attnreg.integrations.callback import AttnRegCallback, TrainsProviders
+from attnreg.integrations.callback import AttnRegCallback, attach_in_trainer
 from attnreg.regularizer.base import MaskProvider
 from attnreg.regularizer.cross_tuning import CrossTuning
 from attnreg.regularizers.attribution import AttributionProvider
-from attnreg.training.method import Updater, check_learned, not_in
+from attnreg.training.method import Batch, Updater, check_learned, not_in
+from attnreg.training.objective import ForwardPass, Objective, ObjectiveFunction, title_of
+from attnreg.training.r_drop import RDropLoss
 
 
-class ADDropTrainer(TrainsProviders, Trainer):
-    """A :class:`transformers.Trainer` for AD-DROP and every other provider.
+class RegularizedTrainer(Trainer):
+    """A :class:`transformers.Trainer` for every provider and every :class:`attnreg.training.Objective`.
 
     Before each training step, the provider may look at the batch (AD-DROP's first pass). The provider's ``penalty`` is
     added to the loss. Its learned parameters are trained by the Trainer's optimizer, without weight decay or gradient
     clipping, and are in the checkpoints. A G-Net draws masks here but is not trained; AttendOut's game trains it.
 
-    To combine it with another Trainer, such as TRL's, write ``class Both(ADDropTrainer, SFTTrainer)``.
+    To combine it with another Trainer, such as TRL's, write ``class Both(RegularizedTrainer, SFTTrainer)``.
 
     Works with gradient accumulation, mixed precision, gradient checkpointing, label smoothing, resuming, and several
     processes (DistributedDataParallel), which all train the same provider. It adds an :class:`AttnRegCallback`.
@@ -41,13 +42,167 @@ class ADDropTrainer(TrainsProviders, Trainer):
     Args:
         args: arguments of :class:`transformers.Trainer`.
         provider: the provider, attached to all self-attention; or a handle of :func:`attnreg.attach`, to choose layers
-            and stacks. Default: ``CrossTuning(AttributionProvider())``.
-        kwargs: keyword arguments of :class:`transformers.Trainer`, except ``model_init``. If you pass ``optimizers``,
-            the optimizer must contain the provider's learned parameters. The Trainer's own optimizer contains them,
-            with the model's learning rate.
+            and stacks. ``None``: no provider, or one that an :class:`AttnRegCallback` attaches.
+        objective: an objective such as ``RDropLoss()``, whose passes are those of the Trainer's ``compute_loss``; by
+            default the loss of one pass.
+        kwargs: keyword arguments of :class:`transformers.Trainer`; with a provider, no ``model_init``. If you pass
+            ``optimizers``, the optimizer must contain the provider's learned parameters. The Trainer's own optimizer
+            contains them, with the model's learning rate.
 
     Raises:
-        InputError: if ``model_init`` is given, or the optimizer lacks the provider's learned parameters.
+        InputError: if ``model_init`` is given with a provider, the optimizer lacks the provider's learned parameters,
+            or the provider does not fit the objective.
+
+    Example:
+        >>> import attnreg
+        >>> from attnreg.training import RDropLoss
+        >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
+        >>> trainer = RegularizedTrainer(
+        ...     model,
+        ...     TrainingArguments("runs", report_to="none", use_cpu=True),
+        ...     provider=attnreg.AttentionEntropy(0.1),
+        ...     objective=RDropLoss(alpha=0.5),
+        ... )
+        >>> [site.label for site in trainer.handle.sites]
+        ['encoder.0']
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        provider: MaskProvider | AttachHandle | None = None,
+        objective: ObjectiveFunction | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if provider is not None and kwargs.get("model_init") is not None:
+            raise InputError(
+                "`model_init` is not supported, because a provider is attached to one model. Pass a `model` instead."
+            )
+        self.objective: ObjectiveFunction | None = objective
+        #: the handle of ``provider``; ``None`` if there is none
+        self.handle: AttachHandle | None = None
+        super().__init__(*args, **kwargs)
+        assert self.model is not None
+        regularizer = provider.provider if isinstance(provider, AttachHandle) else provider
+        if isinstance(objective, Objective):
+            objective.check(self.model, regularizer)
+        if not hasattr(unwrap_model(self.model), "accepts_loss_kwargs"):
+            self.model_accepts_loss_kwargs = False  # average the losses of micro-batches
+        if provider is not None and regularizer is not None:
+            if self.optimizer is not None:
+                check_learned(self.optimizer, regularizer)
+            self.handle = provider if isinstance(provider, AttachHandle) else attach_in_trainer(self.model, provider)
+            AttnRegCallback(self.handle).add_to(self)
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Run all forward passes and the backward pass.
+
+        Raises:
+            InputError: if the provider looks at batches, and the model does not accept them as keyword arguments.
+        """
+        if self.handle is None:
+            return super().training_step(model, inputs, num_items_in_batch)
+        inputs = self._prepare_inputs(inputs)
+        if self.handle.active:
+            with self.compute_loss_context_manager():
+                self._attribute(self.handle.provider, model, inputs)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        # Not right before the optimizer step, so that all processes agree on whether fp16 gradients overflow.
+        if self.accelerator.sync_gradients:
+            Updater(accelerator=self.accelerator).average_gradients(self.handle.provider.learned_parameters())
+        return loss
+
+    def _attribute(self, provider: MaskProvider, model: nn.Module, inputs: dict[str, Any]) -> None:
+        try:
+            provider.attribute(model, inputs)
+        except TypeError as error:
+            bare = unwrap_model(model)
+            bare = getattr(bare, "_orig_mod", bare)  # torch.compile's
+            try:
+                inspect.signature(type(bare).forward).bind(bare, **inputs)
+            except TypeError:
+                raise InputError(
+                    f"{type(provider).__name__} looks at each batch first, but {type(bare).__name__} does not accept "
+                    f"the batches of {type(self).__name__} as keyword arguments ({', '.join(sorted(inputs))}). Use a "
+                    "provider that does not look at batches."
+                ) from error
+            raise
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Compute the loss; in training by the objective, with the provider's penalty."""
+        of_one_pass = super().compute_loss
+        if not model.training:
+            return of_one_pass(model, inputs, return_outputs, num_items_in_batch)
+        if self.objective is None:
+            result = of_one_pass(model, inputs, return_outputs, num_items_in_batch)
+            penalty = self._penalty()
+            if penalty is None:
+                return result
+            penalty = penalty / self._divisor(num_items_in_batch)
+            return (result[0] + penalty, *result[1:]) if isinstance(result, tuple) else result + penalty
+        parts, outputs = self._divisor(num_items_in_batch), []
+
+        def run(batch: Batch) -> tuple[Tensor, Any]:
+            # A copy, because a Trainer may take labels out of the inputs.
+            loss, output = of_one_pass(model, {**batch}, True, num_items_in_batch)
+            outputs.append(output)
+            penalty = self._penalty()
+            return (loss * parts if penalty is None else loss * parts + penalty), output
+
+        forward = ForwardPass(unwrap_model(model), self._regularizer(), run, title_of(self.objective))
+        loss = self.objective(forward, inputs) / parts
+        return (loss, outputs[0]) if return_outputs else loss
+
+    def _divisor(self, num_items_in_batch: Tensor | int | None) -> int:
+        """By how much the loss of a micro-batch is divided before the Trainer adds it to those of the same step."""
+        divided = getattr(self, "loss_is_scaled_for_ga", None)  # not in transformers 5.0
+        if divided is None:
+            counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+            divided = counted or self.compute_loss_func is not None
+        return getattr(self, "current_gradient_accumulation_steps", 1) if divided else 1  # it has none before training
+
+    def _penalty(self) -> Tensor | None:
+        return self.handle.provider.penalty() if self.handle is not None and self.handle.active else None
+
+    def _regularizer(self) -> MaskProvider | None:
+        """Return the provider, also if a callback attached it."""
+        callbacks = (each for each in self.callback_handler.callbacks if isinstance(each, AttnRegCallback))
+        return next((each.handle.provider for each in callbacks), None)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
+        """Create the optimizer, with the provider's learned parameters in their own group, without weight decay.
+
+        Raises:
+            InputError: if the optimizer was made elsewhere and lacks the provider's learned parameters.
+        """
+        made_elsewhere = self.optimizer is not None
+        if self.handle is None:
+            return super().create_optimizer(*args, **kwargs)
+        self.handle.provider.to(self.args.device)  # before optimizer state is moved to its device
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if made_elsewhere:
+            check_learned(optimizer, self.handle.provider)
+        if missing := not_in(optimizer, self.handle.provider):
+            optimizer.add_param_group({"params": missing, "weight_decay": 0.0})
+        return optimizer
+
+
+class ADDropTrainer(RegularizedTrainer):
+    """A :class:`RegularizedTrainer` whose provider is AD-DROP with cross-tuning, unless another one is given.
+
+    Args:
+        args: arguments of :class:`transformers.Trainer`.
+        provider: as in :class:`RegularizedTrainer`. Default: ``CrossTuning(AttributionProvider())``.
+        kwargs: keyword arguments of :class:`RegularizedTrainer`, except ``model_init``.
 
     Reference:
         AD-DROP (NeurIPS 2022, arXiv 2210.05883), Algorithm 1.
@@ -65,84 +220,11 @@ class ADDropTrainer(TrainsProviders, Trainer):
         2
     """
 
+    handle: AttachHandle
+
     def __init__(self, *args: Any, provider: MaskProvider | AttachHandle | None = None, **kwargs: Any) -> None:
-        if kwargs.get("model_init") is not None:
-            raise InputError(
-                "`model_init` is not supported, because a provider is attached to one model. Pass a `model` instead."
-            )
-        super().__init__(*args, **kwargs)
-        assert self.model is not None
         provider = CrossTuning(AttributionProvider()) if provider is None else provider
-        regularizer = provider.provider if isinstance(provider, AttachHandle) else provider
-        if self.optimizer is not None:
-            check_learned(self.optimizer, regularizer)
-        self.handle = provider if isinstance(provider, AttachHandle) else attach_in_trainer(self.model, provider)
-        average_micro_batches(self)
-        AttnRegCallback(self.handle).add_to(self)
-
-    def training_step(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
-    ) -> torch.Tensor:
-        """Run both forward passes and the backward pass.
-
-        Raises:
-            InputError: if the provider looks at batches, and the model does not accept them as keyword arguments.
-        """
-        inputs = self._prepare_inputs(inputs)
-        if self.handle.active:
-            with self.compute_loss_context_manager():
-                self._attribute(model, inputs)
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        # Not right before the optimizer step, so that all processes agree on whether fp16 gradients overflow.
-        if self.accelerator.sync_gradients:
-            Updater(accelerator=self.accelerator).average_gradients(self.handle.provider.learned_parameters())
-        return loss
-
-    def _attribute(self, model: nn.Module, inputs: dict[str, Any]) -> None:
-        try:
-            self.handle.provider.attribute(model, inputs)
-        except TypeError as error:
-            bare = unwrap_model(model)
-            bare = getattr(bare, "_orig_mod", bare)  # torch.compile's
-            try:
-                inspect.signature(type(bare).forward).bind(bare, **inputs)
-            except TypeError:
-                raise InputError(
-                    f"{type(self.handle.provider).__name__} looks at each batch first, but {type(bare).__name__} does "
-                    f"not accept the batches of {type(self).__name__} as keyword arguments "
-                    f"({', '.join(sorted(inputs))}). Use a provider that does not look at batches."
-                ) from error
-            raise
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """Compute the loss; in training, with the provider's penalty."""
-        result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        penalty = self.handle.provider.penalty() if model.training and self.handle.active else None
-        if penalty is None:
-            return result
-        penalty = per_micro_batch(self, penalty, num_items_in_batch)
-        return (result[0] + penalty, *result[1:]) if isinstance(result, tuple) else result + penalty
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
-        """Create the optimizer, with the provider's learned parameters in their own group, without weight decay.
-
-        Raises:
-            InputError: if the optimizer was made elsewhere and lacks the provider's learned parameters.
-        """
-        self.handle.provider.to(self.args.device)  # before optimizer state is moved to its device
-        made_elsewhere = self.optimizer is not None
-        optimizer = super().create_optimizer(*args, **kwargs)
-        if made_elsewhere:
-            check_learned(optimizer, self.handle.provider)
-        if missing := not_in(optimizer, self.handle.provider):
-            optimizer.add_param_group({"params": missing, "weight_decay": 0.0})
-        return optimizer
+        super().__init__(*args, provider=provider, **kwargs)
 
 
 class Seq2SeqADDropTrainer(ADDropTrainer, Seq2SeqTrainer):
@@ -153,3 +235,26 @@ class Seq2SeqADDropTrainer(ADDropTrainer, Seq2SeqTrainer):
         provider: the provider or handle, as in :class:`ADDropTrainer`.
         kwargs: keyword arguments of :class:`transformers.Seq2SeqTrainer`, except ``model_init``.
     """
+
+
+class RDropTrainer(RegularizedTrainer):
+    """A :class:`RegularizedTrainer` with the objective :class:`attnreg.training.RDropLoss`.
+
+    Args:
+        args: arguments of :class:`transformers.Trainer`.
+        alpha: as in :class:`attnreg.training.RDropLoss`.
+        kwargs: keyword arguments of :class:`RegularizedTrainer`.
+
+    Example:
+        >>> import attnreg
+        >>> from attnreg.integrations import AttnRegCallback
+        >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
+        >>> arguments = TrainingArguments("runs", report_to="none", use_cpu=True)
+        >>> trainer = RDropTrainer(model, arguments, alpha=0.5, callbacks=[AttnRegCallback(attnreg.HiddenKey(0.1))])
+        >>> trainer.objective.alpha
+        0.5
+    """
+
+    def __init__(self, *args: Any, alpha: NotNegative = 1.0, **kwargs: Any) -> None:
+        super().__init__(*args, objective=RDropLoss(alpha), **kwargs)

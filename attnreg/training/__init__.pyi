@@ -7,10 +7,15 @@ from attnreg.training.fine_tuning import TwoPass as TwoPass
 from attnreg.training.method import StepResult as StepResult
 from attnreg.training.method import TrainingMethod as TrainingMethod
 from attnreg.training.mixout import Mixout as Mixout
+from attnreg.training.objective import ForwardPass as ForwardPass
+from attnreg.training.objective import Objective as Objective
+from attnreg.training.objective import disagreement as disagreement
 from attnreg.training.optim import adamw as adamw
 from attnreg.training.optim import generator_adam as generator_adam
 from attnreg.training.optim import named_optimizer as named_optimizer
 from attnreg.training.r3f import R3F as R3F
+from attnreg.training.r3f import R3FLoss as R3FLoss
 from attnreg.training.r_drop import RDrop as RDrop
+from attnreg.training.r_drop import RDropLoss as RDropLoss
 from attnreg.training.reinitialize import reinitialize_top as reinitialize_top
 from attnreg.training.sam import SAM as SAM

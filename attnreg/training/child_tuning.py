@@ -17,8 +17,8 @@ from attnreg.injection import AttachHandle, undisturbed
 from attnreg.regularizer.base import MaskProvider
 from attnreg.regularizer.loss import loss_of
 from attnreg.training.bits import pack, unpack
-from attnreg.training.fine_tuning import FineTuning
-from attnreg.training.method import Batch, Shared, StepResult
+from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
+from attnreg.training.method import Batch, StepResult
 from attnreg.training.micro_batches import split_batch
 
 Mode = Literal["F", "D"]
@@ -48,8 +48,8 @@ class ChildTuning(FineTuning):
         p: share of weights that are updated (p_F or p_D in the paper).
         data: for "D": batches of the training data, read once, before the first step. In several processes, each may
             give its share or all of them.
-        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (also for the Fisher information)
-            and ``micro_batches``, see :class:`FineTuning`.
+        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (also for the Fisher information),
+            ``objective`` and ``micro_batches``, see :class:`FineTuning`.
 
     Raises:
         ValueError: if an argument is out of range or ``data`` does not fit the mode. In the first step: if ``data`` is
@@ -79,7 +79,7 @@ class ChildTuning(FineTuning):
         mode: Mode = "F",
         p: InnerProbability = 0.3,
         data: Iterable[Batch] | None = None,
-        **shared: Unpack[Shared],
+        **shared: Unpack[SharedWithObjective],
     ) -> None:
         self.mode = one_of("mode", mode, get_args(Mode))
         self.p = inner_probability("p", p)
@@ -114,7 +114,7 @@ class ChildTuning(FineTuning):
 
     @override
     @torch.no_grad()
-    def _before_update(self) -> None:
+    def before_update(self) -> None:
         if self.mode == "D":
             for name, mask in self.child.items():
                 gradient = self._weights[name].grad

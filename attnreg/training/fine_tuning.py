@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from accelerate import Accelerator
@@ -18,6 +18,23 @@ from attnreg.regularizer.base import MaskProvider
 from attnreg.regularizer.loss import LossFunction, check_loss, loss_of
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned
 from attnreg.training.micro_batches import check_splittable, split_batch
+from attnreg.training.objective import ForwardPass, Objective, ObjectiveFunction, title_of
+
+
+class Shared(TypedDict, total=False):
+    """Keyword arguments that all subclasses of :class:`FineTuning` share with it."""
+
+    scheduler: LRScheduler | None
+    max_grad_norm: float | None
+    accelerator: Accelerator | None
+    loss_function: LossFunction | None
+    micro_batches: int
+
+
+class SharedWithObjective(Shared, total=False):
+    """Those of subclasses that train by any objective."""
+
+    objective: ObjectiveFunction | None
 
 
 class FineTuning(TrainingMethod):
@@ -36,6 +53,8 @@ class FineTuning(TrainingMethod):
         accelerator: handles devices, precision and processes.
         loss_function: computes the training loss, 0-d, from the model's output and the batch; by default the output's
             ``loss``. A first pass of the provider keeps its own target.
+        objective: an :class:`Objective`, or a function like one, that makes the forward passes on a batch and combines
+            their losses; by default the loss of one pass.
         micro_batches: split each batch by rows into this many parts, one after the other, to save memory. Their
             gradients add up to those of the whole batch, if the loss is a mean over rows or over labels that are not
             -100. Schedules and all counts are still those of batches.
@@ -43,7 +62,8 @@ class FineTuning(TrainingMethod):
     Raises:
         InputError: if the optimizer lacks parameters of the provider that the loss trains, or the provider learns by
             the model's own loss in spite of a ``loss_function``, or it decides for all rows of a batch at once and
-            there are ``micro_batches``. In a step: if there is no loss, or the batch cannot be split.
+            there are ``micro_batches``, or it does not fit the objective. In a step: if there is no loss, or the batch
+            cannot be split.
 
     Example:
         >>> import torch
@@ -64,6 +84,26 @@ class FineTuning(TrainingMethod):
         >>> method = FineTuning(model, optimizer, method.handle, loss_function=smoothed)
         >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
         torch.Size([])
+
+        A method of your own overrides a hook (:meth:`loss`, :meth:`before_update`, or :meth:`step`, which calls
+        :meth:`accumulate` and :meth:`update`) and saves what it counts:
+
+        >>> class NoisyGradients(FineTuning):
+        ...     steps = 0
+        ...     def before_update(self):
+        ...         self.steps += 1
+        ...         for parameter in self.model.parameters():
+        ...             if parameter.grad is not None:
+        ...                 parameter.grad.add_(torch.randn_like(parameter), alpha=0.01 / self.steps)
+        ...     def state_dict(self):
+        ...         return {**super().state_dict(), "steps": self.steps}
+        ...     def load_state_dict(self, state):
+        ...         super().load_state_dict(state)
+        ...         self.steps = state["steps"]
+        >>> method = NoisyGradients(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> _ = method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])})
+        >>> method.state_dict()["steps"]
+        1
     """
 
     def __init__(
@@ -76,15 +116,20 @@ class FineTuning(TrainingMethod):
         max_grad_norm: float | None = 1.0,
         accelerator: Accelerator | None = None,
         loss_function: LossFunction | None = None,
+        objective: ObjectiveFunction | None = None,
         micro_batches: Count = 1,
     ) -> None:
-        self._loss_function = loss_function
-        self._micro_batches = whole_number("micro_batches", micro_batches)
-        if provider is not None:
-            asked = provider.provider if isinstance(provider, AttachHandle) else provider
-            check_loss(asked, loss_function)
+        self.accelerator = accelerator
+        self.loss_function = loss_function
+        self.objective = objective
+        self.micro_batches = whole_number("micro_batches", micro_batches)
+        self.provider = provider.provider if isinstance(provider, AttachHandle) else provider
+        if isinstance(objective, Objective):
+            objective.check(model, self.provider)
+        if self.provider is not None:
+            check_loss(self.provider, loss_function)
             if micro_batches > 1:
-                check_splittable(asked)
+                check_splittable(self.provider)
         self.handle = attach(model, provider) if isinstance(provider, MaskProvider) else provider
         self.updater = Updater(max_grad_norm, accelerator)
         self._network, self.optimizer = self.updater.prepare(model, optimizer)
@@ -106,58 +151,53 @@ class FineTuning(TrainingMethod):
     def model(self) -> nn.Module:
         return self._model
 
-    @property
-    @override
-    def provider(self) -> MaskProvider | None:
-        return None if self.handle is None else self.handle.provider
-
-    @property
-    @override
-    def loss_function(self) -> LossFunction | None:
-        return self._loss_function
-
-    @property
-    @override
-    def micro_batches(self) -> int:
-        return self._micro_batches
-
-    @property
-    @override
-    def accelerator(self) -> Accelerator | None:
-        return self.updater.accelerator
-
     @override
     def step(self, batch: Batch) -> StepResult:
-        self._network.train()
-        loss = self._accumulate(batch)
-        self._update()
+        loss = self.accumulate(batch)
+        self.update()
         return StepResult(self.updater.mean(loss))
 
-    def _accumulate(self, batch: Batch) -> Tensor:
-        """Accumulate the gradients of a batch, in micro-batches if there are any; return the loss."""
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch or of a micro-batch, 0-d: what training minimizes.
+
+        Override it to add what depends on the method's own state; for what only depends on the model and the batch,
+        write an :class:`Objective`.
+        """
+        if self.objective is None:
+            return self._pass(batch)[0]
+        forward = ForwardPass(self.model, self.provider, self._pass, title_of(self.objective))
+        return self.objective(forward, batch)
+
+    def before_update(self) -> None:
+        """Change the gradients between clipping and the optimizer step; override it."""
+
+    def accumulate(self, batch: Batch) -> Tensor:
+        """Add the gradients of a batch to those of the parameters, in micro-batches if there are any.
+
+        Returns:
+            the loss of the batch, 0-d, detached.
+        """
+        self._network.train()
         self._rates = []
-        if self._micro_batches == 1:
+        if self.micro_batches == 1:
             return self._backward(batch)
-        *first, last = split_batch(batch, self._micro_batches, self.model)
+        *first, last = split_batch(batch, self.micro_batches, self.model)
         with self.updater.local(self._network):
             losses = [self._backward(*part) for part in first]
         return sum(losses, self._backward(*last))
 
-    def _update(self) -> None:
-        """Update the parameters and all schedules."""
+    def update(self) -> None:
+        """Update the parameters and all schedules by the accumulated gradients, and clear these."""
         self.updater.average_gradients(self._learned)
-        self.updater.step(self._network, self.optimizer, self.scheduler, before=self._before_update)
+        self.updater.step(self._network, self.optimizer, self.scheduler, before=self.before_update)
         if self.handle is not None:
             self.handle.step()
-
-    def _before_update(self) -> None:
-        """Change the clipped gradients before the optimizer sees them; subclasses may override this."""
 
     def _backward(self, batch: Batch, weight: float | None = None) -> Tensor:
         """Accumulate the gradients of a batch, or of a part of it with its weight; return the loss."""
         if self.handle is not None and self.handle.active:
             self.handle.provider.attribute(self.model, batch)  # first pass, for providers that need one
-        loss = self._loss(batch)
+        loss = self.loss(batch)
         if weight is not None:
             loss = weight * loss
         self.updater.backward(loss)
@@ -165,14 +205,12 @@ class FineTuning(TrainingMethod):
             self._rates.append({by_head: self.handle.drop_rate_tensors(by_head=by_head) for by_head in (False, True)})
         return loss.detach()
 
-    def _loss(self, batch: Batch) -> Tensor:
-        """Return the loss of a batch plus the provider's penalty."""
-        return self._with_penalty(self._network(**batch), batch)
-
-    def _with_penalty(self, output: Any, batch: Batch) -> Tensor:
-        loss = loss_of(output, batch, self._loss_function)
+    def _pass(self, batch: Batch) -> tuple[Tensor, Any]:
+        """Make a forward pass; return its loss, with the provider's penalty, and the output of the model."""
+        output = self._network(**batch)
+        loss = loss_of(output, batch, self.loss_function)
         penalty = self.handle.provider.penalty() if self.handle is not None and self.handle.active else None
-        return loss if penalty is None else loss + penalty
+        return (loss if penalty is None else loss + penalty), output
 
     @override
     def on_epoch(self, epoch: int) -> None:

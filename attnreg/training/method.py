@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -20,7 +20,6 @@ from attnreg.regularizer.base import MaskProvider
 from attnreg.regularizer.loss import LossFunction
 
 Batch = Mapping[str, Tensor]
-IGNORED = -100  # label of positions without a loss, as in torch
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,20 @@ class TrainingMethod(ABC):
             method.on_epoch(epoch)
             for batch in batches:
                 method.step(batch)
+
+    To write one, subclass :class:`attnreg.training.FineTuning`, which has hooks. A method with another loop, such as
+    two models, subclasses this class and writes its abstract methods.
     """
+
+    #: the mask provider, which is saved beside the model; ``None`` if there is none
+    provider: MaskProvider | None = None
+    #: computes the training loss from the model's output and the batch; ``None`` if the model does
+    loss_function: LossFunction | None = None
+    #: number of parts that each batch is split into to save memory
+    micro_batches: int = 1
+    #: handles devices, precision and processes; ``None`` if the loop does. The loop of the recipes needs its run's
+    #: accelerator here, except in one process on a CPU in float32.
+    accelerator: Accelerator | None = None
 
     @property
     @abstractmethod
@@ -76,29 +88,6 @@ class TrainingMethod(ABC):
     def on_epoch(self, epoch: int) -> None:
         """Prepare for an epoch, counted from 0; called at its start."""
 
-    @property
-    def provider(self) -> MaskProvider | None:
-        """The mask provider, which is saved beside the model; ``None`` if there is none."""
-        return None
-
-    @property
-    def loss_function(self) -> LossFunction | None:
-        """Computes the training loss from the model's output and the batch; ``None`` if the model does."""
-        return None
-
-    @property
-    def micro_batches(self) -> int:
-        """The number of parts that each batch is split into to save memory."""
-        return 1
-
-    @property
-    def accelerator(self) -> Accelerator | None:
-        """The accelerator, which handles devices, precision and processes; ``None`` if the loop does.
-
-        The loop of the recipes needs its run's accelerator here, except in one process on a CPU in float32.
-        """
-        return None
-
     @abstractmethod
     def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:
         """Return the drop rate per attention site in the latest step; empty if nothing is attached.
@@ -117,16 +106,6 @@ class TrainingMethod(ABC):
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state returned by :meth:`state_dict`."""
-
-
-class Shared(TypedDict, total=False):
-    """Keyword arguments that all subclasses of :class:`attnreg.training.FineTuning` share with it."""
-
-    scheduler: LRScheduler | None
-    max_grad_norm: float | None
-    accelerator: Accelerator | None
-    loss_function: LossFunction | None
-    micro_batches: int
 
 
 class Updater:

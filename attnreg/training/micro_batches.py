@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attnreg.attribution.outputs import IGNORED
 from attnreg.errors import InputError
 from attnreg.regularizer.base import MaskProvider
 from attnreg.regularizer.protocols import DecidesForBatch
-from attnreg.training.method import IGNORED, Batch
+from attnreg.training.method import Batch
 
 
 def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch, float]]:

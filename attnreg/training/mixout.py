@@ -16,8 +16,8 @@ from attnreg.arguments import ProbabilityBelowOne, probability_below_one
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.regularizer.base import MaskProvider
-from attnreg.training.fine_tuning import FineTuning
-from attnreg.training.method import Batch, Shared, StepResult
+from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
+from attnreg.training.method import Batch, StepResult
 
 
 def mix(weight: Tensor, pretrained: Tensor, replaced: Tensor, p: float) -> Tensor:
@@ -56,8 +56,8 @@ class Mixout(FineTuning):
         optimizer: as in :class:`FineTuning`.
         provider: as in :class:`FineTuning`.
         p: probability that an input neuron of a linear layer uses its pretrained weights, below 1.
-        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` and ``micro_batches``, see
-            :class:`FineTuning`. The micro-batches of a step share M.
+        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function``, ``objective`` and
+            ``micro_batches``, see :class:`FineTuning`. The micro-batches of a step share M.
 
     Raises:
         ValueError: if ``p`` is out of range, or the model has no suitable linear layer.
@@ -83,7 +83,7 @@ class Mixout(FineTuning):
         provider: MaskProvider | AttachHandle | None = None,
         *,
         p: ProbabilityBelowOne = 0.7,
-        **shared: Unpack[Shared],
+        **shared: Unpack[SharedWithObjective],
     ) -> None:
         self.p = probability_below_one("p", p)
         layers = _layers(model)

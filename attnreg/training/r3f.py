@@ -13,20 +13,19 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack, override
 
 from attnreg.arguments import NotNegative, not_negative, one_of
-from attnreg.attribution.outputs import needed_labels_of
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.regularizer.base import MaskProvider
 from attnreg.regularizers._parts.rounding import Rounding
-from attnreg.training.method import Batch, Shared
-from attnreg.training.micro_batches import aligned_labels
-from attnreg.training.two_forward_passes import TwoForwardPasses, disagreement
+from attnreg.training.fine_tuning import FineTuning, Shared
+from attnreg.training.method import Batch
+from attnreg.training.objective import ForwardPass, Objective
 
 NoiseKind = Literal["uniform", "normal"]
 
 
-class R3F(TwoForwardPasses):
-    r"""Fine-tune with a loss on the difference between predictions on the input and on its embeddings plus noise.
+class R3FLoss(Objective):
+    r"""The loss of a forward pass, and of the difference between its predictions and those with noise on embeddings.
 
     .. math:: \mathcal L = \mathcal L(x) + \lambda \big( \mathrm{KL}(P_x \| P_{x + z}) +
         \mathrm{KL}(P_{x + z} \| P_x) \big), \qquad z \sim \mathcal U(-\epsilon, \epsilon)
@@ -34,22 +33,18 @@ class R3F(TwoForwardPasses):
 
     z is added to the token embeddings of all real positions; padding stays as it is. For a model with one output
     (regression), the mean squared difference of the two scores replaces the two KL terms. A step costs two forward and
-    two backward passes.
+    two backward passes. The loss and the penalty of a provider are those of the pass without noise.
 
     Each pass draws its own dropout and masks, as in the authors' code. With the paper's :math:`\epsilon = 10^{-5}`, the
-    two predictions therefore differ mostly by dropout, as in :class:`RDrop`; set the model's dropout to 0 to see the
-    noise alone.
+    two predictions therefore differ mostly by dropout, as in :class:`RDropLoss`; set the model's dropout to 0 to see
+    the noise alone.
+
+    The model needs ``get_input_embeddings()``, which looks up the ``input_ids`` of the batch.
 
     Args:
-        model: a model whose output has ``loss`` and ``logits`` when it is given ``labels``, with
-            ``get_input_embeddings()``, which looks up the ``input_ids`` of the batch.
-        optimizer: as in :class:`FineTuning`.
-        provider: as in :class:`FineTuning`. Its penalty is that of the pass without noise.
         weight: weight of the difference between the two predictions (lambda in the paper).
         eps: size of the noise: bound of "uniform", standard deviation of "normal".
         noise: distribution of the noise, "uniform" or "normal".
-        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (of the pass without noise) and
-            ``micro_batches``, see :class:`FineTuning`.
 
     Raises:
         ValueError: if an argument is out of range, the model has no input embeddings, or the provider needs a first
@@ -70,12 +65,87 @@ class R3F(TwoForwardPasses):
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
         >>> model = BertForSequenceClassification(config)
-        >>> method = R3F(model, torch.optim.SGD(model.parameters(), lr=0.1), weight=0.5, eps=0.1, noise="normal")
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> method = FineTuning(model, optimizer, objective=R3FLoss(weight=0.5, eps=0.1, noise="normal"))
         >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
         torch.Size([])
     """
 
     title = "R3F"
+    passes = 2
+
+    def __init__(self, weight: NotNegative = 1.0, eps: NotNegative = 1e-5, noise: NoiseKind = "uniform") -> None:
+        self.weight = not_negative("weight", weight)
+        self.eps = not_negative("eps", eps)
+        self.noise = one_of("noise", noise, get_args(NoiseKind))
+        self._rounding = Rounding("R3F")
+
+    @override
+    def check(self, model: nn.Module, provider: MaskProvider | None) -> None:
+        super().check(model, provider)
+        _embeddings(model)
+
+    @override
+    def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
+        _check_tokens(batch)
+        loss, logits = forward.predict(batch)
+        with self._noised(forward.model, batch):
+            _, other = forward.predict(batch)
+        directions = 1 if logits.shape[-1] == 1 else 2  # `disagreement` is the mean of both
+        return loss + self.weight * directions * forward.disagreement(batch, logits, other)
+
+    @contextmanager
+    def _noised(self, model: nn.Module, batch: Batch) -> Iterator[None]:
+        """Add noise to the embeddings of the batch's tokens within the block."""
+        found = False
+
+        def add(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], embedded: Tensor) -> Tensor | None:
+            nonlocal found
+            real = _real_positions((*args, *kwargs.values())[0], batch)
+            if real is None:
+                return None  # other tokens, such as those of a decoder
+            found = True
+            return self._rounding.add(embedded, self._drawn(embedded).masked_fill(~real[..., None], 0.0))
+
+        hooks = [module.register_forward_hook(add, with_kwargs=True) for module in _lookups(model)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not found:
+            raise InputError(
+                f"R3F could not add noise, because {type(model).__name__} did not look up the batch's `input_ids` "
+                "in `get_input_embeddings()`. Train with `attnreg.training.RDrop` instead."
+            )
+
+    def _drawn(self, embedded: Tensor) -> Tensor:
+        if self.noise == "normal":
+            return self.eps * torch.randn_like(embedded)
+        return self.eps * (2 * torch.rand_like(embedded) - 1)
+
+
+class R3F(FineTuning):
+    """Fine-tune with the objective :class:`R3FLoss`: predictions must agree with those on embeddings with noise.
+
+    Args:
+        model: as in :class:`FineTuning`, with ``get_input_embeddings()``.
+        optimizer: as in :class:`FineTuning`.
+        provider: as in :class:`FineTuning`.
+        weight: as in :class:`R3FLoss`.
+        eps: as in :class:`R3FLoss`.
+        noise: as in :class:`R3FLoss`.
+        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` and ``micro_batches``, see
+            :class:`FineTuning`.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = BertForSequenceClassification(config)
+        >>> method = R3F(model, torch.optim.SGD(model.parameters(), lr=0.1), weight=0.5, eps=0.1, noise="normal")
+        >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
+        torch.Size([])
+    """
 
     def __init__(
         self,
@@ -88,53 +158,7 @@ class R3F(TwoForwardPasses):
         noise: NoiseKind = "uniform",
         **shared: Unpack[Shared],
     ) -> None:
-        self.weight = not_negative("weight", weight)
-        self.eps = not_negative("eps", eps)
-        self.noise = one_of("noise", noise, get_args(NoiseKind))
-        self._rounding = Rounding("R3F")
-        _embeddings(model)
-        super().__init__(model, optimizer, provider, **shared)
-
-    @override
-    def _loss(self, batch: Batch) -> Tensor:
-        self._check_recomputation()
-        _check_tokens(batch)
-        loss, logits = self._pass(batch)
-        with self._noised(batch):
-            _, other = self._outputs(batch)
-        directions = 1 if logits.shape[-1] == 1 else 2  # `disagreement` is the mean of both
-        labels = aligned_labels(self.model, needed_labels_of(batch, logits))
-        return loss + self.weight * directions * disagreement(logits, other, labels)
-
-    @contextmanager
-    def _noised(self, batch: Batch) -> Iterator[None]:
-        """Add noise to the embeddings of the batch's tokens within the block."""
-        found = False
-
-        def add(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], embedded: Tensor) -> Tensor | None:
-            nonlocal found
-            real = _real_positions((*args, *kwargs.values())[0], batch)
-            if real is None:
-                return None  # other tokens, such as those of a decoder
-            found = True
-            return self._rounding.add(embedded, self._drawn(embedded).masked_fill(~real[..., None], 0.0))
-
-        hooks = [module.register_forward_hook(add, with_kwargs=True) for module in _lookups(self.model)]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-        if not found:
-            raise InputError(
-                f"R3F could not add noise, because {type(self.model).__name__} did not look up the batch's `input_ids` "
-                "in `get_input_embeddings()`. Train with `attnreg.training.RDrop` instead."
-            )
-
-    def _drawn(self, embedded: Tensor) -> Tensor:
-        if self.noise == "normal":
-            return self.eps * torch.randn_like(embedded)
-        return self.eps * (2 * torch.rand_like(embedded) - 1)
+        super().__init__(model, optimizer, provider, objective=R3FLoss(weight, eps, noise), **shared)
 
 
 def _embeddings(model: nn.Module) -> nn.Module:

@@ -7,16 +7,15 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack, override
 
 from attnreg.arguments import NotNegative, not_negative
-from attnreg.attribution.outputs import needed_labels_of
 from attnreg.injection import AttachHandle
 from attnreg.regularizer.base import MaskProvider
-from attnreg.training.method import Batch, Shared
-from attnreg.training.micro_batches import aligned_labels
-from attnreg.training.two_forward_passes import TwoForwardPasses, disagreement
+from attnreg.training.fine_tuning import FineTuning, Shared
+from attnreg.training.method import Batch
+from attnreg.training.objective import ForwardPass, Objective
 
 
-class RDrop(TwoForwardPasses):
-    r"""Fine-tune with two forward passes per batch and a loss on the difference between their predictions.
+class RDropLoss(Objective):
+    r"""The loss of two forward passes under different dropout, and of the difference between their predictions.
 
     .. math:: \mathcal L = \tfrac12 \Big( \mathcal L_1 + \mathcal L_2 + \alpha \cdot
         \tfrac12 \big( \mathrm{KL}(P_1 \| P_2) + \mathrm{KL}(P_2 \| P_1) \big) \Big)
@@ -26,12 +25,7 @@ class RDrop(TwoForwardPasses):
     the two passes.
 
     Args:
-        model: a model whose output has ``loss`` and ``logits`` when it is given ``labels``.
-        optimizer: as in :class:`FineTuning`.
-        provider: as in :class:`FineTuning`.
         alpha: weight of the difference between the two predictions (alpha in the paper).
-        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (of each pass) and
-            ``micro_batches``, see :class:`FineTuning`.
 
     Raises:
         ValueError: if ``alpha`` is negative or the provider needs a first pass over each batch. In a step: if there are
@@ -45,6 +39,42 @@ class RDrop(TwoForwardPasses):
         >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> from attnreg import AttentionDropout
+        >>> from attnreg.training import SAM
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = BertForSequenceClassification(config)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> method = SAM(model, optimizer, AttentionDropout(0.1), objective=RDropLoss(alpha=0.5))
+        >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
+        torch.Size([])
+    """
+
+    title = "R-Drop"
+    passes = 2
+
+    def __init__(self, alpha: NotNegative = 1.0) -> None:
+        self.alpha = not_negative("alpha", alpha)
+
+    @override
+    def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
+        (first, logits), (second, other) = (forward.predict(batch) for _ in range(2))
+        return (first + second + self.alpha * forward.disagreement(batch, logits, other)) / 2
+
+
+class RDrop(FineTuning):
+    """Fine-tune with the objective :class:`RDropLoss`: two forward passes under different dropout must agree.
+
+    Args:
+        model: as in :class:`FineTuning`.
+        optimizer: as in :class:`FineTuning`.
+        provider: as in :class:`FineTuning`.
+        alpha: as in :class:`RDropLoss`.
+        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (of each pass) and
+            ``micro_batches``, see :class:`FineTuning`.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> from attnreg import AttentionDropout
         >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
         >>> model = BertForSequenceClassification(config)
         >>> method = RDrop(model, torch.optim.SGD(model.parameters(), lr=0.1), AttentionDropout(0.1), alpha=0.5)
@@ -52,8 +82,6 @@ class RDrop(TwoForwardPasses):
         >>> list(method.drop_rates())
         ['encoder.0']
     """
-
-    title = "R-Drop"
 
     def __init__(
         self,
@@ -64,12 +92,4 @@ class RDrop(TwoForwardPasses):
         alpha: NotNegative = 1.0,
         **shared: Unpack[Shared],
     ) -> None:
-        self.alpha = not_negative("alpha", alpha)
-        super().__init__(model, optimizer, provider, **shared)
-
-    @override
-    def _loss(self, batch: Batch) -> Tensor:
-        self._check_recomputation()
-        (first, logits), (second, other) = (self._pass(batch) for _ in range(2))
-        labels = aligned_labels(self.model, needed_labels_of(batch, logits))
-        return (first + second + self.alpha * disagreement(logits, other, labels)) / 2
+        super().__init__(model, optimizer, provider, objective=RDropLoss(alpha), **shared)

@@ -16,8 +16,8 @@ from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.regularizer.base import MaskProvider
 from attnreg.training._replay import replay
-from attnreg.training.fine_tuning import FineTuning
-from attnreg.training.method import Batch, Shared, StepResult
+from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
+from attnreg.training.method import Batch, StepResult
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 
@@ -42,8 +42,8 @@ class SAM(FineTuning):
         optimizer: as in :class:`FineTuning`.
         provider: as in :class:`FineTuning`.
         rho: size of the perturbation: its L2 norm over all parameters.
-        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` and ``micro_batches``, see
-            :class:`FineTuning`.
+        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function``, ``objective`` and
+            ``micro_batches``, see :class:`FineTuning`.
 
     Raises:
         ValueError: if ``rho`` is out of range, or the model's parameters are sharded (FSDP, DeepSpeed).
@@ -70,7 +70,7 @@ class SAM(FineTuning):
         provider: MaskProvider | AttachHandle | None = None,
         *,
         rho: NotNegative = 0.05,
-        **shared: Unpack[Shared],
+        **shared: Unpack[SharedWithObjective],
     ) -> None:
         self.rho = not_negative("rho", rho)
         accelerator = shared.get("accelerator")
@@ -86,13 +86,12 @@ class SAM(FineTuning):
 
     @override
     def step(self, batch: Batch) -> StepResult:
-        self._network.train()
         again = replay(self.model.parameters())
-        loss = self._accumulate(batch)
+        loss = self.accumulate(batch)
         with self._perturbed():
             again()
-            worst = self._accumulate(batch)
-        self._update()
+            worst = self.accumulate(batch)
+        self.update()
         return StepResult(self.updater.mean(loss), {"perturbed_loss": self.updater.mean(worst)})
 
     @contextmanager

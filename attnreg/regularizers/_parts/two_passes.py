@@ -77,7 +77,8 @@ class TwoPasses:
         if self._state == "never":
             raise RuntimeError(
                 f"{type(provider).__name__} needs `provider.attribute(model, batch)` before each training step: call "
-                "it, or train with `attnreg.training.FineTuning` or `attnreg.integrations.ADDropTrainer`, which do."
+                "it, or train with `attnreg.training.FineTuning` or `attnreg.integrations.RegularizedTrainer`, which "
+                "do."
             )
 
 

@@ -1,0 +1,188 @@
+"""Objectives: what training minimizes, computed from one forward pass on a batch or from several."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attnreg.attribution.outputs import IGNORED, needed_labels_of, predictions_of
+from attnreg.errors import InputError
+from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.protocols import draws_in_prepare, that_look_at_batches
+from attnreg.training.method import Batch
+from attnreg.training.micro_batches import aligned_labels
+
+
+class ForwardPass:
+    """Makes the forward passes of an objective on one batch, in a training method or a Trainer.
+
+    ``forward(batch)`` returns the training loss, 0-d, and the output of the model. The loss is that of one pass: it
+    follows the ``loss_function`` of the method (or the Trainer's ``compute_loss``) and includes the penalty of the
+    provider.
+
+    Args:
+        model: the model, without the wrappers of accelerate or torch.
+        provider: its mask provider, if any.
+        run: makes a pass.
+        title: name of the objective, for messages.
+
+    Raises:
+        InputError: in the second pass on the batch, if the masks of the provider hold for one pass: it looks at each
+            batch, or it draws its masks once per pass and gradient checkpointing would recompute the first pass with
+            those of the second.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        provider: MaskProvider | None,
+        run: Callable[[Batch], tuple[Tensor, Any]],
+        title: str = "The objective",
+    ) -> None:
+        self.model = model
+        self.provider = provider
+        self._run = run
+        self._title = title
+        self._passes = 0
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Any]:
+        """Make a forward pass; return its loss and the output of the model."""
+        self._passes += 1
+        if self._passes == 2 and self.provider is not None:
+            check_looks_at_no_batch(self.provider, self._title)
+            self._check_recomputation(self.provider)
+        return self._run(batch)
+
+    def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Make a forward pass; return its loss and its logits.
+
+        Raises:
+            InputError: if the output has no logits with gradients.
+        """
+        loss, output = self(batch)
+        logits = predictions_of(output)
+        if logits is None or not logits.requires_grad:  # TRL's SFTTrainer returns those of a pass without gradients
+            raise InputError(
+                f"{self._title} needs `logits` in the output of {type(self.model).__name__}, with gradients, but found "
+                "none."
+            )
+        return loss, logits
+
+    def disagreement(self, batch: Batch, logits: Tensor, other: Tensor) -> Tensor:
+        """Return the :func:`disagreement` of the logits of two passes on the batch.
+
+        Raises:
+            InputError: if the batch has no labels, or they do not fit the logits.
+        """
+        return disagreement(logits, other, aligned_labels(self.model, needed_labels_of(batch, logits)))
+
+    def _check_recomputation(self, provider: MaskProvider) -> None:
+        if not any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
+            return
+        for each in provider.modules():
+            if isinstance(each, MaskProvider) and draws_in_prepare(each):
+                raise InputError(
+                    f"{self._title} with {type(each).__name__} does not work under gradient checkpointing, which "
+                    "would recompute the first pass with the masks of the second. Turn gradient checkpointing off."
+                )
+
+
+class Objective(ABC):
+    """The loss of a model on a batch, for ``objective`` of a training method or a :class:`RegularizedTrainer`.
+
+    A function of the same two arguments is an objective, too.
+
+    Example:
+        >>> from attnreg.training import FineTuning, Objective
+        >>> class Agreement(Objective):
+        ...     title, passes = "Agreement", 2
+        ...     def __call__(self, forward, batch):
+        ...         (first, logits), (second, other) = forward.predict(batch), forward.predict(batch)
+        ...         return (first + second) / 2 + (logits - other).square().mean()
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = BertForSequenceClassification(config)
+        >>> method = FineTuning(model, torch.optim.SGD(model.parameters(), lr=0.1), objective=Agreement())
+        >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
+        torch.Size([])
+    """
+
+    #: name in messages
+    title: ClassVar[str]
+    #: number of forward passes on each batch
+    passes: ClassVar[int] = 1
+
+    @abstractmethod
+    def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
+        """Return the loss of a batch, 0-d.
+
+        Args:
+            forward: makes forward passes of the model.
+            batch: the batch.
+        """
+
+    def check(self, model: nn.Module, provider: MaskProvider | None) -> None:
+        """Refuse a model or a provider that does not fit; called before the provider is attached.
+
+        Raises:
+            InputError: if several passes are made, and the provider needs a first pass over each batch.
+        """
+        if provider is not None and self.passes > 1:
+            check_looks_at_no_batch(provider, self.title)
+
+
+#: computes the training loss of a batch, 0-d
+ObjectiveFunction = Callable[[ForwardPass, Batch], Tensor]
+
+
+def title_of(objective: ObjectiveFunction) -> str:
+    """Return the name of an objective, for messages."""
+    return objective.title if isinstance(objective, Objective) else getattr(objective, "__name__", "The objective")
+
+
+def check_looks_at_no_batch(provider: MaskProvider, title: str) -> None:
+    """Refuse providers that need a first pass over each batch: their masks hold for one forward pass, not two."""
+    if looking := that_look_at_batches(provider):
+        raise InputError(
+            f"{title} does not work with {type(looking[0]).__name__}, which needs a first pass over each batch. Train "
+            "without one of the two."
+        )
+
+
+def disagreement(logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:
+    r"""Measure how far two predictions differ: symmetric KL for classes, mean squared error for scores.
+
+    .. math:: \tfrac12 \big( \mathrm{KL}(P_1 \| P_2) + \mathrm{KL}(P_2 \| P_1) \big)
+        = \tfrac12 \sum_c (P_{1c} - P_{2c}) (\log P_{1c} - \log P_{2c})
+
+    Args:
+        logits: logits of the first pass, ``(..., C)``; C = 1 is a score (regression).
+        other: logits of the second pass, of the same shape.
+        labels: ``(...)``; positions labelled -100 do not count.
+
+    Returns:
+        The mean over rows or labelled positions, 0-d.
+
+    Raises:
+        InputError: if C > 1 and the labels are not one class per row or position.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+        >>> disagreement(*logits, torch.tensor([1]))
+        tensor(0.1155)
+    """
+    a, b = (logits, other) if logits.dtype == torch.float64 else (logits.float(), other.float())
+    if logits.shape[-1] == 1:
+        return (a - b).square().mean()
+    if labels.shape != logits.shape[:-1] or labels.is_floating_point():
+        raise InputError(
+            f"Expected labels to be classes of shape {tuple(logits.shape[:-1])}, to compare two predictions, got "
+            f"{labels.dtype} of shape {tuple(labels.shape)}. Regression needs a model with one output."
+        )
+    log_p, log_q = a.log_softmax(-1), b.log_softmax(-1)
+    both_ways = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1) / 2
+    return both_ways[labels != IGNORED].mean()

@@ -1,0 +1,151 @@
+"""An objective is the same in a training method and in the Trainer of transformers."""
+
+import itertools
+
+import pytest
+import torch
+import transformers as hf
+
+import attnreg
+from attnreg.integrations import AttnRegCallback, RegularizedTrainer
+from attnreg.training import SAM, FineTuning, ForwardPass, Objective, R3FLoss, RDropLoss
+from tests.test_integrations import Rows, arguments, bert, column, weights
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
+
+
+def twice(forward, batch):
+    """An objective of a user, with a term that is the output's."""
+    (first, one), (second, two) = forward(batch), forward(batch)
+    return (first + second) / 2 + (one.logits - two.logits).square().mean()
+
+
+class Larger(Objective):
+    title = "Larger"
+
+    def __call__(self, forward, batch):
+        return 3 * forward(batch)[0]
+
+
+class Priced(attnreg.AttentionDropout):
+    """Costs a quarter in each pass."""
+
+    def penalty(self):
+        return torch.tensor(0.25)
+
+
+OBJECTIVES = {
+    "r-drop": RDropLoss(2.0),
+    "r3f": R3FLoss(weight=2.0, eps=0.5),
+    "function": twice,
+    "one pass": Larger(),
+}
+
+
+def rows():
+    return [Rows()[i] for i in range(8)]
+
+
+def as_batch(rows):
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+@pytest.fixture
+def different_passes(monkeypatch):
+    """Every second pass of an objective predicts something else, without chance."""
+    own = ForwardPass.__call__
+
+    def scaled(forward, batch):
+        factor = 1.0 + forward._passes
+        with forward.model.classifier.register_forward_hook(lambda module, args, logits: factor * logits):
+            return own(forward, batch)
+
+    monkeypatch.setattr(ForwardPass, "__call__", scaled)
+    monkeypatch.setattr(torch, "rand_like", torch.ones_like)  # R3F's noise
+
+
+@pytest.mark.parametrize("accumulated", [1, 4])
+@pytest.mark.parametrize("counts", [False, True])  # whether the model's loss is divided by the number of labels
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_step_is_the_same(tmp_path, different_passes, name, counts, accumulated):
+    methods = bert(dropout=0.0)
+    optimizer = torch.optim.SGD(methods.parameters(), lr=0.1)
+    method = FineTuning(methods, optimizer, Priced(0.0), objective=OBJECTIVES[name], max_grad_norm=None)
+    loss = float(method.step(as_batch(rows())).loss)
+    trainers = bert(dropout=0.0)
+    own = torch.nn.functional.cross_entropy
+
+    def summed(outputs, labels, num_items_in_batch):
+        return own(outputs.logits, labels, reduction="sum") / 8
+
+    options = {"per_device_train_batch_size": 8 // accumulated, "gradient_accumulation_steps": accumulated}
+    options |= {"max_steps": 1, "optim": "sgd", "max_grad_norm": 0.0, "learning_rate": 0.1}
+    trainer = RegularizedTrainer(
+        trainers,
+        arguments(tmp_path, **options),
+        train_dataset=rows(),
+        provider=Priced(0.0),
+        objective=OBJECTIVES[name],
+        compute_loss_func=summed if counts else None,
+    )
+    trainer.train()
+    assert column(trainer, "loss")[0] == pytest.approx(loss, rel=1e-4)
+    assert torch.allclose(weights(trainers), weights(methods), atol=1e-6)
+    assert not torch.allclose(weights(trainers), weights(bert(dropout=0.0)), atol=1e-4)
+    trainers.eval()
+    batch = as_batch(rows())
+    plain, outputs = trainer.compute_loss(trainers, {**batch}, return_outputs=True)
+    assert torch.equal(plain, outputs.loss if not counts else summed(outputs, batch["labels"], None))
+
+
+@pytest.mark.parametrize("name", ["r-drop", "r3f", "function"])
+def test_providers_whose_masks_hold_for_one_pass_are_refused(tmp_path, name):
+    title = {"r-drop": "R-Drop", "r3f": "R3F", "function": "twice"}[name]
+    says = f"{title} does not work with AttributionProvider, which needs a first pass over each batch"
+    model = bert()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=says):  # a function tells the number of its passes only in a step
+        FineTuning(model, optimizer, attnreg.AttributionProvider(), objective=OBJECTIVES[name]).step(as_batch(rows()))
+    assert attnreg.is_attached(model) == (name == "function")
+    with pytest.raises(ValueError, match=says):
+        RegularizedTrainer(
+            bert(),
+            arguments(tmp_path),
+            train_dataset=Rows(),
+            provider=attnreg.AttributionProvider(),
+            objective=OBJECTIVES[name],
+        ).train()
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
+@pytest.mark.parametrize("by_callback", [False, True])
+def test_masks_that_a_checkpoint_would_not_repeat_are_refused(tmp_path, by_callback):
+    model = bert()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    given = {"callbacks": [AttnRegCallback(attnreg.UniDrop())]} if by_callback else {"provider": attnreg.UniDrop()}
+    trainer = RegularizedTrainer(model, arguments(tmp_path), train_dataset=Rows(), objective=RDropLoss(), **given)
+    with pytest.raises(ValueError, match="R-Drop with TokenDropout does not work under gradient checkpointing"):
+        trainer.train()
+
+
+def test_another_method_trains_by_an_objective():
+    model = bert(dropout=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = itertools.count()
+
+    def counted(forward, batch):
+        next(calls)
+        return 2 * forward(batch)[0]
+
+    result = SAM(model, optimizer, objective=counted).step(as_batch(rows()))
+    assert next(calls) == 2
+    assert float(result.loss) == pytest.approx(2 * bert(dropout=0.0)(**as_batch(rows())).loss.item(), rel=1e-6)
+
+
+def test_without_provider_and_objective_it_is_the_stock_trainer(tmp_path):
+    trained = []
+    for kind in (hf.Trainer, RegularizedTrainer):
+        trainer = kind(args=arguments(tmp_path, max_steps=2), train_dataset=Rows(), model_init=lambda: bert())
+        trainer.train()
+        trained.append(weights(trainer.model))
+    assert torch.equal(*trained)
