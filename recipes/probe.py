@@ -27,8 +27,8 @@ def probe(
 
     Example: attnreg recipe probe --task cola --p 0.3 --q 0,0.5,1
     """
-    from attnreg.experiments.results.plots.probe import plot_probe
-    from attnreg.experiments.results.probing import probed_scores
+    from attnreg.experiments.results.evaluation import probed_scores
+    from attnreg.experiments.results.plots.run import plot_probe
 
     if run.kind.generates:
         raise click.UsageError(f"Probing needs a task without generated text, got {run.task.name}.")

@@ -7,8 +7,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 import attnreg
-from attnreg.experiments.options.repeating import command_of
-from attnreg.experiments.runs.catalogue import load_command
+from attnreg.experiments.runs.command import load_command
 from tests.commands import ran, read_lines
 
 TINY = ["--train-size", 32, "--batch-size", 8, "--epochs", 1, "--device", "cpu"]
@@ -77,7 +76,7 @@ COMMANDS = [
 @pytest.mark.parametrize("args", COMMANDS, ids=lambda args: args[0])
 def test_the_command_has_the_options_of_the_run(args):
     settings = load_command(args[0]).settings(args[1:])
-    words = shlex.split(command_of(settings))
+    words = shlex.split(settings.command())
     assert words[:3] == ["attnreg", "recipe", args[0]]
     assert load_command(words[2]).settings(words[3:]).to_dict() == settings.to_dict()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.utils.class_weight import compute_class_weight
 
-from attnreg.experiments.runs.catalogue import load_command
+from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.run import Run
 from attnreg.training import WeightedCrossEntropy, balanced_weights
 from tests import task_data as made

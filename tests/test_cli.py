@@ -13,7 +13,7 @@ import transformers as hf
 from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from attnreg.experiments.results.reporting import print_table
+from attnreg.experiments.results.report import print_table
 from tests.commands import assert_sentence, ran
 
 ROOT = Path(__file__).parent.parent

@@ -11,12 +11,8 @@ from scipy import stats
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from attnreg.experiments.compare.report import write_report
-from attnreg.experiments.results.plots.confusion import plot_confusion
-from attnreg.experiments.results.plots.dark import PAGE, darkened
-from attnreg.experiments.results.plots.forest import plot_forest
-from attnreg.experiments.results.plots.search import plot_search
-from attnreg.experiments.results.plots.seeds import plot_seeds
-from attnreg.experiments.results.plots.style import picture
+from attnreg.experiments.results.plots.comparison import plot_confusion, plot_forest, plot_search, plot_seeds
+from attnreg.experiments.results.plots.style import PAGE, darkened, picture
 from attnreg.experiments.tasks.metrics import METRICS
 from tests.test_compare_study import study_of, table, write
 from tests.test_plots import keeping

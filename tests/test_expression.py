@@ -6,7 +6,7 @@ import pytest
 from transformers import BertConfig, BertModel
 
 import attnreg
-from attnreg.experiments.runs.provider_file import read_provider
+from attnreg.experiments.options.provider import read_provider
 from attnreg.regularizer.saving import describe
 from tests.commands import assert_sentence, ran
 

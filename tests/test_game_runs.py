@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from attnreg.experiments.runs.catalogue import load_command
+from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.rewards import plan_rounds
 from attnreg.experiments.tasks import get_task
 from tests.commands import ran, read_lines

@@ -6,9 +6,10 @@ import inspect
 import click
 import pytest
 
+from attnreg.experiments.options.catalogue import recipe_files, summary
 from attnreg.experiments.options.option import argument
 from attnreg.experiments.options.settings import Settings
-from attnreg.experiments.runs.catalogue import load_command, recipe_files, summary
+from attnreg.experiments.runs.command import load_command
 
 SOURCES = {
     "attendout": ["attnreg.training:AttackerDefender", "attnreg:GNetProvider.for_model"],

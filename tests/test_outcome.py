@@ -9,8 +9,7 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.experiments.runs.passes import PassCounter
-from attnreg.experiments.runs.telemetry import Telemetry
+from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
 from attnreg.experiments.tasks import get_task, load_model, load_splits
 from attnreg.experiments.tasks.metrics import calibration_error
 from attnreg.training import AttackerDefender, FineTuning, StepResult, TwoPass

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnreg.experiments.folder.state_files import read_state
+from attnreg.experiments.runs.checkpoint import read_state
 from attnreg.experiments.setup.stopping import Selection
 from tests.commands import assert_sentence, invoke, ran, read_lines
 from tests.test_run_data import make, texts, trained_on

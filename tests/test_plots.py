@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import attnreg
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.plots.attention import plot_attention
-from attnreg.experiments.results.plots.seeds import plot_seeds
+from attnreg.experiments.results.plots.comparison import plot_seeds
 from attnreg.experiments.results.plots.style import COLORS, styles
 from tests.commands import invoke, ran
 

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import attnreg
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.plots.attention import plot_attention
-from attnreg.experiments.results.plots.of_run import plot_run
+from attnreg.experiments.results.plots.run import plot_run
 from tests import task_data
 from tests.commands import invoke, ran
 from tests.test_plots import keeping

@@ -6,7 +6,7 @@ import pytest
 
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.study import Study
-from attnreg.experiments.runs.catalogue import load_command
+from attnreg.experiments.runs.command import load_command
 from tests.commands import assert_sentence, ran
 
 PAPER = {

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from attnreg.experiments.runs.loss_trend import growing_loss
+from attnreg.experiments.runs.divergence import growing_loss
 from tests import task_data as made
 from tests.commands import assert_sentence, ran
 

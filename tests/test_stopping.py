@@ -16,7 +16,7 @@ import pytest
 
 import attnreg
 from attnreg.experiments.compare import launch
-from attnreg.experiments.folder.state_files import read_state
+from attnreg.experiments.runs.checkpoint import read_state
 from attnreg.experiments.runs.progress import Progress
 from tests.commands import invoke, ran, read_lines
 

@@ -13,7 +13,6 @@ from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.plan import read_plan
 from attnreg.experiments.compare.plan_report import write_plan_report
 from attnreg.experiments.compare.power import practically_equal
-from attnreg.experiments.results import saved
 from attnreg.experiments.tasks import get_task, load_splits
 from tests.commands import assert_sentence, ran
 from tests.task_data import write_rows
@@ -241,7 +240,7 @@ def test_a_study_that_is_stopped_scores_nothing_further(cli, tmp_path, monkeypat
         return start
 
     monkeypatch.setattr(launch, "local", local)
-    monkeypatch.setattr(saved, "score_saved", lambda *args, **options: pytest.fail("scored"))
+    monkeypatch.setattr(saved_model, "score_saved", lambda *args, **options: pytest.fail("scored"))
     path = file_of(tmp_path, score_on=[{"split": "test"}], equivalence=None, primary=None)
     assert_sentence(cli("compare", "--study", path), 1, "Stopped. Repeat the command to continue.$")
     assert {path.parent.name for path in tmp_path.rglob("report.md")} == {"agreement-train_size=64", "mine"}

@@ -10,7 +10,7 @@ from torch import nn
 import attnreg
 from attnreg.experiments.folder.writer import RunFolder
 from attnreg.experiments.options.settings import OPTIMIZERS, SCHEDULES
-from attnreg.experiments.runs.catalogue import load_command
+from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.run import Run
 from attnreg.training import named_optimizer
 from attnreg.training.optim import OptimizerName

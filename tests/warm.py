@@ -185,7 +185,7 @@ def warm_up():
 
     for name in (
         "integrations",
-        *(f"experiments.{name}" for name in ("cli.main", "compare.launch", "compare.study", "results.plots.of_run")),
+        *(f"experiments.{name}" for name in ("cli.main", "compare.launch", "compare.study", "results.plots.run")),
         *(f"experiments.{name}" for name in ("runs.run", "tasks.metrics")),
     ):
         importlib.import_module(f"attnreg.{name}")

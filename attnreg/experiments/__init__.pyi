@@ -4,7 +4,7 @@ from attnreg.experiments.options.option import Numbers as Numbers
 from attnreg.experiments.options.option import argument as argument
 from attnreg.experiments.options.option import option as option
 from attnreg.experiments.options.option import preset as preset
+from attnreg.experiments.options.provider import provider_option as provider_option
 from attnreg.experiments.results.evaluation import evaluate as evaluate
-from attnreg.experiments.runs.command import provider_option as provider_option
 from attnreg.experiments.runs.command import recipe as recipe
 from attnreg.experiments.runs.run import Run as Run

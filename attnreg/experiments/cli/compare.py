@@ -9,9 +9,8 @@ import click
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.cli.shared import given, usual_jobs, without_rows
-from attnreg.experiments.options.option import option, together
+from attnreg.experiments.options.option import GroupedCommand, option, together
 from attnreg.experiments.options.settings import OUTPUT, shared_options
-from attnreg.experiments.runs.command import GroupedCommand
 
 if TYPE_CHECKING:
     from attnreg.experiments.compare.plan import Plan
@@ -143,7 +142,7 @@ def _make(plan: Plan, own: dict[str, Any]) -> None:
     from attnreg.experiments.compare.make import make, show
     from attnreg.experiments.compare.plan_report import write_plan_report
     from attnreg.experiments.compare.scoring import score_further
-    from attnreg.experiments.results.reporting import print_table
+    from attnreg.experiments.results.report import print_table
 
     console, troubles, stopped, threads = Console(), list[str](), False, own["threads"]
     for study in plan.studies.values():

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.runs.catalogue import find_recipe
+from attnreg.experiments.options.catalogue import find_recipe
 
 
 @click.command("copy", epilog="Example: attnreg copy attendout mine.py && attnreg recipe mine.py --epochs 5")

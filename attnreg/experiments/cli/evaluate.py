@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from attnreg.errors import UsageError
-from attnreg.experiments.options.option import option, together
+from attnreg.experiments.options.option import GroupedCommand, option, together
 from attnreg.experiments.options.settings import DATA, OUTPUT, shared_options
-from attnreg.experiments.runs.command import GroupedCommand
 from attnreg.experiments.tasks.built_in import TASKS
 
 RUNNING = "Running"
@@ -70,7 +69,7 @@ def evaluate(
     classes of another task are matched by name. For an mnli model on hans, neutral and contradiction count as
     non-entailment.
     """
-    from attnreg.experiments.results.saved import score_saved, submit_saved
+    from attnreg.experiments.results.saved_model import score_saved, submit_saved
 
     shared: dict[str, Any] = {
         "data_dir": data_dir,

@@ -8,8 +8,8 @@ import click
 
 import attnreg
 from attnreg._lazy import REGULARIZERS, listed_names
+from attnreg.experiments.options.catalogue import recipe_files, summary
 from attnreg.experiments.options.option import parsed
-from attnreg.experiments.runs.catalogue import recipe_files, summary
 from attnreg.experiments.tasks.built_in import TASKS
 
 _NOT_BY_NAME = {"MaskProvider", "HiddenProvider", "Compose"}  # the base classes, and the class behind `&`

@@ -21,7 +21,7 @@ def plot(run: Path, layer: int) -> None:
     """
     if not run.is_dir():
         raise InputError(f"Run folder {run} not found.")
-    from attnreg.experiments.results.plots.of_run import has_attention, plot_run
+    from attnreg.experiments.results.plots.run import has_attention, plot_run
 
     for path in plot_run(run, layer):
         click.echo(path)

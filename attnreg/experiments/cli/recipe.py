@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from attnreg.experiments.runs.catalogue import load_command, recipe_files, summary
+from attnreg.experiments.options.catalogue import recipe_files, summary
+from attnreg.experiments.runs.command import load_command
 
 
 class _Recipes(click.Group):

@@ -11,9 +11,8 @@ import click
 
 from attnreg.errors import InputError
 from attnreg.experiments.cli.shared import given, usual_jobs, without_rows
-from attnreg.experiments.options.option import option, together
+from attnreg.experiments.options.option import GroupedCommand, option, together
 from attnreg.experiments.options.settings import OUTPUT, TASK_OPTIONS, shared_options
-from attnreg.experiments.runs.command import GroupedCommand
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -147,7 +146,7 @@ def _make(made: Search, trials: Trials, jobs: int, threads: int, console: Consol
 
 def _show(made: Search, trials: Trials, console: Console, command: Sequence[str]) -> None:
     from attnreg.experiments.compare.search import report
-    from attnreg.experiments.results.reporting import print_table
+    from attnreg.experiments.results.report import print_table
 
     table = report.write_report(made, trials, command)
     winner = made.winner(trials)

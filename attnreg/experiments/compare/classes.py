@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnreg.experiments.compare.group import Group
-from attnreg.experiments.results.plots.reliability import Reliability
+from attnreg.experiments.results.plots.comparison import Reliability
 
 MOST_CLASSES = 20  # to show one by one
 BINS = 15  # as many as in the calibration error

@@ -12,12 +12,15 @@ from attnreg.experiments.compare.document import Block, Paragraph, Picture
 from attnreg.experiments.compare.group import Group, paired
 from attnreg.experiments.compare.statistics import paired_difference
 from attnreg.experiments.compare.study import Study
-from attnreg.experiments.results.plots.confusion import plot_confusion
-from attnreg.experiments.results.plots.forest import plot_forest
-from attnreg.experiments.results.plots.learning import plot_learning
-from attnreg.experiments.results.plots.reliability import plot_reliability
-from attnreg.experiments.results.plots.search import plot_search
-from attnreg.experiments.results.plots.seeds import ANYTHING, plot_seeds
+from attnreg.experiments.results.plots.comparison import (
+    ANYTHING,
+    plot_confusion,
+    plot_forest,
+    plot_learning,
+    plot_reliability,
+    plot_search,
+    plot_seeds,
+)
 from attnreg.experiments.results.plots.style import dark_path
 from attnreg.experiments.tasks.metrics import METRICS
 

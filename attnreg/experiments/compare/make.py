@@ -13,7 +13,7 @@ from attnreg.experiments.compare.launch import Launcher
 from attnreg.experiments.compare.planned import PlannedRun, finished_of
 from attnreg.experiments.compare.report import write_report
 from attnreg.experiments.compare.study import Study
-from attnreg.experiments.results.reporting import print_table
+from attnreg.experiments.results.report import print_table
 
 
 def make(study: Study, launch: Launcher, jobs: int | None, console: Console) -> str | None:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from attnreg.errors import UsageError
 from attnreg.experiments.compare.winner import Winner
-from attnreg.experiments.runs.catalogue import load_command
-from attnreg.experiments.runs.command import RecipeCommand
+from attnreg.experiments.runs.command import RecipeCommand, load_command
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _ALIAS = re.compile(r"([A-Za-z0-9]\w*(?:-\w+)*)=(?=\S)")

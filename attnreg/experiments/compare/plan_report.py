@@ -22,7 +22,7 @@ from attnreg.experiments.compare.scoring import score_on
 from attnreg.experiments.compare.statistics import Difference, holm, paired_difference
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.compare.tables import difference_cells, p_cell
-from attnreg.experiments.results.plots.forest import plot_forest
+from attnreg.experiments.results.plots.comparison import plot_forest
 from attnreg.experiments.results.plots.style import dark_path
 
 Groups = Mapping[str, Mapping[str, Group]]  # by comparison and method

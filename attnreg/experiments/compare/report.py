@@ -15,7 +15,7 @@ from attnreg.experiments.compare.group import Group, check_rows
 from attnreg.experiments.compare.incomplete import incomplete
 from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.study import Study
-from attnreg.experiments.results.reporting import rounds_played
+from attnreg.experiments.results.report import rounds_played
 
 
 def write_report(study: Study) -> list[Table]:

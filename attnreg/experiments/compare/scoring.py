@@ -11,7 +11,6 @@ from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.compare.plan import Scoring
 from attnreg.experiments.compare.planned import PlannedRun, finished_of
 from attnreg.experiments.compare.study import Study
-from attnreg.experiments.results.request import request
 
 
 def score_further(study: Study, scorings: Sequence[Scoring], device: str | None = None) -> list[str]:
@@ -32,7 +31,7 @@ def score_further(study: Study, scorings: Sequence[Scoring], device: str | None 
 
 def _score(run: PlannedRun, scoring: Scoring, device: str | None) -> str | None:
     """Score a run; return why it failed, if so."""
-    from attnreg.experiments.results.saved import score_saved  # late: it imports torch
+    from attnreg.experiments.results.saved_model import score_saved  # late: it imports torch
 
     try:
         score_saved(
@@ -52,6 +51,8 @@ def _score(run: PlannedRun, scoring: Scoring, device: str | None) -> str | None:
 
 def score_on(run: PlannedRun, scoring: Scoring) -> dict[str, Any] | None:
     """Return the metrics of a run on further data; ``None`` until it is scored on these data."""
+    from attnreg.experiments.results.saved_model import request  # late: it imports torch
+
     path = run.folder / "evaluations" / f"{_file(scoring)}.json"
     asked = request({"task": scoring.task}, scoring.data_dir, scoring.split, scoring.max_length, scoring.classes)
     try:

@@ -15,7 +15,7 @@ from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.power import detectable, seeds_needed
 from attnreg.experiments.compare.statistics import Difference, bootstrap_over_rows, holm, paired_difference
 from attnreg.experiments.compare.study import Study
-from attnreg.experiments.options.settings import as_typed
+from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.tasks.metrics import CONFUSION, METRICS
 
 

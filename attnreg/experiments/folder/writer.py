@@ -15,7 +15,6 @@ from attnreg import __version__
 from attnreg._files import SUMS, checksums_of, exclusive, replaced_file, replaced_folder
 from attnreg.errors import InputError, StoppedError
 from attnreg.experiments.folder.reader import LOCK, RunReader
-from attnreg.experiments.folder.state_files import recover_states, write_state
 from attnreg.experiments.options.content import changed
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.tasks.lora import save_model
@@ -104,7 +103,6 @@ class RunFolder:
         with exclusive(self.path / LOCK) as free:
             if not free:
                 raise InputError(f"Another process is writing to {self.path}.")
-            recover_states(self.checkpoints)
             yield
 
     @contextmanager
@@ -123,11 +121,6 @@ class RunFolder:
                 f"Cannot write the run's files: {error}. {self.last_good()}",
                 can_go_on=any(self.checkpoints.glob("step-*")),
             ) from error
-
-    def save_checkpoint(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint, then remove the previous one."""
-        if self.writer:
-            write_state(self.checkpoints, step, state)
 
     def remove_checkpoints(self) -> None:
         """Remove the checkpoints of a finished run."""

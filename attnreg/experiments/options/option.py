@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,21 @@ class Option(click.Option):
     def __init__(self, *args: Any, group: str = METHOD, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command that lists its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options group by group."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                groups.setdefault(getattr(parameter, "group", "Other"), []).append(record)
+        for name, records in groups.items():
+            with formatter.section(f"{name} options"):
+                formatter.write_dl(records)
 
 
 class Numbers(click.ParamType):
@@ -83,6 +99,31 @@ def option(*flags: str, group: str = METHOD, **kwargs: Any) -> Callable[[Any], A
 def together(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     """Make one decorator of several options, listed in this order."""
     return lambda function: functools.reduce(lambda done, each: each(done), reversed(options), function)
+
+
+def as_typed(flag: str, value: Any) -> str:
+    r"""Format an option as it is typed on the command line; an empty string if it is not given.
+
+    Args:
+        flag: flag of the option, such as ``--layers``, or the name of a positional argument.
+        value: the parsed value.
+
+    Example:
+        >>> as_typed("--layers", [0, 1]), as_typed("--provider", "A('x') & B()"), as_typed("words", ["a", "b c"])
+        ('--layers 0,1', '--provider "A(\'x\') & B()"', "a 'b c'")
+        >>> as_typed("--resume", True), as_typed("--resume", False)
+        ('--resume', '')
+    """
+    if value is None or value is False or value == []:
+        return ""
+    if value is True:
+        return flag
+    words = [str(each) for each in value] if isinstance(value, list) else [str(value)]
+    if not flag.startswith("-"):
+        return shlex.join(words)
+    text = ",".join(words)
+    plain = not set(text) & set('"$`!\\')  # a shell leaves such a text unchanged within double quotes
+    return f'{flag} "{text}"' if "'" in text and plain else f"{flag} {shlex.quote(text)}"
 
 
 @dataclass(frozen=True)

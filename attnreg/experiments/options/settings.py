@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
+from attnreg.experiments.options.catalogue import is_built_in
 from attnreg.experiments.options.content import content_of
-from attnreg.experiments.options.option import option
+from attnreg.experiments.options.option import as_typed, option
 from attnreg.experiments.tasks.choice import choose_task
 from attnreg.experiments.tasks.kinds import KINDS
 from attnreg.experiments.tasks.task import Task
@@ -308,6 +309,27 @@ class Settings:
         """Return what the results depend on besides these options; see :func:`.content.content_of`."""
         return content_of(self.recipe_file, self.data_dir)
 
+    def command(self) -> str:
+        """Return the command that repeats the run: its recipe, and all options that affect the results.
+
+        Example:
+            >>> from attnreg.experiments.runs.command import load_command
+            >>> load_command("mixout").settings(["--p", "0.5", "--seed", "3"]).command()
+            'attnreg recipe mixout --task agreement --max-length 32 ... --select last --seed 3 --p 0.5'
+        """
+        shared = [each for each in dataclasses.fields(self) if "option" in each.metadata]
+        kept = [each for each in shared if each.name not in NOT_COMPARED and each.name != "task"]
+        changed = [each.name for each in kept if getattr(self, each.name) != each.default]
+        values = {"task": self.task, **{name: getattr(self, name) for name in changed}, **self.own}
+        file = self.recipe_file
+        words = ["attnreg", "recipe", self.recipe if file is None or is_built_in(file) else shlex.quote(file)]
+        for name, value in values.items():
+            if value is False and name in self.off_flags:
+                words.append(self.off_flags[name])
+            else:
+                words.append(as_typed(self.flag(name), str(value) if name == "data_dir" else value))
+        return " ".join(word for word in words if word)
+
     def flag(self, name: str) -> str:
         """Return the flag of an option, without a value."""
         return self.flags.get(name, f"--{name.replace('_', '-')}")
@@ -343,28 +365,3 @@ def shared_options(*scopes: str, defaults: Mapping[str, Any] | None = None) -> l
 
 SHARED = {each.name for each in dataclasses.fields(Settings) if each.metadata.get("scope") in ("task", "all")}
 TASK_OPTIONS = [each.name for each in dataclasses.fields(Settings) if each.metadata.get("scope") == "task"]
-
-
-def as_typed(flag: str, value: Any) -> str:
-    r"""Format an option as it is typed on the command line; an empty string if it is not given.
-
-    Args:
-        flag: flag of the option, such as ``--layers``, or the name of a positional argument.
-        value: the parsed value.
-
-    Example:
-        >>> as_typed("--layers", [0, 1]), as_typed("--provider", "A('x') & B()"), as_typed("words", ["a", "b c"])
-        ('--layers 0,1', '--provider "A(\'x\') & B()"', "a 'b c'")
-        >>> as_typed("--resume", True), as_typed("--resume", False)
-        ('--resume', '')
-    """
-    if value is None or value is False or value == []:
-        return ""
-    if value is True:
-        return flag
-    words = [str(each) for each in value] if isinstance(value, list) else [str(value)]
-    if not flag.startswith("-"):
-        return shlex.join(words)
-    text = ",".join(words)
-    plain = not set(text) & set('"$`!\\')  # a shell leaves such a text unchanged within double quotes
-    return f'{flag} "{text}"' if "'" in text and plain else f"{flag} {shlex.quote(text)}"

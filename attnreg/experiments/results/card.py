@@ -10,7 +10,6 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from attnreg import __version__
-from attnreg.experiments.options.repeating import command_of
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.lora import is_adapted, summary
 from attnreg.regularizer.base import MaskProvider
@@ -101,7 +100,7 @@ def model_card(run: Setup, provider: MaskProvider | None, result: Mapping[str, A
             "To repeat the training:",
             "",
             "```",
-            command_of(settings),
+            settings.command(),
             "```",
             "",
             "Before you share this model, add its licence to the first lines of this file.",

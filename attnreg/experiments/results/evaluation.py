@@ -1,10 +1,11 @@
-"""Evaluate a network on a task."""
+"""Evaluate a network on a task, also under the masks of a provider."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import itemgetter
-from typing import NamedTuple
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -13,8 +14,11 @@ from torch import Tensor, nn
 
 from attnreg.attribution.outputs import rows_of
 from attnreg.experiments.setup.batches import Labelled
+from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.kinds.kind import Kind, Record
 from attnreg.experiments.tasks.kinds.tokens import IGNORED
+from attnreg.injection import AttachHandle, attach
+from attnreg.regularizer.base import MaskProvider
 from attnreg.training.method import Batch
 
 
@@ -88,3 +92,37 @@ def _labels_in(batch: Batch) -> int:
     if labels is None:
         return rows_of(batch)
     return len(labels) if labels.is_floating_point() else int((labels != IGNORED).sum())
+
+
+class Probed(nn.Module):
+    """A network in which a provider looks at each batch right before the forward pass on it.
+
+    Args:
+        network: the network.
+        handle: handle of the attached provider.
+    """
+
+    def __init__(self, network: nn.Module, handle: AttachHandle) -> None:
+        super().__init__()
+        self.network = network
+        self._handle = handle  # not the provider itself: `eval()` of this module must not reach it
+
+    def forward(self, **batch: Any) -> Any:
+        """Make the first pass, if the provider needs one, then the masked one."""
+        self._handle.provider.attribute(self.network, batch)
+        return self.network(**batch)
+
+
+def probed_scores(run: Setup, network: nn.Module, provider: MaskProvider) -> dict[str, float]:
+    """Score a network in eval mode on dev, under a provider's masks.
+
+    The random state is the same afterwards, and the masks depend only on the run's seed.
+
+    Returns:
+        the metrics, and ``"dropped"``: the share of attention dropped in this process, mean over layers and batches.
+    """
+    cuda = [run.accelerator.device] if run.accelerator.device.type == "cuda" else []
+    with torch.random.fork_rng(cuda), attach(network, provider) as handle, handle.probing():
+        torch.manual_seed(run.settings.seed)
+        scores = evaluate(Probed(network, handle), run.dev, run.kind, run.accelerator)
+        return {**scores, "dropped": fmean(handle.rates.mean().values())}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,27 +13,13 @@ from typing import Any
 
 import click
 
-from attnreg.errors import UsageError
-from attnreg.experiments.options.option import option, together
+from attnreg.errors import InputError, UsageError
+from attnreg.experiments.options.catalogue import find_recipe
+from attnreg.experiments.options.option import GroupedCommand, together
 from attnreg.experiments.options.settings import LARGEST, TASK_OPTIONS, Settings, shared_options
 from attnreg.experiments.tasks.choice import choose_task
 
 _OF_LORA = ("lora_targets", "lora_alpha", "lora_dropout")
-
-
-class GroupedCommand(click.Command):
-    """A command that lists its options in groups."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options group by group."""
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and isinstance(parameter, click.Option):
-                groups.setdefault(getattr(parameter, "group", "Other"), []).append(record)
-        for name, records in groups.items():
-            with formatter.section(f"{name} options"):
-                formatter.write_dl(records)
 
 
 class RecipeCommand(GroupedCommand):
@@ -99,25 +86,31 @@ def recipe(
     return decorate
 
 
-def provider_option(*, required: bool = True) -> Callable[[Any], Any]:
-    """Make the option ``--provider``, an expression or a YAML file. The recipe receives the expression.
+def load_command(name: str) -> RecipeCommand:
+    """Load the command of a built-in recipe, or of your own recipe file.
 
-    Args:
-        required: whether the option must be given; if not, the recipe may receive ``None``.
+    Raises:
+        UsageError: if the recipe or the file does not exist.
+        InputError: if the file cannot be imported or does not define exactly one recipe.
     """
-
-    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
-        from attnreg.experiments.runs.provider_file import read_provider  # late: it imports torch
-
-        return None if text is None else read_provider(text)
-
-    return option(
-        "--provider",
-        required=required,
-        callback=read,
-        metavar="EXPRESSION|FILE.yaml",
-        help="Provider, or several joined by &, or a YAML file; see `attnreg list providers`.",
-    )
+    is_own = name.endswith(".py")
+    path = Path(name) if is_own else find_recipe(name)
+    if not path.is_file():
+        raise UsageError(f"Recipe file {name} not found.")
+    spec = importlib.util.spec_from_file_location(path.stem if is_own else f"attnreg.recipes.{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"Cannot import the recipe in {name}: {type(error).__name__}: {error}") from error
+    commands = [value for value in vars(module).values() if isinstance(value, RecipeCommand)]
+    if len(commands) != 1:
+        raise InputError(
+            f"{name} must define exactly one function under `@attnreg.experiments.recipe(...)`, found {len(commands)}."
+        )
+    return commands[0]
 
 
 def _settings(recipe: str, options: dict[str, Any]) -> Settings:

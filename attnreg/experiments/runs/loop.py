@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 import warnings
+from types import FrameType
 from typing import Any
 
 from accelerate.utils import set_seed
@@ -15,13 +17,10 @@ from attnreg.experiments.folder.history import History
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.evaluation import evaluate_all
 from attnreg.experiments.results.outcome import conclude, peak_memory
-from attnreg.experiments.runs.checkpoint import checkpoint, restore
-from attnreg.experiments.runs.divergence import DivergenceCheck
-from attnreg.experiments.runs.interruption import Interruption
-from attnreg.experiments.runs.loss_trend import growing_loss
-from attnreg.experiments.runs.passes import PassCounter
+from attnreg.experiments.runs.checkpoint import checkpoint, recover_states, restore, write_state
+from attnreg.experiments.runs.divergence import DivergenceCheck, growing_loss
 from attnreg.experiments.runs.progress import Progress
-from attnreg.experiments.runs.telemetry import Telemetry
+from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.setup.stopping import biased
 from attnreg.regularizer.asleep import asleep_for
@@ -79,6 +78,8 @@ def fit(method: TrainingMethod, run: Setup) -> History:
     run.accelerator.wait_for_everyone()  # all processes must have checked the folder before one writes to it
     loop = _Loop(method, run)
     with run.folder.locked(), run.folder.written(), Interruption() as loop.interruption:
+        if run.folder.writer:
+            recover_states(run.folder.checkpoints)
         run.accelerator.wait_for_everyone()  # until the writing process has made or recovered the folder
         if run.settings.resume and run.folder.begun:
             loop.restore()
@@ -199,7 +200,8 @@ class _Loop:
         run = self.run
         self.divergence.check(self.history.step)
         state = checkpoint(self.method, self.history, self.selection, self.telemetry, run.accelerator)
-        run.folder.save_checkpoint(self.history.step, state)
+        if run.folder.writer:
+            write_state(run.folder.checkpoints, self.history.step, state)
 
     def restore(self) -> None:
         """Continue from the last checkpoint."""
@@ -207,3 +209,39 @@ class _Loop:
         parts = (self.method, self.selection, self.telemetry)
         self.history = restore(run.folder.checkpoints, *parts, run.accelerator)
         run.folder.keep_lines(metrics=len(self.history.evaluations), telemetry=self.telemetry.written)
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Record the first SIGINT and the first SIGTERM within the block; the second of each acts as usual.
+
+    A signal that is ignored stays ignored. Outside the main thread, where Python handles no signals, nothing changes.
+
+    Example:
+        >>> with Interruption() as interruption:
+        ...     signal.raise_signal(signal.SIGTERM)
+        >>> interruption.signal.name
+        'SIGTERM'
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = signal.Signals(number)
+        signal.signal(number, self._before[self.signal])
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                # None means that the handler was not installed from Python, so it could not be restored.
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)

@@ -10,7 +10,7 @@ from typing import Any
 
 from attnreg.errors import UsageError
 from attnreg.experiments.folder.history import History
-from attnreg.experiments.results.reporting import report
+from attnreg.experiments.results.report import report
 from attnreg.experiments.runs.loop import fit
 from attnreg.experiments.setup.setup import Setup
 from attnreg.regularizer.base import MaskProvider

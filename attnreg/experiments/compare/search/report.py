@@ -14,7 +14,7 @@ from attnreg.experiments.compare.search.search import Search
 from attnreg.experiments.compare.search.trials import Trials, Tried
 from attnreg.experiments.compare.study import SEARCH_SEED
 from attnreg.experiments.compare.winner import Winner
-from attnreg.experiments.results.plots.progress import plot_progress
+from attnreg.experiments.results.plots.comparison import plot_progress
 from attnreg.experiments.results.plots.style import dark_path
 
 _BEST = 5

@@ -12,8 +12,8 @@ import yaml
 
 from attnreg.errors import InputError, did_you_mean
 from attnreg.experiments.compare.search.values import Choice, Values, literal, read_values
-from attnreg.experiments.options.settings import as_typed
-from attnreg.experiments.runs.catalogue import load_command
+from attnreg.experiments.options.option import as_typed
+from attnreg.experiments.runs.command import load_command
 
 if TYPE_CHECKING:
     from optuna.trial import Trial

@@ -13,10 +13,49 @@ from torch import Tensor, nn
 import attnreg
 from attnreg import functional
 from attnreg.attribution import explain
+from attnreg.errors import InputError
+from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.plots.style import picture
+from attnreg.experiments.tasks import choose_task, load_data, load_model
+from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.kinds.kind import REFERENCE
 from attnreg.masks import Mask
 from attnreg.regularizer.base import MaskProvider
 from attnreg.sites import AttentionSite
+
+LONGEST_SAMPLE = 18
+
+
+def plot_sample(run: RunReader, path: Path, layer: int) -> None:
+    """Plot the attention of the first dev row that is short enough to read; a training row if there is no dev split."""
+    chosen = choose_task(run.config["task"], **{name: run.config.get(name) for name in TASK_OPTIONS})
+    task, splits = load_data(chosen, run.config["data_dir"], needs_validation=False)
+    model, tokenizer = load_model(task, str(run.folder / "model"))
+    layers = int(model.config.num_hidden_layers)
+    if not 0 <= layer < layers:
+        raise InputError(f"Expected --layer from 0 to {layers - 1}, the layers of {run.folder}/model, got {layer}.")
+    kind = kind_class(task.kind)(task, tokenizer, run.config["max_length"])
+    rows = kind.encode(splits.get("validation", splits.get("train"))).remove_columns(REFERENCE)
+    number = next((i for i, ids in enumerate(rows["input_ids"]) if 8 <= kind.length(ids) <= LONGEST_SAMPLE), 0)
+    batch = kind.collate([rows[number]])
+    choice = 0
+    if task.choices:
+        with torch.no_grad():
+            choice = int(model.eval()(**batch).logits.argmax())
+    ids = batch["input_ids"].reshape(-1, batch["input_ids"].shape[-1])[choice]
+    length = int(batch["attention_mask"].reshape(-1, len(ids))[choice].nonzero().max()) + 1
+    tokens = tokenizer.convert_ids_to_tokens(ids[:length])
+    provider = _innermost(run.folder / "provider")
+    plot_attention(model, batch, tokens, provider, path, layer=layer, choice=choice)
+
+
+def _innermost(folder: Path) -> MaskProvider:
+    """Load the saved provider and unwrap it from ``CrossTuning``."""
+    provider = MaskProvider.from_pretrained(folder)
+    while isinstance(provider, attnreg.CrossTuning):
+        provider = provider.provider
+    return provider
 
 
 class _Watched(MaskProvider):

@@ -19,7 +19,6 @@ from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.evaluation import evaluate_all, predict
-from attnreg.experiments.results.request import absolute, request
 from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.setup.data_checks import cut_inputs
 from attnreg.experiments.tasks.choice import choose_task
@@ -274,3 +273,30 @@ def _made_before(path: Path, what: Mapping[str, Any]) -> bool | None:
         return all(content.get(key) == value for key, value in what.items())
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def request(
+    options: Mapping[str, str | None],
+    data_dir: str | None,
+    split: str,
+    max_length: int | None,
+    classes: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    """Return the arguments of :func:`score_saved` as they are written to its file.
+
+    Example:
+        >>> request({"task": None}, None, "test", 64, None)
+        {'options': {}, 'data_dir': None, 'split': 'test', 'max_length': 64, 'classes': {}}
+    """
+    return {
+        "options": {name: value for name, value in options.items() if value is not None},
+        "data_dir": absolute(data_dir),
+        "split": split,
+        "max_length": max_length,
+        "classes": dict(classes or {}),
+    }
+
+
+def absolute(folder: str | None) -> str | None:
+    """Return the absolute path of a folder; ``None`` stays ``None``."""
+    return None if folder is None else str(Path(folder).resolve())

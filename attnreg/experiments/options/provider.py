@@ -1,16 +1,37 @@
-"""Read providers from YAML files."""
+"""The option ``--provider``: an expression, or a YAML file."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import yaml
 
 from attnreg.errors import InputError
-from attnreg.regularizer.expressions import checked_expression, within_depth
+from attnreg.experiments.options.option import option
 
 SUFFIXES = (".yaml", ".yml")
+
+
+def provider_option(*, required: bool = True) -> Callable[[Any], Any]:
+    """Make the option ``--provider``, an expression or a YAML file. The recipe receives the expression.
+
+    Args:
+        required: whether the option must be given; if not, the recipe may receive ``None``.
+    """
+
+    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+        return None if text is None else read_provider(text)
+
+    return option(
+        "--provider",
+        required=required,
+        callback=read,
+        metavar="EXPRESSION|FILE.yaml",
+        help="Provider, or several joined by &, or a YAML file; see `attnreg list providers`.",
+    )
 
 
 def read_provider(text: str) -> str:
@@ -22,6 +43,8 @@ def read_provider(text: str) -> str:
     Raises:
         InputError: if the file does not exist or does not define a provider, or the expression is invalid.
     """
+    from attnreg.regularizer.expressions import checked_expression, within_depth  # late: they import torch
+
     with within_depth(text):
         return checked_expression(_of_yaml(Path(text)) if text.lower().endswith(SUFFIXES) else text)
 
