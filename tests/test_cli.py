@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +79,19 @@ def test_help_and_lists_do_not_wait_for_torch(args):
 
 def test_importing_the_package_does_not_import_torch():
     subprocess.run([sys.executable, "-c", "import attnreg, sys; assert 'torch' not in sys.modules"], check=True)
+
+
+def test_a_checkout_runs_its_own_recipes_beside_another_one_that_is_installed(tmp_path):
+    for folder in ("attnreg", "recipes"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    file = tmp_path / "recipes" / "finetune.py"
+    file.write_text(file.read_text().replace("Plain fine-tuning", "Changed fine-tuning"))
+    file.rename(file.with_name("tuned.py"))
+    for args in (["list", "recipes"], ["recipe", "tuned", "--help"]):
+        command = [sys.executable, "-m", "attnreg", *args]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=True)
+        assert "Changed fine-tuning" in done.stdout
 
 
 def test_lists_are_complete(cli):

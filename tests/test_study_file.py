@@ -13,6 +13,7 @@ from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.plan import read_plan
 from attnreg.experiments.compare.plan_report import write_plan_report
 from attnreg.experiments.compare.power import practically_equal
+from attnreg.experiments.results import saved_model
 from attnreg.experiments.tasks import get_task, load_splits
 from tests.commands import assert_sentence, ran
 from tests.task_data import write_rows
