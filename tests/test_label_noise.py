@@ -8,8 +8,8 @@ import torch
 import transformers as hf
 from datasets import Dataset
 
+from attnreg.experiments.setup.sampling import mislabel
 from attnreg.experiments.tasks import get_task, load_model, load_splits
-from attnreg.experiments.tasks.label_noise import mislabel
 from tests.commands import assert_sentence, ran
 
 NOISY = ["--train-size", 200, "--label-noise", 0.3, "--epochs", 1, "--batch-size", 50, "--device", "cpu"]

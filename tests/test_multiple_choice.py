@@ -124,6 +124,6 @@ def test_a_run_on_lists_with_letters(cli, tmp_path):
             rows.append({"q": cue, "choices": {"text": texts, "label": ["A", "B", "C"]}, "answerKey": "ABC"[right]})
         (tmp_path / "data" / f"{split}.json").write_text(json.dumps(rows))
     args = ["--task", "custom", "--kind", "multiple-choice", "--text-columns", "q", "--choice-columns", "choices", "--label-column", "answerKey"]  # fmt: skip
-    ran(cli("recipe", "ad-drop", *args, "--data-dir", "data", "--validation-rows", 8, "--model", "bert", "--epochs", 1, "--max-length", 16, "--device", "cpu", "--output-dir", "out"))  # fmt: skip
+    ran(cli("recipe", "ad-drop", *args, "--data-dir", "data", "--validation-rows", 8, "--label-noise", 0.25, "--model", "bert", "--epochs", 1, "--max-length", 16, "--device", "cpu", "--output-dir", "out"))  # fmt: skip
     assert {record["label"] for record in read_lines(tmp_path / "out" / "predictions.jsonl")} == {0, 1, 2}
     assert "test, 32 rows" in ran(cli("evaluate", "out", "--split", "test", "--device", "cpu")).output

@@ -19,10 +19,10 @@ def trivial_scores(run: Setup, scored_train: Any) -> dict[str, Any] | None:
         ``predictor`` (its name), and the metrics on ``dev`` and ``train``; ``None`` if the kind of task has no such
         predictor.
     """
-    name = run.kind.trivial_predictor
-    if name is None:
+    trivial = run.kind.trivial(run.train_rows[REFERENCE][:])
+    if trivial is None:
         return None
-    answer = run.kind.trivial_answer(run.train_rows[REFERENCE][:])
+    name, answer = trivial
     scores = {
         split: run.kind.score([{"label": label, "prediction": answer} for label in rows[REFERENCE][:]])
         for split, rows in (("dev", run.dev_rows), ("train", scored_train))

@@ -117,11 +117,11 @@ def metric_score(run: Setup) -> Score:
     Raises:
         UsageError: if the task has several labels per row, or its answers are text.
     """
-    if run.task.kind not in ("classification", "multiple-choice", "regression"):
+    whole = run.kind.one_class_per_row
+    if not whole and not run.kind.one_number_per_row:
         raise UsageError(f"Expected --score loss for the {run.task.kind} task {run.task.name}, got metric.")
 
     def metric(labels: list[float], predictions: list[float]) -> float:
-        whole = run.task.kind != "regression"
         records = [
             {"label": int(a) if whole else a, "prediction": int(b) if whole else b}
             for a, b in zip(labels, predictions, strict=True)

@@ -27,7 +27,7 @@ class WatchedWord:
     """
 
     def __init__(self, run: Setup, generator: GNetProvider, word: str) -> None:
-        if run.kind.processor != "AutoTokenizer":
+        if run.kind.reads_images:
             raise InputError(f"--watch is for text, but {run.task.name} is of kind {run.task.kind}: remove it.")
         tokens = run.tokenizer(word, add_special_tokens=False)["input_ids"]
         if not tokens or (tokens[0] == run.tokenizer.unk_token_id and word != run.tokenizer.unk_token):

@@ -15,7 +15,6 @@ from attnreg.experiments.tasks.task import Task
 CHECKED = 1000  # rows whose length is looked at
 MUCH = 0.2  # of these rows
 _UNCUT = 1_000_000
-_SHOWN = 5
 
 
 def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> list[str]:
@@ -29,9 +28,9 @@ def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "de
     """
     found = (
         shared_rows(kind.task, train, dev, scored_on),
-        absent_classes(kind, train),
+        *kind.label_warnings(train),
         similar_classes(kind.task.labels),
-        empty_texts(kind.task, train),
+        None if kind.skips_empty_rows else empty_texts(kind.task, train),
         cut_inputs(kind, train),
     )
     return [f"Warning: {sentence}" for sentence in found if sentence is not None]
@@ -55,24 +54,6 @@ def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev"
         f"{count} of {len(dev)} {scored_on} rows {'is' if count == 1 else 'are'} also in train (same texts), so the "
         "score is too high: remove such rows from train."
     )
-
-
-def absent_classes(kind: Kind, train: Dataset) -> str | None:
-    """Name the classes that no training row has."""
-    if kind.needs_choices and 0 not in kind.gold(kind.task, train):
-        return "the first choice is right in no training row: numbers of choices count from 0, not from 1."
-    if not kind.has_classes:
-        return None
-    labels = {label for row in kind.gold(kind.task, train) for label in (row if isinstance(row, list) else [row])}
-    names = kind.task.labels
-    if len(labels) == 1:
-        return f"all training rows have the class {names[labels.pop()]}, so there is nothing to learn."
-    absent = [name for number, name in enumerate(names) if number not in labels]
-    if not absent:
-        return None
-    more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
-    which = f"class {absent[0]}" if len(absent) == 1 else f"classes {', '.join(absent[:_SHOWN])}{more}"
-    return f"no training row has the {which}: raise --train-size, or add such rows."
 
 
 def similar_classes(labels: Sequence[str]) -> str | None:
@@ -99,8 +80,6 @@ def empty_texts(task: Task, train: Dataset) -> str | None:
         >>> empty_texts(get_task("cola"), Dataset.from_dict({"sentence": ["a", " ", ""]}))
         '2 of 3 training rows have no text in sentence: remove or fill them.'
     """
-    if task.kind == "masked-lm":  # which skips such rows
-        return None
     empty = [[_is_empty(text) for text in column_of(train, name)] for name in (*task.columns, *task.choices)]
     rows = list(zip(*empty, strict=True))
     texts = len(task.columns)

@@ -1,4 +1,4 @@
-"""Choose the rows that a run trains on and is scored on."""
+"""Choose the rows that a run trains on and is scored on, and those that get a wrong label."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from datasets import Dataset
+
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.tasks.columns import column_of, plain_label
 from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.kinds.kind import REFERENCE
 from attnreg.experiments.tasks.task import Task
 
 _OF_FOLDS = 0  # the seed of the order that --folds divides, the same for all runs
@@ -70,6 +74,37 @@ def stratified(labels: Sequence[Hashable], size: int) -> list[int]:
     for label in most_left[: size - sum(count.values())]:
         count[label] += 1
     return sorted(row for label, rows in of_class.items() for row in rows[: count[label]])
+
+
+def mislabel(rows: Dataset, share: float, classes: int, seed: int) -> tuple[Dataset, dict[int, int]]:
+    """Give a share of encoded rows a wrong label, uniformly among the other classes.
+
+    Args:
+        rows: encoded rows with one class each.
+        share: share of the rows, in ``[0, 1]``; the number of rows is rounded.
+        classes: number of classes.
+        seed: seed of the draw.
+
+    Returns:
+        the rows, and the true label of each wrong row by its number, in order.
+
+    Example:
+        >>> from datasets import Dataset
+        >>> rows = Dataset.from_dict({"labels": [0, 1, 0, 1], "reference": [0, 1, 0, 1]})
+        >>> noisy, truth = mislabel(rows, 0.5, classes=2, seed=0)
+        >>> [noisy["labels"][number] != label for number, label in truth.items()]
+        [True, True]
+    """
+    draw = np.random.default_rng(seed)
+    labels = np.array(rows["labels"][:])
+    wrong = np.sort(draw.permutation(len(labels))[: round(share * len(labels))])
+    truth = {int(number): int(labels[number]) for number in wrong}
+    labels[wrong] = (labels[wrong] + draw.integers(1, classes, len(wrong))) % classes
+
+    def relabelled(_: object, number: int) -> dict[str, int]:
+        return {"labels": int(labels[number]), REFERENCE: int(labels[number])}
+
+    return rows.map(relabelled, with_indices=True, keep_in_memory=True), truth
 
 
 def _shots(labels: Sequence[Hashable], each: int) -> list[int]:

@@ -20,12 +20,11 @@ from attnreg.experiments.folder.writer import RunFolder
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order
 from attnreg.experiments.setup.data_checks import data_warnings
-from attnreg.experiments.setup.sampling import choose_rows
+from attnreg.experiments.setup.sampling import choose_rows, mislabel
 from attnreg.experiments.setup.stopping import STOPPING, Selection
 from attnreg.experiments.setup.trackers import check_trackers, flattened, tracked
 from attnreg.experiments.tasks.dropout import dropout_fields
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.label_noise import mislabel
 from attnreg.experiments.tasks.loading.data import load_data
 from attnreg.experiments.tasks.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
 from attnreg.experiments.tasks.model import check_length, load_pretrained
@@ -250,7 +249,7 @@ class Setup:
             raise UsageError(
                 f"--label-noise is for classification, but {self.task.name} is a {self.task.kind} task: remove it."
             )
-        classes, seed = len(self.task.labels), self.settings.seed
+        classes, seed = self.kind.num_classes, self.settings.seed
         self.train_rows, self.true_labels = mislabel(self.train_rows, share, classes, seed)
         if self.scored_on == "held-out":  # rows held out of noisy data are noisy
             self.dev_rows, _ = mislabel(self.dev_rows, share, classes, seed + 1)

@@ -132,16 +132,16 @@ def names_of(values: Iterable[Any], names: Sequence[str] | None) -> list[str]:
     return [*map(str, sorted(integers)), *sorted(words)]
 
 
-def other_kind(label: Any) -> str | None:
-    """Return the kind of task that has such labels, if they can be neither names nor numbers of classes.
+def may_be_class(label: Any) -> bool:
+    """Whether a label can be the name or the number of a class, or is missing.
 
     Example:
-        >>> [other_kind(label) for label in ("a", 1, 2.0, True, None, 0.5, ["a"], {"a": 1})]
-        [None, None, None, None, None, 'regression', 'tokens', '']
+        >>> [label for label in ("a", 1, 2.0, True, None, 0.5, ["a"]) if not may_be_class(label)]
+        [0.5, ['a']]
     """
     if isinstance(label, float):
-        return None if label.is_integer() or not math.isfinite(label) else "regression"
-    return None if label is None or isinstance(label, (str, int)) else "tokens" if isinstance(label, list) else ""
+        return label.is_integer() or not math.isfinite(label)
+    return label is None or isinstance(label, (str, int))
 
 
 def number_of(value: Any) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -36,14 +36,14 @@ class CausalLM(Kind):
     cannot match.
     """
 
-    head: ClassVar[str] = "AutoModelForCausalLM"
-    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "exact_match")
-    most_columns: ClassVar[int] = 1
-    usual_columns: ClassVar[tuple[str, ...]] = ("prompt",)
-    usual_label: ClassVar[str] = "completion"
-    needs_labels: ClassVar[bool] = False
-    has_text_labels: ClassVar[bool] = True
-    scored_train_rows: ClassVar[int] = 100  # generation is slow
+    head = "AutoModelForCausalLM"
+    metrics = ("accuracy", "exact_match")
+    most_columns = 1
+    usual_columns = ("prompt",)
+    usual_label = "completion"
+    needs_labels = False
+    has_text_labels = True
+    scored_train_rows = 100  # generation is slow
 
     @property
     @override

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from attnreg.errors import InputError
 from attnreg.experiments.tasks.columns import Classes, class_names, column_of, converted, top_column
-from attnreg.experiments.tasks.kinds.kind import Kind, Record
+from attnreg.experiments.tasks.kinds.kind import Kind, Record, absent_classes
 from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 class Classification(Kind):
     """One class per row, labelled by name or number."""
 
-    head: ClassVar[str] = "AutoModelForSequenceClassification"
+    head = "AutoModelForSequenceClassification"
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "macro_f1", "matthews_correlation")
-    has_classes: ClassVar[bool] = True
-    one_class_per_row: ClassVar[bool] = True
-    trivial_predictor: ClassVar[str | None] = "majority class"
+    has_classes = True
+    one_class_per_row = True
 
     @classmethod
     @override
@@ -44,6 +43,10 @@ class Classification(Kind):
         classes = Classes(task.labels, class_names(rows, top_column(task.label, rows.column_names)))
         return converted(column_of(rows, task.label), classes.number, f"labels {classes}", place)
 
+    @override
+    def label_warnings(self, rows: Dataset) -> list[str]:
+        return absent_classes(self.task.labels, self.gold(self.task, rows))
+
     @classmethod
     @override
     def head_options(cls, task: Task) -> dict[str, Any]:
@@ -60,9 +63,9 @@ class Classification(Kind):
         return {"label": reference, "prediction": self._read(best), "logits": answer}
 
     @override
-    def trivial_answer(self, references: Sequence[Any]) -> Any:
+    def trivial(self, references: Sequence[Any]) -> tuple[str, Any]:
         counts = Counter(references)
-        return min(counts, key=lambda label: (-counts[label], label))
+        return "majority class", min(counts, key=lambda label: (-counts[label], label))
 
     @override
     def calibration_error(self, records: Iterable[Record]) -> float | None:

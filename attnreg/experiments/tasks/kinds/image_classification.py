@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -24,10 +24,11 @@ class ImageClassification(Classification):
     Images stay in their files and are read for each batch.
     """
 
-    head: ClassVar[str] = "AutoModelForImageClassification"
-    processor: ClassVar[str] = "AutoImageProcessor"
-    most_columns: ClassVar[int] = 1
-    usual_columns: ClassVar[tuple[str, ...]] = ("image",)
+    head = "AutoModelForImageClassification"
+    processor = "AutoImageProcessor"
+    reads_images = True
+    most_columns = 1
+    usual_columns = ("image",)
 
     @classmethod
     @override

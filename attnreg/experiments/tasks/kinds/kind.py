@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Record = dict[str, Any]
+_SHOWN = 5  # names in a warning
 REFERENCE = "reference"  # a column of encoded rows with the right answers; it is not a model input
 
 
@@ -46,22 +47,26 @@ class Kind(ABC):
     needs_choices: ClassVar[bool] = False
     #: whether the head has one output per class
     has_classes: ClassVar[bool] = False
-    #: whether the label of a row is one of these classes
+    #: whether the label of a row is one class, such as one of these
     one_class_per_row: ClassVar[bool] = False
+    #: whether the label of a row is one number that is no class
+    one_number_per_row: ClassVar[bool] = False
     #: the form of a row's classes, before "at least two classes" in a message
     labels_form: ClassVar[str] = ""
     #: whether a prediction is either right or wrong
     can_be_right: ClassVar[bool] = True
     #: whether the data has a label column
     needs_labels: ClassVar[bool] = True
-    #: whether labels are text
+    #: whether labels stay text in files, even if they look like numbers
     has_text_labels: ClassVar[bool] = False
+    #: whether inputs are images, not text
+    reads_images: ClassVar[bool] = False
+    #: whether rows without text are skipped
+    skips_empty_rows: ClassVar[bool] = False
     #: whether :meth:`collate` uses torch's random generator
     draws: ClassVar[bool] = False
     #: whether a long row becomes several encoded rows, instead of being cut
     has_windows: ClassVar[bool] = False
-    #: name of the predictor that gives every row the same answer; ``None`` if the kind has none
-    trivial_predictor: ClassVar[str | None] = None
     #: number of training rows that are scored after training
     scored_train_rows: ClassVar[int] = 1000
 
@@ -75,6 +80,11 @@ class Kind(ABC):
     def generates(self) -> bool:
         """Whether :meth:`answers` lets the network generate text."""
         return False
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes of which a row has one."""
+        return len(self.task.labels)
 
     @property
     def remarks(self) -> list[str]:
@@ -122,6 +132,11 @@ class Kind(ABC):
         return column_of(rows, task.label)
 
     @classmethod
+    def predicts_such(cls, label: Any) -> str | None:
+        """Say what the kind predicts, if it is for such a label, which can be no class; else ``None``."""
+        return None
+
+    @classmethod
     def check(cls, task: Task, rows: Dataset, place: str) -> None:
         """Check every row; the columns are known to exist.
 
@@ -140,6 +155,10 @@ class Kind(ABC):
             InputError: if a label is invalid.
         """
         return texts_of(rows, task.label, place)
+
+    def label_warnings(self, rows: Dataset) -> list[str]:
+        """Return a sentence for each probable mistake in the labels of training rows, not yet encoded; or none."""
+        return []
 
     @classmethod
     def head_options(cls, task: Task) -> dict[str, Any]:
@@ -223,9 +242,13 @@ class Kind(ABC):
         """Return the rows of ``predictions.jsonl``, from the answers and references of all encoded rows, in order."""
         return [self.record(answer, reference) for answer, reference in zip(answers, references, strict=True)]
 
-    def trivial_answer(self, references: Sequence[Any]) -> Any:
-        """Return the prediction of the kind's trivial predictor, from the references of the training rows."""
-        raise NotImplementedError(f"{type(self).__name__} has no trivial predictor.")
+    def trivial(self, references: Sequence[Any]) -> tuple[str, Any] | None:
+        """Return the predictor that gives every row the same answer: its name and the answer; ``None`` if none does.
+
+        Args:
+            references: the references of the training rows.
+        """
+        return None
 
     def score(self, records: Iterable[Record]) -> dict[str, float]:
         """Return the task's metrics, by name."""
@@ -251,6 +274,28 @@ class Kind(ABC):
 
     def _texts(self, batch: Mapping[str, Any]) -> list[list[str]]:
         return [column_of(batch, column) for column in self.task.columns]
+
+
+def absent_classes(names: Sequence[str], numbers: Iterable[int]) -> list[str]:
+    """Warn of classes that no training row has.
+
+    Args:
+        names: the names of all classes.
+        numbers: the numbers of the classes that rows have.
+
+    Example:
+        >>> absent_classes(["no", "yes", "maybe"], [0, 2])
+        ['no training row has the class yes: raise --train-size, or add such rows.']
+    """
+    there = set(numbers)
+    if len(there) == 1:
+        return [f"all training rows have the class {names[there.pop()]}, so there is nothing to learn."]
+    absent = [name for number, name in enumerate(names) if number not in there]
+    if not absent:
+        return []
+    more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
+    which = f"class {absent[0]}" if len(absent) == 1 else f"classes {', '.join(absent[:_SHOWN])}{more}"
+    return [f"no training row has the {which}: raise --train-size, or add such rows."]
 
 
 def kept(encoded: Dataset, wanted: Sequence[bool], what: str) -> Dataset:

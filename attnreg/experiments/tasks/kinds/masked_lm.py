@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -28,11 +28,12 @@ class MaskedLM(Kind):
         BERT (arXiv 1810.04805), Section 3.1.
     """
 
-    head: ClassVar[str] = "AutoModelForMaskedLM"
-    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
-    most_columns: ClassVar[int] = 1
-    needs_labels: ClassVar[bool] = False
-    draws: ClassVar[bool] = True
+    head = "AutoModelForMaskedLM"
+    metrics = ("accuracy",)
+    most_columns = 1
+    needs_labels = False
+    draws = True
+    skips_empty_rows = True
 
     @classmethod
     @override

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -23,11 +23,17 @@ class MultipleChoice(Classification):
     The first text column is the first segment. The second segment is the other text column, if any, and one choice.
     """
 
-    head: ClassVar[str] = "AutoModelForMultipleChoice"
-    collator: ClassVar[str] = "DataCollatorForMultipleChoice"
-    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
-    needs_choices: ClassVar[bool] = True
-    has_classes: ClassVar[bool] = False
+    head = "AutoModelForMultipleChoice"
+    collator = "DataCollatorForMultipleChoice"
+    metrics = ("accuracy",)
+    needs_choices = True
+    has_classes = False
+    has_text_labels = True  # letters, or texts of choices
+
+    @property
+    @override
+    def num_classes(self) -> int:
+        return len(self.task.choices)
 
     @classmethod
     @override
@@ -42,6 +48,12 @@ class MultipleChoice(Classification):
         classes = Classes([str(number) for number in range(len(task.choices))])
         what = f"a choice number from 0 to {len(task.choices) - 1} in column {task.label}"
         return converted(column_of(rows, task.label), classes.number, what, place)
+
+    @override
+    def label_warnings(self, rows: Dataset) -> list[str]:
+        if 0 in self.gold(self.task, rows):
+            return []
+        return ["the first choice is right in no training row: numbers of choices count from 0, not from 1."]
 
     @classmethod
     @override

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -36,11 +36,11 @@ class QuestionAnswering(Kind):
         BERT (arXiv 1810.04805), Sections 4.2 and 4.3.
     """
 
-    head: ClassVar[str] = "AutoModelForQuestionAnswering"
-    metrics: ClassVar[tuple[str, ...]] = ("answer_f1", "exact_match")
-    usual_columns: ClassVar[tuple[str, ...]] = ("question", "context")
-    usual_label: ClassVar[str] = "answers"
-    has_windows: ClassVar[bool] = True
+    head = "AutoModelForQuestionAnswering"
+    metrics = ("answer_f1", "exact_match")
+    usual_columns = ("question", "context")
+    usual_label = "answers"
+    has_windows = True
 
     @property
     @override

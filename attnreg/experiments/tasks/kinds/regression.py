@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -20,10 +20,15 @@ if TYPE_CHECKING:
 class Regression(Kind):
     """One finite number per row, trained with squared error."""
 
-    head: ClassVar[str] = "AutoModelForSequenceClassification"
-    metrics: ClassVar[tuple[str, ...]] = ("pearson", "spearman")
-    can_be_right: ClassVar[bool] = False
-    trivial_predictor: ClassVar[str | None] = "mean of train"
+    head = "AutoModelForSequenceClassification"
+    metrics = ("pearson", "spearman")
+    can_be_right = False
+    one_number_per_row = True
+
+    @classmethod
+    @override
+    def predicts_such(cls, label: Any) -> str | None:
+        return "such numbers" if isinstance(label, float) else None
 
     @classmethod
     @override
@@ -40,5 +45,5 @@ class Regression(Kind):
         return output.logits.float().flatten().cpu().tolist()
 
     @override
-    def trivial_answer(self, references: Sequence[Any]) -> Any:
-        return fmean(references)
+    def trivial(self, references: Sequence[Any]) -> tuple[str, Any]:
+        return "mean of train", fmean(references)

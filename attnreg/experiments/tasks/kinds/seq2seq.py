@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -21,12 +21,12 @@ class Seq2Seq(Kind):
     most ``max_length`` tokens. It is compared with the full, untruncated reference.
     """
 
-    head: ClassVar[str] = "AutoModelForSeq2SeqLM"
-    collator: ClassVar[str] = "DataCollatorForSeq2Seq"
-    metrics: ClassVar[tuple[str, ...]] = ("bleu",)
-    most_columns: ClassVar[int] = 1
-    has_text_labels: ClassVar[bool] = True
-    scored_train_rows: ClassVar[int] = 100  # generation is slow
+    head = "AutoModelForSeq2SeqLM"
+    collator = "DataCollatorForSeq2Seq"
+    metrics = ("bleu",)
+    most_columns = 1
+    has_text_labels = True
+    scored_train_rows = 100  # generation is slow
 
     @property
     @override

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from attnreg.errors import InputError
 from attnreg.experiments.tasks.columns import Classes, class_names, column_of, top_column
-from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind, Record, kept
+from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind, Record, absent_classes, kept
 from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ class Tokens(Kind):
     trained on.
     """
 
-    head: ClassVar[str] = "AutoModelForTokenClassification"
-    collator: ClassVar[str] = "DataCollatorForTokenClassification"
-    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "entity_f1")
-    most_columns: ClassVar[int] = 1
-    has_classes: ClassVar[bool] = True
-    labels_form: ClassVar[str] = "lists with "
+    head = "AutoModelForTokenClassification"
+    collator = "DataCollatorForTokenClassification"
+    metrics = ("accuracy", "entity_f1")
+    most_columns = 1
+    has_classes = True
+    labels_form = "lists with "
 
     @classmethod
     @override
@@ -83,6 +83,15 @@ class Tokens(Kind):
                     f"word, got {len(some)} words and {len(theirs)} labels in row {row + 1} of {place}."
                 )
         cls.gold(task, rows, place)
+
+    @classmethod
+    @override
+    def predicts_such(cls, label: Any) -> str | None:
+        return "a label for each word" if isinstance(label, list) else None
+
+    @override
+    def label_warnings(self, rows: Dataset) -> list[str]:
+        return absent_classes(self.task.labels, (number for tags in self.gold(self.task, rows) for number in tags))
 
     @classmethod
     @override

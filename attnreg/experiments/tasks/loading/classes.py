@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import class_names, names_of, other_kind, plain_label, top_column
-from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.columns import class_names, may_be_class, names_of, plain_label, top_column
+from attnreg.experiments.tasks.kinds import KINDS, kind_class
 from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-_PREDICTED = {"regression": "such numbers", "tokens": "a label for each word"}
 
 
 def check_classes(task: Task, splits: Mapping[str, Dataset], places: Mapping[str, str]) -> None:
@@ -30,9 +28,9 @@ def check_classes(task: Task, splits: Mapping[str, Dataset], places: Mapping[str
     kind = kind_class(task.kind)
     for name, rows in splits.items():
         for label in kind.labels_in(task, rows):
-            if (other := other_kind(label)) is not None:
-                use = other in _PREDICTED and other != task.kind
-                hint = f": to predict {_PREDICTED[other]}, use --kind {other}" if use else ""
+            if not may_be_class(label):
+                others = ((other, kind_class(other).predicts_such(label)) for other in KINDS if other != task.kind)
+                hint = next((f": to predict {what}, use --kind {other}" for other, what in others if what), "")
                 what = f"names or numbers of classes in column {task.label} of {places[name]}"
                 raise InputError(f"Expected {what}, got {label!r}{hint}.")
     if "train" not in splits or any(

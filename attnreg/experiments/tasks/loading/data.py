@@ -178,7 +178,7 @@ def _named(task: Task, place: Path) -> tuple[Path, Mapping[str, datasets.Dataset
     """Return the folder with the data, what it has, and the name of each split in it."""
     wanted = wanted_names(task)
     names = {name for groups in wanted.values() for group in groups for name in group}
-    has_images = kind_class(task.kind).processor == "AutoImageProcessor"
+    has_images = kind_class(task.kind).reads_images
     folder = place if has_images and place.is_dir() else folder_with_data(place, names)
     found: Mapping[str, datasets.Dataset | list[Path]] = read_saved(folder) or find_files(folder, names)
     if not found and has_images:
@@ -199,7 +199,7 @@ def _from_folder(task: Task, place: Path, needs_validation: bool) -> dict[str, d
             hint = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
         raise missing_split(missing[0], found, folder, hint)
     kind = kind_class(task.kind)
-    texts = [*task.columns, *task.choices, *([task.label] if kind.has_text_labels or kind.needs_choices else [])]
+    texts = [*task.columns, *task.choices, *([task.label] if kind.has_text_labels else [])]
     splits = {}
     for split, name in chosen.items():
         rows = found[name]
