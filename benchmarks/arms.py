@@ -29,7 +29,7 @@ from attnreg.training import (
 T = 8
 LEARNING_RATE = 5e-5
 Arm = Callable[[Shape], tuple[Callable[[], object], int]]  # the call to time, and how many steps it makes
-Make = Callable[[hf.PreTrainedModel], attnreg.MaskProvider]
+Make = Callable[[hf.PreTrainedModel], attnreg.Regularizer]
 
 
 @dataclass(frozen=True)
@@ -149,17 +149,17 @@ def _step(method: TrainingMethod, batch: dict[str, torch.Tensor]) -> tuple[Calla
     return lambda: method.step(batch), 1
 
 
-def weights(_: hf.PreTrainedModel) -> attnreg.MaskProvider:
+def weights(_: hf.PreTrainedModel) -> attnreg.Regularizer:
     """Make a provider that drops weights."""
     return attnreg.AttentionDropout(P)
 
 
-def scores(_: hf.PreTrainedModel) -> attnreg.MaskProvider:
+def scores(_: hf.PreTrainedModel) -> attnreg.Regularizer:
     """Make a provider that drops scores."""
     return attnreg.AttentionDropout(P, "scores")
 
 
-def asleep(_: hf.PreTrainedModel) -> attnreg.MaskProvider:
+def asleep(_: hf.PreTrainedModel) -> attnreg.Regularizer:
     """Make a provider that is not active in the first epoch."""
     provider = attnreg.CrossTuning(attnreg.AttentionDropout(P, "scores"))
     provider.on_epoch(0)

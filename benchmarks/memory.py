@@ -43,7 +43,7 @@ class Arm:
 
     attention: str
     own_dropout: float = 0.0
-    provider: Callable[[hf.PreTrainedModel], attnreg.MaskProvider] | None = None
+    provider: Callable[[hf.PreTrainedModel], attnreg.Regularizer] | None = None
 
 
 ARMS = {

@@ -56,7 +56,7 @@ def batches() -> Iterator[dict[str, Tensor]]:
         yield {"input_ids": ids, "labels": (ids == WORDS.index("not")).any(1).long()}
 
 
-def trained(text: str | None) -> tuple[TrainingMethod, attnreg.MaskProvider | None, Recorder]:
+def trained(text: str | None) -> tuple[TrainingMethod, attnreg.Regularizer | None, Recorder]:
     """Train a model for a few steps under a provider; AttendOut's Generator learns in its game."""
     torch.manual_seed(0)
     config = BertConfig(
@@ -93,7 +93,7 @@ def seen(text: str | None) -> tuple[dict[int, Any], dict[int, Any]]:
             states[asked[0].layer] = (asked[1][0].detach(), after[0].detach())
 
     if provider is not None:
-        provider.register_forward_hook(keep_mask) if provider.masks_attention else None
+        provider.register_forward_hook(keep_mask)
         for each in provider.modules():
             each.register_forward_hook(keep_states) if isinstance(each, attnreg.HiddenProvider) else None
     recorder.attention.clear()

@@ -75,6 +75,6 @@ def assert_penalty(provider, places, total):
 def assert_survives(provider, folder):
     """Its weights and arguments are those of its copy and of what comes back from a folder."""
     provider.save_pretrained(folder)
-    for other in (copy.deepcopy(provider), attnreg.MaskProvider.from_pretrained(folder)):
+    for other in (copy.deepcopy(provider), attnreg.Regularizer.from_pretrained(folder)):
         assert all(torch.equal(a, b) for a, b in zip(other.parameters(), provider.parameters(), strict=True))
         assert other.config == provider.config

@@ -76,14 +76,14 @@ class ProviderCase:
     def outermost(self) -> str:
         return "Compose" if " & " in self.text else self.text.partition("(")[0]
 
-    def make(self, model: nn.Module, **options: Any) -> attnreg.MaskProvider:
+    def make(self, model: nn.Module, **options: Any) -> attnreg.Regularizer:
         """The provider; options go to all classes that take them."""
 
-        def factory(cls: type) -> Callable[..., attnreg.MaskProvider]:
+        def factory(cls: type) -> Callable[..., attnreg.Regularizer]:
             made = getattr(cls, "for_model", cls)
             first = (model,) if made is not cls else ()
 
-            def call(*args: Any, **given: Any) -> attnreg.MaskProvider:
+            def call(*args: Any, **given: Any) -> attnreg.Regularizer:
                 takes = inspect.signature(made).parameters
                 more = {"total_steps": 10, **options}
                 free = {k: v for k, v in more.items() if k in takes and k not in given}

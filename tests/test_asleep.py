@@ -11,7 +11,7 @@ from torch import nn
 import attnreg
 from attnreg.errors import AsleepWarning
 from attnreg.integrations import AttnRegCallback
-from attnreg.regularizer.asleep import PATIENCE, asleep_for
+from attnreg.regularizer.abilities import PATIENCE, asleep_for
 from attnreg.training import AttackerDefender, FineTuning
 from tests.cases import MODELS
 

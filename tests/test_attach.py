@@ -126,7 +126,7 @@ def test_one_provider_at_a_time():
 
 
 def test_only_providers_can_be_attached():
-    with pytest.raises(TypeError, match="Expected `provider` to be a MaskProvider, got Dropout"):
+    with pytest.raises(TypeError, match="Expected `provider` to be a regularizer, got Dropout"):
         attnreg.attach(CASES["bert"].build(), nn.Dropout(0.1))
 
 

@@ -61,7 +61,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 import attnreg
-from attnreg.regularizer.protocols import that_look_at_batches
+from attnreg.regularizer.abilities import that_look_at_batches
 from tests.provider_cases import PROVIDERS
 from tests.test_integrations import bert
 

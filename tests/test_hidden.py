@@ -301,7 +301,7 @@ def test_expressions_and_saving(tmp_path):
     text = "DropKey(0.1) & OnLayers(HiddenDropout(0.2, where=['input', 'output']), [0])"
     provider = attnreg.parse_provider(text)
     provider.save_pretrained(tmp_path / "p")
-    again = attnreg.MaskProvider.from_pretrained(tmp_path / "p")
+    again = attnreg.Regularizer.from_pretrained(tmp_path / "p")
     assert again.providers[1].provider.where == ["input", "output"]
     assert labels(again) == ["encoder.0", "encoder.1", "encoder.0.input", "encoder.0.output"]
 

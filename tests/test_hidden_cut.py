@@ -72,7 +72,7 @@ def test_a_span_of_each_layer_follows_its_own_attention():
         for label in ("encoder.0.output", "encoder.1.output"):
             assert 0.2 < rates[label] < 0.45
             assert rates[label.removesuffix(".output")] == 0
-    assert handle.provider._received == {}
+    assert handle.provider.attention.received == {}
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

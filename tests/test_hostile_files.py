@@ -78,7 +78,7 @@ def test_a_damaged_provider(provider, damage):
     copy = damaged(provider, *damage)
     if copy is not None:
         with pytest.raises(ValueError, match="Cannot load a provider") as error:
-            attnreg.MaskProvider.from_pretrained(copy)
+            attnreg.Regularizer.from_pretrained(copy)
         assert "\n" not in str(error.value)
 
 
@@ -108,7 +108,7 @@ def test_a_damaged_provider_without_checksums_is_refused_or_of_a_known_class(pro
     if copy is not None:
         (copy / "SHA256SUMS").unlink()
         with suppress(ValueError):
-            assert type(attnreg.MaskProvider.from_pretrained(copy)).__module__.startswith("attnreg.")
+            assert type(attnreg.Regularizer.from_pretrained(copy)).__module__.startswith("attnreg.")
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json"])

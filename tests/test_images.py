@@ -91,7 +91,7 @@ def test_attendout_plays_on_a_vision_transformer(cli, args, tmp_path, undrawn):
     assert any("winner" in line for line in telemetry)
     assert telemetry[-1]["drop_rate"]
     ran(cli("plot", "out"))
-    generator = attnreg.MaskProvider.from_pretrained(tmp_path / "out" / "provider")
+    generator = attnreg.Regularizer.from_pretrained(tmp_path / "out" / "provider")
     assert (generator.patch, generator.vocab_size, generator.max_length) == ([3, 4, 4], 1, 5)
     pixels = torch.rand(2, 3, 8, 8)
     assert generator.keep_probability({"pixel_values": pixels}).shape == (2, 2, 1, 5, 5)

@@ -195,7 +195,7 @@ def test_state_survives_copies_and_folders(tmp_path):
         copied = copy.deepcopy(model)
     provider.logits.data += torch.randn(2, 2)
     provider.save_pretrained(tmp_path / "p")
-    assert torch.equal(attnreg.MaskProvider.from_pretrained(tmp_path / "p").rates, provider.rates)
+    assert torch.equal(attnreg.Regularizer.from_pretrained(tmp_path / "p").rates, provider.rates)
     assert attnreg.is_attached(copied)
 
 

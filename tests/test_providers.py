@@ -229,12 +229,12 @@ def write(folder, config, tensors=None):
 def test_foreign_and_damaged_files_are_refused(config, tensors, sentence, tmp_path):
     write(tmp_path / "p", config, tensors)
     with pytest.raises(ValueError, match=sentence):
-        attnreg.MaskProvider.from_pretrained(tmp_path / "p")
+        attnreg.Regularizer.from_pretrained(tmp_path / "p")
 
 
 def test_missing_and_truncated_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="Cannot load a provider"):
-        attnreg.MaskProvider.from_pretrained(tmp_path)
+        attnreg.Regularizer.from_pretrained(tmp_path)
     attnreg.GNetProvider(10, 4, 2).save_pretrained(tmp_path / "p")
     weights = tmp_path / "p" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
@@ -255,7 +255,7 @@ def test_saving_again_replaces_the_folder(tmp_path, monkeypatch, from_within):
         monkeypatch.chdir(tmp_path / "p")
     for p in (0.1, 0.2):
         attnreg.AttentionLayerDrop(p).save_pretrained(tmp_path / "p")
-    for cls in (attnreg.MaskProvider, attnreg.AttentionLayerDrop):
+    for cls in (attnreg.Regularizer, attnreg.AttentionLayerDrop):
         assert cls.from_pretrained(tmp_path / "p").p == 0.2
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
 
@@ -336,11 +336,11 @@ class AttentionLayerDrop(Mine):  # the name of a built-in one
 def test_a_provider_of_ones_own_is_passed(tmp_path):
     Mine(0.3).save_pretrained(tmp_path / "p")
     assert Mine.from_pretrained(tmp_path / "p").p == 0.3
-    assert attnreg.MaskProvider.from_pretrained(tmp_path / "p", [Mine]).p == 0.3
+    assert attnreg.Regularizer.from_pretrained(tmp_path / "p", [Mine]).p == 0.3
     with pytest.raises(
         ValueError, match=r"Expected `provider` to be one of .*, got 'tests\.test_providers\.Mine'; pass"
     ):
-        attnreg.MaskProvider.from_pretrained(tmp_path / "p")
+        attnreg.Regularizer.from_pretrained(tmp_path / "p")
     (attnreg.AttentionDropout(0.1) & Mine(0.4)).save_pretrained(tmp_path / "both")
     assert attnreg.Compose.from_pretrained(tmp_path / "both", [Mine]).providers[1].p == 0.4
     assert attnreg.parse_provider("Mine(0.2) & DropHead(0.1)", providers=[Mine]).providers[0].p == 0.2
@@ -351,7 +351,7 @@ def test_no_class_stands_for_another(tmp_path):
     attnreg.AttentionLayerDrop(0.2).save_pretrained(tmp_path / "theirs")
     assert type(attnreg.parse_provider("AttentionLayerDrop(0.1)")) is attnreg.AttentionLayerDrop
     for folder, cls in (("mine", AttentionLayerDrop), ("theirs", attnreg.AttentionLayerDrop)):
-        assert type(attnreg.MaskProvider.from_pretrained(tmp_path / folder, [AttentionLayerDrop])) is cls
+        assert type(attnreg.Regularizer.from_pretrained(tmp_path / folder, [AttentionLayerDrop])) is cls
         assert type(cls.from_pretrained(tmp_path / folder)) is cls
     with pytest.raises(ValueError, match=r"Expected a AttentionLayerDrop in .*, got a AttentionLayerDrop"):
         AttentionLayerDrop.from_pretrained(tmp_path / "theirs")

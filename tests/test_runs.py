@@ -108,7 +108,7 @@ def test_the_kept_model_is_the_last_epochs_and_loads_plainly(finished, recipe):
     got = evaluate(model, in_order(rows, len(rows), kind, torch.device("cpu")), kind)["matthews_correlation"]
     assert got == pytest.approx(last, abs=2e-3)  # padding to another length moves the last bits
     if recipe not in WITHOUT_PROVIDER:
-        attnreg.MaskProvider.from_pretrained(run / "provider")
+        attnreg.Regularizer.from_pretrained(run / "provider")
 
 
 def test_drop_rates_are_those_asked_for(finished):

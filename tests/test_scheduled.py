@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import attnreg
-from attnreg.regularizer.asleep import PATIENCE
+from attnreg.regularizer.abilities import PATIENCE
 from attnreg.regularizer.scheduled import Line
 from tests.cases import refused
 
@@ -131,7 +131,7 @@ test_what_cannot_be_scheduled_is_refused = refused(
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(2, 0.1)]), "`progress of a knot` to be"),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=0.1), "Expected a list of"),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, "width", p=[(0, 1)]), "`over` to be one of training, depth"),
-    (lambda: attnreg.Scheduled(None, 9, p=[(0, 1)]), "Expected a provider in Scheduled"),
+    (lambda: attnreg.Scheduled(None, 9, p=[(0, 1)]), "Expected a regularizer in Scheduled"),
 )
 
 

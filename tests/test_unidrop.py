@@ -5,7 +5,6 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.regularizer.protocols import skipped
 from tests.reference import close
 
 SITE = attnreg.AttentionSite(shape=(2000, 4, 20, 20))
@@ -98,7 +97,7 @@ def test_unidrop_is_the_composition_of_its_parts():
 def test_unidrop_in_eval_mode_does_nothing():
     provider = attnreg.UniDrop(1.0, 1.0, 1.0, 0.0).eval()
     assert provider(SITE) is None
-    assert skipped(provider, SITE, SITE.draws) is None
+    assert provider.skip_at(SITE, SITE.draws) is None
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from attnreg.attendout.gradient_credit import GradientCredit
 from attnreg.attendout.referee import Referee, RewardBatches
 from attnreg.attendout.reinforce import Baseline, Reinforce
 from attnreg.attendout.rewards import Reward, RewardName, RewardPer, Score, ScoreName, Winner, WinnerName
+from attnreg.attribution.outputs import LossFunction
 from attnreg.errors import InputError
-from attnreg.regularizer.base import MaskProvider
-from attnreg.regularizer.loss import LossFunction
+from attnreg.regularizer.base import Regularizer
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater
 from attnreg.training.optim import generator_adam
@@ -116,7 +116,7 @@ class AttackerDefender(TrainingMethod):
     def __init__(
         self,
         model: nn.Module,
-        generator: MaskProvider | None,
+        generator: Regularizer | None,
         optimizer_factory: Callable[[nn.Module], Optimizer],
         *,
         reward_batches: RewardBatches | None = None,
@@ -184,7 +184,7 @@ class AttackerDefender(TrainingMethod):
         self.on_round = on_round
         policy = None if generator is None else generator_in(generator)
 
-        def learner(network: nn.Module, provider: MaskProvider | None) -> FineTuning:
+        def learner(network: nn.Module, provider: Regularizer | None) -> FineTuning:
             optimizer = optimizer_factory(network)
             scheduler = None if scheduler_factory is None else scheduler_factory(optimizer)
             return FineTuning(

@@ -9,8 +9,8 @@ from attnreg.arguments import not_negative, one_of, probability_below_one, true_
 from attnreg.attendout.reinforce import Baseline
 from attnreg.attendout.rewards import RewardPer
 from attnreg.errors import InputError
-from attnreg.regularizer.base import Compose, MaskProvider
-from attnreg.regularizer.protocols import that_look_at_batches
+from attnreg.regularizer.abilities import that_look_at_batches
+from attnreg.regularizer.base import Compose, Regularizer
 
 CreditName = Literal["reinforce", "gradient"]
 _USUAL = {
@@ -23,7 +23,7 @@ _USUAL = {
 }
 
 
-def check_options(generator: MaskProvider | None, options: Mapping[str, Any]) -> None:
+def check_options(generator: Regularizer | None, options: Mapping[str, Any]) -> None:
     """Check the options that say how the Generator learns.
 
     Args:
@@ -57,7 +57,7 @@ def check_options(generator: MaskProvider | None, options: Mapping[str, Any]) ->
         raise InputError("Expected the Generator alone with `antithetic`, got a composition.")
 
 
-def generator_in(provider: MaskProvider) -> Any:
+def generator_in(provider: Regularizer) -> Any:
     """Return the Generator: the provider itself, or the one in a composition ``a & b``.
 
     Raises:

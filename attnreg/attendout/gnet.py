@@ -22,7 +22,7 @@ from attnreg.attendout.patches import ImageInputs
 from attnreg.attendout.token_inputs import TokenInputs
 from attnreg.errors import InputError
 from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.providers import MaskProvider
 from attnreg.sites import AttentionSite, SiteInfo
 
 

@@ -21,8 +21,8 @@ from attnreg.arguments import (
     not_negative,
     probability_below_one,
 )
+from attnreg.attribution.outputs import LossFunction, loss_of
 from attnreg.errors import InputError
-from attnreg.regularizer.loss import LossFunction, loss_of
 from attnreg.training.method import Batch, Updater
 
 MOMENTUM = 0.9  # of the running deviation of credit

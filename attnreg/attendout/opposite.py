@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.providers import MaskProvider
 from attnreg.sites import AttentionSite
 
 

@@ -15,7 +15,7 @@ from attnreg.arguments import one_of, probability_below_one
 from attnreg.attendout.rewards import RewardPer, reinforce_loss
 from attnreg.attribution.outputs import rows_of
 from attnreg.errors import InputError
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.base import Regularizer
 from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Batch, Updater
 
@@ -41,7 +41,7 @@ class Generator(Protocol):
     def sample_opposites(self, inputs: Batch) -> tuple[Tensor, Tensor]:
         """Draw masks and their opposites; return the log-probability of both, ``(B,)`` each."""
 
-    def opposite(self) -> MaskProvider:
+    def opposite(self) -> Regularizer:
         """Return a provider that masks another model with the opposite masks."""
 
 

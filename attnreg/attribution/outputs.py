@@ -1,8 +1,8 @@
-"""The logits and labels of a batch, under whichever names a model has them."""
+"""The loss, logits and labels of a batch, under whichever names a model has them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,45 @@ from attnreg.errors import InputError
 
 IGNORED = -100  # transformers' label for positions without one
 _ENDS = ("start", "end")  # of an answer in a text
+#: computes the loss, 0-d, from the model's output and the batch
+LossFunction = Callable[[Any, Mapping[str, Any]], Tensor]
+
+
+def loss_of(
+    output: Any,
+    batch: Mapping[str, Any],
+    loss_function: LossFunction | None = None,
+    name: str = "`loss_function` to the training method",
+) -> Tensor:
+    """Return the loss of a forward pass, 0-d.
+
+    Args:
+        output: the model's output.
+        batch: the batch it is for.
+        loss_function: computes the loss from both; ``None`` takes the model's own.
+        name: what a user calls this function, for messages.
+
+    Raises:
+        InputError: if there is no such loss.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> output = SimpleNamespace(logits=torch.tensor([[1.0], [4.0]]))
+        >>> loss_of(output, {}, lambda output, batch: output.logits.mean())
+        tensor(2.5000)
+    """
+    if loss_function is not None:
+        loss = loss_function(output, batch)
+        if not isinstance(loss, Tensor) or loss.dim():
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise InputError(f"Expected {name.split()[0]} to return a 0-d tensor, got {got}.")
+        return loss
+    own = _field(output, "loss")
+    if not isinstance(own, Tensor):
+        raise InputError(
+            f"The model's output, {type(output).__name__}, has no `loss`: pass `labels` in the batch, or {name}."
+        )
+    return own
 
 
 def predictions_of(output: Any) -> Tensor | None:

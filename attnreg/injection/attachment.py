@@ -15,9 +15,9 @@ from attnreg.injection.discovery.hidden import FoundHidden, hidden_sites
 from attnreg.injection.discovery.selection import asked_for, check_blocks, choose, is_chosen, warn_of_the_rest
 from attnreg.injection.handle import AttachHandle
 from attnreg.injection.running.shadow import MARK
-from attnreg.regularizer.base import MaskProvider
-from attnreg.regularizer.hidden import hidden_providers
-from attnreg.regularizer.protocols import looks_at_batches, may_skip_blocks, that_look_at_batches
+from attnreg.regularizer.abilities import that_look_at_batches
+from attnreg.regularizer.base import Regularizer, described
+from attnreg.regularizer.providers import HiddenProvider, MaskProvider
 from attnreg.sites import Stack
 
 _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[AttachHandle]] = WeakKeyDictionary()  # by provider
@@ -25,7 +25,7 @@ _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[AttachHandle]] = WeakKeyDi
 
 def attach(
     model: nn.Module,
-    provider: MaskProvider,
+    provider: Regularizer,
     *,
     layers: Sequence[int] | None = None,
     stacks: Sequence[Stack] | None = None,
@@ -72,29 +72,30 @@ def attach(
         >>> attnreg.is_attached(model)
         False
     """
-    if not isinstance(provider, MaskProvider):
-        raise TypeError(f"Expected `provider` to be a MaskProvider, got {type(provider).__name__}.")
+    if not isinstance(provider, Regularizer):
+        raise TypeError(f"Expected `provider` to be a regularizer, got {described(provider)}.")
     _check_free(model, provider)
     _check_bare(model)
-    found = discover(model, example_inputs, needs_attention=provider.masks_attention)
+    masks_attention = any(isinstance(each, MaskProvider) for each in provider.parts())
+    found = discover(model, example_inputs, needs_attention=masks_attention)
     chosen = choose(found, layers, stacks, modules) if found.sites else []
-    if modules is None and provider.masks_attention:
+    if modules is None and masks_attention:
         warn_of_the_rest(model, found, everything=layers is None and stacks is None)
     that_look_at_batches(provider)  # raises if they do not fit together
     present: list[FoundHidden] = []
-    if hidden_providers(provider):
+    if any(isinstance(each, HiddenProvider) for each in provider.parts()):
         is_there = functools.partial(is_chosen, layers=layers, stacks=stacks, modules=modules)
         present = hidden_sites(model, found, chosen, is_there)
     states = asked_for(provider, present, chosen, model)
-    if not provider.masks_attention:
+    if not masks_attention:
         chosen = []
     _check_parts(provider, chosen)
-    infos: list[Any] = [each.info for each in (chosen if provider.masks_attention else present)]
+    infos: list[Any] = [each.info for each in (chosen if masks_attention else present)]
     provider.check(infos, model)
-    if may_skip_blocks(provider):
+    if provider.may_skip_blocks:
         check_blocks("A provider that skips blocks", chosen)
     handle = AttachHandle(model, provider, found, {site.info.name for site in chosen}, states)
-    for each in _providers(provider):
+    for each in provider.parts():
         _ATTACHED[each] = ref(handle)
     return handle
 
@@ -110,14 +111,14 @@ def is_attached(model: nn.Module) -> bool:
     return bool(_handles(model))
 
 
-def handle_of(model: nn.Module, provider: MaskProvider) -> AttachHandle:
+def handle_of(model: nn.Module, provider: Regularizer) -> AttachHandle:
     """Return the handle that attaches a provider, or a composition that contains it, to a model.
 
     Raises:
         RuntimeError: if the provider is not attached to the model.
     """
     for handle in _handles(model):
-        if any(module is provider for module in handle.provider.modules()):
+        if any(each is provider for each in handle.provider.parts()):
             return handle
     raise RuntimeError(
         f"This {type(provider).__name__} is not attached to the model. Call `attnreg.attach(model, provider)` first."
@@ -129,16 +130,12 @@ def _handles(model: nn.Module) -> list[AttachHandle]:
     return list({id(mark.handle): mark.handle for mark in marks if mark is not None}.values())
 
 
-def _providers(provider: MaskProvider) -> list[MaskProvider]:
-    return [module for module in provider.modules() if isinstance(module, MaskProvider)]
-
-
-def _check_free(model: nn.Module, provider: MaskProvider) -> None:
+def _check_free(model: nn.Module, provider: Regularizer) -> None:
     if is_attached(model):
         raise RuntimeError(
             "The model already has a provider. Compose providers with `a & b`, or call `attnreg.detach(model)` first."
         )
-    for each in _providers(provider):
+    for each in provider.parts():
         known = _ATTACHED.get(each)
         handle = None if known is None else known()
         if handle is not None and handle.attached:
@@ -157,10 +154,10 @@ def _check_bare(model: nn.Module) -> None:
         raise InputError(f"{type(model).__name__} is already sharded. Attach first, then shard (`fully_shard`).")
 
 
-def _check_parts(provider: MaskProvider, chosen: Sequence[FoundSite]) -> None:
+def _check_parts(provider: Regularizer, chosen: Sequence[FoundSite]) -> None:
     parts = next((site.info.name for site in chosen if site.info.in_parts), None)
-    for each in _providers(provider):
-        if parts is not None and (looks_at_batches(each) or type(each).prepare is not MaskProvider.prepare):
+    for each in provider.parts():
+        if parts is not None and (each.looks_at_batches or type(each).prepare is not Regularizer.prepare):
             raise InputError(
                 f"{type(each).__name__} needs the whole attention at once, but {parts} computes it in parts (per "
                 "image, window or half of the values). Leave this site out with `modules=...` or `layers=...`, or load "

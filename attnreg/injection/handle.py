@@ -27,8 +27,7 @@ from attnreg.injection.running.seeds import Place, Seeds
 from attnreg.injection.running.shadow import AttachedEntry, Shadow, entries
 from attnreg.injection.running.watch import Watch
 from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider
-from attnreg.regularizer.protocols import draws_in_prepare
+from attnreg.regularizer.base import Regularizer
 from attnreg.sites import AttentionSite, Site
 
 
@@ -43,7 +42,7 @@ class AttachHandle:
     def __init__(
         self,
         model: nn.Module,
-        provider: MaskProvider,
+        provider: Regularizer,
         found: Discovery,
         chosen: Set[str],
         states: Sequence[FoundHidden] = (),
@@ -67,7 +66,7 @@ class AttachHandle:
         everywhere: list[FoundSite | FoundHidden] = [*sites, *states]
         self._sites: tuple[Site, ...] = tuple(each.info for each in everywhere)
         self._modules = {each.info.name: each.module for each in everywhere}
-        self._left_out = found.left_out_besides(chosen) if provider.masks_attention else ()
+        self._left_out = found.left_out_besides(chosen) if chosen else ()
         names = found.names
         modules = {
             module: AttachedModule(self, module, plans, names.get(module, type(module).__name__))
@@ -320,8 +319,8 @@ class AttachHandle:
                 "with `use_reentrant=False`."
             )
 
-    def _drawing_in_prepare(self) -> list[MaskProvider]:
-        return [each for each in self.provider.modules() if isinstance(each, MaskProvider) and draws_in_prepare(each)]
+    def _drawing_in_prepare(self) -> list[Regularizer]:
+        return [each for each in self.provider.parts() if each.draws_in_prepare]
 
     def check_entry(self, name: str) -> None:
         """Raise if attention runs outside a forward pass of the model, and the provider must know when one begins."""

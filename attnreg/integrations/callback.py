@@ -13,9 +13,8 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 
 from attnreg.errors import AsleepWarning, InputError
 from attnreg.injection import AttachHandle, attach
-from attnreg.regularizer.asleep import asleep_for
-from attnreg.regularizer.base import MaskProvider
-from attnreg.regularizer.protocols import looks_at_batches
+from attnreg.regularizer.abilities import asleep_for
+from attnreg.regularizer.base import Regularizer
 
 FOLDER = "attnreg"
 
@@ -37,8 +36,8 @@ class AttnRegCallback(TrainerCallback):
         ['encoder.0', 'encoder.0.output']
     """
 
-    def __init__(self, provider: MaskProvider | AttachHandle) -> None:
-        self._provider = provider if isinstance(provider, MaskProvider) else None  # to be attached
+    def __init__(self, provider: Regularizer | AttachHandle) -> None:
+        self._provider = provider if isinstance(provider, Regularizer) else None  # to be attached
         self._handle = provider if isinstance(provider, AttachHandle) else None
         if self._provider is None and self._handle is None:
             raise InputError(f"Expected a provider or a handle of `attnreg.attach`, got {type(provider).__name__}.")
@@ -115,8 +114,8 @@ class AttnRegCallback(TrainerCallback):
         if state.global_step and provider.state_dict():
             folder = _folder(args, state)
             if folder.is_dir():
-                classes = {type(each) for each in provider.modules() if isinstance(each, MaskProvider)}
-                saved = MaskProvider.from_pretrained(folder, list(classes))
+                classes = {type(each) for each in provider.parts()}
+                saved = Regularizer.from_pretrained(folder, list(classes))
                 provider.load_state_dict(saved.state_dict())
             else:
                 warnings.warn(
@@ -188,7 +187,7 @@ class AttnRegCallback(TrainerCallback):
             parameter.grad = None
 
 
-def attach_in_trainer(model: nn.Module, provider: MaskProvider) -> AttachHandle:
+def attach_in_trainer(model: nn.Module, provider: Regularizer) -> AttachHandle:
     """Attach a provider to a Trainer's model: to all of it, or to the model of transformers that it wraps.
 
     Models of transformers and PEFT are taken as they are. Others, such as ``SentenceTransformer``, contain a model of
@@ -211,18 +210,18 @@ def attach_in_trainer(model: nn.Module, provider: MaskProvider) -> AttachHandle:
     return attach(next(iter(inner.values()), model), provider)
 
 
-def _check_supported(provider: MaskProvider, by: str, use: str) -> None:
+def _check_supported(provider: Regularizer, by: str, use: str) -> None:
     """Refuse a provider that needs more than this Trainer or callback does."""
-    for module in reversed(list(provider.modules())):  # inner ones first, to name them
-        if isinstance(module, MaskProvider) and (why := _needs_more_than_masks(module)):
-            raise InputError(f"{type(module).__name__} {why}, which {by} does not support. Use {use}.")
+    for each in reversed(provider.parts()):  # inner ones first, to name them
+        if why := _needs_more_than_masks(each):
+            raise InputError(f"{type(each).__name__} {why}, which {by} does not support. Use {use}.")
 
 
-def _needs_more_than_masks(provider: MaskProvider) -> str | None:
+def _needs_more_than_masks(provider: Regularizer) -> str | None:
     """Return what a provider needs besides running the attached model; ``None`` if nothing."""
-    if looks_at_batches(provider):
+    if provider.looks_at_batches:
         return "looks at each batch before the training step on it (`attribute`)"
-    if type(provider).penalty is not MaskProvider.penalty:
+    if type(provider).penalty is not Regularizer.penalty:
         return "adds to the loss (`penalty`)"
     return "is trained by the loss" if provider.learned_parameters() else None
 

@@ -15,7 +15,7 @@ from attnreg.arguments import NotNegative
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.integrations.callback import AttnRegCallback, attach_in_trainer
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.cross_tuning import CrossTuning
 from attnreg.regularizers.attribution import AttributionProvider
 from attnreg.training.method import Batch, Updater, check_learned, not_in
@@ -71,7 +71,7 @@ class RegularizedTrainer(Trainer):
     def __init__(
         self,
         *args: Any,
-        provider: MaskProvider | AttachHandle | None = None,
+        provider: Regularizer | AttachHandle | None = None,
         objective: ObjectiveFunction | None = None,
         **kwargs: Any,
     ) -> None:
@@ -115,7 +115,7 @@ class RegularizedTrainer(Trainer):
             Updater(accelerator=self.accelerator).average_gradients(self.handle.provider.learned_parameters())
         return loss
 
-    def _attribute(self, provider: MaskProvider, model: nn.Module, inputs: dict[str, Any]) -> None:
+    def _attribute(self, provider: Regularizer, model: nn.Module, inputs: dict[str, Any]) -> None:
         try:
             provider.attribute(model, inputs)
         except TypeError as error:
@@ -173,7 +173,7 @@ class RegularizedTrainer(Trainer):
     def _penalty(self) -> Tensor | None:
         return self.handle.provider.penalty() if self.handle is not None and self.handle.active else None
 
-    def _regularizer(self) -> MaskProvider | None:
+    def _regularizer(self) -> Regularizer | None:
         """Return the provider, also if a callback attached it."""
         callbacks = (each for each in self.callback_handler.callbacks if isinstance(each, AttnRegCallback))
         return next((each.handle.provider for each in callbacks), None)
@@ -222,7 +222,7 @@ class ADDropTrainer(RegularizedTrainer):
 
     handle: AttachHandle
 
-    def __init__(self, *args: Any, provider: MaskProvider | AttachHandle | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, provider: Regularizer | AttachHandle | None = None, **kwargs: Any) -> None:
         provider = CrossTuning(AttributionProvider()) if provider is None else provider
         super().__init__(*args, provider=provider, **kwargs)
 

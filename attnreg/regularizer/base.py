@@ -1,81 +1,110 @@
-"""The base class of all providers, and ``a & b``, which composes them."""
+"""The base class of all regularizers, and ``a & b``, which composes them."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from attnreg.draws import Draws
 from attnreg.errors import InputError
 from attnreg.masks import Mask
+from attnreg.regularizer.naming import check_names
 from attnreg.regularizer.saving import PretrainedMixin
-from attnreg.sites import AttentionSite, Site, SiteInfo
+from attnreg.sites import AttentionSite, HiddenSite, Site, SiteInfo
 
 
-class MaskProvider(PretrainedMixin, nn.Module, ABC):
-    """An attention regularizer: decides, at each attention site, which positions to drop.
+class Regularizer(PretrainedMixin, nn.Module, ABC):
+    """What all regularizers share: hooks around training steps, abilities, saving, and ``a & b``.
 
-    Write only :meth:`forward`. By default, the other hooks (:meth:`check`, :meth:`attribute`, :meth:`prepare`,
-    :meth:`step`, :meth:`on_epoch`) pass the call on to providers held as submodules. A provider acts while both it and
-    the attention module are in training mode. Draw with ``site.keep(p)`` and ``site.uniform()``: their numbers follow
-    from the seed of the pass, so that gradient checkpointing and ``handle.replay()`` get the same ones. Store each
-    constructor argument as an attribute of the same name (scikit-learn's convention), so that :meth:`save_pretrained`
-    can write it. Every built-in provider raises :class:`ValueError` if an argument is out of range.
+    To write one, derive from :class:`attnreg.MaskProvider` (attention) or :class:`attnreg.HiddenProvider` (hidden
+    states). The hooks (:meth:`check`, :meth:`attribute`, :meth:`prepare`, :meth:`penalty`, :meth:`step`,
+    :meth:`on_epoch`) have defaults, which pass the call on to regularizers held as submodules.
+
+    A regularizer acts while both it and the attached module are in training mode. Draw with ``site.keep(p)`` and
+    ``site.uniform()``: their numbers follow from the seed of the pass, so that gradient checkpointing and
+    ``handle.replay()`` get the same ones. Store each constructor argument as an attribute of the same name
+    (scikit-learn's convention), so that :meth:`save_pretrained` can write it. Every built-in regularizer raises
+    :class:`ValueError` if an argument is out of range.
+
+    Abilities are class attributes, properties or methods that a subclass may override:
+
+    ======================  ============================  ==========================================================
+    ability                 default                       what it tells
+    ======================  ============================  ==========================================================
+    ``schedulable``         ``()``                        the arguments that :class:`attnreg.Scheduled` can change
+    ``skips_block(...)``    ``None``                      whether to skip the block around a self-attention
+    ``looks_at_batches``    ``attribute`` is overridden   whether ``attribute`` is needed before each training step
+    ``looks_alone``         ``False``                     whether no other in a composition may look at batches
+    ``uses_model_loss``     ``False``                     whether it computes the model's own loss in extra passes
+    ``draws_in_prepare``    ``prepare`` is overridden     whether the masks of a whole pass are drawn in ``prepare``
+    ``decides_for_batch``   ``False``                     whether one decision holds for all rows of a batch
+    ``first_epoch``         ``0``                         the first epoch in which it acts
+    ``why_asleep(...)``     ``None``                      what is missing, if it cannot act as it should
+    ======================  ============================  ==========================================================
+
+    A class whose body defines a name that is nearly an ability or hook is refused with :class:`TypeError`: it would
+    never be called.
 
     Example:
-        >>> import torch
-        >>> class DropFirstKey(MaskProvider):
-        ...     def forward(self, site):
-        ...         return Mask(scores=torch.arange(site.shape[-1], device=site.device) > 0)
-        >>> DropFirstKey()(AttentionSite(shape=(1, 1, 2, 3))).scores
-        tensor([False,  True,  True])
+        >>> from attnreg import MaskProvider
+        >>> class Careless(MaskProvider):
+        ...     looks_at_batch = True
+        Traceback (most recent call last):
+            ...
+        TypeError: Careless.looks_at_batch would never be read. Did you mean looks_at_batches? ...
     """
 
     #: Float arguments that may change after construction, because :meth:`forward` reads the attribute each time.
     #: :class:`attnreg.Scheduled` can change these arguments only.
     schedulable: ClassVar[Collection[str]] = ()
+    #: Whether it must be the only one in a composition to look at batches.
+    looks_alone: bool = False
+    #: Whether it may decide once for all rows of a batch, so that parts of a batch would get other masks.
+    decides_for_batch: bool = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_names(cls, Regularizer)
 
     @abstractmethod
-    def forward(self, site: AttentionSite) -> Mask | None:
-        """Return the mask for one site; ``None`` keeps everything."""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Act at one site; see :meth:`attnreg.MaskProvider.forward` and :meth:`attnreg.HiddenProvider.forward`."""
 
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        """Raise if the provider cannot regularize a model; :func:`attnreg.attach` calls it before it changes anything.
+        """Raise if this cannot regularize a model; :func:`attnreg.attach` calls it before it changes anything.
 
         Args:
             sites: the attention sites to attach to.
             model: the model, still unchanged.
 
         Raises:
-            ValueError: if the provider cannot act at these sites.
+            ValueError: if the regularizer cannot act at these sites.
         """
-        for provider in self.inner():
-            provider.check(sites, model)
+        for each in self.inner():
+            each.check(sites, model)
 
     @property
     def active(self) -> bool:
-        """Whether the provider acts now; otherwise the attached model runs as the plain model."""
-        return True
-
-    @property
-    def masks_attention(self) -> bool:
-        """Whether :meth:`forward` is asked at attention sites; a :class:`attnreg.HiddenProvider` is not."""
+        """Whether the regularizer acts now; otherwise the attached model runs as the plain model."""
         return True
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Look at a batch before the training step on it, as the first of two passes.
 
         Args:
-            model: the model that the provider is attached to.
+            model: the model that the regularizer is attached to.
             batch: the model's keyword arguments, including ``labels``.
         """
-        for provider in self._acting():
-            provider.attribute(model, batch)
+        for each in self._acting():
+            each.attribute(model, batch)
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Prepare for a forward pass in training mode; called once before the pass.
@@ -83,57 +112,150 @@ class MaskProvider(PretrainedMixin, nn.Module, ABC):
         Args:
             inputs: the model's inputs by name.
         """
-        for provider in self._acting():
-            provider.prepare(inputs)
+        for each in self._acting():
+            each.prepare(inputs)
 
     def penalty(self) -> Tensor | None:
         """Return a 0-d term to add to the training loss after a forward pass; ``None`` adds nothing.
 
-        A provider learns its own parameters through this term and the loss. Add them to the optimizer:
+        A regularizer learns its own parameters through this term and the loss. Add them to the optimizer:
         ``optimizer.add_param_group({"params": provider.learned_parameters()})``.
         """
-        terms = [term for provider in self._acting() if (term := provider.penalty()) is not None]
+        terms = [term for each in self._acting() if (term := each.penalty()) is not None]
         return functools.reduce(operator.add, terms) if terms else None
 
     def learned_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the model's loss trains: by default, all that require a gradient."""
         inner = self.inner()
-        of_inner = {id(parameter) for provider in inner for parameter in provider.parameters()}
+        of_inner = {id(parameter) for each in inner for parameter in each.parameters()}
         own = [p for p in self.parameters() if p.requires_grad and id(p) not in of_inner]
-        return own + [parameter for provider in inner for parameter in provider.learned_parameters()]
+        return own + [parameter for each in inner for parameter in each.learned_parameters()]
 
     def step(self) -> None:
         """Advance schedules; called after each optimizer step."""
-        for provider in self.inner():
-            provider.step()
+        for each in self.inner():
+            each.step()
 
     def on_epoch(self, epoch: int) -> None:
         """Begin an epoch, counted from 0; called at the start of each."""
-        for provider in self.inner():
-            provider.on_epoch(epoch)
+        for each in self.inner():
+            each.on_epoch(epoch)
 
-    def inner(self, site: Site | None = None) -> list[MaskProvider]:
-        """Return the providers inside this one: its direct submodules, and items of a ``ModuleList`` among them.
+    def skips_block(self, site: SiteInfo, draws: Draws) -> Tensor | None:
+        """Decide whether this forward pass skips the block around a self-attention: 0-d, bool, on the CPU.
 
         Args:
-            site: return only the providers that may act at this site.
+            site: the self-attention.
+            draws: the source of randomness.
+
+        Returns:
+            ``True`` = skipped; ``None`` if the regularizer does not decide.
+        """
+        return None
+
+    @property
+    def looks_at_batches(self) -> bool:
+        """Whether :meth:`attribute` must be called before each training step: by default, if it is overridden."""
+        return type(self).attribute is not Regularizer.attribute
+
+    @property
+    def uses_model_loss(self) -> bool:
+        """Whether it computes the model's own loss in passes of its own, so that training may have no other."""
+        return False
+
+    @property
+    def draws_in_prepare(self) -> bool:
+        """Whether :meth:`prepare` draws the masks of a whole forward pass: by default, if it is overridden.
+
+        The next forward pass replaces these masks.
+        """
+        return type(self).prepare is not Regularizer.prepare
+
+    @property
+    def first_epoch(self) -> int:
+        """The first epoch in which it acts, counted from 0."""
+        return 0
+
+    def why_asleep(self, passes: int) -> str | None:
+        """Return a sentence with what is missing and how to fix it; ``None`` if nothing is missing yet.
+
+        Args:
+            passes: number of training passes so far, including this one.
+        """
+        return None
+
+    def inner(self, site: Site | None = None) -> list[Regularizer]:
+        """Return the regularizers inside this one: its direct submodules, and items of a ``ModuleList`` among them.
+
+        Args:
+            site: return only those that may act at this site.
         """
         lists = (child if isinstance(child, nn.ModuleList) else (child,) for child in self.children())
-        return [module for modules in lists for module in modules if isinstance(module, MaskProvider)]
+        return [module for modules in lists for module in modules if isinstance(module, Regularizer)]
 
-    def _acting(self) -> list[MaskProvider]:
-        return [provider for provider in self.inner() if provider.training and provider.active]
+    def parts(self) -> list[Regularizer]:
+        """Return this regularizer and all inside it, from the outside in."""
+        return [module for module in self.modules() if isinstance(module, Regularizer)]
 
-    def __and__(self, other: MaskProvider) -> Compose:
-        """Apply the masks of both providers."""
+    def mask_at(self, site: AttentionSite) -> Mask | None:
+        """Return the mask of the regularizers inside this one at a site; ``None`` keeps everything."""
+        masks = [mask for each in self._acting(site) if (mask := each.mask_at(site)) is not None]
+        return functools.reduce(operator.and_, masks) if masks else None
+
+    def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
+        """Return hidden states as the regularizers inside this one change them, one after the other."""
+        for each in self._acting(site):
+            states = each.states_at(site, states)
+        return states
+
+    def skip_at(self, site: SiteInfo, draws: Draws) -> Tensor | None:
+        """Return whether to skip the block around a self-attention: 0-d, bool; ``None`` if nobody here decides."""
+        skip = self.skips_block(site, draws)
+        if skip is not None and (skip.dim() or skip.dtype != torch.bool):
+            raise InputError(
+                f"Expected `skips_block` of {type(self).__name__} to return a 0-d bool tensor, got {skip.dtype} of "
+                f"shape {tuple(skip.shape)} at {site.name}."
+            )
+        answers = [*(each.skip_at(site, draws) for each in self._acting(site)), skip]
+        decided = [answer for answer in answers if answer is not None]
+        return functools.reduce(operator.or_, decided) if decided else None
+
+    @property
+    def may_skip_blocks(self) -> bool:
+        """Whether this regularizer, or one inside it, skips blocks."""
+        return any(type(each).skips_block is not Regularizer.skips_block for each in self.parts())
+
+    def _acting(self, site: Site | None = None) -> list[Regularizer]:
+        return [each for each in self.inner(site) if each.training and each.active]
+
+    def __and__(self, other: Regularizer) -> Compose:
+        """Apply both regularizers."""
         return Compose(self, other)
 
 
-class Compose(MaskProvider):
-    """Several providers at once, written ``a & b``. What any of them drops is dropped; factors multiply.
+class Container(Regularizer):
+    """A regularizer that acts only through those inside it, which may be of attention and of hidden states."""
+
+    def forward(self, site: Any, states: Tensor | None = None) -> Any:
+        """Return the mask at an attention site, or the changed states at a hidden-state site, of those inside."""
+        if not (self.training and self.active):
+            return states
+        return super().mask_at(site) if states is None else super().states_at(site, states)
+
+    @override
+    def mask_at(self, site: AttentionSite) -> Mask | None:
+        return self(site)
+
+    @override
+    def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
+        return self(site, states)
+
+
+class Compose(Container):
+    """Several regularizers at once, written ``a & b``. What any of them drops is dropped; factors multiply.
 
     Args:
-        providers: the providers, which are asked in this order.
+        providers: the regularizers, which are asked in this order.
 
     Example:
         >>> from attnreg import AttentionDropout, AttentionLayerDrop
@@ -141,36 +263,37 @@ class Compose(MaskProvider):
         3
     """
 
-    def __init__(self, *providers: MaskProvider) -> None:
+    def __init__(self, *providers: Regularizer) -> None:
         super().__init__()
         self.providers: nn.ModuleList = nn.ModuleList(
-            q for p in providers for q in (p.providers if isinstance(p, Compose) else (a_provider(p, "Compose"),))
+            q for p in providers for q in (p.providers if isinstance(p, Compose) else (a_regularizer(p, "Compose"),))
         )
 
     @property
     @override
     def active(self) -> bool:
-        return any(provider.active for provider in self.inner())
-
-    @property
-    @override
-    def masks_attention(self) -> bool:
-        return any(provider.masks_attention for provider in self.inner())
-
-    @override
-    def forward(self, site: AttentionSite) -> Mask | None:
-        answers = [ask(provider, site) for provider in self.inner()]
-        masks = [mask for mask in answers if mask is not None]
-        return functools.reduce(operator.and_, masks) if masks else None
+        return any(each.active for each in self.inner())
 
 
-def ask(provider: MaskProvider, site: AttentionSite) -> Mask | None:
-    """Return the provider's mask for a site; ``None`` while it is in eval mode or inactive, or if it masks nothing."""
-    return provider(site) if provider.training and provider.active and provider.masks_attention else None
+def a_regularizer(value: Any, where: str) -> Regularizer:
+    """Return ``value`` if it is a regularizer; otherwise raise.
 
-
-def a_provider(value: Any, where: str) -> MaskProvider:
-    """Return ``value`` if it is a provider; otherwise raise."""
-    if not isinstance(value, MaskProvider):
-        raise InputError(f"Expected a provider in {where}, got {value!r}.")
+    Example:
+        >>> from attnreg import DropHead
+        >>> a_regularizer(DropHead, "OnLayers")
+        Traceback (most recent call last):
+            ...
+        attnreg.errors.InputError: Expected a regularizer in OnLayers, got the class DropHead: make one, as in ...
+    """
+    if not isinstance(value, Regularizer):
+        raise InputError(f"Expected a regularizer in {where}, got {described(value)}.")
     return value
+
+
+def described(value: Any) -> str:
+    """Say what was given instead of a regularizer, with the fix if it is nearly one."""
+    if inspect.isclass(value) and issubclass(value, Regularizer):
+        return f"the class {value.__name__}: make one, as in {value.__name__}()"
+    if isinstance(value, str):
+        return f"the text {value!r}: make a regularizer of it with `attnreg.parse_provider`"
+    return repr(value)

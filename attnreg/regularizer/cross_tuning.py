@@ -10,12 +10,10 @@ from typing_extensions import override
 
 from attnreg.arguments import Count, Index, whole_number
 from attnreg.errors import InputError
-from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider, a_provider, ask
-from attnreg.sites import AttentionSite
+from attnreg.regularizer.base import Container, Regularizer, a_regularizer
 
 
-class CrossTuning(MaskProvider):
+class CrossTuning(Container):
     """Use a provider in only one of every N epochs.
 
     It acts in the epochs with ``epoch % every == offset``; in all others, the attached model runs as the plain model.
@@ -46,9 +44,9 @@ class CrossTuning(MaskProvider):
 
     current: Tensor
 
-    def __init__(self, provider: MaskProvider, every: Count = 2, offset: Index = 1) -> None:
+    def __init__(self, provider: Regularizer, every: Count = 2, offset: Index = 1) -> None:
         super().__init__()
-        self.provider = a_provider(provider, "CrossTuning")
+        self.provider = a_regularizer(provider, "CrossTuning")
         self.every = whole_number("every", every)
         self.offset = whole_number("offset", offset, least=0)
         if offset >= every:
@@ -65,20 +63,11 @@ class CrossTuning(MaskProvider):
 
     @property
     @override
-    def masks_attention(self) -> bool:
-        return self.provider.masks_attention
-
-    @override
-    def forward(self, site: AttentionSite) -> Mask | None:
-        return ask(self.provider, site) if self.active else None
-
-    @property
     def first_epoch(self) -> int:
-        """The first epoch in which the provider acts, counted from 0."""
         return self.offset
 
+    @override
     def why_asleep(self, passes: int) -> str | None:
-        """See :class:`attnreg.regularizer.asleep.MaySleep`."""
         if self._told:
             return None
         return (

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from attnreg.errors import InputError, did_you_mean
-from attnreg.regularizer.base import Compose, MaskProvider
+from attnreg.regularizer.base import Compose, Regularizer
 from attnreg.regularizer.saving import build, known_providers, shown
 
 LONGEST = 1000  # characters; keeps nesting far below the parser's limit
@@ -22,8 +22,8 @@ def parse_provider(
     text: str,
     model: nn.Module | None = None,
     total_steps: int | None = None,
-    providers: Sequence[type[MaskProvider]] = (),
-) -> MaskProvider:
+    providers: Sequence[type[Regularizer]] = (),
+) -> Regularizer:
     """Make a provider from an expression: provider calls with literal arguments, joined by ``&``.
 
     The text is parsed, never evaluated. It may contain only names of providers, numbers, strings, lists, ``True``,
@@ -48,8 +48,8 @@ def parse_provider(
         attnreg.errors.InputError: Expected provider calls joined by &, ...
     """
 
-    def make(cls: type[MaskProvider], *args: Any, **options: Any) -> MaskProvider:
-        factory: Callable[..., MaskProvider] = cls
+    def make(cls: type[Regularizer], *args: Any, **options: Any) -> Regularizer:
+        factory: Callable[..., Regularizer] = cls
         if hasattr(cls, "for_model"):
             if model is None:
                 raise InputError(f"{cls.__name__} is made for a model: pass `model` to `parse_provider`.")
@@ -74,7 +74,7 @@ def parse_provider(
             raise InputError(f"Cannot make the provider {text!r}: {reason}.") from error
 
 
-def expression_of(provider: MaskProvider) -> str:
+def expression_of(provider: Regularizer) -> str:
     """Return a provider as an expression, with all arguments by name.
 
     Example:
@@ -84,7 +84,7 @@ def expression_of(provider: MaskProvider) -> str:
     if isinstance(provider, Compose):
         return " & ".join(expression_of(each) for each in provider.inner())
     values = (
-        f"{name}={expression_of(value) if isinstance(value, MaskProvider) else repr(value)}"
+        f"{name}={expression_of(value) if isinstance(value, Regularizer) else repr(value)}"
         for name, value in provider.config.items()
     )
     return f"{type(provider).__name__}({', '.join(values)})"
@@ -124,7 +124,7 @@ def _parsed(text: str) -> ast.expr:
         raise InputError(f"Expected a provider such as {EXAMPLE}, got {text!r}: {error}.") from None
 
 
-def _description(node: ast.expr, text: str, known: Mapping[str, type[MaskProvider]]) -> dict[str, Any]:
+def _description(node: ast.expr, text: str, known: Mapping[str, type[Regularizer]]) -> dict[str, Any]:
     """Turn a node into the description that :func:`attnreg.regularizer.saving.build` takes."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
         parts = [_description(side, text, known) for side in (node.left, node.right)]
@@ -159,7 +159,7 @@ def _description(node: ast.expr, text: str, known: Mapping[str, type[MaskProvide
     return {"provider": name, "config": {k: list(v) if isinstance(v, tuple) else v for k, v in bound.items()}}
 
 
-def _signature(cls: type[MaskProvider]) -> inspect.Signature:
+def _signature(cls: type[Regularizer]) -> inspect.Signature:
     """The arguments that an expression may give: all but those that follow from the model."""
     measured = getattr(cls, "measured", ())
     factory = cls if measured else getattr(cls, "for_model", cls)
@@ -167,7 +167,7 @@ def _signature(cls: type[MaskProvider]) -> inspect.Signature:
     return inspect.Signature([p for name, p in inspect.signature(factory).parameters.items() if name not in left_out])
 
 
-def _value(node: ast.expr, text: str, known: Mapping[str, type[MaskProvider]]) -> Any:
+def _value(node: ast.expr, text: str, known: Mapping[str, type[Regularizer]]) -> Any:
     if isinstance(node, ast.Call) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd)):
         return _description(node, text, known)
     try:

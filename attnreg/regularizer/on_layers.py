@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from torch import nn
 from typing_extensions import override
 
-from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider, a_provider, ask
-from attnreg.sites import AttentionSite, Site, SiteInfo, layer_indices, on_layers
+from attnreg.regularizer.base import Container, Regularizer, a_regularizer
+from attnreg.sites import Site, SiteInfo, layer_indices, on_layers
 
 
-class OnLayers(MaskProvider):
+class OnLayers(Container):
     """Let a provider act on some layers only, in every stack that it is attached to.
 
     Args:
@@ -23,15 +22,15 @@ class OnLayers(MaskProvider):
         ValueError: if ``layers`` is not a list of indices; when attached, if the model has no such layer.
 
     Example:
-        >>> from attnreg import AttentionLayerDrop
+        >>> from attnreg import AttentionLayerDrop, AttentionSite
         >>> first = OnLayers(AttentionLayerDrop(p=1.0), [0])
         >>> [first(AttentionSite(shape=(1, 1, 2, 2), layer=i, num_layers=2)) for i in range(2)]
         [Mask(scores=tensor(False), weights=None), None]
     """
 
-    def __init__(self, provider: MaskProvider, layers: Sequence[int]) -> None:
+    def __init__(self, provider: Regularizer, layers: Sequence[int]) -> None:
         super().__init__()
-        self.provider = a_provider(provider, "OnLayers")
+        self.provider = a_regularizer(provider, "OnLayers")
         self.layers = layer_indices(layers, "OnLayers")
 
     @property
@@ -39,17 +38,8 @@ class OnLayers(MaskProvider):
     def active(self) -> bool:
         return self.provider.active
 
-    @property
     @override
-    def masks_attention(self) -> bool:
-        return self.provider.masks_attention
-
-    @override
-    def forward(self, site: AttentionSite) -> Mask | None:
-        return ask(self.provider, site) if site.is_among(self.layers) else None
-
-    @override
-    def inner(self, site: Site | None = None) -> list[MaskProvider]:
+    def inner(self, site: Site | None = None) -> list[Regularizer]:
         return super().inner() if site is None or site.is_among(self.layers) else []
 
     @override

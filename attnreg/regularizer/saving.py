@@ -26,7 +26,7 @@ Known = Mapping[str, type[Any]]
 
 
 class PretrainedMixin:
-    """``save_pretrained`` and ``from_pretrained`` for providers; see :class:`attnreg.MaskProvider`."""
+    """``save_pretrained`` and ``from_pretrained`` for providers; see :class:`attnreg.Regularizer`."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -94,7 +94,10 @@ class PretrainedMixin:
             reason = " ".join(str(error).split())
             raise InputError(f"Cannot load a provider ({CONFIG} and {WEIGHTS}) from {folder}: {reason}") from error
         if not isinstance(provider, cls):
-            raise InputError(f"Expected a {cls.__name__} in {folder}, got a {type(provider).__name__}.")
+            raise InputError(
+                f"Expected a {cls.__name__} in {folder}, got a {type(provider).__name__}: "
+                "`attnreg.Regularizer.from_pretrained` loads any."
+            )
         return provider
 
 

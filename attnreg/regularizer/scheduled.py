@@ -12,10 +12,9 @@ from typing_extensions import override
 
 from attnreg.arguments import one_of, probability, whole_number
 from attnreg.errors import InputError, did_you_mean
-from attnreg.masks import Mask
-from attnreg.regularizer.asleep import never_stepped
-from attnreg.regularizer.base import MaskProvider, a_provider, ask
-from attnreg.sites import AttentionSite, Site
+from attnreg.regularizer.abilities import never_stepped
+from attnreg.regularizer.base import Container, Regularizer, a_regularizer
+from attnreg.sites import Site
 
 Knots = Sequence[tuple[float, float]]
 Over = Literal["training", "depth"]
@@ -63,7 +62,7 @@ class Line:
         return len(set(self.values)) > 1
 
 
-class Scheduled(MaskProvider):
+class Scheduled(Container):
     r"""Change a provider's arguments linearly over training or over the depth of the model.
 
     .. math::
@@ -102,10 +101,10 @@ class Scheduled(MaskProvider):
     steps: Tensor
 
     def __init__(
-        self, provider: MaskProvider, total_steps: int | None = None, over: Over = "training", **schedules: Knots
+        self, provider: Regularizer, total_steps: int | None = None, over: Over = "training", **schedules: Knots
     ) -> None:
         super().__init__()
-        self.provider = a_provider(provider, "Scheduled")
+        self.provider = a_regularizer(provider, "Scheduled")
         self.over = one_of("over", over, get_args(Over))
         if over == "training" and total_steps is None:
             raise InputError("A schedule over training needs `total_steps`, the number of optimizer steps.")
@@ -135,19 +134,14 @@ class Scheduled(MaskProvider):
     def active(self) -> bool:
         return self.provider.active
 
-    @property
     @override
-    def masks_attention(self) -> bool:
-        return self.provider.masks_attention
-
-    @override
-    def forward(self, site: AttentionSite) -> Mask | None:
-        answers = [ask(provider, site) for provider in self.inner(site)]
+    def forward(self, site: Any, states: Tensor | None = None) -> Any:
+        answer = super().forward(site, states)
         self._set_for(None)
-        return answers[0]
+        return answer
 
     @override
-    def inner(self, site: Site | None = None) -> list[MaskProvider]:
+    def inner(self, site: Site | None = None) -> list[Regularizer]:
         self._set_for(site)
         return super().inner()
 
@@ -162,10 +156,10 @@ class Scheduled(MaskProvider):
         super().step()
         self._advance()
 
+    @override
     def why_asleep(self, passes: int) -> str | None:
-        """See :class:`attnreg.regularizer.asleep.MaySleep`."""
         moves = self.over == "training" and any(line.moves for line in self._lines.values())
-        return never_stepped("Scheduled", self.steps, passes) if moves else None
+        return never_stepped(self, self.steps, passes) if moves else None
 
     def _advance(self) -> None:
         if self.over == "training":
@@ -185,7 +179,7 @@ def _reach(module: nn.Module, incompatible: Any) -> None:
     module._advance()
 
 
-def _check(provider: MaskProvider, lines: Mapping[str, Line]) -> None:
+def _check(provider: Regularizer, lines: Mapping[str, Line]) -> None:
     kind = type(provider).__name__
     if not lines:
         raise InputError(f"A schedule needs an argument of {kind} to change, such as p=[(0, 0.3), (1, 0)].")

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from attnreg.arguments import Probability, one_of, probability, true_or_false
 from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.providers import MaskProvider
 from attnreg.sites import AttentionSite
 
 Placement = Literal["weights", "scores"]

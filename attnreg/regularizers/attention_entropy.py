@@ -14,7 +14,7 @@ from attnreg import functional
 from attnreg.arguments import NotNegative, not_negative
 from attnreg.injection.running.rates import in_backward
 from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizers._parts.seen import mean_over
 from attnreg.sites import AttentionSite
 

@@ -15,7 +15,7 @@ from attnreg.errors import InputError
 from attnreg.functional.region import Region
 from attnreg.injection import handle_of
 from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizers._parts.two_passes import TwoPasses
 from attnreg.sites import AttentionSite, SiteInfo, layer_indices, on_layers
 
@@ -117,8 +117,8 @@ class AttributionProvider(MaskProvider):
         self._labels = [site.label for site in chosen]
 
     @property
+    @override
     def looks_at_batches(self) -> bool:
-        """See :class:`attnreg.regularizer.protocols.MayLookAtBatches`, and ``MayDrawInPrepare`` for the other name."""
         return self.method != "random"
 
     draws_in_prepare = looks_at_batches

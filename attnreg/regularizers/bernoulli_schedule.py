@@ -11,8 +11,8 @@ from typing_extensions import override
 from attnreg.arguments import probability, whole_number
 from attnreg.errors import InputError
 from attnreg.masks import Mask
-from attnreg.regularizer.asleep import never_stepped
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.abilities import never_stepped
+from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizer.scheduled import Knots, Line
 from attnreg.sites import AttentionSite, SiteInfo
 
@@ -70,10 +70,10 @@ class BernoulliScheduleProvider(MaskProvider):
                 f"Expected one schedule, or one for each of the model's {layers} layers, got {len(self._lines)}."
             )
 
+    @override
     def why_asleep(self, passes: int) -> str | None:
-        """See :class:`attnreg.regularizer.asleep.MaySleep`."""
         moves = len({p for line in self._lines for p in line.values}) > 1
-        return never_stepped("BernoulliScheduleProvider", self.steps, passes) if moves else None
+        return never_stepped(self, self.steps, passes) if moves else None
 
     @override
     def step(self) -> None:

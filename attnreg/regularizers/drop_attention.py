@@ -9,7 +9,7 @@ from typing_extensions import override
 from attnreg import functional
 from attnreg.arguments import one_of, probability, true_or_false, whole_number
 from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.providers import MaskProvider
 from attnreg.sites import AttentionSite
 
 Mode = Literal["element", "column"]

@@ -7,7 +7,7 @@ from typing_extensions import override
 from attnreg import functional
 from attnreg.arguments import Probability, probability
 from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.providers import MaskProvider
 from attnreg.sites import AttentionSite
 
 

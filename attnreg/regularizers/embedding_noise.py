@@ -7,7 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from attnreg.arguments import NotNegative, not_negative
-from attnreg.regularizer.hidden import HiddenProvider
+from attnreg.regularizer.providers import HiddenProvider
 from attnreg.regularizers._parts.rounding import Rounding
 from attnreg.sites import HiddenSite
 
@@ -46,7 +46,7 @@ class EmbeddingNoise(HiddenProvider):
         self._rounding = Rounding("EmbeddingNoise")
 
     @override
-    def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:  # type: ignore[override]
+    def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
         lengths = site.lengths.to(torch.promote_types(site.dtype, torch.float32))
         size = self.alpha / (lengths * site.shape[-1]).sqrt()
         noise = site.uniform(dtype=site.dtype) * 2 - 1

@@ -11,10 +11,11 @@ from typing_extensions import override
 from attnreg import functional
 from attnreg.arguments import one_of
 from attnreg.attribution import Target, explain
+from attnreg.attribution.outputs import loss_of
 from attnreg.errors import InputError
 from attnreg.injection import handle_of
 from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizers._parts.two_passes import TwoPasses
 from attnreg.sites import AttentionSite, SiteInfo
 
@@ -105,8 +106,8 @@ class HeadMask(MaskProvider):
             )
 
     @property
+    @override
     def looks_at_batches(self) -> bool:
-        """See :class:`attnreg.regularizer.protocols.MayLookAtBatches`, and ``MayDrawInPrepare`` for the other name."""
         return self.by == "importance"
 
     draws_in_prepare = looks_at_batches
@@ -161,10 +162,4 @@ class HeadMask(MaskProvider):
 
 
 def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if not isinstance(loss, Tensor):
-        raise InputError(
-            f"The model's output, {type(output).__name__}, has no `loss`: pass `labels` in the batch, or choose "
-            "another `target`."
-        )
-    return loss
+    return loss_of(output, batch, name="another `target` to HeadMask")

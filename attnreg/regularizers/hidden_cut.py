@@ -12,7 +12,8 @@ from typing_extensions import override
 from attnreg import functional
 from attnreg.arguments import Probability, positive, probability
 from attnreg.errors import InputError
-from attnreg.regularizer.hidden import HiddenProvider
+from attnreg.masks import Mask
+from attnreg.regularizer.providers import HiddenProvider, MaskProvider
 from attnreg.sites import AttentionSite, HiddenSite, SiteInfo
 
 
@@ -47,25 +48,19 @@ class HiddenCut(HiddenProvider):
     Example:
         >>> provider = HiddenCut(p=0.5, candidates=0.25)
         >>> scores = torch.tensor([0.0, 0.0, 9.0, 0.0]).expand(1, 1, 4, 4)
-        >>> _ = provider(AttentionSite(shape=(1, 1, 4, 4), written_scores=scores))
+        >>> _ = provider.attention(AttentionSite(shape=(1, 1, 4, 4), written_scores=scores))
         >>> provider(HiddenSite(shape=(1, 4, 1)), torch.ones(1, 4, 1)).flatten()
         tensor([1., 1., 0., 0.])
     """
 
     where = "output"
     schedulable = ("p",)
-    draws_in_prepare = False  # `prepare` only forgets the latest pass
 
     def __init__(self, p: Probability = 0.1, candidates: float = 0.4) -> None:
         super().__init__()
         self.p = probability("p", p)
         self.candidates = positive("candidates", probability("candidates", candidates))
-        self._received: dict[str, Tensor] = {}  # by the label of the attention, until its block ends
-
-    @property
-    @override
-    def masks_attention(self) -> bool:
-        return True  # to see it
+        self.attention = _Received()
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
@@ -77,17 +72,9 @@ class HiddenCut(HiddenProvider):
                 )
 
     @override
-    def prepare(self, inputs: Mapping[str, Any]) -> None:
-        self._received = {}
-
-    @override
-    def forward(self, site: AttentionSite | HiddenSite, states: Tensor | None = None) -> Tensor | None:  # type: ignore[override]
-        if isinstance(site, AttentionSite):
-            if site.stack != "cross":
-                self._received[site.label] = _received(site)
-            return None
-        received = self._received.pop(f"{site.stack}.{site.layer}", None)
-        if received is None or states is None or received.shape != site.shape[:2]:
+    def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
+        received = self.attention.received.pop(f"{site.stack}.{site.layer}", None)
+        if received is None or received.shape != site.shape[:2]:
             raise InputError(
                 f"HiddenCut saw no attention between the tokens of {site.name}: attach it to layers that have it, "
                 "or use HiddenDropout(mode='span')."
@@ -101,15 +88,30 @@ class HiddenCut(HiddenProvider):
         )
         return states * kept.unsqueeze(-1)
 
+
+class _Received(MaskProvider):
+    """Masks nothing, and keeps the attention that each key receives: the mean over heads and real queries."""
+
+    draws_in_prepare = False  # `prepare` only forgets the latest pass
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.received: dict[str, Tensor] = {}  # (B, K), by the label of the attention, until its block ends
+
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        self.received = {}
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        if site.stack != "cross":
+            with torch.no_grad():
+                weights = site.scores().softmax(-1).nan_to_num(0.0)  # a row without a valid key
+                units = site.units
+                if units is not None:
+                    weights = weights * units.any(-1, keepdim=True)
+                self.received[site.label] = weights.mean(1).sum(1)
+        return None
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_received": {}}
-
-
-def _received(site: AttentionSite) -> Tensor:
-    """Return the attention that each key receives, ``(B, K)``: the mean over heads and real queries."""
-    with torch.no_grad():
-        weights = site.scores().softmax(-1).nan_to_num(0.0)  # a row without a valid key
-        units = site.units
-        if units is not None:
-            weights = weights * units.any(-1, keepdim=True)
-        return weights.mean(1).sum(1)
+        return {**self.__dict__, "received": {}}

@@ -11,7 +11,7 @@ from typing_extensions import override
 from attnreg import functional
 from attnreg.arguments import Probability, one_of, probability, true_or_false
 from attnreg.errors import InputError
-from attnreg.regularizer.hidden import HiddenProvider, checked_where
+from attnreg.regularizer.providers import HiddenProvider, checked_where
 from attnreg.sites import HiddenSite, Where
 
 Mode = Literal["element", "column", "span"]
@@ -65,7 +65,7 @@ class HiddenDropout(HiddenProvider):
             raise InputError("The pooled state has no tokens, so it has no spans: use mode='element'.")
 
     @override
-    def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:  # type: ignore[override]
+    def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
         if self.mode == "span":
             kept = functional.sample_spans(self.p, site.tokens, uniform=site.uniform((site.shape[0], 1)))
             return states * kept.unsqueeze(-1)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing_extensions import override
-
 from attnreg.arguments import Probability, probability
-from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider, ask
+from attnreg.regularizer.base import Container
 from attnreg.regularizers.drop_key import DropKey
 from attnreg.regularizers.hidden_dropout import HiddenDropout
-from attnreg.sites import AttentionSite
 
 
-class HiddenKey(MaskProvider):
+class HiddenKey(Container):
     r"""Drop whole keys of attention, and single values of hidden states.
 
     .. math:: \text{HiddenKey} = \underbrace{\text{DropKey, the same keys for all queries}}_{\text{attention}} \;\&\;
@@ -40,7 +36,3 @@ class HiddenKey(MaskProvider):
         super().__init__()
         self.p = probability("p", p)
         self.together = DropKey(p, share_queries=True) & HiddenDropout(p)
-
-    @override
-    def forward(self, site: AttentionSite) -> Mask | None:
-        return ask(self.together, site)

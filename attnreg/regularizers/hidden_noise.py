@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from attnreg.arguments import NotNegative, not_negative, one_of
-from attnreg.regularizer.hidden import HiddenProvider, checked_where
+from attnreg.regularizer.providers import HiddenProvider, checked_where
 from attnreg.regularizers._parts.rounding import Rounding
 from attnreg.sites import HiddenSite, Where
 
@@ -60,7 +60,7 @@ class HiddenNoise(HiddenProvider):
         self._rounding = Rounding("HiddenNoise")
 
     @override
-    def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:  # type: ignore[override]
+    def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
         if self.distribution == "normal":
             noise = site.normal(dtype=site.dtype)
         else:

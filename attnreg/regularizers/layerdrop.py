@@ -11,7 +11,7 @@ from attnreg.arguments import probability
 from attnreg.draws import Draws
 from attnreg.errors import InputError
 from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.providers import MaskProvider
 from attnreg.sites import AttentionSite, SiteInfo
 
 
@@ -57,8 +57,8 @@ class LayerDrop(MaskProvider):
         """Return ``None``: a block that is not skipped runs unchanged."""
         return None
 
+    @override
     def skips_block(self, site: SiteInfo, draws: Draws) -> Tensor | None:
-        """See :class:`attnreg.regularizer.protocols.SkipsBlocks`."""
         # Draw on the CPU, where the injection layer can read the decision without waiting for the device.
         return ~draws.keep((), self.p)
 

@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import not_negative, one_of
+from attnreg.attribution.outputs import LossFunction, loss_of
 from attnreg.errors import InputError
 from attnreg.injection import handle_of, undisturbed
 from attnreg.masks import Mask
-from attnreg.regularizer.loss import LossFunction, loss_of
 from attnreg.regularizers._parts.layers import Depth
 from attnreg.regularizers._parts.rates import LearnedRates, Per
 from attnreg.sites import AttentionSite
@@ -106,6 +106,11 @@ class LearnableBernoulli(LearnedRates):
         self._draw: Literal["never", "first", "second", "own"] = "never"
         self._noise: dict[int, Tensor] = {}
         self._estimate: Tensor | None = None
+
+    @property
+    @override
+    def uses_model_loss(self) -> bool:
+        return self.loss is None
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Run the model twice and estimate the gradient, which ``penalty()`` then passes on.

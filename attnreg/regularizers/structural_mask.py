@@ -13,7 +13,7 @@ from attnreg import functional
 from attnreg.arguments import true_or_false, whole_number
 from attnreg.errors import InputError
 from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.providers import MaskProvider
 from attnreg.sites import AttentionSite, SiteInfo
 
 
@@ -89,8 +89,8 @@ class StructuralMask(MaskProvider):
             raise InputError(f"Expected `heads` below {site.heads}, the number of heads at {site.name}, got {missing}.")
 
     @property
+    @override
     def draws_in_prepare(self) -> bool:
-        """See :class:`attnreg.regularizer.protocols.MayDrawInPrepare`."""
         return callable(self.graph)
 
     @override

@@ -14,7 +14,7 @@ from attnreg.arguments import probability
 from attnreg.draws import draws_of_pass
 from attnreg.errors import InputError
 from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.providers import MaskProvider
 from attnreg.sites import AttentionSite, SiteInfo
 
 

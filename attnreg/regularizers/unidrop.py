@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing_extensions import override
-
 from attnreg.arguments import probability
-from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider, ask
+from attnreg.regularizer.base import Container
 from attnreg.regularizer.on_layers import OnLayers
 from attnreg.regularizers.attention_dropout import AttentionDropout
 from attnreg.regularizers.hidden_dropout import HiddenDropout
 from attnreg.regularizers.layerdrop import LayerDrop
 from attnreg.regularizers.token_dropout import TokenDropout
-from attnreg.sites import AttentionSite
 
 
-class UniDrop(MaskProvider):
+class UniDrop(Container):
     r"""Drop attention weights, whole blocks and tokens together.
 
     .. math:: \text{UniDrop} = \underbrace{\text{AttentionDropout}}_{\text{feature}} \;\&\;
@@ -61,7 +57,3 @@ class UniDrop(MaskProvider):
         self.output = probability("output", output)
         if output:
             self.together = self.together & OnLayers(HiddenDropout(output), [-1])
-
-    @override
-    def forward(self, site: AttentionSite) -> Mask | None:
-        return ask(self.together, site)

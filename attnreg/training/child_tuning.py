@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack, override
 
 from attnreg.arguments import InnerProbability, inner_probability, one_of
+from attnreg.attribution.outputs import loss_of
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle, undisturbed
-from attnreg.regularizer.base import MaskProvider
-from attnreg.regularizer.loss import loss_of
+from attnreg.regularizer.base import Regularizer
 from attnreg.training.bits import pack, unpack
 from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
 from attnreg.training.method import Batch, StepResult
@@ -74,7 +74,7 @@ class ChildTuning(FineTuning):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        provider: MaskProvider | AttachHandle | None = None,
+        provider: Regularizer | AttachHandle | None = None,
         *,
         mode: Mode = "F",
         p: InnerProbability = 0.3,

@@ -13,9 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
 from attnreg.arguments import Count, whole_number
+from attnreg.attribution.outputs import LossFunction, loss_of
 from attnreg.injection import AttachHandle, attach
-from attnreg.regularizer.base import MaskProvider
-from attnreg.regularizer.loss import LossFunction, check_loss, loss_of
+from attnreg.regularizer.abilities import check_loss
+from attnreg.regularizer.base import Regularizer, a_regularizer
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned
 from attnreg.training.micro_batches import check_splittable, split_batch
 from attnreg.training.objective import ForwardPass, Objective, ObjectiveFunction, title_of
@@ -110,7 +111,7 @@ class FineTuning(TrainingMethod):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        provider: MaskProvider | AttachHandle | None = None,
+        provider: Regularizer | AttachHandle | None = None,
         *,
         scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = 1.0,
@@ -124,13 +125,15 @@ class FineTuning(TrainingMethod):
         self.objective = objective
         self.micro_batches = whole_number("micro_batches", micro_batches)
         self.provider = provider.provider if isinstance(provider, AttachHandle) else provider
+        if self.provider is not None:
+            a_regularizer(self.provider, type(self).__name__)
         if isinstance(objective, Objective):
             objective.check(model, self.provider)
         if self.provider is not None:
             check_loss(self.provider, loss_function)
             if micro_batches > 1:
                 check_splittable(self.provider)
-        self.handle = attach(model, provider) if isinstance(provider, MaskProvider) else provider
+        self.handle = attach(model, provider) if isinstance(provider, Regularizer) else provider
         self.updater = Updater(max_grad_norm, accelerator)
         self._network, self.optimizer = self.updater.prepare(model, optimizer)
         self._model = self.updater.unwrap(self._network)  # once: it is looked at several times per step

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from attnreg.attribution.outputs import LossFunction
 from attnreg.errors import InputError
-from attnreg.regularizer.base import MaskProvider
-from attnreg.regularizer.loss import LossFunction
+from attnreg.regularizer.base import Regularizer
 
 Batch = Mapping[str, Tensor]
 
@@ -52,7 +52,7 @@ class TrainingMethod(ABC):
     """
 
     #: the mask provider, which is saved beside the model; ``None`` if there is none
-    provider: MaskProvider | None = None
+    provider: Regularizer | None = None
     #: computes the training loss from the model's output and the batch; ``None`` if the model does
     loss_function: LossFunction | None = None
     #: number of parts that each batch is split into to save memory
@@ -212,14 +212,14 @@ class Updater:
         optimizer.zero_grad(set_to_none=True)
 
 
-def not_in(optimizer: Optimizer, provider: MaskProvider) -> list[nn.Parameter]:
+def not_in(optimizer: Optimizer, provider: Regularizer) -> list[nn.Parameter]:
     """Return the parameters that a provider learns by the model's loss but an optimizer does not hold."""
     learned = provider.learned_parameters()
     held = {id(p) for group in optimizer.param_groups for p in group["params"]} if learned else set()
     return [parameter for parameter in learned if id(parameter) not in held]
 
 
-def check_learned(optimizer: Optimizer, provider: MaskProvider) -> None:
+def check_learned(optimizer: Optimizer, provider: Regularizer) -> None:
     """Check that an optimizer holds all parameters that a provider learns by the model's loss.
 
     Raises:

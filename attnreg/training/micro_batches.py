@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from attnreg.attribution.outputs import IGNORED
 from attnreg.errors import InputError
-from attnreg.regularizer.base import MaskProvider
-from attnreg.regularizer.protocols import DecidesForBatch
+from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch
 
 
@@ -76,14 +75,14 @@ def aligned_labels(model: nn.Module, labels: Tensor) -> Tensor:
     return F.pad(labels[:, 1:], (0, 1), value=IGNORED) if labels.dim() == 2 and shifts_labels(model) else labels
 
 
-def check_splittable(provider: MaskProvider) -> None:
+def check_splittable(provider: Regularizer) -> None:
     """Check that a provider masks each row by itself, so that parts of a batch are masked as in the whole batch.
 
     Raises:
         InputError: if one decides for all rows of a batch at once.
     """
-    for each in provider.modules():
-        if isinstance(each, DecidesForBatch) and each.decides_for_batch:
+    for each in provider.parts():
+        if each.decides_for_batch:
             raise InputError(
                 f"{type(each).__name__} decides once for all rows of a batch, which micro-batches would not share: "
                 "train on whole batches, without gradient accumulation."

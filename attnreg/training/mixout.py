@@ -15,7 +15,7 @@ from typing_extensions import Unpack, override
 from attnreg.arguments import ProbabilityBelowOne, probability_below_one
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.base import Regularizer
 from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
 from attnreg.training.method import Batch, StepResult
 
@@ -80,7 +80,7 @@ class Mixout(FineTuning):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        provider: MaskProvider | AttachHandle | None = None,
+        provider: Regularizer | AttachHandle | None = None,
         *,
         p: ProbabilityBelowOne = 0.7,
         **shared: Unpack[SharedWithObjective],

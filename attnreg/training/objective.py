@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from attnreg.attribution.outputs import IGNORED, needed_labels_of, predictions_of
 from attnreg.errors import InputError
-from attnreg.regularizer.base import MaskProvider
-from attnreg.regularizer.protocols import draws_in_prepare, that_look_at_batches
+from attnreg.regularizer.abilities import that_look_at_batches
+from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch
 from attnreg.training.micro_batches import aligned_labels
 
@@ -39,7 +39,7 @@ class ForwardPass:
     def __init__(
         self,
         model: nn.Module,
-        provider: MaskProvider | None,
+        provider: Regularizer | None,
         run: Callable[[Batch], tuple[Tensor, Any]],
         title: str = "The objective",
     ) -> None:
@@ -80,11 +80,11 @@ class ForwardPass:
         """
         return disagreement(logits, other, aligned_labels(self.model, needed_labels_of(batch, logits)))
 
-    def _check_recomputation(self, provider: MaskProvider) -> None:
+    def _check_recomputation(self, provider: Regularizer) -> None:
         if not any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
             return
-        for each in provider.modules():
-            if isinstance(each, MaskProvider) and draws_in_prepare(each):
+        for each in provider.parts():
+            if each.draws_in_prepare:
                 raise InputError(
                     f"{self._title} with {type(each).__name__} does not work under gradient checkpointing, which "
                     "would recompute the first pass with the masks of the second. Turn gradient checkpointing off."
@@ -125,7 +125,7 @@ class Objective(ABC):
             batch: the batch.
         """
 
-    def check(self, model: nn.Module, provider: MaskProvider | None) -> None:
+    def check(self, model: nn.Module, provider: Regularizer | None) -> None:
         """Refuse a model or a provider that does not fit; called before the provider is attached.
 
         Raises:
@@ -144,7 +144,7 @@ def title_of(objective: ObjectiveFunction) -> str:
     return objective.title if isinstance(objective, Objective) else getattr(objective, "__name__", "The objective")
 
 
-def check_looks_at_no_batch(provider: MaskProvider, title: str) -> None:
+def check_looks_at_no_batch(provider: Regularizer, title: str) -> None:
     """Refuse providers that need a first pass over each batch: their masks hold for one forward pass, not two."""
     if looking := that_look_at_batches(provider):
         raise InputError(

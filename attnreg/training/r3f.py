@@ -15,7 +15,7 @@ from typing_extensions import Unpack, override
 from attnreg.arguments import NotNegative, not_negative, one_of
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.base import Regularizer
 from attnreg.regularizers._parts.rounding import Rounding
 from attnreg.training.fine_tuning import FineTuning, Shared
 from attnreg.training.method import Batch
@@ -81,7 +81,7 @@ class R3FLoss(Objective):
         self._rounding = Rounding("R3F")
 
     @override
-    def check(self, model: nn.Module, provider: MaskProvider | None) -> None:
+    def check(self, model: nn.Module, provider: Regularizer | None) -> None:
         super().check(model, provider)
         _embeddings(model)
 
@@ -151,7 +151,7 @@ class R3F(FineTuning):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        provider: MaskProvider | AttachHandle | None = None,
+        provider: Regularizer | AttachHandle | None = None,
         *,
         weight: NotNegative = 1.0,
         eps: NotNegative = 1e-5,

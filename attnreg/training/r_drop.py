@@ -8,7 +8,7 @@ from typing_extensions import Unpack, override
 
 from attnreg.arguments import NotNegative, not_negative
 from attnreg.injection import AttachHandle
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.base import Regularizer
 from attnreg.training.fine_tuning import FineTuning, Shared
 from attnreg.training.method import Batch
 from attnreg.training.objective import ForwardPass, Objective
@@ -87,7 +87,7 @@ class RDrop(FineTuning):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        provider: MaskProvider | AttachHandle | None = None,
+        provider: Regularizer | AttachHandle | None = None,
         *,
         alpha: NotNegative = 1.0,
         **shared: Unpack[Shared],

@@ -14,7 +14,7 @@ from typing_extensions import Unpack, override
 from attnreg.arguments import NotNegative, not_negative
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.base import Regularizer
 from attnreg.training._replay import replay
 from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
 from attnreg.training.method import Batch, StepResult
@@ -67,7 +67,7 @@ class SAM(FineTuning):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        provider: MaskProvider | AttachHandle | None = None,
+        provider: Regularizer | AttachHandle | None = None,
         *,
         rho: NotNegative = 0.05,
         **shared: Unpack[SharedWithObjective],

@@ -61,4 +61,4 @@ with handle.replay():
     assert torch.equal(model(ids).last_hidden_state, masked)
 with tempfile.TemporaryDirectory() as folder:
     provider.save_pretrained(folder)
-    print(attnreg.MaskProvider.from_pretrained(folder, providers=[DropFar]))
+    print(attnreg.Regularizer.from_pretrained(folder, providers=[DropFar]))

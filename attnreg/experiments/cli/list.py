@@ -12,7 +12,8 @@ from attnreg.experiments.options.catalogue import recipe_files, summary
 from attnreg.experiments.options.option import parsed
 from attnreg.experiments.tasks.built_in import TASKS
 
-_NOT_BY_NAME = {"MaskProvider", "HiddenProvider", "Compose"}  # the base classes, and the class behind `&`
+# the base classes, and the class behind `&`
+_NOT_BY_NAME = {"Regularizer", "MaskProvider", "HiddenProvider", "Compose"}
 
 
 @click.command("list", epilog="Example: attnreg list tasks")

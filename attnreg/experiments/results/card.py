@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from attnreg import __version__
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.lora import is_adapted, summary
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.expressions import expression_of
 
 # The hub's names of tasks, by the head of the model.
@@ -28,7 +28,7 @@ _PIPELINES = {
 }
 
 
-def model_card(run: Setup, provider: MaskProvider | None, result: Mapping[str, Any]) -> str:
+def model_card(run: Setup, provider: Regularizer | None, result: Mapping[str, Any]) -> str:
     """Return the model card of a finished run, in the format of the Hugging Face Hub. It names no licence.
 
     Args:

@@ -18,7 +18,7 @@ from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.kinds.kind import Kind, Record
 from attnreg.experiments.tasks.kinds.tokens import IGNORED
 from attnreg.injection import AttachHandle, attach
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch
 
 
@@ -113,7 +113,7 @@ class Probed(nn.Module):
         return self.network(**batch)
 
 
-def probed_scores(run: Setup, network: nn.Module, provider: MaskProvider) -> dict[str, float]:
+def probed_scores(run: Setup, network: nn.Module, provider: Regularizer) -> dict[str, float]:
     """Score a network in eval mode on dev, under a provider's masks.
 
     The random state is the same afterwards, and the masks depend only on the run's seed.

@@ -23,7 +23,7 @@ from attnreg.experiments.runs.progress import Progress
 from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.setup.stopping import biased
-from attnreg.regularizer.asleep import asleep_for
+from attnreg.regularizer.abilities import asleep_for
 from attnreg.regularizer.saving import to_json
 from attnreg.training.method import TrainingMethod, Updater
 

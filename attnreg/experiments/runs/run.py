@@ -13,7 +13,7 @@ from attnreg.experiments.folder.history import History
 from attnreg.experiments.results.report import report
 from attnreg.experiments.runs.loop import fit
 from attnreg.experiments.setup.setup import Setup
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.base import Regularizer
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import TrainingMethod
 
@@ -26,7 +26,7 @@ class Run(Setup):
     def train(
         self,
         method: Callable[..., TrainingMethod] = FineTuning,
-        provider: MaskProvider | None = None,
+        provider: Regularizer | None = None,
         *,
         provider_lr: float | None = None,
         **options: Any,

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from attnreg.attribution.outputs import LossFunction
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.folder.writer import RunFolder
 from attnreg.experiments.options.settings import Settings
@@ -28,8 +29,7 @@ from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.data import load_data
 from attnreg.experiments.tasks.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
 from attnreg.experiments.tasks.model import check_length, load_pretrained
-from attnreg.regularizer.base import MaskProvider
-from attnreg.regularizer.loss import LossFunction
+from attnreg.regularizer.base import Regularizer
 from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
 from attnreg.training.method import Batch
 from attnreg.training.optim import named_optimizer
@@ -279,7 +279,7 @@ class Setup:
         return WeightedCrossEntropy(balanced_weights(self.train_rows["labels"][:], len(self.task.labels)))
 
     def optimizer(
-        self, model: nn.Module, provider: MaskProvider | None = None, provider_lr: float | None = None
+        self, model: nn.Module, provider: Regularizer | None = None, provider_lr: float | None = None
     ) -> Optimizer:
         """Make the optimizer that ``--optimizer`` names, with the run's learning rate and weight decay.
 

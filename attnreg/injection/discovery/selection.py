@@ -13,9 +13,9 @@ from attnreg.errors import CoverageWarning, InputError, NoAttentionError
 from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.coverage import stacks_left_out
 from attnreg.injection.discovery.hidden import FoundHidden
-from attnreg.regularizer.base import MaskProvider
-from attnreg.regularizer.hidden import asked_at, hidden_providers
-from attnreg.sites import Site, Stack, Where, layer_indices, on_layers
+from attnreg.regularizer.base import Regularizer
+from attnreg.regularizer.providers import HiddenProvider
+from attnreg.sites import HiddenInfo, Site, Stack, Where, layer_indices, on_layers
 
 WHY: dict[Where, str] = {
     "embeddings": "They enter the first block of a list of blocks, and count as its layer.",
@@ -56,7 +56,7 @@ def choose(
 
 
 def asked_for(
-    provider: MaskProvider, found: Sequence[FoundHidden], chosen: Sequence[FoundSite], model: nn.Module
+    provider: Regularizer, found: Sequence[FoundHidden], chosen: Sequence[FoundSite], model: nn.Module
 ) -> list[FoundHidden]:
     """Return the sites at which any provider inside this one is asked.
 
@@ -70,9 +70,9 @@ def asked_for(
         InputError: if a provider has no site, if a chosen self-attention has no block around it, or if the dimensions
             of the states are unknown.
     """
-    asked = {each.info: asked_at(provider, each.info) for each in found}
-    for each in hidden_providers(provider):
-        for where in each.places:
+    asked = {each.info: _asked_at(provider, each.info) for each in found}
+    for each in provider.parts():
+        for where in each.places if isinstance(each, HiddenProvider) else ():
             if any(site.where == where and each in leaves for site, leaves in asked.items()):
                 continue
             present = ", ".join(dict.fromkeys(site.label for site in asked)) or "none"
@@ -91,6 +91,12 @@ def asked_for(
                 "which dimensions are samples and tokens: expected (B, T, C) or (T, B, C)."
             )
     return sites
+
+
+def _asked_at(provider: Regularizer, site: HiddenInfo) -> list[Regularizer]:
+    """Return the regularizers of hidden states, among this one and those inside it, that are asked at a site."""
+    found = [leaf for each in provider.inner(site) for leaf in _asked_at(each, site)]
+    return [*found, provider] if isinstance(provider, HiddenProvider) and site.where in provider.places else found
 
 
 def check_blocks(who: str, chosen: Sequence[FoundSite]) -> None:

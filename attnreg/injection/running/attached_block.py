@@ -19,8 +19,6 @@ from attnreg.injection.running.attention_mode import AttachedModule
 from attnreg.injection.running.connection import Connection
 from attnreg.injection.running.padding import OF_BLOCKS, share
 from attnreg.injection.running.shadow import Shadow
-from attnreg.regularizer.hidden import changed
-from attnreg.regularizer.protocols import may_skip_blocks, skipped
 from attnreg.sites import HiddenInfo, HiddenSite, Site, SiteInfo, Where
 
 
@@ -57,7 +55,7 @@ class AttachedBlock(Shadow[BlockCall]):
         skip = None
         if call.info is not None:
             with self.handle.asking():
-                skip = skipped(self.handle.provider, call.info, self.handle.draws_at(call.info, "block"))
+                skip = self.handle.provider.skip_at(call.info, self.handle.draws_at(call.info, "block"))
         compiling = torch.compiler.is_compiling()
         if skip is None or not (compiling or bool(skip)):
             return self._run(call, args, kwargs)
@@ -112,7 +110,7 @@ def attached_blocks(
     modules: Mapping[nn.Module, AttachedModule],
 ) -> list[AttachedBlock]:
     """Return the attached blocks of these hidden states and, if the provider skips blocks, of chosen self-attention."""
-    skips = may_skip_blocks(handle.provider)
+    skips = handle.provider.may_skip_blocks
     inside: dict[tuple[nn.Module, int], list[FoundSite]] = defaultdict(list)
     for site in found.sites:
         if site.block is not None:
@@ -213,7 +211,7 @@ def changed_states(
         dtype=states.dtype,
     )
     with handle.asking(states.device):
-        after = changed(handle.provider, site, before)
+        after = handle.provider.states_at(site, before)
     with torch.no_grad():  # values that the model's own dropout has set to zero do not count
         present = before != 0
         dropped = present & (after == 0)

@@ -19,7 +19,6 @@ from attnreg.injection.discovery.parts import Parts
 from attnreg.injection.running.connection import Connection
 from attnreg.injection.running.shadow import Shadow
 from attnreg.masks import Mask
-from attnreg.regularizer.base import ask
 from attnreg.sites import AttentionSite, SiteInfo
 
 
@@ -142,7 +141,7 @@ class AttentionMode(TorchFunctionMode):
         else:
             asked = AttentionSite(shape=shape, valid=valid, **given)  # type: ignore[arg-type]
         with self.handle.asking(like.device):
-            mask = ask(self.handle.provider, asked)
+            mask = self.handle.provider.mask_at(asked)
         self._latest = None if mask is None else _checked(mask, asked, type(self.handle.provider).__name__)
         self.handle.note(asked, self._latest)
         return self._latest

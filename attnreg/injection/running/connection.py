@@ -15,14 +15,14 @@ from attnreg.injection.running.padding import Padding
 from attnreg.injection.running.rates import DropRates
 from attnreg.injection.running.seeds import Place
 from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.base import Regularizer
 from attnreg.sites import AttentionSite, Site
 
 
 class Connection(Protocol):
     """The handle, as seen from inside the model; see :class:`attnreg.injection.handle.AttachHandle`."""
 
-    provider: MaskProvider
+    provider: Regularizer
     rates: DropRates
     in_forward: bool
     mode: object  # the mode of the innermost attention module that is running

@@ -16,7 +16,7 @@ from attnreg import functional
 from attnreg.draws import Draws, new_seed
 from attnreg.functional.seeded import is_traced, transformed
 from attnreg.injection.running.rates import in_backward
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site, Stack, Where
 
 Place = Literal["attention", "block"] | Where
@@ -65,7 +65,7 @@ class Seeds:
         finally:
             self._given = before
 
-    def asking(self, provider: MaskProvider, device: torch.device | None = None) -> AbstractContextManager[None]:
+    def asking(self, provider: Regularizer, device: torch.device | None = None) -> AbstractContextManager[None]:
         """Check within the block that a provider whose masks are repeated draws nothing else."""
         if self._given is None or torch.compiler.is_compiling():
             return nullcontext()
@@ -175,7 +175,7 @@ class Seeds:
 
 
 @contextmanager
-def _still(provider: MaskProvider, device: torch.device | None) -> Iterator[None]:
+def _still(provider: Regularizer, device: torch.device | None) -> Iterator[None]:
     """Raise if torch's generators move within the block, other than by the one seed that a pass or a site draws."""
     generator = torch.Generator()
     generator.set_state(torch.get_rng_state())

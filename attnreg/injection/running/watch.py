@@ -7,14 +7,14 @@ import warnings
 import torch
 
 from attnreg.errors import AsleepWarning
-from attnreg.regularizer.asleep import PATIENCE, MaySleep
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.abilities import PATIENCE
+from attnreg.regularizer.base import Regularizer
 
 
 class Watch:
     """Counts training passes, and warns once if the provider's schedule, epoch or parameters never change."""
 
-    def __init__(self, provider: MaskProvider) -> None:
+    def __init__(self, provider: Regularizer) -> None:
         self.provider = provider
         self.passes = 0
         self._versions = [(p, p._version) for p in provider.learned_parameters() if p.requires_grad]
@@ -31,8 +31,8 @@ class Watch:
             warnings.warn(reason, AsleepWarning, stacklevel=2)
 
     def _reason(self) -> str | None:
-        for each in self.provider.modules():
-            reason = each.why_asleep(self.passes) if isinstance(each, MaySleep) else None
+        for each in self.provider.parts():
+            reason = each.why_asleep(self.passes)
             if reason is not None:
                 return reason
         stale = [p for p, version in self._versions if p._version == version and p.grad is not None]

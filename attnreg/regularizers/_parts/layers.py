@@ -15,7 +15,7 @@ from attnreg.arguments import whole_number
 from attnreg.errors import InputError
 from attnreg.injection import discover
 from attnreg.injection.discovery.selection import choose
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.providers import MaskProvider
 from attnreg.sites import SiteInfo, Stack
 
 Depth = int | Mapping[str, int]

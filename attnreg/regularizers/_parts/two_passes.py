@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnreg.draws import draws_of_pass
 from attnreg.errors import InputError
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.base import Regularizer
 
 
 class TwoPasses:
@@ -72,7 +72,7 @@ class TwoPasses:
         if self._state != "never":
             self._state = "idle"
 
-    def check(self, provider: MaskProvider) -> None:
+    def check(self, provider: Regularizer) -> None:
         """Raise, before the provider returns a mask, if there has never been a first pass."""
         if self._state == "never":
             raise RuntimeError(

@@ -21,7 +21,8 @@ from attnreg.experiments.tasks import choose_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
 from attnreg.masks import Mask
-from attnreg.regularizer.base import MaskProvider
+from attnreg.regularizer.base import Regularizer
+from attnreg.regularizer.providers import MaskProvider
 from attnreg.sites import AttentionSite
 
 LONGEST_SAMPLE = 18
@@ -61,7 +62,7 @@ def _innermost(folder: Path) -> MaskProvider:
 class _Watched(MaskProvider):
     """Wrap a provider and record its mask at one attention site."""
 
-    def __init__(self, provider: MaskProvider) -> None:
+    def __init__(self, provider: Regularizer) -> None:
         super().__init__()
         self.provider = provider
         self.label = ""
@@ -69,7 +70,7 @@ class _Watched(MaskProvider):
         self.mask: Mask | None = None
 
     def forward(self, site: AttentionSite) -> Mask | None:
-        mask: Mask | None = self.provider(site)
+        mask = self.provider.mask_at(site)
         if site.label == self.label:
             self.site, self.mask = site, mask
         return mask
@@ -79,7 +80,7 @@ def plot_attention(
     model: nn.Module,
     batch: Mapping[str, Tensor],
     tokens: Sequence[str],
-    provider: MaskProvider,
+    provider: Regularizer,
     path: Path,
     *,
     layer: int = 0,

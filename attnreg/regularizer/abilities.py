@@ -1,0 +1,72 @@
+"""Questions to a composition about the abilities of the regularizers in it; see :class:`attnreg.Regularizer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from attnreg.errors import InputError
+from attnreg.regularizer.base import Regularizer
+
+PATIENCE = 100  # training passes without a step; gradient accumulation rarely spans more
+
+
+def that_look_at_batches(regularizer: Regularizer) -> list[Regularizer]:
+    """Return the regularizers in a composition that look at each batch before the training step on it.
+
+    Raises:
+        InputError: if one of them must be the only one but is not.
+
+    Example:
+        >>> from attnreg import AttributionProvider, HeadMask
+        >>> [type(each).__name__ for each in that_look_at_batches(HeadMask(1) & AttributionProvider())]
+        ['AttributionProvider']
+    """
+    looking = [each for each in regularizer.parts() if each.looks_at_batches]
+    alone = next((each for each in looking if each.looks_alone), None)
+    others = [type(each).__name__ for each in looking if each is not alone]
+    if alone is not None and others:
+        raise InputError(
+            f"{type(alone).__name__} must be the only provider that looks at batches: remove {', '.join(others)} from "
+            "the composition."
+        )
+    return looking
+
+
+def check_loss(regularizer: Regularizer, loss_function: Callable[..., Any] | None) -> None:
+    """Raise if a regularizer would learn by the model's own loss although training has a ``loss_function``."""
+    for each in regularizer.parts() if loss_function is not None else ():
+        if each.uses_model_loss:
+            raise InputError(
+                f"{type(each).__name__} learns by the model's own loss, but training has another `loss_function`: give "
+                "the function to the provider, too, as `loss`."
+            )
+
+
+def asleep_for(regularizer: Regularizer, epochs: int) -> str | None:
+    """Return a sentence on a regularizer, or one inside it, that does not act within this number of epochs, if any.
+
+    Example:
+        >>> from attnreg import AttentionLayerDrop, CrossTuning
+        >>> asleep_for(CrossTuning(AttentionLayerDrop(0.1)), epochs=1)
+        'CrossTuning first acts in epoch 2, but training ends after epoch 1: train for longer, or lower `offset`.'
+    """
+    for each in regularizer.parts():
+        if each.first_epoch >= epochs:
+            return (
+                f"{type(each).__name__} first acts in epoch {each.first_epoch + 1}, but training ends after epoch "
+                f"{epochs}: train for longer, or lower `offset`."
+            )
+    return None
+
+
+def never_stepped(regularizer: Regularizer, steps: Tensor, passes: int) -> str | None:
+    """Return a sentence on a schedule that nobody advances, if so; for :meth:`attnreg.Regularizer.why_asleep`."""
+    if passes < PATIENCE or int(steps):
+        return None
+    return (
+        f"The schedule of {type(regularizer).__name__} has not moved in {passes} training passes: call `handle.step()` "
+        "after each optimizer step (training methods and AttnRegCallback do)."
+    )

@@ -1,0 +1,144 @@
+"""The two kinds of regularizers to write: of attention, and of hidden states."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from torch import Tensor
+from typing_extensions import override
+
+from attnreg.arguments import one_of
+from attnreg.errors import InputError
+from attnreg.masks import Mask
+from attnreg.regularizer.base import Regularizer
+from attnreg.sites import AttentionSite, HiddenSite, Where
+
+
+class MaskProvider(Regularizer):
+    """A regularizer of attention: decides, at each attention site, which positions to drop.
+
+    Write only :meth:`forward`; see :class:`attnreg.Regularizer` for everything else.
+
+    Example:
+        >>> import torch
+        >>> class DropFirstKey(MaskProvider):
+        ...     def forward(self, site):
+        ...         return Mask(scores=torch.arange(site.shape[-1], device=site.device) > 0)
+        >>> DropFirstKey()(AttentionSite(shape=(1, 1, 2, 3))).scores
+        tensor([False,  True,  True])
+    """
+
+    @abstractmethod
+    def forward(self, site: AttentionSite) -> Mask | None:
+        """Return the mask for one site; ``None`` keeps everything."""
+
+    def __call__(self, site: AttentionSite, *args: Any) -> Mask | None:
+        """Ask :meth:`forward`.
+
+        Raises:
+            InputError: if the site is none of attention.
+            TypeError: if :meth:`forward` returns no mask.
+        """
+        if not isinstance(site, AttentionSite) or args:
+            raise _misasked(self, "regularizes attention: ask it at an AttentionSite, without states", site)
+        mask: Any = super().__call__(site)
+        if mask is not None and not isinstance(mask, Mask):
+            raise TypeError(
+                f"Expected {type(self).__name__} to return a Mask or None, got {type(mask).__name__}, at {site.name}: "
+                "return `Mask(scores=...)` for what to keep before the softmax, or `Mask(weights=...)` for factors "
+                "after it."
+            )
+        return mask
+
+    @override
+    def mask_at(self, site: AttentionSite) -> Mask | None:
+        return self(site)
+
+
+class HiddenProvider(Regularizer):
+    """A regularizer of hidden states: of embeddings, of the states between blocks, or of the pooled state.
+
+    Write only :meth:`forward`; see :class:`attnreg.Regularizer` for everything else. ``a & b`` composes regularizers of
+    both kinds, and :class:`attnreg.OnLayers`, :class:`attnreg.CrossTuning` and :class:`attnreg.Scheduled` take them.
+
+    Example:
+        >>> import torch
+        >>> class HalveOutputs(HiddenProvider):
+        ...     def forward(self, site, states):
+        ...         return states / 2
+        >>> HalveOutputs()(HiddenSite(shape=(1, 1, 2)), torch.ones(1, 1, 2))
+        tensor([[[0.5000, 0.5000]]])
+    """
+
+    #: The sites at which it is asked, ``"embeddings"``, ``"input"``, ``"output"`` or ``"pooled"``, or a list.
+    where: Where | Sequence[Where] = "output"
+
+    @abstractmethod
+    def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
+        """Return the changed states; ``None`` leaves them as they are.
+
+        Args:
+            site: where the states are.
+            states: ``(B, T, C)``, or ``(B, C)`` for the pooled state; not to be changed in place.
+        """
+
+    def __call__(self, site: HiddenSite, *states: Tensor) -> Tensor | None:
+        """Ask :meth:`forward`.
+
+        Raises:
+            InputError: if the site is none of hidden states, or states of another shape are returned.
+            TypeError: if :meth:`forward` returns no tensor.
+        """
+        if not isinstance(site, HiddenSite) or len(states) != 1:
+            raise _misasked(self, "regularizes hidden states: ask it at a HiddenSite, with the states", site)
+        answer: Any = super().__call__(site, *states)
+        if answer is None:
+            return None
+        if not isinstance(answer, Tensor):
+            raise TypeError(
+                f"Expected {type(self).__name__} to return the changed states or None, got {type(answer).__name__}, at "
+                f"{site.name}."
+            )
+        if answer.shape != states[0].shape:
+            raise InputError(
+                f"Expected {type(self).__name__} to return states of shape {tuple(states[0].shape)}, got "
+                f"{tuple(answer.shape)}, at {site.name}."
+            )
+        return answer
+
+    @override
+    def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
+        states = super().states_at(site, states)
+        answer = self(site, states) if site.where in self.places else None
+        return states if answer is None else answer.to(states.dtype)
+
+    @property
+    def places(self) -> tuple[Where, ...]:
+        """The attribute ``where`` as a tuple."""
+        return (self.where,) if isinstance(self.where, str) else tuple(self.where)
+
+
+def checked_where(where: Where | Sequence[Where]) -> Where | Sequence[Where]:
+    """Return ``where`` if it is a place of hidden states, or a list of different ones.
+
+    Raises:
+        InputError: if it is not.
+
+    Example:
+        >>> checked_where("outputs")
+        Traceback (most recent call last):
+            ...
+        attnreg.errors.InputError: Expected `where` to be one of embeddings, input, output, pooled, got 'outputs'...
+    """
+    places = (where,) if isinstance(where, str) else where
+    if not isinstance(places, (list, tuple)) or not places or len({*map(str, places)}) < len(places):
+        raise InputError(f"Expected `where` to be a place or a list of different ones, got {where!r}.")
+    for each in places:
+        one_of("where", each, get_args(Where))
+    return where if isinstance(where, str) else list(where)
+
+
+def _misasked(regularizer: Regularizer, how: str, site: Any) -> InputError:
+    return InputError(f"{type(regularizer).__name__} {how}; got {type(site).__name__}.")

@@ -1,0 +1,127 @@
+"""The base classes: what a class may be called, what may be asked where, and what may be answered."""
+
+import pytest
+import torch
+from torch import nn
+
+import attnreg
+from attnreg import AttentionDropout, CrossTuning, DropHead, HiddenDropout, HiddenProvider, Mask, MaskProvider, OnLayers
+from attnreg.regularizer.base import Regularizer
+from tests.cases import refused
+
+SITE = attnreg.AttentionSite(shape=(2, 2, 3, 3))
+STATES_AT, STATES = attnreg.HiddenSite(shape=(2, 3, 4)), torch.ones(2, 3, 4)
+
+
+class Keep(MaskProvider):
+    def forward(self, site):
+        return None
+
+
+@pytest.mark.parametrize("base", [MaskProvider, HiddenProvider])
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("looks_at_batch", True, "looks_at_batches"),
+        ("skip_block", lambda self, site, draws: None, "skips_block"),
+        ("draw_in_prepare", property(lambda self: True), "draws_in_prepare"),
+        ("decide_for_batch", True, "decides_for_batch"),
+        ("on_epochs", lambda self, epoch: None, "on_epoch"),
+        ("schedulables", ("p",), "schedulable"),
+        ("penality", lambda self: None, "penalty"),
+        ("attributes", lambda self, model, batch: None, "attribute"),
+        ("learnt_parameters", lambda self: [], "learned_parameters"),
+    ],
+)
+def test_a_misspelt_name_is_refused_when_the_class_is_made(base, name, value, meant):
+    with pytest.raises(TypeError, match=rf"Mine\.{name} would never be read\. Did you mean {meant}\?"):
+        type("Mine", (base,), {name: value})
+    type("Mine", (base,), {f"_{name}": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("attributes", property(lambda self: {})),  # a word of its own, and no method
+        ("prepared", False),
+        ("steps", lambda self: 1),
+        ("checked", lambda self, value: value),
+        ("penalties", lambda self: []),
+        ("inactive", property(lambda self: False)),
+        ("inner_dim", 3),
+        ("compute_loss", lambda self, output, batch: None),
+        ("blocks", ()),
+    ],
+)
+def test_a_name_of_ones_own_is_not(name, value):
+    made = type("Mine", (Keep,), {name: value})()
+    assert made(SITE) is None
+    made.looks_at_batch = True  # an attribute of an instance is its own business
+    type("Other", (type(made),), {name: value})
+
+
+def test_what_nobody_defines_has_its_default():
+    provider = Keep()
+    assert (provider.inner(), provider.parts()) == ([], [provider])
+    assert not any((provider.looks_at_batches, provider.draws_in_prepare, provider.may_skip_blocks))
+    assert (provider.first_epoch, provider.why_asleep(1000)) == (0, None)
+    with pytest.raises(TypeError, match="abstract"):
+        Regularizer()
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: DropHead()(STATES_AT, STATES), "DropHead regularizes attention: ask it at an AttentionSite"),
+        (lambda: DropHead()(SITE, STATES), "DropHead regularizes attention: .* without states"),
+        (lambda: HiddenDropout()(SITE), "HiddenDropout regularizes hidden states: ask it at a HiddenSite"),
+        (lambda: HiddenDropout()(STATES_AT), "HiddenDropout regularizes hidden states: .* with the states"),
+    ],
+)
+def test_one_kind_at_the_site_of_the_other_is_refused(ask, message):
+    refused(ask, message)
+
+
+def test_a_composition_is_asked_at_both():
+    both = OnLayers(AttentionDropout(1.0, "scores") & HiddenDropout(1.0), [0])
+    assert not both(SITE).scores.any()
+    assert not both(STATES_AT, STATES).any()
+    later = CrossTuning(both)
+    assert later(SITE) is None
+    assert later(STATES_AT, STATES) is STATES
+
+
+class Answers(MaskProvider):
+    def forward(self, site):
+        return torch.ones(3).bool()
+
+
+class AnswersMask(HiddenProvider):
+    def forward(self, site, states):
+        return Mask()
+
+
+def test_an_answer_of_another_kind_is_refused():
+    with pytest.raises(TypeError, match=r"Expected Answers to return a Mask or None, got Tensor, at .*Mask\(scores="):
+        Answers()(SITE)
+    with pytest.raises(TypeError, match="Expected AnswersMask to return the changed states or None, got Mask"):
+        AnswersMask()(STATES_AT, STATES)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (DropHead, r"got the class DropHead: make one, as in DropHead\(\)"),
+        ("DropHead(0.1)", r"got the text 'DropHead\(0.1\)': make a regularizer of it with `attnreg.parse_provider`"),
+        (nn.Dropout(0.1), r"got Dropout\(p=0.1"),
+    ],
+)
+def test_what_is_no_regularizer_is_refused(value, message):
+    refused(lambda: DropHead() & value, f"Expected a regularizer in Compose, {message}")
+    refused(lambda: OnLayers(value, [0]), f"Expected a regularizer in OnLayers, {message}")
+    model = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    with pytest.raises(TypeError, match=f"Expected `provider` to be a regularizer, {message}"):
+        attnreg.attach(model, value)
+    with pytest.raises(ValueError, match=f"Expected a regularizer in FineTuning, {message}"):
+        attnreg.training.FineTuning(model, torch.optim.SGD(model.parameters()), value)
+    assert not attnreg.is_attached(model)
