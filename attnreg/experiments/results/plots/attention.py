@@ -51,9 +51,9 @@ def plot_sample(run: RunReader, path: Path, layer: int) -> None:
     plot_attention(model, batch, tokens, provider, path, layer=layer, choice=choice)
 
 
-def _innermost(folder: Path) -> MaskProvider:
+def _innermost(folder: Path) -> Regularizer:
     """Load the saved provider and unwrap it from ``CrossTuning``."""
-    provider = MaskProvider.from_pretrained(folder)
+    provider = Regularizer.from_pretrained(folder)
     while isinstance(provider, attnreg.CrossTuning):
         provider = provider.provider
     return provider
