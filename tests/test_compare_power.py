@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare.across import mean_over_tasks, mean_ranks, probability_of_improvement
-from attnreg.experiments.compare.power import detectable, power, practically_equal, seeds_needed
+from attnreg.experiments.compare.statistics import mean_over_tasks, mean_ranks, probability_of_improvement
+from attnreg.experiments.compare.statistics import detectable, power, practically_equal, seeds_needed
 
 
 @pytest.mark.parametrize(("effect", "seeds"), [(0.5, 6), (0.8, 16), (0.0, 9)])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from attnreg.experiments.compare.power import detectable
+from attnreg.experiments.compare.statistics import detectable
 from attnreg.experiments.compare.statistics import Difference, holm, paired_difference
 from attnreg.experiments.compare.tables import difference_cells
 

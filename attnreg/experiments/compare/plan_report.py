@@ -10,14 +10,14 @@ import numpy as np
 
 from attnreg._files import replaced_file
 from attnreg.experiments.compare import document
-from attnreg.experiments.compare.across import mean_over_tasks, mean_ranks, probability_of_improvement
+from attnreg.experiments.compare.statistics import mean_over_tasks, mean_ranks, probability_of_improvement
 from attnreg.experiments.compare.document import Block, Contents, Heading, Paragraph, Picture, Reports, Table
 from attnreg.experiments.compare.group import Group, paired
 from attnreg.experiments.compare.incomplete import incomplete
 from attnreg.experiments.compare.latex import latex
 from attnreg.experiments.compare.plan import Plan
 from attnreg.experiments.compare.planned import finished_of
-from attnreg.experiments.compare.power import practically_equal
+from attnreg.experiments.compare.statistics import practically_equal
 from attnreg.experiments.compare.scoring import score_on
 from attnreg.experiments.compare.statistics import Difference, holm, paired_difference
 from attnreg.experiments.compare.study import Study

@@ -12,7 +12,7 @@ from attnreg.experiments.compare.document import Table
 from attnreg.experiments.compare.group import Group, paired
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import finished_of
-from attnreg.experiments.compare.power import detectable, seeds_needed
+from attnreg.experiments.compare.statistics import detectable, seeds_needed
 from attnreg.experiments.compare.statistics import Difference, bootstrap_over_rows, holm, paired_difference
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.options.option import as_typed
