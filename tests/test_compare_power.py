@@ -8,8 +8,15 @@ import pytest
 from scipy import stats
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare.statistics import mean_over_tasks, mean_ranks, probability_of_improvement
-from attnreg.experiments.compare.statistics import detectable, power, practically_equal, seeds_needed
+from attnreg.experiments.compare.statistics import (
+    detectable,
+    mean_over_tasks,
+    mean_ranks,
+    power,
+    practically_equal,
+    probability_of_improvement,
+    seeds_needed,
+)
 
 
 @pytest.mark.parametrize(("effect", "seeds"), [(0.5, 6), (0.8, 16), (0.0, 9)])

@@ -40,7 +40,8 @@ def file_of(tmp_path, **changes):
 
 def test_a_file_gives_a_comparison_for_each_task_and_value(tmp_path):
     plan = read_plan(file_of(tmp_path))
-    plan.check()
+    for study in plan.studies.values():
+        study.check()
     assert list(plan.studies) == ["agreement-train_size=64", "agreement-train_size=96", "few"]
     study = plan.studies["few"]
     assert [method.typed for method in study.methods][1:] == [f"{name}={text}" for name, text in list(STUDY["methods"].items())[1:]]  # fmt: skip

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from attnreg.experiments.compare.statistics import detectable
-from attnreg.experiments.compare.statistics import Difference, holm, paired_difference
-from attnreg.experiments.compare.tables import difference_cells
+from attnreg.experiments.compare.contrast import difference_cells
+from attnreg.experiments.compare.statistics import Difference, detectable, holm, paired_difference
 
 Row = Mapping[str, object]
 

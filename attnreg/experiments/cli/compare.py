@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnreg.errors import InputError, UsageError
-from attnreg.experiments.cli.shared import given, usual_jobs, without_rows
+from attnreg.errors import UsageError
+from attnreg.experiments.cli.shared import given, without_rows
 from attnreg.experiments.options.option import GroupedCommand, option, together
 from attnreg.experiments.options.settings import OUTPUT, shared_options
 
 if TYPE_CHECKING:
     from attnreg.experiments.compare.plan import Plan
-    from attnreg.experiments.compare.study import Study
 
 COMPARISON, RUNNING = "Comparison", "Running"
 _OPTIONS = (
@@ -71,7 +70,8 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     if own["jobs"] is not None and own["launcher"] != "local":
         raise UsageError(f"--jobs is only for --launcher local: remove it for --launcher {own['launcher']}.")
     plan = _from_file(own, methods) if own["study"] is not None else _from_command(own, methods, seeds, options)
-    plan.check()
+    for study in plan.studies.values():
+        study.check()
     if own["write_study"] is not None:
         _write(plan, own["write_study"])
     elif own["dry_run"]:
@@ -81,7 +81,9 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
 
         describe(list(plan.studies.values()), Console())
     else:
-        _make(plan, own)
+        from attnreg.experiments.compare.make import make
+
+        make(plan, own["launcher"], own["jobs"], own["threads"], of_file=own["study"] is not None)
 
 
 def _from_command(own: dict[str, Any], methods: tuple[str, ...], seeds: int, options: dict[str, Any]) -> Plan:
@@ -133,60 +135,3 @@ def _write(plan: Plan, path: Path) -> None:
     with replaced_file(path) as file:
         file.write(written(study))
     click.echo(f"Study written to {path}. Run it with: attnreg compare --study {path}")
-
-
-def _make(plan: Plan, own: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    from attnreg.experiments.compare.launch import local, ray
-    from attnreg.experiments.compare.make import make, show
-    from attnreg.experiments.compare.plan_report import write_plan_report
-    from attnreg.experiments.compare.scoring import score_further
-    from attnreg.experiments.results.report import print_table
-
-    console, troubles, stopped, threads = Console(), list[str](), False, own["threads"]
-    for study in plan.studies.values():
-        if not all(run.finished and not run.changed for run in study.runs()):
-            final = study.final_runs(study.baseline.variants[0])
-            for run in [*final[:1], *[run for run in study.runs() if run.role == "search"][:1]]:
-                run.check_data()
-    for name, study in plan.studies.items():
-        if own["study"] is not None:
-            console.rule(name)
-        with study.begun():
-            if own["launcher"] == "commands":
-                if _print(study, threads):
-                    continue
-            else:
-                on_cpu = study.option("device") == "cpu"
-                jobs = (own["jobs"] or usual_jobs(threads, on_cpu)) if own["launcher"] == "local" else None
-                launch = ray(threads, on_cpu) if jobs is None else local(jobs, threads)
-                if (trouble := make(study, launch, jobs, console)) is not None:
-                    troubles.append(trouble)
-                    stopped = trouble.startswith("Stopped.")
-            for run in study.runs():
-                run.tidy()  # runs from elsewhere, or from a comparison that was killed, are not tidy yet
-            if not stopped:
-                troubles += score_further(study, plan.score_on.get(name, ()), study.option("device"))
-            show(study, console)
-        if stopped:
-            break
-    if own["study"] is not None and (tables := write_plan_report(plan)):
-        for table in tables:
-            print_table(console, table.header, table.rows, table.texts)
-        console.print(f"Report of the study saved to {plan.folder}/report.md and report.html.", highlight=False)
-    if troubles:
-        raise InputError(" ".join(troubles))
-
-
-def _print(study: Study, threads: int) -> bool:
-    """Print commands for the unfinished runs; return whether there are any."""
-    from attnreg.experiments.compare.launch import commands
-
-    for text in study.set_outdated_aside():
-        click.echo(text, err=True)
-    if pending := [run for run in study.runs() if not run.finished]:
-        count = commands(pending, threads, click.echo)
-        text = f"{count} runs to start, {len(pending) - count} running. Repeat this command when they have finished."
-        click.echo(text, err=True)
-    return bool(pending)

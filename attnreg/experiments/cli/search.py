@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnreg.errors import InputError
-from attnreg.experiments.cli.shared import given, usual_jobs, without_rows
+from attnreg.experiments.cli.shared import given, without_rows
 from attnreg.experiments.options.option import GroupedCommand, option, together
 from attnreg.experiments.options.settings import OUTPUT, TASK_OPTIONS, shared_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnreg.experiments.compare.planned import PlannedRun
     from attnreg.experiments.compare.search.search import Search
     from attnreg.experiments.compare.search.trials import Trials
 
@@ -67,20 +66,20 @@ def search(
     """
     from rich.console import Console
 
+    from attnreg.experiments.compare import launch
+    from attnreg.experiments.compare.held_out import HeldOut
     from attnreg.experiments.compare.method import common_options
     from attnreg.experiments.compare.search.search import Search
     from attnreg.experiments.compare.search.space import read_space
 
     read = read_space(space)
     model = _model(options) if read.candidates else None
+    folder = output_dir or Path("runs") / f"search-{options['task']}"
     made = Search(
         space=read,
         layers=_layers(model) if read.needs_layers else None,
-        options=common_options(given(options)),
-        folder=output_dir or Path("runs") / f"search-{options['task']}",
+        held_out=HeldOut(common_options(given(options)), folder, seeds, search_rows),
         runs=runs,
-        seeds=seeds,
-        rows=search_rows,
         sampler_seed=sampler_seed,
         prune_p=prune_p,
     )
@@ -88,10 +87,13 @@ def search(
     _check_values(made, model)
     made.check_data()
     del model
-    console = Console()
-    jobs = jobs or usual_jobs(threads, options["device"] == "cpu")
+    console, stopped = Console(), False
+    jobs = jobs or launch.usual_jobs(threads, options["device"] == "cpu")
     with made.begun() as trials:
-        stopped = _make(made, trials, jobs, threads, console)
+        try:
+            made.make(trials, launch.local(jobs, threads), jobs, console)
+        except KeyboardInterrupt:
+            stopped = True
         _show(made, trials, console, _words(made, space, jobs))
         if stopped:
             raise InputError("Stopped. Repeat the command to continue.")
@@ -123,28 +125,8 @@ def _check_values(made: Search, model: Any) -> None:
             parse_provider(expression, model, total_steps=1)
 
 
-def _make(made: Search, trials: Trials, jobs: int, threads: int, console: Console) -> bool:
-    """Make the runs; return whether they were stopped by hand."""
-    from attnreg.experiments.compare.board import Board
-    from attnreg.experiments.compare.launch import local
-
-    start = local(jobs, threads)
-
-    def launch(pending: Sequence[PlannedRun], known: Sequence[PlannedRun]) -> None:
-        with Board(known, jobs, console, budget=made.runs) as board:
-            start(pending, board)
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    try:
-        made.make(trials, jobs, launch, say)
-    except KeyboardInterrupt:
-        return True
-    return False
-
-
 def _show(made: Search, trials: Trials, console: Console, command: Sequence[str]) -> None:
+    from attnreg.experiments.compare.board import say
     from attnreg.experiments.compare.search import report
     from attnreg.experiments.results.report import print_table
 
@@ -156,20 +138,15 @@ def _show(made: Search, trials: Trials, console: Console, command: Sequence[str]
             raise InputError(f"No trial has finished. trial-{failed[0].number} failed: {failed[0].failure}")
         return
     print_table(console, table.header, table.rows, table.texts)
-    lines = [report.summary(made, trials), "The winner as a method of `attnreg compare`:", report.pasted(made, winner)]
-    lines += [f"or {report.as_method(made)}", f"Report saved to {made.folder}/report.md and report.html."]
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    say(console, report.summary(made, trials), "The winner as a method of `attnreg compare`:")
+    say(console, report.pasted(made, winner), f"or {report.as_method(made)}")
+    say(console, f"Report saved to {made.held_out.folder}/report.md and report.html.")
 
 
 def _words(made: Search, space: str | None, jobs: int) -> list[str]:
     """Return the words of this command, defaults included."""
-    words = ["attnreg", "search", *made.options, *([] if space is None else ["--space", space])]
-    numbers: dict[str, object] = {
-        "runs": made.runs,
-        "seeds": made.seeds,
-        "search-rows": made.rows,
-        "prune-p": made.prune_p,
-    }
-    numbers |= {"sampler-seed": made.sampler_seed, "jobs": jobs, "output-dir": made.folder}
+    each = made.held_out
+    words = ["attnreg", "search", *each.options, *([] if space is None else ["--space", space])]
+    numbers: dict[str, object] = {"runs": made.runs, "seeds": each.seeds, "search-rows": each.rows}
+    numbers |= {"prune-p": made.prune_p, "sampler-seed": made.sampler_seed, "jobs": jobs, "output-dir": each.folder}
     return [*words, *(word for name, value in numbers.items() for word in (f"--{name}", str(value)))]

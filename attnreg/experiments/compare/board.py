@@ -1,4 +1,4 @@
-"""The progress display of a comparison."""
+"""The progress display of a comparison or a search."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from rich.live import Live
 from rich.table import Table
 
 from attnreg.experiments.compare.planned import PlannedRun
+
+
+def say(console: Console, *texts: str) -> None:
+    """Print each text as one line, as it is."""
+    for text in texts:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class Board:
@@ -48,9 +54,7 @@ class Board:
                 self.failed.append(run)
                 outcome = f"failed: see {run.log}"
         name = f"{run.method.name} ({run.role})" if run.role != "final" else run.method.name
-        self._console.print(
-            f"{name}, seed {run.seed}: {outcome}; {self._summary()}", highlight=False, markup=False, soft_wrap=True
-        )
+        say(self._console, f"{name}, seed {run.seed}: {outcome}; {self._summary()}")
 
     def _summary(self) -> str:
         done = sum(run.finished for run in self._runs)

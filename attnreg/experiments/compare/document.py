@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import csv
 import html
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from attnreg._files import replaced_file
+from attnreg.experiments.results.plots.style import dark_path
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1a1a1a; --page: #fff; --line: #ddd; --strong: #888; --code: #f3f3f3; }
@@ -71,11 +75,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file with a caption, and its version for dark pages, if any."""
+    """A PNG file with a caption."""
 
     path: Path
     caption: str
-    dark: Path | None = None
+
+    @property
+    def dark(self) -> Path | None:
+        """Its version for dark pages, if any."""
+        return path if (path := dark_path(self.path)).is_file() else None
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,21 @@ class Reports:
 
 
 Block = Heading | Paragraph | Code | Table | Picture | Contents | Reports
+
+
+def save(blocks: Sequence[Block], folder: Path) -> None:
+    """Write ``report.md`` and ``report.html`` in a folder."""
+    for suffix, content in {"md": markdown(blocks, folder), "html": self_contained_html(blocks)}.items():
+        with replaced_file(folder / f"report.{suffix}") as file:
+            file.write(content)
+
+
+def save_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+    """Write rows as a CSV file; what a row lacks is empty."""
+    with replaced_file(path) as file:
+        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def markdown(blocks: Sequence[Block], folder: Path) -> str:

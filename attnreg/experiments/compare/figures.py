@@ -7,13 +7,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from attnreg.experiments.compare import classes
+import numpy as np
+
+from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.document import Block, Paragraph, Picture
-from attnreg.experiments.compare.group import Group, paired
-from attnreg.experiments.compare.statistics import paired_difference
+from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results.plots.comparison import (
     ANYTHING,
+    Reliability,
     plot_confusion,
     plot_forest,
     plot_learning,
@@ -21,19 +23,18 @@ from attnreg.experiments.results.plots.comparison import (
     plot_search,
     plot_seeds,
 )
-from attnreg.experiments.results.plots.style import dark_path
 from attnreg.experiments.tasks.metrics import METRICS
 
+_BINS = 15  # as many as in the calibration error
 
-def differences(others: Sequence[Group], baseline: Group, folder: Path) -> Picture:
+
+def differences(found: Sequence[Contrast], baseline: Group, folder: Path) -> Picture:
     """Plot the paired differences to the baseline."""
-    pairs = paired(others, [baseline] * len(others))
-    found = {mine.name: paired_difference(mine.scores, plain.scores) for mine, plain in pairs}
-    estimates = {name: (each.mean, each.low, each.high) for name, each in found.items()}
     low, high = _bounds(baseline)
+    estimates = {each.mine.name: each.difference.estimate for each in found}
     path = folder / "differences.png"
     plot_forest(estimates, baseline.name, baseline.metric, path, largest=high - low)
-    return _shown(
+    return Picture(
         path,
         f"Mean difference to {baseline.name}, paired by seed, with its 95 % interval over seeds (Student's t). Filled: "
         "the interval does not include 0.",
@@ -45,7 +46,9 @@ def seeds(groups: Sequence[Group], baseline: Group, folder: Path) -> Picture:
     trivial = None if baseline.trivial is None else (baseline.trivial[0], fmean(baseline.trivial[1]))
     scores, path = {group.name: group.scores for group in groups}, folder / "seeds.png"
     plot_seeds(scores, baseline.metric, path, trivial=trivial, bounds=_bounds(baseline))
-    return _shown(path, "Points: seeds, in the same order for each method. Bars: mean and 95 % interval (Student's t).")
+    return Picture(
+        path, "Points: seeds, in the same order for each method. Bars: mean and 95 % interval (Student's t)."
+    )
 
 
 def learning(groups: Sequence[Group], folder: Path) -> list[Block]:
@@ -57,48 +60,58 @@ def learning(groups: Sequence[Group], folder: Path) -> list[Block]:
     path = folder / "learning.png"
     plot_learning(known, groups[0].metric, path)
     text = "Means over seeds; the bands reach from the lowest to the highest seed."
-    return [_shown(path, f"Dev score and loss by epoch, of the network that the method returns. {text}")]
+    return [Picture(path, f"Dev score and loss by epoch, of the network that the method returns. {text}")]
 
 
 def confusion(groups: Sequence[Group], names: Sequence[str], folder: Path) -> Picture:
     """Plot which classes the networks confuse."""
     path = folder / "confusion.png"
-    plot_confusion({group.name: classes.confusion(group, len(names)) for group in groups}, names, path)
-    return _shown(path, "Dev rows by true and predicted class, over all seeds, as shares of the true class.")
+    plot_confusion({group.name: group.confusion(len(names)) for group in groups}, names, path)
+    return Picture(path, "Dev rows by true and predicted class, over all seeds, as shares of the true class.")
 
 
 def calibration(groups: Sequence[Group], folder: Path) -> list[Block]:
     """Plot accuracy over confidence, for networks that have probabilities."""
-    found = {group.name: bins for group in groups if (bins := classes.reliability(group)) is not None}
+    found = {group.name: bins for group in groups if (bins := _reliability(group)) is not None}
     if not found:
         return []
     path = folder / "reliability.png"
     plot_reliability(found, path)
     return [
-        _shown(
+        Picture(
             path,
-            f"Accuracy of the dev rows whose prediction has this confidence, in {classes.BINS} bins, over all seeds. "
+            f"Accuracy of the dev rows whose prediction has this confidence, in {_BINS} bins, over all seeds. "
             "A larger point stands for more rows. Below the dotted line, networks are too sure of themselves.",
         )
     ]
+
+
+def _reliability(group: Group) -> Reliability | None:
+    """Return accuracy by confidence, over the rows of all seeds; ``None`` if the networks have no probabilities."""
+    if not group.has_classes or not group.has("dev", "calibration_error") or "logits" not in group.records[0][0]:
+        return None
+    logits = np.array([row["logits"] for records in group.records for row in records])
+    shifted = np.exp(logits - logits.max(1, keepdims=True))
+    confidence = (shifted / shifted.sum(1, keepdims=True)).max(1)
+    right = np.concatenate(group.predictions) == np.tile(group.labels, len(group.predictions))
+    number = np.clip(np.ceil(confidence * _BINS), 1, _BINS).astype(int) - 1
+    rows = np.bincount(number, minlength=_BINS)
+    held = rows > 0
+    sure, accurate = (np.bincount(number, weights=each, minlength=_BINS)[held] for each in (confidence, right))
+    return Reliability(sure / rows[held], accurate / rows[held], rows[held])
 
 
 def searches(study: Study, metric: str, folder: Path) -> list[Picture]:
     """Plot a heat map for each method of which exactly two options were searched."""
     pictures = []
     for method in study.methods:
-        chosen = study.chosen(method)
+        trials, chosen = study.trials(method), study.chosen(method)
         if len(method.searched) == 2 and chosen is not None:
-            path = folder / f"search-{method.slug}.png"
-            means = study.search_means(method)
+            path, means = folder / f"search-{method.slug}.png", [trial.mean for trial in trials]
             plot_search(method.searched, means, method.variants.index(chosen), metric, study.search_seeds, path)
             caption = f"Search of {method.name}: the mean score of each try. The framed one was chosen."
-            pictures.append(_shown(path, caption))
+            pictures.append(Picture(path, caption))
     return pictures
-
-
-def _shown(path: Path, caption: str) -> Picture:
-    return Picture(path, caption, dark_path(path))
 
 
 def _bounds(group: Group) -> tuple[float, float]:

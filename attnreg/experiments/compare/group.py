@@ -123,11 +123,31 @@ class Group:
         """Whether a confusion matrix of rows that all seeds are scored on determines the metric."""
         return self.metric in CONFUSION and self.has_classes and self.folds is None
 
+    def confusion(self, classes: int) -> NDArray[np.int64]:
+        """Return the number of dev rows by class (first) and predicted class (second), summed over seeds."""
+        cells = np.tile(self.labels, len(self.runs)) * classes + np.concatenate(self.predictions)
+        return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
 
-def paired(groups: Sequence[Group], others: Sequence[Group]) -> list[tuple[Group, Group]]:
-    """Pair groups, with only the seeds that both have; leave out pairs without a common seed."""
-    both = [(mine.on(theirs), theirs.on(mine)) for mine, theirs in zip(groups, others, strict=True)]
-    return [(mine, theirs) for mine, theirs in both if mine is not None and theirs is not None]
+    def class_scores(self, classes: int) -> list[list[float]]:
+        """Return precision, recall and F1 of each class, means over seeds.
+
+        The precision of a class that is never predicted is 0.
+        """
+        from sklearn.metrics import precision_recall_fscore_support  # late: it is slow to import
+
+        numbers = list(range(classes))
+        each = [
+            precision_recall_fscore_support(self.labels, predicted, labels=numbers, zero_division=0.0)[:3]
+            for predicted in self.predictions
+        ]
+        return np.mean(each, axis=0).T.tolist()
+
+
+def class_names(groups: Sequence[Group]) -> list[str]:
+    """Return the names of the task's classes; numbers if the runs do not name them."""
+    highest = max(int(max(group.labels.max(), *(p.max() for p in group.predictions))) for group in groups)
+    names = groups[0].results[0].get("classes") or []
+    return list(names) if len(names) > highest else [str(number) for number in range(highest + 1)]
 
 
 def check_rows(groups: Sequence[Group]) -> None:

@@ -10,24 +10,14 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from attnreg.errors import InputError
+from attnreg.experiments.compare.board import Board
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun
 
-
-class Watcher(Protocol):
-    """An object that is told when runs start and end."""
-
-    def started(self, run: PlannedRun) -> None:
-        """A run has started."""
-
-    def ended(self, run: PlannedRun) -> None:
-        """A run has ended, with a result or without."""
-
-
-Launcher = Callable[[Sequence[PlannedRun], Watcher], None]
+Launcher = Callable[[Sequence[PlannedRun], Board], None]
 
 
 def _make(
@@ -55,6 +45,15 @@ def _make(
     child.stdin.close()
 
 
+def usual_jobs(threads: int, on_cpu: bool) -> int:
+    """Return the number of runs at a time: as many as fit the cores, at most four; one on a GPU."""
+    import torch
+
+    if torch.cuda.is_available() and not on_cpu:
+        return 1  # parallel runs would share the GPU's memory
+    return max(1, min(4, (os.cpu_count() or 1) // threads))
+
+
 def local(jobs: int, threads: int) -> Launcher:
     """Return a launcher that runs several processes at a time on this machine.
 
@@ -63,7 +62,7 @@ def local(jobs: int, threads: int) -> Launcher:
         threads: CPU threads of each. It does not depend on ``jobs``, because results depend on it in their last bits.
     """
 
-    def launch(runs: Sequence[PlannedRun], watcher: Watcher) -> None:
+    def launch(runs: Sequence[PlannedRun], board: Board) -> None:
         children: list[subprocess.Popen[bytes]] = []
         stopped = threading.Event()
         broken: set[Method] = set()  # if a method's first run fails, its others probably would
@@ -76,11 +75,11 @@ def local(jobs: int, threads: int) -> Launcher:
         def make(run: PlannedRun) -> None:
             if run.method in broken or stopped.is_set():
                 return
-            watcher.started(run)
+            board.started(run)
             run.prepare()
             _make(run.command_line(), str(run.log), threads, begun)
             run.tidy()
-            watcher.ended(run)
+            board.ended(run)
             if not any(other.finished for other in runs if other.method == run.method):
                 broken.add(run.method)
 
@@ -113,7 +112,7 @@ def ray(threads: int, on_cpu: bool) -> Launcher:
     except ImportError as error:
         raise InputError("--launcher ray needs Ray: pip install 'attnreg[ray]'.") from error
 
-    def launch(runs: Sequence[PlannedRun], watcher: Watcher) -> None:
+    def launch(runs: Sequence[PlannedRun], board: Board) -> None:
         engine.init(ignore_reinit_error=True, log_to_driver=False)
         most = max(node["Resources"].get("CPU", 0) for node in engine.nodes())
         if threads > most:
@@ -125,7 +124,7 @@ def ray(threads: int, on_cpu: bool) -> Launcher:
         for run in runs:
             run.prepare()
             waiting[make.remote(run.command_line(), str(run.log.resolve()), threads, None, here)] = run
-            watcher.started(run)
+            board.started(run)
         while waiting:
             (done,), _ = engine.wait(list(waiting))
             run = waiting.pop(done)
@@ -134,7 +133,7 @@ def ray(threads: int, on_cpu: bool) -> Launcher:
             except engine.exceptions.RayError as error:
                 run.log.write_text(f"Ray: {error}", encoding="utf-8")
             run.tidy()
-            watcher.ended(run)
+            board.ended(run)
 
     return launch
 

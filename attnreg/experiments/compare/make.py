@@ -1,36 +1,84 @@
-"""Make the runs of a comparison and show its results."""
+"""Make the runs of comparisons and show their results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
 
+import click
 from rich.console import Console
 
-from attnreg.experiments.compare.board import Board
-from attnreg.experiments.compare.incomplete import incomplete
-from attnreg.experiments.compare.launch import Launcher
+from attnreg.errors import InputError
+from attnreg.experiments.compare import launch
+from attnreg.experiments.compare.board import Board, say
+from attnreg.experiments.compare.plan import Plan
+from attnreg.experiments.compare.plan_report import write_plan_report
 from attnreg.experiments.compare.planned import PlannedRun, finished_of
 from attnreg.experiments.compare.report import write_report
+from attnreg.experiments.compare.scoring import score_further
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results.report import print_table
 
 
-def make(study: Study, launch: Launcher, jobs: int | None, console: Console) -> str | None:
-    """Make the runs of a comparison that have not finished; return why some still have not, if so.
+def make(plan: Plan, launcher: str, jobs: int | None, threads: int, *, of_file: bool) -> None:
+    """Make the runs of comparisons that have not finished, and show the results.
 
     Args:
-        study: the comparison, which has begun.
-        launch: starts runs.
-        jobs: number of runs at a time, to estimate the time left; ``None`` for all.
-        console: where to print.
+        plan: the comparisons.
+        launcher: ``"local"``, ``"ray"`` or ``"commands"``.
+        jobs: number of runs at a time on this machine (default: as many as fit).
+        threads: CPU threads per run.
+        of_file: whether the comparisons are of a study file, which has a report of its own.
+
+    Raises:
+        InputError: if the data cannot be read, runs have failed, or the runs were stopped by hand.
     """
-    tried: set[PlannedRun] = set()
-    while runs := [run for run in pending(study, console) if run not in tried]:
+    console, troubles, stopped = Console(), list[str](), False
+    for study in plan.studies.values():
+        if not all(run.finished and not run.changed for run in study.runs()):
+            final = study.final_runs(study.baseline.variants[0])
+            for run in [*final[:1], *[run for run in study.runs() if run.role == "search"][:1]]:
+                run.check_data()
+    for name, study in plan.studies.items():
+        if of_file:
+            console.rule(name)
+        with study.begun():
+            if launcher == "commands":
+                if _print_commands(study, threads):
+                    continue
+            elif (trouble := _make_runs(study, launcher, jobs, threads, console)) is not None:
+                troubles.append(trouble)
+                stopped = trouble.startswith("Stopped.")
+            for run in study.runs():
+                run.tidy()  # runs from elsewhere, or from a comparison that was killed, are not tidy yet
+            if not stopped:
+                troubles += score_further(study, plan.score_on.get(name, ()), study.option("device"))
+            _show(study, console)
+        if stopped:
+            break
+    if of_file and (tables := write_plan_report(plan)):
+        for table in tables:
+            print_table(console, table.header, table.rows, table.texts)
+        say(console, f"Report of the study saved to {plan.folder}/report.md and report.html.")
+    if troubles:
+        raise InputError(" ".join(troubles))
+
+
+def _make_runs(study: Study, launcher: str, jobs: int | None, threads: int, console: Console) -> str | None:
+    """Make the runs of a comparison that have not finished; return why some still have not, if so."""
+    on_cpu, tried = study.option("device") == "cpu", set[PlannedRun]()
+    if launcher == "local":
+        jobs = jobs or launch.usual_jobs(threads, on_cpu)
+    start = launch.ray(threads, on_cpu) if jobs is None else launch.local(jobs, threads)
+    while True:
+        say(console, *study.set_outdated_aside())
+        runs = [run for run in study.runs() if not run.finished and run not in tried]
+        if not runs:
+            break
         tried.update(runs)  # a run that fails is not made again, until the command is repeated
         with Board(study.runs(), jobs or len(runs), console) as board:
             try:
-                launch(runs, board)
+                start(runs, board)
             except KeyboardInterrupt:
                 return "Stopped. Repeat the command to continue."
         study.decide()
@@ -40,25 +88,25 @@ def make(study: Study, launch: Launcher, jobs: int | None, console: Console) -> 
     return f"{len(failed)} of the runs failed. The log of the first, {failed[0].log}, ends with: {failed[0].failure}"
 
 
-def pending(study: Study, console: Console) -> list[PlannedRun]:
-    """Return the runs to make; say which have become outdated."""
+def _print_commands(study: Study, threads: int) -> bool:
+    """Print commands for the unfinished runs; return whether there are any."""
     for text in study.set_outdated_aside():
-        console.print(text, highlight=False, soft_wrap=True)
-    return [run for run in study.runs() if not run.finished]
+        click.echo(text, err=True)
+    if pending := [run for run in study.runs() if not run.finished]:
+        count = launch.commands(pending, threads, click.echo)
+        text = f"{count} runs to start, {len(pending) - count} running. Repeat this command when they have finished."
+        click.echo(text, err=True)
+    return bool(pending)
 
 
-def show(study: Study, console: Console) -> None:
+def _show(study: Study, console: Console) -> None:
     """Write the report of what has finished, and print its tables."""
     shown = write_report(study)
     for table in shown:
         print_table(console, table.header, table.rows, table.texts)
     if not shown:
         return
-    for block in incomplete(study):
-        console.print(block.text, highlight=False, soft_wrap=True, markup=False)
-    console.print(
-        f"Report saved to {study.folder}/report.md and {study.folder}/report.html.", highlight=False, soft_wrap=True
-    )
+    say(console, *study.missing(), f"Report saved to {study.folder}/report.md and {study.folder}/report.html.")
 
 
 def describe(studies: Sequence[Study], console: Console) -> None:
@@ -66,14 +114,12 @@ def describe(studies: Sequence[Study], console: Console) -> None:
     left, known = 0.0, True
     for study in studies:
         runs = study.runs()
-        console.print(f"{study.folder}: {len(runs)} runs, {len(finished_of(runs))} finished", highlight=False)
+        say(console, f"{study.folder}: {len(runs)} runs, {len(finished_of(runs))} finished")
         if unknown := [method.name for method in study.methods if study.chosen(method) is None]:
-            text = f"  {', '.join(unknown)}: {study.seeds} more runs of each, once its search has finished"
-            console.print(text, highlight=False, soft_wrap=True)
+            say(console, f"  {', '.join(unknown)}: {study.seeds} more runs of each, once its search has finished")
         for run in runs:
             state = "finished" if run.finished else "to run"
-            text = f"  {run.method.name}, {run.role}, seed {run.seed}: {state}"
-            console.print(text, highlight=False, soft_wrap=True, markup=False)
+            say(console, f"  {run.method.name}, {run.role}, seed {run.seed}: {state}")
         done = [run.seconds for run in finished_of(runs)]
         known = known and bool(done or all(run.finished for run in runs))
         for run in runs:
@@ -81,4 +127,4 @@ def describe(studies: Sequence[Study], console: Console) -> None:
             left += 0.0 if run.finished or not done else fmean(same or done)
     total = sum(len(study.runs()) for study in studies)
     estimate = f"about {left / 60:.0f} min of computing left" if known else "no estimate of time before a run of each"
-    console.print(f"{total} runs in all; {estimate}.", highlight=False, soft_wrap=True)
+    say(console, f"{total} runs in all; {estimate}.")

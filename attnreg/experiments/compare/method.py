@@ -1,23 +1,78 @@
-"""A method of a comparison: a recipe with its options, some of which may be searched."""
+"""A method of a comparison: a recipe with its options, some of which may be searched, or the winner of a search."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from attnreg.errors import UsageError
-from attnreg.experiments.compare.winner import Winner
+from attnreg._files import replaced_file
+from attnreg.errors import InputError, UsageError
+from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.runs.command import RecipeCommand, load_command
 
+OF_ALL = {  # options that cannot be of a single method
+    *("task", *TASK_OPTIONS, "data_dir"),
+    *("train_size", "stratified", "shots", "folds", "validation_rows"),
+    *("seed", "output_dir", "resume", "device"),
+}
+WINNER = "winner.json"
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _ALIAS = re.compile(r"([A-Za-z0-9]\w*(?:-\w+)*)=(?=\S)")
 _FOLDERS = ("search", "plots")  # of a comparison, besides those of the methods
 _SEARCHED_OPTION = re.compile(r"(--[\w-]+)[ =]['\"]?\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The best method of a search, and what finding it took.
+
+    Args:
+        method: the recipe with its options.
+        score: the mean score on held-out rows.
+        task: the task of the search.
+        trials: the number of methods that were tried.
+        runs: the number of their runs.
+        seeds: runs per complete trial, with seeds from 1000.
+        rows: rows held out from train to score them on.
+    """
+
+    method: str
+    score: float
+    task: str
+    trials: int
+    runs: int
+    seeds: int
+    rows: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Winner:
+        """Read the winner from the folder of a search.
+
+        Raises:
+            InputError: if the folder holds no winner.
+        """
+        path = folder / WINNER
+        try:
+            content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**content)
+        except FileNotFoundError:
+            raise InputError(
+                f"Expected the folder of a search after @, got {folder}: it has no {WINNER}; see `attnreg search`."
+            ) from None
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"Cannot read the winner of a search from {path}: {error}.") from error
+
+    def write(self, folder: Path) -> None:
+        """Write the winner to the folder of its search."""
+        with replaced_file(folder / WINNER) as file:
+            json.dump(asdict(self), file, indent=2)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import yaml
 
 from attnreg.errors import InputError, did_you_mean
 from attnreg.experiments.compare.method import Method, common_options, default_baseline, values_of
+from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.options.settings import SHARED
 
@@ -20,27 +21,6 @@ _KEYS = {
     *("primary", "equivalence", "score_on", "output_dir"),
 }
 _SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """Rows that finished networks are also scored on.
-
-    Args:
-        name: its name in files and tables.
-        task: the task (default: that of the comparison).
-        data_dir: the data folder (default: that of the comparison).
-        split: ``"validation"`` or ``"test"``.
-        classes: class of the model for each class of the data, where names differ.
-        max_length: maximum tokens per input (default: that of the comparison).
-    """
-
-    name: str
-    task: str | None = None
-    data_dir: str | None = None
-    split: str = "validation"
-    classes: Mapping[str, str] = field(default_factory=dict)
-    max_length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,16 +40,6 @@ class Plan:
     primary: tuple[str, str] | None = None
     equivalence: float | None = None
     score_on: Mapping[str, Sequence[Scoring]] = field(default_factory=dict)
-
-    def check(self) -> None:
-        """Check all comparisons before the first run.
-
-        Raises:
-            UsageError: if a method, an option or the primary contrast is wrong.
-            InputError: if a folder holds other files, or runs with other options.
-        """
-        for study in self.studies.values():
-            study.check()
 
 
 def read_plan(path: Path, folder: Path | None = None) -> Plan:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from attnreg._files import replaced_file
-from attnreg.experiments.compare import classes, document, figures, tables
+from attnreg.experiments.compare import document, figures, tables
+from attnreg.experiments.compare.contrast import contrasts
 from attnreg.experiments.compare.document import Block, Code, Contents, Heading, Paragraph, Table
-from attnreg.experiments.compare.group import Group, check_rows
-from attnreg.experiments.compare.incomplete import incomplete
+from attnreg.experiments.compare.group import Group, check_rows, class_names
 from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results.report import rounds_played
+
+_MOST_CLASSES = 20  # to show one by one
 
 
 def write_report(study: Study) -> list[Table]:
@@ -23,16 +23,12 @@ def write_report(study: Study) -> list[Table]:
 
     Without any finished run there is no report, and no table.
     """
-    groups = [
-        Group(method.name, runs)
-        for method in study.methods
-        if (chosen := study.chosen(method)) is not None and (runs := finished_of(study.final_runs(chosen)))
-    ]
+    groups = list(study.groups().values())
     if not groups:
         return []
     baseline = next((group for group in groups if group.name == study.baseline.name), groups[0])
-    has_baseline = baseline.name == study.baseline.name
-    others = [group for group in groups if group is not baseline and has_baseline and group.on(baseline) is not None]
+    others = [group for group in groups if group is not baseline] if baseline.name == study.baseline.name else []
+    compared = contrasts((group, baseline) for group in others)
     longer = {method.name: (more, finished_of(study.equal_time_runs(more)))
               for method, more in study.equal_time_methods().items()}  # fmt: skip
     plain = {name: Group(more.name, runs) for name, (more, runs) in longer.items() if runs}
@@ -40,20 +36,20 @@ def write_report(study: Study) -> list[Table]:
         check_rows([*groups, *plain.values()])
     _write_csv(study)
     scores = tables.scores(groups, baseline)
-    shown = [scores, tables.differences(others, baseline)] if others else [scores]
+    shown = [scores, tables.differences(compared, baseline)] if compared else [scores]
     folder = study.folder / "plots"
     blocks: list[Block] = [
         Heading(
             f"{', '.join(group.name for group in groups)} on {_config(baseline, 'task')}: "
             f"{baseline.metric.replace('_', ' ')} on dev"
         ),
-        *incomplete(study),
+        *map(Paragraph, study.missing()),
         Code([_command(study)]),
-        *(Paragraph(text) for text in _setting(groups, baseline)),
+        *map(Paragraph, _setting(groups, baseline)),
         Paragraph(_made(study)),
         Contents(),
     ]
-    if others:
+    if compared:
         text = (
             "A difference is the method's score minus the baseline's, paired by seed. The interval over seeds and p "
             "come from Student's paired t-test: they show what other seeds would change on the same dev rows. "
@@ -62,9 +58,9 @@ def write_report(study: Study) -> list[Table]:
             f"a probability of 0.8, as far as these differences vary; seeds for {tables.one_point(baseline):g} is the "
             "number of seeds that would find one point."
         )
-        picture = figures.differences(others, baseline, folder)
+        picture = figures.differences(compared, baseline, folder)
         blocks += [Heading(f"Differences to {baseline.name}"), picture, shown[1], Paragraph(text)]
-    trivial = (Paragraph(text) for text in _trivial(groups, baseline))
+    trivial = map(Paragraph, _trivial(groups, baseline))
     picture = figures.seeds([*groups, *plain.values()], baseline, folder)
     blocks += [Heading("Scores"), scores, *trivial, picture]
     blocks += [Heading("Learning curves"), *figures.learning(groups, folder)]
@@ -97,7 +93,7 @@ def write_report(study: Study) -> list[Table]:
             "as long as the method's. The measured times of the first runs set the number of epochs. The time ratio "
             "is the baseline's time over the method's. p (Holm) is corrected within this table."
         )
-        equal = tables.equal_time([group for group in others if group.name in plain], plain)
+        equal = tables.equal_time(contrasts((group, plain[group.name]) for group in others if group.name in plain))
         text += _no_interval(equal)
         blocks += [Heading(f"Differences to {baseline.name} with the same training time"), equal, Paragraph(text)]
     elif study.equal_time and _config(baseline, "patience") is not None:
@@ -107,10 +103,7 @@ def write_report(study: Study) -> list[Table]:
         )
         blocks += [Paragraph(text)]
     blocks += [Heading("Options"), tables.options(study, groups), *_tries(study, groups, folder)]
-    contents = {"md": document.markdown(blocks, study.folder), "html": document.self_contained_html(blocks)}
-    for suffix, content in contents.items():
-        with replaced_file(study.folder / f"report.{suffix}") as file:
-            file.write(content)
+    document.save(blocks, study.folder)
     return [shown[0], *(_narrow(table) for table in shown[1:])]
 
 
@@ -121,8 +114,8 @@ def _narrow(table: Table) -> Table:
 
 def _classes(groups: Sequence[Group], folder: Path) -> Iterator[Block]:
     """Show each class and the calibration, for tasks with one class per row."""
-    names = classes.class_names(groups)
-    if len(names) <= classes.MOST_CLASSES:
+    names = class_names(groups)
+    if len(names) <= _MOST_CLASSES:
         text = (
             "Values are means over seeds. Precision: of the rows that are predicted to be in the class, the share that "
             "is. Recall: of the rows of the class, the share that is predicted. F1 is their harmonic mean."
@@ -305,8 +298,4 @@ def _write_csv(study: Study) -> None:
                 "folder": run.folder.relative_to(study.folder).as_posix(),
             }
         )
-    with replaced_file(study.folder / "results.csv") as file:
-        names = dict.fromkeys(name for row in rows for name in row)  # search runs have fewer metrics
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    document.save_csv(rows, study.folder / "results.csv")  # search runs have fewer metrics

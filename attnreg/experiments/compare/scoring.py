@@ -4,13 +4,75 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from attnreg.errors import AttnRegWarning, InputError
-from attnreg.experiments.compare.plan import Scoring
-from attnreg.experiments.compare.planned import PlannedRun, finished_of
+from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.compare.study import Study
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Further data, on which finished networks are also scored.
+
+    Args:
+        name: its name in files and tables.
+        task: the task (default: that of the comparison).
+        data_dir: the data folder (default: that of the comparison).
+        split: ``"validation"`` or ``"test"``.
+        classes: class of the model for each class of the data, where names differ.
+        max_length: maximum tokens per input (default: that of the comparison).
+    """
+
+    name: str
+    task: str | None = None
+    data_dir: str | None = None
+    split: str = "validation"
+    classes: Mapping[str, str] = field(default_factory=dict)
+    max_length: int | None = None
+
+    @property
+    def _file(self) -> str:
+        return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in self.name)
+
+    def of(self, run: PlannedRun) -> dict[str, Any] | None:
+        """Return the metrics of a run on these data; ``None`` until it is scored on them.
+
+        Raises:
+            InputError: if its evaluation cannot be read.
+        """
+        from attnreg.experiments.results.saved_model import request  # late: it imports torch
+
+        path = run.folder / "evaluations" / f"{self._file}.json"
+        asked = request({"task": self.task}, self.data_dir, self.split, self.max_length, self.classes)
+        try:
+            if not path.is_file():
+                return None
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return dict(content["metrics"]) if content.get("request") == asked else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"Cannot read the evaluation {path}: {error!r}.") from error
+
+    def score(self, run: PlannedRun, device: str | None) -> str | None:
+        """Score a run; return why it failed, if so."""
+        from attnreg.experiments.results.saved_model import score_saved  # late: it imports torch
+
+        try:
+            score_saved(
+                run.folder,
+                {"task": self.task},
+                data_dir=self.data_dir,
+                split=self.split,
+                max_length=self.max_length,
+                device=device,
+                name=self._file,
+                classes=self.classes,
+            )
+        except InputError as error:
+            return f"{run.method.name}, seed {run.seed}, on {self.name}: {error}"
+        return None
 
 
 def score_further(study: Study, scorings: Sequence[Scoring], device: str | None = None) -> list[str]:
@@ -21,53 +83,9 @@ def score_further(study: Study, scorings: Sequence[Scoring], device: str | None 
         scorings: what to score on.
         device: device (default: the best available).
     """
-    runs = _final(study) if scorings else []
-    missing = [(run, scoring) for run in runs for scoring in scorings if score_on(run, scoring) is None]
+    runs = [run for group in study.groups().values() for run in group.runs] if scorings else []
+    missing = [(run, scoring) for run in runs for scoring in scorings if scoring.of(run) is None]
     with warnings.catch_warnings():
         warnings.simplefilter("once", AttnRegWarning)  # of each data, not of each run
-        failures = [_score(run, scoring, device) for run, scoring in missing]
+        failures = [scoring.score(run, device) for run, scoring in missing]
     return [failure for failure in failures if failure is not None]
-
-
-def _score(run: PlannedRun, scoring: Scoring, device: str | None) -> str | None:
-    """Score a run; return why it failed, if so."""
-    from attnreg.experiments.results.saved_model import score_saved  # late: it imports torch
-
-    try:
-        score_saved(
-            run.folder,
-            {"task": scoring.task},
-            data_dir=scoring.data_dir,
-            split=scoring.split,
-            max_length=scoring.max_length,
-            device=device,
-            name=_file(scoring),
-            classes=scoring.classes,
-        )
-    except InputError as error:
-        return f"{run.method.name}, seed {run.seed}, on {scoring.name}: {error}"
-    return None
-
-
-def score_on(run: PlannedRun, scoring: Scoring) -> dict[str, Any] | None:
-    """Return the metrics of a run on further data; ``None`` until it is scored on these data."""
-    from attnreg.experiments.results.saved_model import request  # late: it imports torch
-
-    path = run.folder / "evaluations" / f"{_file(scoring)}.json"
-    asked = request({"task": scoring.task}, scoring.data_dir, scoring.split, scoring.max_length, scoring.classes)
-    try:
-        if not path.is_file():
-            return None
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return dict(content["metrics"]) if content.get("request") == asked else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"Cannot read the evaluation {path}: {error!r}.") from error
-
-
-def _final(study: Study) -> list[PlannedRun]:
-    chosen = [method for each in study.methods if (method := study.chosen(each)) is not None]
-    return finished_of([run for method in chosen for run in study.final_runs(method)])
-
-
-def _file(scoring: Scoring) -> str:
-    return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in scoring.name)

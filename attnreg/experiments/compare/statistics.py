@@ -31,6 +31,11 @@ class Difference:
     high: float
     p: float
 
+    @property
+    def estimate(self) -> tuple[float, float, float]:
+        """The mean and its interval."""
+        return self.mean, self.low, self.high
+
 
 def paired_difference(scores: ArrayLike, others: ArrayLike, confidence: float = 0.95) -> Difference:
     """Student's paired t-test and confidence interval, over seeds.

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
-from attnreg._files import exclusive, replaced_file
-from attnreg.errors import InputError, UsageError
+from attnreg.errors import UsageError
+from attnreg.experiments.compare.folder import OutputFolder
 from attnreg.experiments.compare.group import Group
-from attnreg.experiments.compare.method import Method, values_of
-from attnreg.experiments.compare.planned import PlannedRun, Role, finished
-from attnreg.experiments.folder.reader import LOCK
-from attnreg.experiments.options.settings import TASK_OPTIONS
+from attnreg.experiments.compare.held_out import FIRST_SEED, HeldOut, Trial, best
+from attnreg.experiments.compare.method import OF_ALL, Method, values_of
+from attnreg.experiments.compare.planned import PlannedRun, Role, finished, finished_of
 
-SEARCH_SEED = 1000
 EQUAL_TIME_FROM = 1.1
-OF_ALL = {
-    *("task", *TASK_OPTIONS, "data_dir"),
-    *("train_size", "stratified", "shots", "folds", "validation_rows"),
-    *("seed", "output_dir", "resume", "device"),
-}
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,7 @@ class Study:
             raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
         own = [self.search_seeds for method in self.methods if len(method.variants) > 1]
         most = max([0, *own, *(method.winner.seeds for method in self.methods if method.winner is not None)])
-        searched = [SEARCH_SEED, SEARCH_SEED + most - 1]
+        searched = [FIRST_SEED, FIRST_SEED + most - 1]
         if most and self.first_seed <= searched[1] and searched[0] < self.first_seed + self.seeds:
             raise UsageError(
                 f"The seeds {self.first_seed} to {self.first_seed + self.seeds - 1} include some of the search's "
@@ -80,9 +71,7 @@ class Study:
                     option = min(common).replace("_", "-")
                     raise UsageError(f"--{option} must be the same for all methods: remove it from {variant.text!r}.")
                 self._run(variant, "final", 0).settings  # noqa: B018 (refuses a wrong option)
-        held = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
-        if set(held) - {LOCK} and "study.json" not in held:
-            raise InputError(f"--output-dir {self.folder} holds files but no comparison: choose another folder.")
+        self._output.check()
         for run in self.runs():
             run.check()
 
@@ -122,30 +111,26 @@ class Study:
             for reason, count in reasons.items()
         ]
 
+    @property
+    def _held_out(self) -> HeldOut:
+        return HeldOut(self.options, self.folder, self.search_seeds, self.search_rows)
+
     def search_runs(self, method: Method) -> list[PlannedRun]:
         """Return the runs that select a method's values."""
-        if len(method.variants) == 1:
-            return []
-        return [
-            self._run(variant, "search", SEARCH_SEED + number)
-            for variant in method.variants
-            for number in range(self.search_seeds)
-        ]
+        tried = method.variants if len(method.variants) > 1 else []
+        return [run for variant in tried for run in self._held_out.runs(variant)]
+
+    def trials(self, method: Method) -> list[Trial]:
+        """Return a trial for each combination of a method's values in braces; none if there are no braces."""
+        return self._held_out.grid(method.variants) if len(method.variants) > 1 else []
 
     def chosen(self, method: Method) -> Method | None:
         """Return the variant with the best mean score on held-out rows, or ``None`` until its search has finished."""
-        runs = self.search_runs(method)
-        if not runs:
+        trials = self.trials(method)
+        if not trials:
             return method.variants[0]
-        if not finished(runs):
-            return None
-        means = self.search_means(method)
-        return method.variants[means.index(max(means))]
-
-    def search_means(self, method: Method) -> list[float]:
-        """Return the mean score of each variant on held-out rows, once its search has finished."""
-        runs = self.search_runs(method)
-        return [fmean(run.score for run in runs if run.method == variant) for variant in method.variants]
+        first = best(trials)
+        return first.method if first is not None and all(trial.state == "complete" for trial in trials) else None
 
     def final_runs(self, method: Method) -> list[PlannedRun]:
         """Return the runs of a method that are reported."""
@@ -154,6 +139,31 @@ class Study:
     def equal_time_runs(self, method: Method) -> list[PlannedRun]:
         """Return the runs of a baseline with more epochs."""
         return [self._run(method, "equal time", seed) for seed in self._seeds]
+
+    def groups(self) -> dict[Method, Group]:
+        """Return the finished runs that are reported, of each method that has some."""
+        chosen = {method: self.chosen(method) for method in self.methods}
+        runs = {method: finished_of(self.final_runs(one)) for method, one in chosen.items() if one is not None}
+        return {method: Group(method.name, some) for method, some in runs.items() if some}
+
+    def missing(self) -> Iterator[str]:
+        """Say which runs have not finished, why, and how to go on; nothing for a complete comparison."""
+        runs = self.runs()
+        chosen = {method.name: self.chosen(method) for method in self.methods}
+        if finished(runs) and None not in chosen.values():
+            return
+        yield (
+            f"Incomplete: {len(finished_of(runs))} of {len(runs)} runs have finished. Differences use the seeds that "
+            "both methods have. Repeat the command to go on."
+        )
+        for name, method in chosen.items():
+            if method is None:
+                yield f"{name}: no score yet, because its search has not finished."
+            elif missing := [str(run.seed) for run in self.final_runs(method) if not run.finished]:
+                yield f"{name}: {self.seeds - len(missing)} of {self.seeds} seeds; missing: {', '.join(missing)}."
+        for run in runs:
+            if (reason := run.failure) is not None:
+                yield f"Failed: {run.method.name}, {run.role}, seed {run.seed}: {reason} (see {run.log})"
 
     @property
     def _seeds(self) -> range:
@@ -176,18 +186,16 @@ class Study:
 
         The choice is made once per method and saved, because measured times vary.
         """
-        chosen = {method: self.chosen(method) for method in self.methods}
-        finals = {method: self.final_runs(choice) for method, choice in chosen.items() if choice is not None}
-        if len(finals) < len(self.methods) or not all(map(finished, finals.values())):
+        groups = self.groups()
+        if sum(len(group.runs) for group in groups.values()) < len(self.methods) * self.seeds:
             return
-        decided = self._decided()
-        plain = Group(self.baseline.text, finals[self.baseline])
+        decided, plain = self._decided(), groups[self.baseline]
         if plain.results[0]["config"]["patience"] is not None:
             return  # more epochs would not make an early-stopped baseline train for longer
         epochs = int(plain.results[0]["config"]["epochs"])
-        for method, runs in finals.items():
+        for method, group in groups.items():
             if self._pair(method) not in decided and method != self.baseline:
-                ratio = Group(method.text, runs).training_time / plain.training_time
+                ratio = group.training_time / plain.training_time
                 decided[self._pair(method)] = (
                     max(epochs + 1, round(epochs * ratio)) if ratio >= EQUAL_TIME_FROM else None
                 )
@@ -200,31 +208,21 @@ class Study:
         Raises:
             InputError: if the folder cannot be written to, or another comparison has locked it.
         """
-        with ExitStack() as stack:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                alone = stack.enter_context(exclusive(self.folder / LOCK))
-                if alone:
-                    self._write(self._decided())
-                    self.decide()
-            except OSError as error:
-                raise InputError(f"Cannot write to --output-dir: {error}.") from error
-            if not alone:
-                raise InputError(
-                    f"Another comparison is writing to {self.folder}: wait for it, or choose another --output-dir."
-                )
+        with self._output.locked():
+            self._write(self._decided())
+            self.decide()
             yield
+
+    @property
+    def _output(self) -> OutputFolder:
+        return OutputFolder(self.folder, "comparison", "study.json")
 
     def _decided(self) -> dict[str, int | None]:
         """Return the equal-time epochs of the baseline per method; ``None`` for a method that takes no longer."""
-        path = self.folder / "study.json"
-        try:
-            return dict(json.loads(path.read_text(encoding="utf-8"))["equal_time_epochs"]) if path.is_file() else {}
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"Cannot read the comparison from {path}: {error!r}.") from error
+        return self._output.read(lambda content: dict(content["equal_time_epochs"])) or {}
 
     def _write(self, decided: dict[str, int | None]) -> None:
-        study = {
+        content = {
             "methods": [method.typed for method in self.methods],
             "baseline": self.baseline.typed,
             "options": list(self.options),
@@ -234,12 +232,8 @@ class Study:
             "search_rows": self.search_rows,
             "equal_time_epochs": decided,
         }
-        with replaced_file(self.folder / "study.json") as file:
-            json.dump(study, file, indent=2)
+        self._output.write(content)
 
     def _run(self, method: Method, role: Role, seed: int) -> PlannedRun:
-        more = ["--validation-rows", str(self.search_rows)] if role == "search" else []
-        place = self.folder / "search" if role == "search" else self.folder
-        folder = place / method.slug / f"seed{seed}"
-        keep = self.keep_models and role != "search"
-        return PlannedRun(method, role, seed, (*self.options, *more), folder, keep)
+        folder = self.folder / method.slug / f"seed{seed}"
+        return PlannedRun(method, role, seed, tuple(self.options), folder, self.keep_models)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from attnreg.experiments.compare.classes import class_scores
+from attnreg.experiments.compare.contrast import Contrast, difference_rows
 from attnreg.experiments.compare.document import Table
-from attnreg.experiments.compare.group import Group, paired
+from attnreg.experiments.compare.group import Group
+from attnreg.experiments.compare.held_out import score_cells
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import finished_of
-from attnreg.experiments.compare.statistics import detectable, seeds_needed
-from attnreg.experiments.compare.statistics import Difference, bootstrap_over_rows, holm, paired_difference
+from attnreg.experiments.compare.statistics import bootstrap_over_rows, detectable, seeds_needed
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.tasks.metrics import CONFUSION, METRICS
@@ -38,26 +37,20 @@ def scores(groups: Sequence[Group], baseline: Group) -> Table:
     return Table(header, rows, texts=(0, 3, 4))
 
 
-def differences(groups: Sequence[Group], baseline: Group) -> Table:
+def differences(found: Sequence[Contrast], baseline: Group) -> Table:
     """Each method's score minus the baseline's, paired by seed."""
-    pairs = paired(groups, [baseline] * len(groups))
-    results = [paired_difference(mine.scores, plain.scores) for mine, plain in pairs]
-    adjusted = holm([result.p for result in results])
     header = ["method", "difference", "95 % over seeds", "p", "p (Holm)"]
-    rows = [
-        [mine.name, *difference_cells(result, p, len(mine.runs))]
-        for (mine, _), result, p in zip(pairs, results, adjusted, strict=True)
-    ]
+    rows = [[each.mine.name, *cells] for each, cells in zip(found, difference_rows(found), strict=True)]
     if baseline.counts_rows:
         header.append("95 % over dev rows")
-        for row, (mine, plain) in zip(rows, pairs, strict=True):
-            metric = CONFUSION[mine.metric]
-            low, high = bootstrap_over_rows(metric, plain.labels, mine.predictions, plain.predictions)
+        for row, each in zip(rows, found, strict=True):
+            predictions = each.mine.predictions, each.other.predictions
+            low, high = bootstrap_over_rows(CONFUSION[each.mine.metric], each.other.labels, *predictions)
             row.append(f"[{low:+.4f}, {high:+.4f}]")
     point = one_point(baseline)
     header += ["detectable", f"seeds for {point:g}"]
-    for row, (mine, plain) in zip(rows, pairs, strict=True):
-        row += _power([a - b for a, b in zip(mine.scores, plain.scores, strict=True)], point)
+    for row, each in zip(rows, found, strict=True):
+        row += _power(each.gaps, point)
     return Table(header, rows)
 
 
@@ -106,7 +99,7 @@ def classes(groups: Sequence[Group], names: Sequence[str]) -> Table:
     """Precision, recall and F1 of each class, and its number of dev rows."""
     rows = []
     for group in groups:
-        found = zip(names, class_scores(group, len(names)), strict=True)
+        found = zip(names, group.class_scores(len(names)), strict=True)
         for number, (name, scores) in enumerate(found):
             size = int((group.labels == number).sum())
             rows.append([group.name, name, str(size), *(f"{score:.3f}" for score in scores)])
@@ -136,20 +129,17 @@ def cost(groups: Sequence[Group], baseline: Group) -> Table:
     return Table(header, rows)
 
 
-def equal_time(groups: Sequence[Group], longer: Mapping[str, Group]) -> Table:
+def equal_time(found: Sequence[Contrast]) -> Table:
     """Each method's score minus that of the baseline with the same training time."""
     header = [
         *("method", "longer baseline", "baseline time (s)", "time ratio", "baseline mean"),
         *("difference", "95 % over seeds", "p", "p (Holm)"),
     ]
-    pairs = paired(groups, [longer[group.name] for group in groups])
-    results = [paired_difference(group.scores, plain.scores) for group, plain in pairs]
     rows = []
-    for (group, plain), result, p in zip(pairs, results, holm([result.p for result in results]), strict=True):
-        mean = f"{fmean(plain.scores):.4f}"
-        seconds = plain.training_time
-        times = [f"{seconds:.0f}", f"{seconds / group.training_time:.2f}"]
-        rows.append([group.name, plain.name, *times, mean, *difference_cells(result, p, len(group.runs))])
+    for each, cells in zip(found, difference_rows(found), strict=True):
+        mine, longer = each.mine, each.other
+        times = [f"{longer.training_time:.0f}", f"{longer.training_time / mine.training_time:.2f}"]
+        rows.append([mine.name, longer.name, *times, f"{fmean(longer.scores):.4f}", *cells])
     return Table(header, rows, texts=(0, 1))
 
 
@@ -186,36 +176,18 @@ def not_common(groups: Sequence[Group]) -> list[str]:
 
 def tries(study: Study) -> Table | None:
     """The score of each searched combination on held-out rows; ``None`` if nothing was searched."""
-    rows = []
+    rows: list[list[str]] = []
     for method in study.methods:
-        runs, chosen = finished_of(study.search_runs(method)), study.chosen(method)
-        for variant in method.variants:
-            own = [run.score for run in runs if run.method == variant]
-            if not own:
-                continue
-            mark = "chosen" if variant == chosen else "no"
-            rows.append([variant.name, f"{fmean(own):.4f}", "  ".join(f"{score:.3f}" for score in own), mark])
+        chosen = study.chosen(method)
+        scored = [trial for trial in study.trials(method) if trial.scores]
+        rows += [[each.method.name, *each.cells, "chosen" if each.method == chosen else "no"] for each in scored]
     if not rows:
         return None
     runs = [run for method in study.methods for run in finished_of(study.search_runs(method))]
     runs = [run for run in runs if run.method == runs[0].method]
     if (trivial := Group("", runs).trivial) is not None:
-        name, values = trivial
-        rows.append([name, f"{fmean(values):.4f}", "  ".join(f"{score:.3f}" for score in values), "no"])
+        rows.append([trivial[0], *score_cells(trivial[1]), "no"])
     return Table(["tried", "mean on held-out rows", "seeds, from 1000", "choice"], rows, texts=(0, 3))
-
-
-def difference_cells(result: Difference, adjusted: float, seeds: int) -> list[str]:
-    """Return the mean, the interval, p and the adjusted p; without an interval, why there is none."""
-    mean = f"{result.mean:+.4f}"
-    if math.isnan(result.low):
-        return [mean, *["1 seed" if seeds == 1 else "all equal"] * 3]
-    return [mean, f"[{result.low:+.4f}, {result.high:+.4f}]", p_cell(result.p), p_cell(adjusted)]
-
-
-def p_cell(value: float) -> str:
-    """Format a p-value."""
-    return "<0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
 def seeds_of(seeds: Sequence[int]) -> str:

@@ -6,16 +6,14 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from attnreg._files import replaced_file
 from attnreg.experiments.compare import document
 from attnreg.experiments.compare.document import Block, Code, Heading, Paragraph, Picture, Table
+from attnreg.experiments.compare.held_out import FIRST_SEED, Trial
+from attnreg.experiments.compare.method import Winner
 from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.search.search import Search
-from attnreg.experiments.compare.search.trials import Trials, Tried
-from attnreg.experiments.compare.study import SEARCH_SEED
-from attnreg.experiments.compare.winner import Winner
+from attnreg.experiments.compare.search.trials import Trials
 from attnreg.experiments.results.plots.comparison import plot_progress
-from attnreg.experiments.results.plots.style import dark_path
 
 _BEST = 5
 _ENOUGH = 10  # complete trials, to say which parameters matter
@@ -32,9 +30,9 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> Tabl
     winner = search.winner(trials)
     if winner is None:
         return None
-    winner.write(search.folder)
+    winner.write(search.held_out.folder)
     best = _table(_ranked(trials)[:_BEST])
-    metric = str(search.run(_ranked(trials)[0], 0).reader.result["metric"])
+    metric = str(search.runs_of(_ranked(trials)[0])[0].reader.result["metric"])
     blocks: list[Block] = [
         Heading(f"Search on {winner.task}: {metric} on held-out rows"),
         Code([shlex.join(command)]),
@@ -49,7 +47,7 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> Tabl
         Heading(f"The best {len(best.rows)} trials"),
         best,
         Heading("Progress"),
-        _progress(trials, metric, search.seeds, search.folder / "plots"),
+        _progress(trials, metric, search.held_out.seeds, search.held_out.folder / "plots"),
         *_importances(trials),
         Heading("All trials"),
         _table(trials.all),
@@ -60,10 +58,7 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> Tabl
     ]
     failed = (trial for trial in trials.all if trial.failure is not None)
     blocks += [Paragraph(f"trial-{trial.number} failed: {trial.failure}") for trial in failed]
-    contents = {"md": document.markdown(blocks, search.folder), "html": document.self_contained_html(blocks)}
-    for suffix, content in contents.items():
-        with replaced_file(search.folder / f"report.{suffix}") as file:
-            file.write(content)
+    document.save(blocks, search.held_out.folder)
     return best
 
 
@@ -72,7 +67,7 @@ def summary(search: Search, trials: Trials) -> str:
     states = [trial.state for trial in trials.all]
     names = {"complete": "complete", "stopped": "stopped early", "failed": "failed", "running": "unfinished"}
     told = ", ".join(f"{states.count(state)} {name}" for state, name in names.items() if state in states)
-    results = [run.reader.result for trial in trials.all for run in finished_of(search.runs_of(trial))]
+    results = [run.reader.result for run in finished_of(search.known(trials))]
     cost = f"{sum(float(result['seconds']) for result in results) / 60:.1f} min, one after another"
     if all("training_cpu_seconds" in result for result in results):
         cpu = sum(float(result["training_cpu_seconds"]) for result in results)
@@ -82,40 +77,30 @@ def summary(search: Search, trials: Trials) -> str:
 
 def as_method(search: Search) -> str:
     """Return the command that compares the winner, by the folder of the search."""
-    return shlex.join(["attnreg", "compare", "finetune", f"best=@{search.folder}", *search.options])
+    return shlex.join(["attnreg", "compare", "finetune", f"best=@{search.held_out.folder}", *search.held_out.options])
 
 
 def pasted(search: Search, winner: Winner) -> str:
     """Return the command that compares the winner, with all its options."""
-    return shlex.join(["attnreg", "compare", "finetune", f"best={winner.method}", *search.options])
+    return shlex.join(["attnreg", "compare", "finetune", f"best={winner.method}", *search.held_out.options])
 
 
 def _scored(search: Search) -> str:
-    last = SEARCH_SEED + search.seeds - 1
-    seeds = f"seeds {SEARCH_SEED} to {last}" if search.seeds > 1 else f"seed {SEARCH_SEED}"
+    last = FIRST_SEED + search.held_out.seeds - 1
+    seeds = f"seeds {FIRST_SEED} to {last}" if search.held_out.seeds > 1 else f"seed {FIRST_SEED}"
     return (
-        f"Each trial is scored on {search.rows} rows held out from train, with {seeds}. Dev was not used. The "
+        f"Each trial is scored on {search.held_out.rows} rows held out from train, with {seeds}. Dev was not used. The "
         f"sampler's seed is {search.sampler_seed}."
     )
 
 
-def _ranked(trials: Trials) -> list[Tried]:
+def _ranked(trials: Trials) -> list[Trial]:
     return sorted((trial for trial in trials.all if trial.state == "complete"), key=lambda trial: -trial.mean)
 
 
-def _table(trials: Sequence[Tried]) -> Table:
-    header = ["trial", "mean", f"seeds, from {SEARCH_SEED}", "state", "method"]
-    rows = [
-        [
-            str(trial.number),
-            f"{trial.mean:.4f}" if trial.scores else "none",
-            "  ".join(f"{score:.3f}" for score in trial.scores) or "none",
-            trial.state,
-            trial.method,
-        ]
-        for trial in trials
-    ]
-    return Table(header, rows, texts=(0, 2, 3, 4))
+def _table(trials: Sequence[Trial]) -> Table:
+    rows = [[str(trial.number), *trial.cells, trial.state, trial.method.text] for trial in trials]
+    return Table(["trial", "mean", f"seeds, from {FIRST_SEED}", "state", "method"], rows, texts=(0, 2, 3, 4))
 
 
 def _progress(trials: Trials, metric: str, seeds: int, folder: Path) -> Picture:
@@ -126,7 +111,7 @@ def _progress(trials: Trials, metric: str, seeds: int, folder: Path) -> Picture:
     path = folder / "progress.png"
     plot_progress(points["complete"], points["stopped"], metric, seeds, path)
     caption = "Mean score of each trial at the number of runs when it ended; the line is the best so far."
-    return Picture(path, caption, dark_path(path))
+    return Picture(path, caption)
 
 
 def _importances(trials: Trials) -> Iterator[Block]:

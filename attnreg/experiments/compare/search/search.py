@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from attnreg._files import exclusive, replaced_file
+from rich.console import Console
+
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.compare.method import Method, values_of
+from attnreg.experiments.compare.board import Board, say
+from attnreg.experiments.compare.folder import OutputFolder
+from attnreg.experiments.compare.held_out import HeldOut, Trial
+from attnreg.experiments.compare.launch import Launcher
+from attnreg.experiments.compare.method import OF_ALL, Method, Winner, values_of
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.compare.search.space import Space
-from attnreg.experiments.compare.search.trials import Trials, Tried
-from attnreg.experiments.compare.study import OF_ALL, SEARCH_SEED
-from attnreg.experiments.compare.winner import Winner
-from attnreg.experiments.folder.reader import LOCK
-
-_FILE = "search.json"
-Launch = Callable[[Sequence[PlannedRun], Sequence[PlannedRun]], None]  # runs to make, and all runs so far
+from attnreg.experiments.compare.search.trials import Trials
 
 
 @dataclass(frozen=True)
@@ -30,22 +27,16 @@ class Search:
     Args:
         space: what is varied.
         layers: the number of layers of the model, if known.
-        options: options of every run, as typed.
-        folder: the output folder.
+        held_out: how trials are scored.
         runs: the budget: the largest number of runs.
-        seeds: runs per complete trial, with seeds from 1000.
-        rows: rows held out from train to score trials on.
         sampler_seed: the seed of the draws.
         prune_p: the p below which a trial is stopped.
     """
 
     space: Space
     layers: int | None
-    options: Sequence[str]
-    folder: Path
+    held_out: HeldOut
     runs: int
-    seeds: int
-    rows: int
     sampler_seed: int
     prune_p: float
 
@@ -56,25 +47,17 @@ class Search:
             UsageError: if the space has an option that all trials must share, or an option is wrong.
             InputError: if the folder holds other files or another search, or the data has changed since.
         """
-        if self.runs < self.seeds:
-            raise UsageError(f"Expected --runs of at least --seeds ({self.seeds}), got {self.runs}.")
+        if self.runs < self.held_out.seeds:
+            raise UsageError(f"Expected --runs of at least --seeds ({self.held_out.seeds}), got {self.runs}.")
         for flag in self.space.options:
             if (name := flag.lstrip("-").replace("-", "_")) in OF_ALL or (name == "provider" and self.space.candidates):
                 raise UsageError(f"{flag} cannot be in the search space.")
-        held = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
-        if set(held) - {LOCK} and _FILE not in held:
-            raise InputError(f"--output-dir {self.folder} holds files but no search: choose another folder.")
-        if _FILE in held:
-            try:
-                old = json.loads((self.folder / _FILE).read_text(encoding="utf-8"))
-                different = [name for name, value in self._settings.items() if old[name] != value]
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise InputError(f"Cannot read the search from {self.folder / _FILE}: {error!r}.") from error
-            if different:
-                raise InputError(
-                    f"The search in {self.folder} has other {', '.join(different)}. Give the same, or another "
-                    "--output-dir; only --runs may differ."
-                )
+        self._output.check()
+        if different := self._output.read(lambda old: [name for name, v in self._settings.items() if old[name] != v]):
+            raise InputError(
+                f"The search in {self._output.path} has other {', '.join(different)}. Give the same, or another "
+                "--output-dir; only --runs may differ."
+            )
 
     def check_extremes(self) -> Iterator[str | None]:
         """Check the lowest and highest values; yield the provider expression of each, to be built for the model.
@@ -83,7 +66,7 @@ class Search:
             UsageError: if an option or a value is wrong.
         """
         for text in self.space.extremes(self.layers):
-            yield self._run(Method(text), SEARCH_SEED).settings.own.get("provider")
+            yield self.held_out.run(Method(text), 0).settings.own.get("provider")
 
     def check_data(self) -> None:
         """Read the data of ``--data-dir``, to tell before any run what is wrong with it.
@@ -91,19 +74,23 @@ class Search:
         Raises:
             InputError: if the data cannot be read, does not fit the task, or has too few rows.
         """
-        self._run(Method("finetune"), SEARCH_SEED).check_data()
+        self.held_out.run(Method("finetune"), 0).check_data()
 
     @property
     def _settings(self) -> dict[str, Any]:
         """What must be the same when a search goes on."""
         return {
             "space": self.space.content,
-            "options": values_of(self.options),  # in any order
-            "seeds": self.seeds,
-            "search_rows": self.rows,
+            "options": values_of(self.held_out.options),  # in any order
+            "seeds": self.held_out.seeds,
+            "search_rows": self.held_out.rows,
             "sampler_seed": self.sampler_seed,
             "prune_p": self.prune_p,
         }
+
+    @property
+    def _output(self) -> OutputFolder:
+        return OutputFolder(self.held_out.folder, "search", "search.json")
 
     @contextmanager
     def begun(self) -> Iterator[Trials]:
@@ -112,50 +99,45 @@ class Search:
         Raises:
             InputError: if the folder cannot be written to, or another search has locked it.
         """
-        with ExitStack() as stack:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                alone = stack.enter_context(exclusive(self.folder / LOCK))
-            except OSError as error:
-                raise InputError(f"Cannot write to --output-dir: {error}.") from error
-            if not alone:
-                raise InputError(
-                    f"Another search is writing to {self.folder}: wait for it, or choose another --output-dir."
-                )
-            with replaced_file(self.folder / _FILE) as file:
-                json.dump(self._settings, file, indent=2)
-            path = self.folder / "optuna.log"
-            trials = Trials(path, self.space, self.layers, self.seeds, self.sampler_seed, self.prune_p)
+        with self._output.locked():
+            self._output.write(self._settings)
+            path = self._output.path / "optuna.log"
+            trials = Trials(path, self.space, self.layers, self.held_out.seeds, self.sampler_seed, self.prune_p)
             self._check_runs(trials)
             yield trials
 
     def _check_runs(self, trials: Trials) -> None:
-        for trial in trials.all:
-            for run in self.runs_of(trial):
-                run.check()
-                if changed := run.changed:
-                    raise InputError(
-                        f"{' and '.join(changed).capitalize()} changed since the search in {self.folder} began, so its "
-                        "scores cannot be compared: choose another --output-dir."
-                    )
+        for run in self.known(trials):
+            run.check()
+            if changed := run.changed:
+                raise InputError(
+                    f"{' and '.join(changed).capitalize()} changed since the search in {self._output.path} began, so "
+                    "its scores cannot be compared: choose another --output-dir."
+                )
 
-    def make(self, trials: Trials, jobs: int, launch: Launch, say: Callable[[str], None]) -> None:
+    def make(self, trials: Trials, launch: Launcher, jobs: int, console: Console) -> None:
         """Make runs until the budget is spent, or nothing is left to try.
 
         The runs of a round are made at the same time, one per trial, and their scores are told in order. So the draws
         do not depend on how long the runs take.
+
+        Args:
+            trials: the trials.
+            launch: starts runs.
+            jobs: number of trials at a time.
+            console: where to print.
         """
-        while pending := self._round(trials, jobs, say):
+        while pending := self._round(trials, jobs, console):
             running = {trial.number: trial for trial in trials.running}
-            runs = {number: self.run(running[number], seed) for number, seed in pending}
-            known = [run for trial in trials.all for run in self.runs_of(trial)]
+            runs = {number: self.held_out.run(running[number].method, seed) for number, seed in pending}
             if unfinished := [run for run in runs.values() if not run.finished]:
-                launch(unfinished, known)
+                with Board(self.known(trials), jobs, console, budget=self.runs) as board:
+                    launch(unfinished, board)
             for number, run in runs.items():
                 run.tidy()
-                self._tell(trials, running[number], run, say)
+                say(console, *self._told(trials, running[number], run))
 
-    def _round(self, trials: Trials, jobs: int, say: Callable[[str], None]) -> list[tuple[int, int]]:
+    def _round(self, trials: Trials, jobs: int, console: Console) -> list[tuple[int, int]]:
         """Return the trials to run now, each with its next seed; what a kill has left of the last round comes first."""
         for trial in trials.running:
             trials.settle(trial.number)
@@ -164,53 +146,47 @@ class Search:
             return rest
         while len(trials.running) < jobs and self._affords(trials):
             if (new := trials.ask()) is None:
-                say("The search space has nothing left to try.")
+                say(console, "The search space has nothing left to try.")
                 break
-            say(f"trial-{new.number}: {new.method}")
+            say(console, f"trial-{new.number}: {new.method.text}")
         trials.round = [(trial.number, len(trial.scores)) for trial in trials.running]
         return trials.round
 
     def _affords(self, trials: Trials) -> bool:
         """Whether the budget is enough for another trial, besides what the present ones may need."""
-        reserved = sum(self.seeds - len(trial.scores) for trial in trials.running)
-        return trials.runs + reserved + self.seeds <= self.runs
+        reserved = sum(self.held_out.seeds - len(trial.scores) for trial in trials.running)
+        return trials.runs + reserved + self.held_out.seeds <= self.runs
 
-    def _tell(self, trials: Trials, trial: Tried, run: PlannedRun, say: Callable[[str], None]) -> None:
-        best = trials.best
+    def _told(self, trials: Trials, trial: Trial, run: PlannedRun) -> Iterator[str]:
+        """Tell how a run has ended; say what that means for its trial."""
+        best, name = trials.best, f"trial-{trial.number}"
         if not run.finished:
             reason = run.failure or "no output"
             trials.fail(trial, reason)
-            say(f"trial-{trial.number} failed: {reason} (see {run.log})")
+            yield f"{name} failed: {reason} (see {run.log})"
             return
         trial = trials.report(trial, run.score)
         if trial.state == "stopped":
             assert best is not None
-            say(f"trial-{trial.number} stopped after {len(trial.scores)} seeds: it is worse than trial-{best.number}.")
+            yield f"{name} stopped after {len(trial.scores)} seeds: it is worse than trial-{best.number}."
         elif trial.state == "complete":
-            say(f"trial-{trial.number}: mean {trial.mean:.4f}{_rank(trial, best)}")
+            rank = ", the best so far"
+            if best is not None and trial.mean <= best.mean:
+                rank = f" (best: trial-{best.number}, {best.mean:.4f})"
+            yield f"{name}: mean {trial.mean:.4f}{rank}"
 
-    def run(self, trial: Tried, seed: int) -> PlannedRun:
-        """Return a run of a trial, by the number of its seed."""
-        return self._run(Method(trial.method, f"trial-{trial.number}"), SEARCH_SEED + seed)
-
-    def runs_of(self, trial: Tried) -> list[PlannedRun]:
+    def runs_of(self, trial: Trial) -> list[PlannedRun]:
         """Return the runs that a trial has made, and the next one of a running trial."""
         count = len(trial.scores) + (trial.state in ("running", "failed"))
-        return [self.run(trial, seed) for seed in range(min(count, self.seeds))]
+        return self.held_out.runs(trial.method)[:count]
 
-    def _run(self, method: Method, seed: int) -> PlannedRun:
-        options = (*self.options, "--validation-rows", str(self.rows))
-        return PlannedRun(method, "search", seed, options, self.folder / "search" / method.slug / f"seed{seed}")
+    def known(self, trials: Trials) -> list[PlannedRun]:
+        """Return the runs of all trials so far."""
+        return [run for trial in trials.all for run in self.runs_of(trial)]
 
     def winner(self, trials: Trials) -> Winner | None:
         """Return the best method and what finding it took; ``None`` before any trial is complete."""
         if (best := trials.best) is None:
             return None
-        task = self.run(best, 0).settings.task
-        return Winner(best.method, best.mean, task, len(trials.all), trials.runs, self.seeds, self.rows)
-
-
-def _rank(trial: Tried, best: Tried | None) -> str:
-    if best is None or trial.mean > best.mean:
-        return ", the best so far"
-    return f" (best: trial-{best.number}, {best.mean:.4f})"
+        task, each = self.held_out.run(best.method, 0).settings.task, self.held_out
+        return Winner(best.method.text, best.mean, task, len(trials.all), trials.runs, each.seeds, each.rows)

@@ -6,12 +6,12 @@ import random
 import sys
 import warnings
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from attnreg.errors import InputError
+from attnreg.experiments.compare.held_out import State, Trial, best
+from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.search.space import Space
 
 try:
@@ -20,50 +20,18 @@ try:
     from optuna.samplers import TPESampler
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
-    from optuna.trial import FrozenTrial, Trial, TrialState
+    from optuna.trial import FrozenTrial, TrialState
 except ImportError as error:
     raise InputError("attnreg search needs optuna: pip install 'attnreg[search]'.") from error
 
 RANDOM_TRIALS = 6  # before the sampler models the scores; a search has few trials
 REPEATS = 50  # draws in a row of methods that were drawn before; then as many at random, then the space is exhausted
-State = Literal["running", "complete", "stopped", "failed"]
 _STATES: dict[TrialState, State] = {
     TrialState.RUNNING: "running",
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "stopped",
     TrialState.FAIL: "failed",
 }
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A trial: a method, and its score per seed so far.
-
-    Args:
-        number: the trial's number.
-        method: the recipe with its options.
-        scores: the scores on held-out rows, in the order of the seeds.
-        state: ``"running"``, ``"complete"``, ``"stopped"`` (early) or ``"failed"``.
-        failure: why it has failed.
-        ended_after: the number of runs that the search had made when the trial ended.
-    """
-
-    number: int
-    method: str
-    scores: Sequence[float]
-    state: State
-    failure: str | None = None
-    ended_after: int | None = None
-
-    @property
-    def mean(self) -> float:
-        """The mean score over the seeds so far."""
-        return fmean(self.scores)
-
-    @property
-    def runs(self) -> int:
-        """The number of runs that the trial has made."""
-        return len(self.scores) + (self.state == "failed")
 
 
 class Trials:
@@ -96,7 +64,7 @@ class Trials:
             self._study.enqueue_trial(start)
 
     @property
-    def all(self) -> list[Tried]:
+    def all(self) -> list[Trial]:
         """The trials that have been drawn, without repeated ones."""
         return [_tried(number, trial) for number, trial in enumerate(self._frozen)]
 
@@ -106,15 +74,14 @@ class Trials:
         return [trial for trial in self._study.get_trials(deepcopy=False) if "method" in trial.user_attrs]
 
     @property
-    def running(self) -> list[Tried]:
+    def running(self) -> list[Trial]:
         """The trials that need more runs."""
         return [trial for trial in self.all if trial.state == "running"]
 
     @property
-    def best(self) -> Tried | None:
+    def best(self) -> Trial | None:
         """The complete trial with the best mean score; the first of several."""
-        complete = [trial for trial in self.all if trial.state == "complete"]
-        return max(complete, key=lambda trial: trial.mean) if complete else None
+        return best(self.all)
 
     @property
     def runs(self) -> int:
@@ -131,9 +98,9 @@ class Trials:
         except (ImportError, ValueError, RuntimeError):
             return {}
 
-    def ask(self) -> Tried | None:
+    def ask(self) -> Trial | None:
         """Draw a trial whose method is new; ``None`` if the space seems exhausted."""
-        known = {trial.method for trial in self.all}
+        known = {trial.method.text for trial in self.all}
         while self._repeats < 2 * REPEATS:
             if self._draw(known):
                 return self.all[-1]
@@ -165,17 +132,17 @@ class Trials:
                 trial.set_user_attr("method", method)
         return method not in known
 
-    def _opened(self, trial: FrozenTrial) -> Trial:
-        return Trial(self._study, trial._trial_id)  # also for a trial of an earlier process
+    def _opened(self, trial: FrozenTrial) -> optuna.trial.Trial:
+        return optuna.trial.Trial(self._study, trial._trial_id)  # also for a trial of an earlier process
 
-    def report(self, tried: Tried, score: float) -> Tried:
+    def report(self, tried: Trial, score: float) -> Trial:
         """Add the score of a trial's next seed; the trial may end with it."""
         trial = self._opened(self._frozen[tried.number])
         with _quiet():
             trial.report(score, len(tried.scores))
         return self.settle(tried.number)
 
-    def settle(self, number: int) -> Tried:
+    def settle(self, number: int) -> Trial:
         """End a trial that has all its runs, or that is worse than the best one."""
         tried, trial = self.all[number], self._opened(self._frozen[number])
         with _quiet():
@@ -185,13 +152,13 @@ class Trials:
                 self._end(trial, TrialState.PRUNED)
         return self.all[number]
 
-    def fail(self, tried: Tried, reason: str) -> None:
+    def fail(self, tried: Trial, reason: str) -> None:
         """End a trial of which a run has failed."""
         trial = self._opened(self._frozen[tried.number])
         trial.set_user_attr("failure", reason)
         self._end(trial, TrialState.FAIL)
 
-    def _end(self, trial: Trial, state: TrialState, value: float | None = None) -> None:
+    def _end(self, trial: optuna.trial.Trial, state: TrialState, value: float | None = None) -> None:
         trial.set_user_attr("ended_after", self.runs + (state == TrialState.FAIL))
         self._study.tell(trial, value, state)
 
@@ -205,10 +172,11 @@ class Trials:
         self._study.set_user_attr("round", [list(entry) for entry in entries])
 
 
-def _tried(number: int, trial: FrozenTrial) -> Tried:
+def _tried(number: int, trial: FrozenTrial) -> Trial:
     scores = [trial.intermediate_values[step] for step in sorted(trial.intermediate_values)]
     told: dict[str, Any] = trial.user_attrs
-    return Tried(number, told["method"], scores, _STATES[trial.state], told.get("failure"), told.get("ended_after"))
+    method = Method(told["method"], f"trial-{number}")
+    return Trial(number, method, scores, _STATES[trial.state], told.get("failure"), told.get("ended_after"))
 
 
 def _mend(path: Path) -> None:

@@ -1,0 +1,80 @@
+"""The output folder of a comparison or a search: whose it is, what it was made with, and who writes to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attnreg._files import exclusive, replaced_file
+from attnreg.errors import InputError
+from attnreg.experiments.folder.reader import LOCK
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """The folder of a comparison or a search, with a JSON file that says what it was made with.
+
+    Args:
+        path: the folder.
+        kind: ``"comparison"`` or ``"search"``, for messages.
+        file: name of the JSON file.
+    """
+
+    path: Path
+    kind: str
+    file: str
+
+    def check(self) -> None:
+        """Check that the folder is new, or of the same kind.
+
+        Raises:
+            InputError: if it holds other files.
+        """
+        held = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+        if held - {LOCK} and self.file not in held:
+            raise InputError(f"--output-dir {self.path} holds files but no {self.kind}: choose another folder.")
+
+    def read(self, part: Callable[[dict[str, Any]], T]) -> T | None:
+        """Return a part of what the folder was made with; ``None`` for a new folder.
+
+        Args:
+            part: function of the file's content.
+
+        Raises:
+            InputError: if the file cannot be read, or has no such part.
+        """
+        path = self.path / self.file
+        try:
+            return part(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"Cannot read the {self.kind} from {path}: {error!r}.") from error
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Write down what the folder is made with."""
+        with replaced_file(self.path / self.file) as file:
+            json.dump(content, file, indent=2)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Create and lock the folder for the duration of the block.
+
+        Raises:
+            InputError: if the folder cannot be written to, or another process has locked it.
+        """
+        with ExitStack() as stack:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                alone = stack.enter_context(exclusive(self.path / LOCK))
+            except OSError as error:
+                raise InputError(f"Cannot write to --output-dir: {error}.") from error
+            if not alone:
+                raise InputError(
+                    f"Another {self.kind} is writing to {self.path}: wait for it, or choose another --output-dir."
+                )
+            yield

@@ -1,0 +1,102 @@
+"""Choosing among methods: each is a trial, scored on rows held out from train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from attnreg.experiments.compare.method import Method
+from attnreg.experiments.compare.planned import PlannedRun
+
+FIRST_SEED = 1000  # of trials, so that none is reported on a seed that chose it
+State = Literal["running", "complete", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A method that is tried, and its score per seed so far.
+
+    Args:
+        number: the trial's number in its search.
+        method: the method.
+        scores: the scores on held-out rows, in the order of the seeds.
+        state: ``"running"``, ``"complete"``, ``"stopped"`` (early) or ``"failed"``.
+        failure: why it has failed.
+        ended_after: the number of runs that the search had made when the trial ended.
+    """
+
+    number: int
+    method: Method
+    scores: Sequence[float]
+    state: State
+    failure: str | None = None
+    ended_after: int | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean score over the seeds so far."""
+        return fmean(self.scores)
+
+    @property
+    def runs(self) -> int:
+        """The number of runs that the trial has made."""
+        return len(self.scores) + (self.state == "failed")
+
+    @property
+    def cells(self) -> list[str]:
+        """The mean and the scores for a table."""
+        return score_cells(self.scores) if self.scores else ["none", "none"]
+
+
+def score_cells(scores: Sequence[float]) -> list[str]:
+    """Return the mean and the scores of single seeds for a table.
+
+    Example:
+        >>> score_cells([0.5, 0.75])
+        ['0.6250', '0.500  0.750']
+    """
+    return [f"{fmean(scores):.4f}", "  ".join(f"{score:.3f}" for score in scores)]
+
+
+def best(trials: Sequence[Trial]) -> Trial | None:
+    """Return the complete trial with the best mean score, the first of several; ``None`` if none is complete."""
+    complete = [trial for trial in trials if trial.state == "complete"]
+    return max(complete, key=lambda trial: trial.mean) if complete else None
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """How trials are scored: on rows held out from train, with the same seeds for all.
+
+    Args:
+        options: options of every run, as typed.
+        folder: the output folder of the comparison or the search.
+        seeds: runs per complete trial, with seeds from 1000.
+        rows: rows held out from train by each run.
+    """
+
+    options: Sequence[str]
+    folder: Path
+    seeds: int
+    rows: int
+
+    def run(self, method: Method, number: int) -> PlannedRun:
+        """Return the run of a method with a seed, given by its number from 0."""
+        seed = FIRST_SEED + number
+        options = (*self.options, "--validation-rows", str(self.rows))
+        return PlannedRun(method, "search", seed, options, self.folder / "search" / method.slug / f"seed{seed}")
+
+    def runs(self, method: Method) -> list[PlannedRun]:
+        """Return the runs of a complete trial."""
+        return [self.run(method, number) for number in range(self.seeds)]
+
+    def grid(self, methods: Sequence[Method]) -> list[Trial]:
+        """Return a trial for each of several given methods, from the runs that have finished."""
+        trials = []
+        for number, method in enumerate(methods):
+            scores = [run.score for run in self.runs(method) if run.finished]
+            trials.append(Trial(number, method, scores, "complete" if len(scores) == self.seeds else "running"))
+        return trials
