@@ -45,6 +45,11 @@ class AsleepWarning(AttnRegWarning):
     """A regularizer does not act as it should, because nobody told it the epoch, the step or the like."""
 
 
+def one_line(error: BaseException) -> str:
+    """Return the message of an error without line breaks."""
+    return " ".join(str(error).split())
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question that names the nearest known name, to end an error message; empty if none is near.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from attnreg.errors import InputError, did_you_mean
+from attnreg.errors import InputError, did_you_mean, one_line
 from attnreg.regularizer.base import Compose, Regularizer
 from attnreg.regularizer.saving import build, known_providers, shown
 
@@ -68,9 +68,9 @@ def parse_provider(
         except (InputError, RecursionError):
             raise
         except (ValueError, TypeError) as error:
-            raise InputError(" ".join(str(error).split())) from error
+            raise InputError(one_line(error)) from error
         except (RuntimeError, OverflowError, MemoryError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = one_line(error) or type(error).__name__
             raise InputError(f"Cannot make the provider {text!r}: {reason}.") from error
 
 

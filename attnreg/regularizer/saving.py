@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import attnreg
 from attnreg._files import SUMS, check_checksums, replaced_folder, write_checksums
 from attnreg._lazy import REGULARIZERS, listed_names
-from attnreg.errors import InputError
+from attnreg.errors import InputError, one_line
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 Self = TypeVar("Self", bound="PretrainedMixin")
@@ -91,7 +91,7 @@ class PretrainedMixin:
             provider = build(json.loads((folder / CONFIG).read_text(encoding="utf-8")), known=known)
             provider.load_state_dict(load_file(folder / WEIGHTS))
         except (OSError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError, SafetensorError) as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise InputError(f"Cannot load a provider ({CONFIG} and {WEIGHTS}) from {folder}: {reason}") from error
         if not isinstance(provider, cls):
             raise InputError(

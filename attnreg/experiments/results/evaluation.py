@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from attnreg.attribution.outputs import rows_of
 from attnreg.experiments.setup.batches import Labelled
 from attnreg.experiments.setup.setup import Setup
-from attnreg.experiments.tasks.kinds.kind import Kind, Record
-from attnreg.experiments.tasks.kinds.tokens import IGNORED
+from attnreg.experiments.tasks.kinds.kind import IGNORED, Kind, Record
 from attnreg.injection import AttachHandle, attach
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
+NO_LISTS = ": use .jsonl or .parquet, because .csv and .tsv cannot store lists"  # ends a message
+
+
 def top_column(column: str, names: Iterable[str]) -> str:
     """Return the column that a dotted name belongs to: ``translation`` for ``translation.en``, unless flat."""
     return column if column in names else column.partition(".")[0]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attnreg.errors import InputError, did_you_mean
+from attnreg.errors import InputError, did_you_mean, one_line
 
 ALL = "all-linear"
 CONFIG = "adapter_config.json"
@@ -119,7 +119,7 @@ def with_adapter(model: Any, folder: str) -> Any:
         with _quiet():
             return peft.PeftModel.from_pretrained(model, folder)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InputError(f"Cannot load the adapter in {folder}: {' '.join(str(error).split())}") from error
+        raise InputError(f"Cannot load the adapter in {folder}: {one_line(error)}") from error
 
 
 def save_model(model: Any, folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks.dropout import dropout_options
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.hub import offline_if_unreachable
@@ -105,7 +105,7 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
     except InputError:
         raise
     except (OSError, ValueError, ImportError, SafetensorError) as error:  # ImportError: a package that the model needs
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise InputError(
             f"Cannot load --model {name!r} (a folder with a model and its tokenizer, or a hub name): {reason}"
         ) from error

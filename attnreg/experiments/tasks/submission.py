@@ -63,6 +63,6 @@ def submission(task: Task, rows: Dataset, predictions: Sequence[Any]) -> str:
 
 
 def _written(task: Task, prediction: Any) -> str:
-    if task.kind == "regression":
+    if not task.labels:  # a score
         return f"{min(max(prediction, _RANGE[0]), _RANGE[1]):.3f}"
     return task.labels[prediction] if task.name in _BY_NAME else str(prediction)

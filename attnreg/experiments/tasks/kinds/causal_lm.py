@@ -12,8 +12,7 @@ from typing_extensions import override
 from attnreg.errors import InputError
 from attnreg.experiments.tasks.columns import column_of
 from attnreg.experiments.tasks.kinds.conversation import check_conversations, in_template
-from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind, Record, kept
-from attnreg.experiments.tasks.kinds.tokens import IGNORED
+from attnreg.experiments.tasks.kinds.kind import IGNORED, REFERENCE, Kind, Record, kept, labelled
 from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -114,12 +113,12 @@ class CausalLM(Kind):
     @override
     def encode(self, rows: Dataset) -> Dataset:
         encoded = super().encode(rows)
-        kept(encoded, _labelled(encoded), LABELLED)
+        kept(encoded, labelled(encoded), LABELLED)
         return encoded
 
     @override
     def to_train_on(self, encoded: Dataset) -> Dataset:
-        return kept(encoded, _labelled(encoded), LABELLED)
+        return kept(encoded, labelled(encoded), LABELLED)
 
     @override
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
@@ -252,10 +251,6 @@ class CausalLM(Kind):
             return super().compared(metric, records)
         right = [place < record["right"] for record in records for place in range(record["tokens"])]
         return [int(one) for one in right], [1] * len(right)
-
-
-def _labelled(encoded: Dataset) -> list[bool]:
-    return [any(label != IGNORED for label in labels) for labels in encoded["labels"]]
 
 
 def _groups(prompts: Sequence[int], counts: Sequence[int], limit: int) -> Iterator[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, one_line
 
 Message = Mapping[str, Any]
 ANSWERS = "assistant"
@@ -72,7 +72,7 @@ def in_template(tokenizer: Any, messages: Sequence[Message]) -> tuple[str, str]:
         prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
         whole = tokenizer.apply_chat_template(messages, tokenize=False)
     except (TemplateError, TypeError, KeyError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason = one_line(error).rstrip(".")
         shown = str(messages)[:200]
         raise InputError(f"The tokenizer's chat template does not take the messages {shown}: {reason}.") from error
     if not whole.startswith(prompt):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks.kinds.classification import Classification
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
 from attnreg.experiments.tasks.task import Task
@@ -46,7 +46,7 @@ class ImageClassification(Classification):
             try:
                 image = images[row][column]
             except (OSError, ValueError, SyntaxError) as error:  # Pillow raises the last for a broken PNG
-                reason = " ".join(str(error).split())
+                reason = one_line(error)
                 raise InputError(f"Cannot read the image in row {row + 1} of {place}: {reason}") from error
             if image is None:
                 raise InputError(f"Expected an image in column {column}, got None in row {row + 1} of {place}.")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 _SHOWN = 5  # names in a warning
+IGNORED = -100  # transformers' label for positions without a loss
 REFERENCE = "reference"  # a column of encoded rows with the right answers; it is not a model input
 
 
@@ -309,6 +310,11 @@ def kept(encoded: Dataset, wanted: Sequence[bool], what: str) -> Dataset:
     if not any(wanted):
         raise InputError(f"None of {len(wanted)} rows has {what}: check the text and how the tokenizer splits it.")
     return encoded.select([number for number, is_wanted in enumerate(wanted) if is_wanted])
+
+
+def labelled(encoded: Dataset) -> list[bool]:
+    """Return whether each encoded row, with a label per position, has a position with a loss."""
+    return [any(label != IGNORED for label in labels) for labels in encoded["labels"]]
 
 
 def reading_of(classes: Sequence[str], task: Task) -> list[int]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind, Record, kept
-from attnreg.experiments.tasks.kinds.tokens import IGNORED
+from attnreg.experiments.tasks.kinds.kind import IGNORED, REFERENCE, Kind, Record, kept
 
 if TYPE_CHECKING:
     from datasets import Dataset

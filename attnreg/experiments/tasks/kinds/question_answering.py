@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.tasks.columns import column_of
+from attnreg.experiments.tasks.columns import NO_LISTS, column_of
 from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind, Record, kept
 from attnreg.experiments.tasks.task import Task
 
@@ -75,9 +75,8 @@ class QuestionAnswering(Kind):
         for row, (context, value) in enumerate(zip(contexts, answers, strict=True), 1):
             found = f"got {value!r} in row {row} of {place}"
             if not _are_answers(value):
-                hint = ": use .jsonl or .parquet, because .csv and .tsv cannot store lists"
                 raise InputError(
-                    f"Expected answers as {FORM} in column {task.label}, {found}{hint * isinstance(value, str)}."
+                    f"Expected answers as {FORM} in column {task.label}, {found}{NO_LISTS * isinstance(value, str)}."
                 )
             for text, at in zip(value["text"], value["answer_start"], strict=True):
                 if not text.strip():

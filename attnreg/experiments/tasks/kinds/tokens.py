@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import Classes, class_names, column_of, top_column
-from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind, Record, absent_classes, kept
+from attnreg.experiments.tasks.columns import NO_LISTS, Classes, class_names, column_of, top_column
+from attnreg.experiments.tasks.kinds.kind import IGNORED, REFERENCE, Kind, Record, absent_classes, kept, labelled
 from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor, nn
 
-IGNORED = -100  # transformers' label for positions without a loss
 OUTSIDE = "O"
 
 
@@ -44,10 +43,9 @@ class Tokens(Kind):
             for column in (task.columns[0], task.label):
                 for row, value in enumerate(column_of(rows, column), 1):
                     if not isinstance(value, list):
-                        hint = ": use .jsonl or .parquet, because .csv and .tsv cannot store lists"
                         raise InputError(
                             f"Expected a list in column {column}, got {value!r} in row {row} of {places[name]}"
-                            f"{hint if isinstance(value, str) else ''}."
+                            f"{NO_LISTS * isinstance(value, str)}."
                         )
         return task, splits
 
@@ -133,8 +131,7 @@ class Tokens(Kind):
 
     @override
     def to_train_on(self, encoded: Dataset) -> Dataset:
-        labelled = [any(label != IGNORED for label in labels) for labels in encoded["labels"]]
-        return kept(encoded, labelled, f"a word that the model sees in column {self.task.columns[0]}")
+        return kept(encoded, labelled(encoded), f"a word that the model sees in column {self.task.columns[0]}")
 
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from attnreg.experiments.tasks import agreement
 from attnreg.experiments.tasks.columns import column_of, top_column
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.classes import check_classes, rename_classes
-from attnreg.experiments.tasks.loading.faults import one_line
 from attnreg.experiments.tasks.loading.folder import (
     WHOLE,
     choose_names,
@@ -24,9 +23,11 @@ from attnreg.experiments.tasks.loading.folder import (
     parts_of,
     wanted_names,
 )
-from attnreg.experiments.tasks.loading.hub import offline_if_unreachable
+from attnreg.experiments.tasks.loading.hub import read_hub
 from attnreg.experiments.tasks.loading.tables import read_files, read_images, read_saved
 from attnreg.experiments.tasks.task import Task
+
+_Found = Mapping[str, datasets.Dataset | list[Path]]  # rows or their files, by the name of the split
 
 
 def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, datasets.Dataset]:
@@ -115,18 +116,13 @@ def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> d
     datasets.disable_progress_bars()
     place = f"split {split} of {data_dir or task.hub}"
     if data_dir is None:
-        found, named = _on_hub(task)
-        if split not in found:
-            raise InputError(f"Split {split} is missing from {named}, which has {', '.join(found)}.")
-        rows = found[split]
+        rows = read_hub(task, [split])[split]
     else:
-        folder = folder_with_data(Path(data_dir), {split})
-        there = read_saved(folder) or find_files(folder, {split})
-        name = WHOLE if WHOLE in there else split
-        if name not in there:
-            raise missing_split(split, there, folder)
-        some = there[name]
-        rows = read_files(parts_of(name, some), task.columns, task.label) if isinstance(some, list) else some
+        folder, found = _find(task, Path(data_dir), {split})
+        name = WHOLE if WHOLE in found else split
+        if name not in found:
+            raise missing_split(split, found, folder)
+        rows = _read(task, name, found[name])
     if task.label in rows.column_names:
         rows = rows.remove_columns(task.label)
     rows = rows.add_column(task.label, [0] * len(rows))
@@ -135,31 +131,12 @@ def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> d
     return rows
 
 
-def _on_hub(task: Task) -> tuple[dict[str, datasets.Dataset], str]:
-    """Return the splits of a task on the hub, and the name of its data."""
-    assert task.hub is not None
-    online = offline_if_unreachable()
-    repository, configuration = task.hub
-    named = repository if configuration is None else f"{repository} ({configuration})"
-    try:
-        return dict(datasets.load_dataset(repository, configuration)), named
-    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        if not online:
-            raise InputError(
-                f"The hub cannot be reached, and {named} for task {task.name!r} is not in the local cache: use "
-                "--data-dir to give a folder with train and validation as .jsonl, .csv, .tsv or .parquet."
-            ) from error
-        raise InputError(f"Cannot load {named} from the hub: {one_line(error)}") from error
-
-
 def _from_hub(task: Task) -> dict[str, datasets.Dataset]:
-    found, named = _on_hub(task)
     primary, *further = task.validation
     wanted = {"validation": primary, **{name: name for name in further}}
     if not task.evaluation_only:
         wanted["train"] = "train"
-    if missing := [name for name in wanted.values() if name not in found]:
-        raise InputError(f"Split {missing[0]} is missing from {named}, which has {', '.join(found)}.")
+    found = read_hub(task, wanted.values())
     if "test" in found and primary != "test":
         wanted["test"] = "test"
     return {name: found[theirs] for name, theirs in wanted.items()}
@@ -174,18 +151,27 @@ def names_in(task: Task, folder: Path) -> dict[str, str]:
     return _named(task, folder)[2]
 
 
-def _named(task: Task, place: Path) -> tuple[Path, Mapping[str, datasets.Dataset | list[Path]], dict[str, str]]:
+def _named(task: Task, place: Path) -> tuple[Path, _Found, dict[str, str]]:
     """Return the folder with the data, what it has, and the name of each split in it."""
     wanted = wanted_names(task)
-    names = {name for groups in wanted.values() for group in groups for name in group}
-    has_images = kind_class(task.kind).reads_images
-    folder = place if has_images and place.is_dir() else folder_with_data(place, names)
-    found: Mapping[str, datasets.Dataset | list[Path]] = read_saved(folder) or find_files(folder, names)
-    if not found and has_images:
-        found = read_images(folder)
+    folder, found = _find(task, place, {name for groups in wanted.values() for group in groups for name in group})
     if WHOLE in found:
         return folder, found, {"validation" if task.evaluation_only else "train": WHOLE}
     return folder, found, choose_names(wanted, found, folder)
+
+
+def _find(task: Task, place: Path, names: Collection[str]) -> tuple[Path, _Found]:
+    has_images = kind_class(task.kind).reads_images
+    folder = place if has_images and place.is_dir() else folder_with_data(place, names)
+    found: _Found = read_saved(folder) or find_files(folder, names)
+    return folder, read_images(folder) if has_images and not found else found
+
+
+def _read(task: Task, name: str, rows: datasets.Dataset | list[Path]) -> datasets.Dataset:
+    if not isinstance(rows, list):
+        return rows
+    label = [task.label] if kind_class(task.kind).has_text_labels else []
+    return read_files(parts_of(name, rows), [*task.columns, *task.choices, *label], task.label)
 
 
 def _from_folder(task: Task, place: Path, needs_validation: bool) -> dict[str, datasets.Dataset]:
@@ -198,13 +184,7 @@ def _from_folder(task: Task, place: Path, needs_validation: bool) -> dict[str, d
         elif missing == ["validation"]:
             hint = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
         raise missing_split(missing[0], found, folder, hint)
-    kind = kind_class(task.kind)
-    texts = [*task.columns, *task.choices, *([task.label] if kind.has_text_labels else [])]
-    splits = {}
-    for split, name in chosen.items():
-        rows = found[name]
-        splits[split] = read_files(parts_of(name, rows), texts, task.label) if isinstance(rows, list) else rows
-    return splits
+    return {split: _read(task, name, found[name]) for split, name in chosen.items()}
 
 
 def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:

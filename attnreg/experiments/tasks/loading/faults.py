@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks.loading.folder import format_of, suffix_of
 
 try:
@@ -151,8 +151,3 @@ def reason_of(file: Path, error: BaseException) -> str:
         return f"Line {found[2]} of {file} has {found[3]} fields instead of {found[1]}: {how}."
     wanted = ", which must be one array of objects" if form == "json" else ""
     return f"Cannot read {file} as {suffix_of(file)}{wanted}: {one_line(cause)}"
-
-
-def one_line(error: BaseException) -> str:
-    """Return the message of an error without line breaks."""
-    return " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""Check quickly whether the Hugging Face hub can be reached."""
+"""Read data from the Hugging Face hub, after a quick check whether it can be reached."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import functools
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from attnreg.errors import InputError, one_line
+from attnreg.experiments.tasks.task import Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 TIMEOUT_S = 3.0
 
@@ -42,3 +50,33 @@ def offline_if_unreachable() -> bool:
     huggingface_hub.constants.HF_HUB_OFFLINE = True
     datasets.config.HF_HUB_OFFLINE = True
     return False
+
+
+def read_hub(task: Task, names: Iterable[str]) -> dict[str, Dataset]:
+    """Return all splits of a task's data on the hub.
+
+    Args:
+        task: the task.
+        names: splits that must be there.
+
+    Raises:
+        InputError: if the data cannot be loaded, or a split is missing.
+    """
+    import datasets
+
+    assert task.hub is not None
+    online = offline_if_unreachable()
+    repository, configuration = task.hub
+    named = repository if configuration is None else f"{repository} ({configuration})"
+    try:
+        found: dict[str, Dataset] = dict(datasets.load_dataset(repository, configuration))
+    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+        if not online:
+            raise InputError(
+                f"The hub cannot be reached, and {named} for task {task.name!r} is not in the local cache: use "
+                "--data-dir to give a folder with train and validation as .jsonl, .csv, .tsv or .parquet."
+            ) from error
+        raise InputError(f"Cannot load {named} from the hub: {one_line(error)}") from error
+    if missing := [name for name in names if name not in found]:
+        raise InputError(f"Split {missing[0]} is missing from {named}, which has {', '.join(found)}.")
+    return found

@@ -14,12 +14,11 @@ from typing import Any
 import datasets
 import pyarrow
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks.loading.faults import (
     DAMAGED,
     check_columns_in,
     columns_in,
-    one_line,
     opened,
     reason_of,
     rows_in_field,
