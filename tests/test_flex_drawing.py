@@ -8,7 +8,7 @@ import torch
 import attnreg
 from attnreg.draws import Draws
 from attnreg.injection.backends.base import LazySite
-from attnreg.injection.handle import AttachHandle
+from attnreg.injection.running.passes import Passes
 from tests import test_flex
 from tests.reference import assert_same
 from tests.sweep.checks import Answer
@@ -56,7 +56,7 @@ DRAWING_EVERY_WAY = [
 def test_decisions_within_the_kernel(options, change, valid, make, trainable, monkeypatch):
     inputs = [x.requires_grad_() for x in qkv()]
     model, provider = Model(**options), make()
-    monkeypatch.setattr(AttachHandle, "draws_at", lambda *args: Draws(9))
+    monkeypatch.setattr(Passes, "draws_at", lambda *args: Draws(9))
     with attnreg.attach(model, provider, stacks=["cross"], example_inputs=inputs) as handle:
         out = model(*inputs)
         rates = handle.drop_rates()
@@ -80,14 +80,14 @@ def test_decisions_within_the_kernel_are_not_in_memory(name, monkeypatch):
     seen.__set_name__(LazySite, "valid")
     monkeypatch.setattr(LazySite, "valid", seen)
     with handle.probing():
-        handle._model(*inputs)
+        handle._passes.model(*inputs)
     assert 0 < handle.drop_rates()["cross.0"] <= 1
 
 
 def test_rows_that_are_dropped_have_good_gradients_in_single_precision(trainable):
     inputs = [x.float().requires_grad_() for x in qkv()]
     with attnreg.attach(Model(), attnreg.DropKey(1.0), stacks=["cross"], example_inputs=inputs) as handle:
-        out = handle._model(*inputs)
+        out = handle._passes.model(*inputs)
     exact = [x.detach().double().requires_grad_() for x in inputs]
     slow = dense(*exact, lambda s: s, ALL, ~ALL)[0]
     assert (out - slow).abs().max() < 1e-6
@@ -102,8 +102,8 @@ def test_the_rate_is_measured_on_some_rows_of_a_long_input(monkeypatch):
     monkeypatch.setattr("attnreg.injection.running.rates.POSITIONS", B * H * N * 2)
     inputs = qkv()
     with attnreg.attach(Model(), attnreg.DropKey(0.5), stacks=["cross"], example_inputs=inputs) as handle:
-        monkeypatch.setattr(AttachHandle, "draws_at", lambda *args: Draws(9))
+        monkeypatch.setattr(Passes, "draws_at", lambda *args: Draws(9))
         with handle.probing():
-            handle._model(*inputs)
+            handle._passes.model(*inputs)
         keep = written(attnreg.DropKey(0.5), 9).scores[:, :, [0, N - 1]]
         assert handle.drop_rates() == {"cross.0": pytest.approx(float((~keep).double().mean()), abs=1e-6)}

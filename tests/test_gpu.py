@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import attnreg
 from attnreg.draws import Draws
-from attnreg.injection.handle import AttachHandle
+from attnreg.injection.running.passes import Passes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,7 +43,7 @@ def test_flex_attention_trains_with_the_masks_of_the_dense_route(causal, p, plac
     torch.manual_seed(0)
     inputs = [torch.randn(B, H, N, D, device="cuda", requires_grad=True) for _ in range(3)]
     model, provider = Kernel(causal=causal), attnreg.AttentionDropout(p, placement=placement)
-    monkeypatch.setattr(AttachHandle, "draws_at", lambda *args: Draws(9))
+    monkeypatch.setattr(Passes, "draws_at", lambda *args: Draws(9))
     with attnreg.attach(model, provider, stacks=["cross"], example_inputs=inputs):
         out = model(*inputs)
         out.sin().sum().backward()

@@ -106,8 +106,8 @@ def test_an_error_in_a_pass_ends_it():
     with attnreg.attach(model, attnreg.TokenDropout(0.5, 0.0)) as handle:
         with pytest.raises(IndexError):
             model(torch.tensor([[99]]))
-        assert not handle.in_forward
-        assert handle.mode is None
+        assert not handle._passes.in_forward
+        assert handle._passes.mode is None
 
 
 @pytest.mark.parametrize("provider", [attnreg.AttentionLayerDrop(0.5), attnreg.LayerDrop(0.5)], ids=["attention", "block"])  # fmt: skip

@@ -122,7 +122,7 @@ def test_an_error_and_detaching_end_it(probed):
 @torch.no_grad()
 def test_a_copy_made_within_a_block_is_not_in_it(probed):
     handle, run, plain, dropped = probed
-    model = handle._model
+    model = handle._passes.model
     for block in (handle.probing, handle.disabled):
         with block():
             file = io.BytesIO()

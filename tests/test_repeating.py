@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 import transformers as hf
-from attnreg.experiments.plots import attention as plots
+from attnreg.experiments.results.plots import attention as plots
 from torch import nn
 from torch.nn.attention import flex_attention as torchs
 from torch.nn.attention.flex_attention import flex_attention

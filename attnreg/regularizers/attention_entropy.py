@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import NotNegative, not_negative
-from attnreg.injection.running.rates import in_backward
+from attnreg.injection.running.repetition import in_backward
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizers._parts.seen import mean_over

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -16,9 +15,10 @@ from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.blocks import Block
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.running.attention_mode import AttachedModule
-from attnreg.injection.running.connection import Connection
-from attnreg.injection.running.padding import OF_BLOCKS, share
-from attnreg.injection.running.shadow import Shadow
+from attnreg.injection.running.forward_pass import OF_BLOCKS
+from attnreg.injection.running.passes import Passes
+from attnreg.injection.running.rates import share
+from attnreg.injection.running.shadow import Shadow, input_names
 from attnreg.sites import HiddenInfo, HiddenSite, Site, SiteInfo, Where
 
 
@@ -39,37 +39,37 @@ class AttachedBlock(Shadow[BlockCall]):
     If the provider skips the block, it returns its input hidden states.
     """
 
-    def __init__(self, handle: Connection, module: nn.Module, whats: Sequence[BlockCall | None], name: str) -> None:
-        super().__init__(handle, module, whats, name)
-        names = list(inspect.signature(type(module).forward).parameters)[1:]
+    def __init__(self, passes: Passes, module: nn.Module, whats: Sequence[BlockCall | None], name: str) -> None:
+        super().__init__(passes, module, whats, name)
+        names = input_names(module)
         self._masks_at = {name: names.index(name) if name in names else len(names) for name in OF_BLOCKS}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block's forward, unless the block is skipped."""
         call = self.next()
-        if call is None or not self.handle.acts_on(self.module):
+        if call is None or not self.passes.acts_on(self.module):
             return self.plain(*args, **kwargs)
         if call.states:
-            self.handle.check_entry(self.name)
+            self.passes.check_entry(self.name)
         args, kwargs = self._entered(call, "embeddings", args, kwargs)
         skip = None
         if call.info is not None:
-            with self.handle.asking():
-                skip = self.handle.provider.skip_at(call.info, self.handle.draws_at(call.info, "block"))
+            with self.passes.asking():
+                skip = self.passes.provider.skip_at(call.info, self.passes.draws_at(call.info, "block"))
         compiling = torch.compiler.is_compiling()
         if skip is None or not (compiling or bool(skip)):
             return self._run(call, args, kwargs)
         hidden: Tensor = args[0] if args else kwargs[call.block.first]
         if call.block.alone and not compiling:
             for module in call.modules:
-                module.pass_over()
+                module.calls.pass_over()
             output = hidden
         else:
             # Compiled code would fix the decision. And a block's other outputs, returned or stored in an argument for
             # later blocks (T5's position bias, Gemma 3n's shared keys), must be computed.
             output = self._run(call, args, kwargs)
         for info in call.chosen:
-            self.handle.rates.note_skipped(info, skip.to(hidden.device))
+            self.passes.rates.note_skipped(info, skip.to(hidden.device))
         if compiling:
             return _replaced(output, lambda computed: torch.where(skip.to(hidden.device), hidden, computed))
         if len(self.whats) > 1:
@@ -99,18 +99,18 @@ class AttachedBlock(Shadow[BlockCall]):
         self, call: BlockCall, where: Where, states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
         masks = {name: args[at] if at < len(args) else kwargs.get(name) for name, at in self._masks_at.items()}
-        return changed_states(self.handle, call.states[where].info, states, call.states[where].axes, masks)
+        return changed_states(self.passes, call.states[where].info, states, call.states[where].axes, masks)
 
 
 def attached_blocks(
-    handle: Connection,
+    passes: Passes,
     found: Discovery,
     chosen: Set[str],
     states: Sequence[FoundHidden],
     modules: Mapping[nn.Module, AttachedModule],
 ) -> list[AttachedBlock]:
     """Return the attached blocks of these hidden states and, if the provider skips blocks, of chosen self-attention."""
-    skips = handle.provider.may_skip_blocks
+    skips = passes.provider.may_skip_blocks
     inside: dict[tuple[nn.Module, int], list[FoundSite]] = defaultdict(list)
     for site in found.sites:
         if site.block is not None:
@@ -129,7 +129,7 @@ def attached_blocks(
             _call(inside.get((module, i), ()), around.get((module, i), {}), chosen if skips else frozenset(), modules)
             for i in each_call
         ]
-    return [AttachedBlock(handle, module, each, found.names[module]) for module, each in calls.items() if any(each)]
+    return [AttachedBlock(passes, module, each, found.names[module]) for module, each in calls.items() if any(each)]
 
 
 def _call(
@@ -177,21 +177,21 @@ class AttachedClassifier(Shadow[HiddenInfo]):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer's forward, on changed states if the provider acts."""
         info = self.next()
-        if info is None or not self.handle.acts_on(self.module):
+        if info is None or not self.passes.acts_on(self.module):
             return self.plain(*args, **kwargs)
-        self.handle.check_entry(self.name)
+        self.passes.check_entry(self.name)
         if args:
-            return self.plain(changed_states(self.handle, info, args[0], "bc"), *args[1:], **kwargs)
-        return self.plain(**{**kwargs, "input": changed_states(self.handle, info, kwargs["input"], "bc")})
+            return self.plain(changed_states(self.passes, info, args[0], "bc"), *args[1:], **kwargs)
+        return self.plain(**{**kwargs, "input": changed_states(self.passes, info, kwargs["input"], "bc")})
 
 
 def changed_states(
-    handle: Connection, info: HiddenInfo, states: Tensor, axes: str, masks: Mapping[str, Any] | None = None
+    passes: Passes, info: HiddenInfo, states: Tensor, axes: str, masks: Mapping[str, Any] | None = None
 ) -> Tensor:
     """Return hidden states as the provider changes them, and record the share of values that it sets to zero.
 
     Args:
-        handle: the connection to the provider.
+        passes: the forward passes of the attached model.
         info: the site.
         states: the states.
         axes: their dimensions, ``"btc"``, ``"tbc"`` or ``"bc"``.
@@ -199,21 +199,21 @@ def changed_states(
     """
     before = states.transpose(0, 1) if axes == "tbc" else states
     shape = tuple(before.shape)
-    valid, unknown = (None, False) if axes == "bc" else handle.padding_at(info).tokens(info.stack, shape, masks)
+    valid, unknown = (None, False) if axes == "bc" else passes.padding_at(info).tokens(info.stack, shape, masks)
     valid = None if valid is None else valid.to(states.device)
     site = HiddenSite(
         **vars(info),
         shape=shape,
         valid=valid,
         padding_unknown=unknown,
-        draws=handle.draws_at(info, info.where),
+        draws=passes.draws_at(info, info.where),
         device=states.device,
         dtype=states.dtype,
     )
-    with handle.asking(states.device):
-        after = handle.provider.states_at(site, before)
+    with passes.asking(states.device):
+        after = passes.provider.states_at(site, before)
     with torch.no_grad():  # values that the model's own dropout has set to zero do not count
         present = before != 0
         dropped = present & (after == 0)
-        handle.rates.note_states(info, share(dropped.sum(-1), present.sum(-1), valid))
+        passes.rates.note_states(info, share(dropped.sum(-1), present.sum(-1), valid))
     return after.transpose(0, 1) if axes == "tbc" else after

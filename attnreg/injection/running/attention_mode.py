@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,8 +16,9 @@ from attnreg.errors import NoAttentionError
 from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Asked, Call, Tap
 from attnreg.injection.backends.base import FindValid, LazySite
 from attnreg.injection.backends.layout import STANDARD, Layout
+from attnreg.injection.discovery import Discovery
 from attnreg.injection.discovery.parts import Parts
-from attnreg.injection.running.connection import Connection
+from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.shadow import Shadow
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, SiteInfo
@@ -48,9 +50,9 @@ class AttentionMode(TorchFunctionMode):
     Torch switches a mode off while it handles a function, so providers and backends can call torch as usual.
     """
 
-    def __init__(self, handle: Connection, plan: Sequence[Planned], name: str) -> None:
+    def __init__(self, passes: Passes, plan: Sequence[Planned], name: str) -> None:
         super().__init__()
-        self.handle = handle
+        self.passes = passes
         self.name = name
         self.tap: Tap | None = None
         self.taps_output = False
@@ -64,7 +66,7 @@ class AttentionMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         backend = BY_FUNCTION.get(func)
-        if backend is None or self.handle.mode is not self:
+        if backend is None or self.passes.mode is not self:
             return func(*args, **(kwargs or {}))
         return backend.intercept(self, func, *args, **(kwargs or {}))
 
@@ -99,8 +101,8 @@ class AttentionMode(TorchFunctionMode):
             return None
         again = planned.parts == "values" and number in self._asked
         self._asked.add(number)
-        self.tap = self.handle.taps.get(planned.info.label)
-        if self.handle.taps and self.tap is None:
+        self.tap = self.passes.taps.get(planned.info.label)
+        if self.passes.taps and self.tap is None:
             return None
         self.taps_output = self.tap is not None and self.tap.at_output and planned.parts is None
         layout = planned.layout
@@ -119,7 +121,7 @@ class AttentionMode(TorchFunctionMode):
         if len(self._asked) != len(planned):
             raise NoAttentionError(
                 f"{self.name} hides its attention in this forward pass: {len(self._asked)} of {len(planned)} "
-                f"computations were seen; {self.handle.why_hidden}"
+                f"computations were seen; {self.passes.why_hidden}"
             )
 
     def ask(
@@ -134,16 +136,16 @@ class AttentionMode(TorchFunctionMode):
             return None
         if site.again:
             return self._latest
-        draws = self.handle.draws_at(site.info, "attention")
+        draws = self.passes.draws_at(site.info, "attention")
         given = {**vars(site.info), "device": like.device, "dtype": like.dtype, "draws": draws, **given}
         if callable(valid):
             asked: AttentionSite = LazySite(shape=shape, find_valid=valid, **given)  # type: ignore[arg-type]
         else:
             asked = AttentionSite(shape=shape, valid=valid, **given)  # type: ignore[arg-type]
-        with self.handle.asking(like.device):
-            mask = self.handle.provider.mask_at(asked)
-        self._latest = None if mask is None else _checked(mask, asked, type(self.handle.provider).__name__)
-        self.handle.note(asked, self._latest)
+        with self.passes.asking(like.device):
+            mask = self.passes.provider.mask_at(asked)
+        self._latest = None if mask is None else _checked(mask, asked, type(self.passes.provider).__name__)
+        self.passes.rates.note(asked, self._latest)
         return self._latest
 
     def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
@@ -190,30 +192,30 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
     """Runs an attention module's forward under an :class:`AttentionMode` while the provider may act."""
 
     def __init__(
-        self, handle: Connection, module: nn.Module, plans: Sequence[tuple[Planned, ...] | None], name: str
+        self, passes: Passes, module: nn.Module, plans: Sequence[tuple[Planned, ...] | None], name: str
     ) -> None:
-        super().__init__(handle, module, plans, name)
+        super().__init__(passes, module, plans, name)
         used = {planned.backend for plan in plans if plan is not None for planned in plan}
         self._patched = [name for name in sorted(used) if BACKENDS[name].needs_patches]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward, with the provider's masks if they apply to this call."""
         plan = self.next()
-        handle = self.handle
-        before = handle.mode
-        if plan is None or not (self._is_tapped(plan) or handle.acts_on(self.module)):
-            handle.mode = None
+        passes = self.passes
+        before = passes.mode
+        if plan is None or not (self._is_tapped(plan) or passes.acts_on(self.module)):
+            passes.mode = None
             try:
                 return self.plain(*args, **kwargs)
             finally:
-                handle.mode = before
-        handle.check_entry(self.name)
-        mode = handle.mode = AttentionMode(handle, plan, self.name)
+                passes.mode = before
+        passes.check_entry(self.name)
+        mode = passes.mode = AttentionMode(passes, plan, self.name)
         try:
             with mode:
                 output = self._under_patches(*args, **kwargs) if self._patched else self.plain(*args, **kwargs)
         finally:
-            handle.mode = before
+            passes.mode = before
         mode.check_all_seen()
         return output
 
@@ -230,4 +232,27 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
             return self.plain(*args, **kwargs)
 
     def _is_tapped(self, plan: tuple[Planned, ...]) -> bool:
-        return any(each.info is not None and each.info.label in self.handle.taps for each in plan)
+        return any(each.info is not None and each.info.label in self.passes.taps for each in plan)
+
+
+def attached_modules(passes: Passes, found: Discovery, chosen: Set[str]) -> dict[nn.Module, AttachedModule]:
+    """Return the attached modules of chosen attention; each expects in its calls what the dry run has seen in them."""
+    sites = {part: site for site in found.sites if site.info.name in chosen for part in (site.sighting, *site.others)}
+    again = {part for site in found.sites if site.parts != "blocks" for part in site.others}
+    modules = {sighting.place.module for sighting in sites}
+    plans: dict[nn.Module, dict[int, list[Planned]]] = {module: defaultdict(list) for module in modules}
+    for sighting in found.sightings:
+        if sighting in again:
+            continue
+        around = next((call for call in reversed(sighting.running) if call.module in modules), None)
+        if around is not None:
+            layout = Layout() if sighting.reading is None else sighting.reading.layout
+            site = sites.get(sighting)
+            what = (None, layout) if site is None else (site.info, layout, site.parts)
+            plans[around.module][around.index].append(Planned(sighting.backend, sighting.rank, *what))
+    attached = {}
+    for module, calls in plans.items():
+        expected = [tuple(calls.get(index, ())) for index in range(max(calls) + 1)]
+        whats = [plan if any(planned.info for planned in plan) else None for plan in expected]
+        attached[module] = AttachedModule(passes, module, whats, found.names.get(module, type(module).__name__))
+    return attached

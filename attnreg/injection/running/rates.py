@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attnreg import functional
 from attnreg.functional.seeded import transformed
+from attnreg.injection.running.repetition import in_backward
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, Site
 
@@ -97,6 +98,14 @@ def _of_some_rows(mask: Mask, site: AttentionSite) -> Tensor:
     return functional.drop_rate(keep.expand(batch, heads, count, keys), units, by_head=heads > 1)
 
 
-def in_backward() -> bool:
-    """Whether a backward pass is running, in which gradient checkpointing recomputes forward passes."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+def share(part: Tensor, whole: Tensor, valid: Tensor | None) -> Tensor:
+    """Return the share of counts ``(B, T)`` in others, over all tokens that are not padding, 0-d.
+
+    Example:
+        >>> import torch
+        >>> share(torch.tensor([[1, 2]]), torch.tensor([[4, 2]]), torch.tensor([[True, False]]))
+        tensor(0.2500)
+    """
+    if valid is not None:
+        part, whole = part.masked_fill(~valid, 0), whole.masked_fill(~valid, 0)
+    return part.sum() / whole.sum().clamp(min=1)

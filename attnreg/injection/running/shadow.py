@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 from torch import nn
 
 from attnreg.errors import NoAttentionError
-from attnreg.injection.running.connection import Connection
-from attnreg.injection.running.rates import in_backward
+from attnreg.injection.running.passes import Passes
+from attnreg.injection.running.repetition import in_backward
 
 MARK = "_attnreg"
 What = TypeVar("What")
@@ -26,30 +26,29 @@ class Shadow(ABC, Generic[What]):
     stay on.
 
     Args:
-        handle: the connection to the provider.
+        passes: the forward passes of the attached model.
         module: the module.
         whats: a record for each of the module's calls in one forward pass of the model; ``None`` for a call that runs
             unchanged. There is more than one if layers share the module (ALBERT).
         name: name of the module, for messages.
     """
 
-    def __init__(self, handle: Connection, module: nn.Module, whats: Sequence[What | None], name: str) -> None:
-        self.handle = handle
+    def __init__(self, passes: Passes, module: nn.Module, whats: Sequence[What | None], name: str) -> None:
+        self.passes = passes
         self.module = module
         self.whats = tuple(whats)
         self.name = name
-        self._calls = 0
-        self._ran: list[int] = []  # the calls that were not passed over, in order
+        self.calls = passes.counted(len(self.whats))
         self._shadowed: Any = None
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the module's forward."""
 
-    def install(self) -> None:
-        """Replace the module's forward, which may already be replaced."""
+    def install(self, handle: object) -> None:
+        """Replace the module's forward, which may already be replaced, and mark the module with the handle."""
         self._shadowed = self.module.__dict__.get("forward")
-        setattr(self.module, MARK, self)
+        setattr(self.module, MARK, handle)
         forward = functools.partial(_forward, self)
         forward.__wrapped__ = self.module.forward  # type: ignore[attr-defined]  # for inspect.signature
         self.module.forward = forward
@@ -65,37 +64,16 @@ class Shadow(ABC, Generic[What]):
         self.whats = (None,)  # if something else has wrapped the forward since, it now calls the plain one
         self.module.__dict__.pop(MARK, None)
 
-    def begin(self) -> None:
-        """Begin a forward pass of the model."""
-        self._calls, self._ran = 0, []
-
-    def pass_over(self) -> None:
-        """Count the next call of the module as done; its block is skipped in this forward pass."""
-        self._calls += 1
-
     def next(self) -> What | None:
         """Return the record of the call that begins now; raise if there are more calls than when it was attached."""
-        if self.handle.in_forward:
-            call = self._calls
-            self._calls += 1
-            if call >= len(self.whats):
-                if not any(self.whats):
-                    return None
-                raise NoAttentionError(
-                    f"{self.name} is called more often in this forward pass than when it was attached "
-                    f"(calls then: {len(self.whats)}). Attach with `example_inputs` like these inputs."
-                )
-            self._ran.append(call)
-            return self.whats[call]
-        if len(self.whats) == 1:
-            return self.whats[0]
-        if self._ran and in_backward():
-            # Gradient checkpointing recomputes a shared module's calls during the backward pass, last call first. After
-            # the first call comes the last again, for a second backward pass.
-            self._ran = [self._ran[-1], *self._ran[:-1]]
-            return self.whats[self._ran[0]]
-        call = self._calls % len(self.whats)
-        self._calls += 1
+        if not any(self.whats):
+            return None
+        call = self.calls.next(in_forward=self.passes.in_forward)
+        if call >= len(self.whats):
+            raise NoAttentionError(
+                f"{self.name} is called more often in this forward pass than when it was attached "
+                f"(calls then: {len(self.whats)}). Attach with `example_inputs` like these inputs."
+            )
         return self.whats[call]
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
@@ -115,27 +93,34 @@ def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
 class AttachedEntry(Shadow[None]):
     """The attached model, or a module in it that contains all its attention. The outermost call begins a pass."""
 
-    def __init__(self, handle: Connection, module: nn.Module, name: str) -> None:
-        super().__init__(handle, module, (None,), name)
-        self.input_names = list(inspect.signature(type(module).forward).parameters)[1:]
+    def __init__(self, passes: Passes, module: nn.Module, name: str) -> None:
+        super().__init__(passes, module, (None,), name)
+        self._names = input_names(module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward as one forward pass of the model."""
-        handle = self.handle
-        inputs = {**dict(zip(self.input_names, args, strict=False)), **kwargs}
+        inputs = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        passes = self.passes
         if in_backward():  # gradient checkpointing recomputes it
-            handle.begin_again(inputs, self.module, self.input_names)
-            try:
+            with passes.repeated(inputs, self.module, self._names):
                 return self.plain(*args, **kwargs)
-            finally:
-                handle.end_again(self.module)
-        if handle.in_forward:
+        if passes.in_forward:
             return self.plain(*args, **kwargs)
         try:
-            handle.begin(inputs, self.module, self.input_names)
+            passes.begin(inputs, self.module, self._names)
             return self.plain(*args, **kwargs)
         finally:
-            handle.end()
+            passes.end()
+
+
+def input_names(module: nn.Module) -> list[str]:
+    """Return the names of the arguments of a module's forward.
+
+    Example:
+        >>> input_names(nn.Linear(1, 1))
+        ['input']
+    """
+    return list(inspect.signature(type(module).forward).parameters)[1:]
 
 
 def entries(model: nn.Module, around: Sequence[Sequence[nn.Module]]) -> list[nn.Module]:

@@ -1,18 +1,15 @@
-"""Find the tokens of hidden states that are not padding, from the masks that a model is given."""
+"""One forward pass of an attached model: where it began, its seed, and the tokens that are not padding."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from attnreg.functional.seeded import is_traced
 from attnreg.functional.validity import allowed
-from attnreg.injection.running.seeds import REMEMBERED, mark
 from attnreg.sites import Stack
 
 ENCODER, DECODER = ("attention_mask", "src_key_padding_mask"), ("decoder_attention_mask", "tgt_key_padding_mask")
@@ -78,50 +75,32 @@ def takes_two(names: Iterable[str]) -> bool:
     return bool(DECODES & set(names))
 
 
-@dataclass
-class _Noted:
-    mark: int  # of the state of torch's generator, by which this computation is known again
-    padding: Padding
-    repeated: bool = False
+@dataclass(eq=False)
+class Pass:
+    """One forward pass of an attached model, or of a module in it that contains all its attention.
 
+    Args:
+        module: the module at which it began.
+        with_gradients: whether gradients were enabled when it began.
+        is_running: whether it has begun and not ended.
+        padding: its padding masks, while it runs or is repeated.
+        seed: the seed from which all its masks follow, once it draws.
+        drew_first: whether it drew before its sites.
+        counts: number of draws so far, by place and site.
+    """
 
-class Paddings:
-    """The padding masks of earlier forward passes, for the parts of them that gradient checkpointing repeats."""
+    module: nn.Module | None = None
+    with_gradients: bool = False
+    is_running: bool = False
+    padding: Padding | None = None
+    seed: Tensor | None = None
+    drew_first: bool = False
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def __init__(self) -> None:
-        self._noted: dict[str, deque[_Noted]] = {}
-
-    def note(self, label: str, padding: Padding) -> None:
-        """Note the masks with which hidden states are computed in a forward pass with gradients."""
-        if not is_traced():
-            self._noted.setdefault(label, deque(maxlen=REMEMBERED)).append(_Noted(mark(), padding))
-
-    def again(self, label: str, name: str) -> Padding:
-        """Return the masks of the computation that is now repeated.
-
-        Raises:
-            RuntimeError: if it may be one of several with different masks.
-        """
-        done, now = list(self._noted.get(label, ())), mark()
-        marked = [each for each in done if each.mark == now] or done
-        found = [each for each in marked if not each.repeated] or marked
-        if not found:
-            return Padding()
-        if not all(each.padding.same(found[0].padding) for each in found):
-            raise RuntimeError(
-                f"Gradient checkpointing repeats {name}, and any of {len(found)} forward passes with different padding "
-                "may be the one: run the backward pass of each forward pass before the next, or call `handle.step()` "
-                "after each optimizer step."
-            )
-        found[-1].repeated = True
-        return found[-1].padding
-
-    def forget(self) -> None:
-        """Forget all passes, because the step is done."""
-        self._noted = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_noted": {}}
+    @property
+    def has_gradients(self) -> bool:
+        """Whether what is computed now has gradients."""
+        return self.with_gradients if self.is_running else torch.is_grad_enabled()
 
 
 def _tokens_in(mask: Any, *, is_padding: bool) -> Tensor | None:
@@ -130,16 +109,3 @@ def _tokens_in(mask: Any, *, is_padding: bool) -> Tensor | None:
     is_added = mask.is_floating_point() and (is_padding or mask.dim() > 2)  # to scores
     valid = allowed(mask) if is_added else mask.bool() ^ is_padding
     return valid if valid.dim() == 2 else valid.flatten(1, -2).any(1)  # which keys any query may attend to
-
-
-def share(part: Tensor, whole: Tensor, valid: Tensor | None) -> Tensor:
-    """Return the share of counts ``(B, T)`` in others, over all tokens that are not padding, 0-d.
-
-    Example:
-        >>> import torch
-        >>> share(torch.tensor([[1, 2]]), torch.tensor([[4, 2]]), torch.tensor([[True, False]]))
-        tensor(0.2500)
-    """
-    if valid is not None:
-        part, whole = part.masked_fill(~valid, 0), whole.masked_fill(~valid, 0)
-    return part.sum() / whole.sum().clamp(min=1)

@@ -1,0 +1,210 @@
+"""The forward passes of an attached model, and what the provider is given and asked in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnreg.draws import Draws, draws_from
+from attnreg.functional.seeded import is_traced
+from attnreg.injection.backends import Tap
+from attnreg.injection.discovery.coverage import why_hidden
+from attnreg.injection.running.forward_pass import Padding, Pass
+from attnreg.injection.running.rates import DropRates
+from attnreg.injection.running.repetition import Calls, Computations, in_backward, mark, waiting
+from attnreg.injection.running.seeds import Place, Seeds
+from attnreg.injection.running.watch import Watch
+from attnreg.regularizer.base import Regularizer
+from attnreg.sites import Site
+
+
+class Passes:
+    """What the replaced forwards of an attached model share: the provider, and the forward pass that is running.
+
+    Args:
+        model: the attached model.
+        provider: the provider.
+        modules: the modules at which it acts.
+        has_two: whether the model has an encoder and a decoder, each with its own padding masks.
+    """
+
+    def __init__(self, model: nn.Module, provider: Regularizer, modules: Sequence[nn.Module], *, has_two: bool) -> None:
+        self.provider = provider
+        self.latest = Pass()
+        self._masked = Pass()  # the latest in which the provider acts
+        self.mode: object = None  # the mode of the innermost attention module that is running
+        self.rates = DropRates()
+        self.seeds = Seeds()
+        self.enabled = True
+        self.probing = False
+        self.taps: Mapping[str, Tap] = {}
+        self.why_hidden = why_hidden(model)
+        self.model = model
+        self._modules = tuple(modules)
+        self._has_two = has_two
+        self._calls: list[Calls] = []
+        self._paddings: Computations[Padding] = Computations()
+        self._has_trained = False  # whether any pass so far had gradients
+        self._watch = Watch(provider)
+
+    @property
+    def in_forward(self) -> bool:
+        """Whether a forward pass is running."""
+        return self.latest.is_running
+
+    @property
+    def active(self) -> bool:
+        """Whether masks are enabled and the provider is in training mode and active."""
+        return self.enabled and self.provider.training and self.provider.active
+
+    def acts_on(self, module: nn.Module) -> bool:
+        """Whether the provider masks a module that runs now: it must be in training mode, in a pass with gradients."""
+        if self.probing:
+            return self.active
+        return module.training and self.active and self.latest.has_gradients
+
+    @contextmanager
+    def having(self, **settings: Any) -> Iterator[None]:
+        """Set attributes within the block."""
+        before = {name: getattr(self, name) for name in settings}
+        vars(self).update(settings)
+        try:
+            yield
+        finally:
+            vars(self).update(before)
+
+    def counted(self, number: int) -> Calls:
+        """Return a counter of a module's calls, which begins anew with each pass."""
+        self._calls.append(Calls(number))
+        return self._calls[-1]
+
+    def begin(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str]) -> None:
+        """Begin a forward pass of the model, or of a module in it that contains all its attention.
+
+        Args:
+            inputs: its inputs by name.
+            module: the module.
+            names: the names of all inputs that it takes.
+        """
+        padding = Padding(inputs, names, has_two=self._has_two)
+        now = self.latest = Pass(module, with_gradients=torch.is_grad_enabled(), is_running=True, padding=padding)
+        self._has_trained |= now.with_gradients
+        for calls in self._calls:
+            calls.begin()
+        training = module.training and now.with_gradients
+        if training or self.probing:
+            self.rates.clear()
+        if training and self.enabled:
+            self._watch.training_pass()
+        if self._acts():
+            self._masked = now
+            with draws_from(self.seeds.begin(now)), self.asking():
+                if self.acts_on(module):
+                    self.provider.prepare(inputs)
+
+    def end(self) -> None:
+        """End the forward pass."""
+        if self._acts():
+            self.seeds.end(self._masked)
+        self.latest.is_running, self.latest.padding = False, None
+
+    @contextmanager
+    def repeated(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str]) -> Iterator[None]:
+        """Repeat a forward pass within a backward pass; raise if it would be masked, and the first one was not."""
+        now = self.latest
+        if now.module is module:
+            now.padding = Padding(inputs, names, has_two=self._has_two)
+            if self._acts():
+                self.seeds.repeat(self._masked)
+        if self.acts_on(module) and not self._has_trained:
+            raise RuntimeError(
+                f"{type(self.provider).__name__} cannot mask a forward pass that repeats one without gradients, "
+                "because that one was not masked. Do not use cached losses (GradCache), and use gradient checkpointing "
+                "with `use_reentrant=False`."
+            )
+        try:
+            yield
+        finally:
+            if now.module is module:
+                now.padding = None
+                if self._acts():
+                    self.seeds.end(self._masked)
+
+    def _acts(self) -> bool:
+        """Whether the provider masks any module."""
+        return any(self.acts_on(module) for module in self._modules)
+
+    def asking(self, device: torch.device | None = None) -> AbstractContextManager[None]:
+        """Check within the block, in which the provider is asked, that masks that are repeated can be."""
+        return self.seeds.asking(self.provider, device)
+
+    def draws_at(self, site: Site, place: Place) -> Draws:
+        """Return the source of what is drawn now at a place."""
+        waits = self._drawing_in_prepare()
+        return self.seeds.of(
+            self._masked,
+            site,
+            place,
+            in_forward=self.in_forward,
+            has_gradients=self.latest.has_gradients,
+            only_latest=type(waits[0]).__name__ if waits else None,
+        )
+
+    def padding_at(self, site: Site) -> Padding:
+        """Return the padding masks of the pass that computes hidden states now."""
+        padding, repeats = self.latest.padding, in_backward()
+        if padding is None and repeats:
+            return self._padding_again(site)
+        padding = padding or Padding()
+        if self.latest.has_gradients and not (repeats or is_traced()):
+            self._paddings.note(site.label, mark(), padding)
+        return padding
+
+    def _padding_again(self, site: Site) -> Padding:
+        found = waiting(self._paddings.candidates(site.label)[0])
+        if not found:
+            return Padding()
+        if not all(each.what.same(found[0].what) for each in found):
+            raise RuntimeError(
+                f"Gradient checkpointing repeats {site.name}, and any of {len(found)} forward passes with different "
+                "padding may be the one: run the backward pass of each forward pass before the next, or call "
+                "`handle.step()` after each optimizer step."
+            )
+        found[-1].repeated = True
+        return found[-1].what
+
+    def step(self) -> None:
+        """Advance the provider's schedules, and forget what can no longer be repeated."""
+        self.provider.step()
+        self.seeds.forget()
+        self._paddings.forget()
+
+    def check_entry(self, name: str) -> None:
+        """Raise if attention runs outside a forward pass of the model, and the provider must know when one begins."""
+        if self.in_forward or self.taps or torch.compiler.is_compiling() or in_backward():
+            return
+        if waits := self._drawing_in_prepare():
+            raise RuntimeError(
+                f"{type(waits[0]).__name__} draws its masks when a forward pass of the attached model begins, but "
+                f"{name} runs outside such a pass. Call {type(self.model).__name__} itself, or attach to the module "
+                "that you call."
+            )
+
+    def _drawing_in_prepare(self) -> list[Regularizer]:
+        return [each for each in self.provider.parts() if each.draws_in_prepare]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy made within a `with` block or a pass would never leave it.
+        return {
+            **self.__dict__,
+            "enabled": True,
+            "probing": False,
+            "taps": {},
+            "mode": None,
+            "latest": Pass(),
+            "_masked": Pass(),
+        }

@@ -1,0 +1,109 @@
+"""Recognize what a backward pass repeats: gradient checkpointing computes parts of a forward pass a second time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+REMEMBERED = 64  # computations of a place
+What = TypeVar("What")
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is running, in which gradient checkpointing recomputes forward passes."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def mark() -> int:
+    """Return a number that stands for the state of torch's generator."""
+    return hash(torch.get_rng_state().numpy().tobytes())
+
+
+@dataclass(eq=False)
+class Computation(Generic[What]):
+    """One computation of a place, in a forward pass with gradients."""
+
+    mark: int  # of the state of torch's generator, by which this computation is known again
+    what: What
+    repeated: bool = False
+
+
+class Computations(Generic[What]):
+    """The computations of each place in earlier forward passes.
+
+    Gradient checkpointing repeats a part of a forward pass during the backward pass, and tells nobody which part. So
+    the state of torch's generator marks each computation. If checkpointing sets the generator back, as it does by
+    default, the same mark comes again and names the computation. Otherwise (``preserve_rng_state=False``), it must be
+    the only one at its place that has not been repeated since the latest optimizer step.
+    """
+
+    def __init__(self) -> None:
+        self._done: dict[Hashable, deque[Computation[What]]] = {}
+
+    def note(self, place: Hashable, here: int, what: What) -> None:
+        """Note a computation of a place, and the :func:`mark` at its beginning."""
+        self._done.setdefault(place, deque(maxlen=REMEMBERED)).append(Computation(here, what))
+
+    def knows(self, place: Hashable) -> bool:
+        """Whether a place was computed since the latest step."""
+        return bool(self._done.get(place))
+
+    def candidates(self, place: Hashable) -> tuple[list[Computation[What]], bool]:
+        """Return the computations that may be the one that is repeated now, and whether the mark names them."""
+        done, here = list(self._done.get(place, ())), mark()
+        marked = [each for each in done if each.mark == here]
+        return marked or done, bool(marked)
+
+    def forget(self) -> None:
+        """Forget all computations, because the step is done."""
+        self._done = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_done": {}}
+
+
+def waiting(found: list[Computation[What]]) -> list[Computation[What]]:
+    """Return the computations that have not been repeated; all if all have, for a second backward pass."""
+    return [each for each in found if not each.repeated] or found
+
+
+class Calls:
+    """Counts the calls of a module in a forward pass, and tells which of them begins, also when it is repeated.
+
+    Args:
+        number: number of calls in a pass.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._count = 0
+        self._ran: list[int] = []  # the calls that were not passed over, in order
+
+    def begin(self) -> None:
+        """Begin a forward pass of the model."""
+        self._count, self._ran = 0, []
+
+    def pass_over(self) -> None:
+        """Count the next call as done; its block is skipped in this forward pass."""
+        self._count += 1
+
+    def next(self, *, in_forward: bool) -> int:
+        """Return the index of the call that begins now, from 0."""
+        if in_forward:
+            self._ran.append(self._count)
+            self._count += 1
+            return self._ran[-1]
+        if self.number == 1:
+            return 0
+        if self._ran and in_backward():
+            # Gradient checkpointing recomputes a shared module's calls during the backward pass, last call first. After
+            # the first call comes the last again, for a second backward pass.
+            self._ran = [self._ran[-1], *self._ran[:-1]]
+            return self._ran[0]
+        call = self._count % self.number
+        self._count += 1
+        return call
