@@ -5,7 +5,6 @@ import functools
 import pytest
 import torch
 import transformers as hf
-from attnreg.experiments.results.plots import attention as plots
 from torch import nn
 from torch.nn.attention import flex_attention as torchs
 from torch.nn.attention.flex_attention import flex_attention
@@ -13,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations import flex_attention as kernels
 
 import attnreg
+from attnreg.experiments.results.plots import attention as plots
 from tests.cases import MODELS, keep_few_activations, output
 
 IDS = torch.arange(1, 13).view(2, 6)
