@@ -20,7 +20,11 @@ from attnreg.training import (
     AttackerDefender,
     ChildTuning,
     FineTuning,
+    GradientCredit,
     RDrop,
+    Reinforce,
+    Rewards,
+    Rounds,
     TrainingMethod,
     TwoPass,
     adamw,
@@ -107,13 +111,12 @@ def attendout(steps: int = T, generator_options: dict[str, Any] | None = None, *
 
     def arm(shape: Shape) -> tuple[Callable[[], object], int]:
         model, batch = shape.model(), shape.batch()
-        heads = model.config.num_attention_heads
         game = AttackerDefender(
             model,
-            attnreg.GNetProvider.for_model(model, **(generator_options or {"masks_per_layer": heads})),
+            attnreg.GNetProvider.for_model(model, **(generator_options or {"masks_per_layer": "heads"})),
             lambda network: adamw(network, LEARNING_RATE),
-            reward_batches=[shape.batch(seed=1)],
-            steps_per_round=steps,
+            rewards=Rewards([shape.batch(seed=1)]),
+            rounds=Rounds(steps),
             accelerator=Accelerator(),
             **options,
         )
@@ -193,12 +196,12 @@ ROWS: dict[str, Row] = {
     "AD-DROP, gradient, all layers": Row(ad_drop(), plain, {"official code": ad_drop(official=True)}),
     "AD-DROP, gradient, first pass in bfloat16": Row(ad_drop(first_pass_dtype="bfloat16"), plain),
     "AttendOut, a step of a round": Row(attendout(), plain),
-    "AttendOut, antithetic": Row(attendout(antithetic=True), plain),
-    "AttendOut, rewards per sample": Row(attendout(reward_per="sample"), plain),
+    "AttendOut, antithetic": Row(attendout(credit=Reinforce(antithetic=True)), plain),
+    "AttendOut, rewards per sample": Row(attendout(credit=Reinforce(per="sample")), plain),
     "AttendOut, credit by gradient, per key": Row(
-        attendout(generator_options={"decisions": "key"}, credit="gradient"), plain
+        attendout(generator_options={"decisions": "key"}, credit=GradientCredit()), plain
     ),
-    "AttendOut, credit by gradient, per unit": Row(attendout(generator_options={}, credit="gradient"), plain),
+    "AttendOut, credit by gradient, per unit": Row(attendout(generator_options={}, credit=GradientCredit()), plain),
 }
 NEWER: dict[str, Make] = {
     "AdversarialAttention": attnreg.AdversarialAttention.for_model,

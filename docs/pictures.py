@@ -25,7 +25,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
 from attnreg import functional
-from attnreg.training import AttackerDefender, FineTuning, TrainingMethod, adamw
+from attnreg.training import AttackerDefender, FineTuning, Rewards, Rounds, TrainingMethod, adamw
 
 FOLDER = Path(__file__).parent / "providers"
 IMAGE = re.compile(r"!\[(?P<text>[^\n]+?) in a training step[^\n]*?\]\((?P<path>\.\./_static/providers/[\w-]+\.png)\)")
@@ -66,7 +66,7 @@ def trained(text: str | None) -> tuple[TrainingMethod, attnreg.Regularizer | Non
     provider = attnreg.parse_provider(text, model, total_steps=STEPS) if text else None
     both = provider & recorder if provider else recorder
     if isinstance(provider, attnreg.GNetProvider):
-        game: dict[str, Any] = {"reward_batches": [next(rows)], "steps_per_round": 4}
+        game: dict[str, Any] = {"rewards": Rewards([next(rows)]), "rounds": Rounds(4)}
         method: TrainingMethod = AttackerDefender(model, both, lambda network: adamw(network, 3e-3), **game)
     else:
         optimizer = adamw(model, 3e-3)

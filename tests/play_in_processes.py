@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
 from attnreg.attendout.decisions import Decisions
-from attnreg.training import AttackerDefender
+from attnreg.training import AttackerDefender, Reinforce, Rewards, Rounds
 
 
 class SureOfItself(Decisions):
@@ -58,11 +58,11 @@ def main(folder):
         model,
         generator,
         lambda network: torch.optim.AdamW(network.parameters(), lr=1e-3),
-        generator_optimizer_factory=lambda network: torch.optim.SGD(network.parameters(), lr=1e-1),
-        reward_batches=list(batches(3, 8, seed=1)),
-        steps_per_round=2,
-        reward="gap",
-        winner="greedy",
+        credit=Reinforce(
+            reward="gap", optimizer_factory=lambda network: torch.optim.SGD(network.parameters(), lr=1e-1)
+        ),
+        rewards=Rewards(list(batches(3, 8, seed=1))),
+        rounds=Rounds(steps=2, winner="greedy"),
         accelerator=accelerator,
     )
     steps = []

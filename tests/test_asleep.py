@@ -12,7 +12,7 @@ import attnreg
 from attnreg.errors import AsleepWarning
 from attnreg.integrations import AttnRegCallback
 from attnreg.regularizer.abilities import PATIENCE, asleep_for
-from attnreg.training import AttackerDefender, FineTuning
+from attnreg.training import AttackerDefender, FineTuning, Rounds
 from tests.cases import MODELS
 
 BERT = MODELS[0]
@@ -142,7 +142,10 @@ def test_a_game_without_room_for_a_round():
     generator = attnreg.GNetProvider.for_model(model)
     with pytest.raises(ValueError, match="No step is left for the game between `warmup_steps` 5 and `game_steps` 5"):
         AttackerDefender(
-            model, generator, lambda n: torch.optim.SGD(n.parameters(), lr=0.1), warmup_steps=5, game_steps=5
+            model,
+            generator,
+            lambda n: torch.optim.SGD(n.parameters(), lr=0.1),
+            rounds=Rounds(warmup_steps=5, game_steps=5),
         )
 
 

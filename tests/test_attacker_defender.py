@@ -1,6 +1,7 @@
 """AttendOut's game."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import transformers as hf
 
 import attnreg
 from attnreg.attendout.rewards import reinforce_loss
-from attnreg.training import AttackerDefender, FineTuning
+from attnreg.training import AttackerDefender, FineTuning, GradientCredit, Reinforce, Rewards, Rounds
 
 
 def make_model(**options):
@@ -41,10 +42,15 @@ variants = pytest.mark.parametrize("variant", VARIANTS, ids=["paper", "variant"]
 
 
 def make_game(model=None, variant=VARIANTS[0], **options):
+    """A game; the arguments of its rounds and rewards are given among its own."""
     model = model or make_model()
     generator = attnreg.GNetProvider.for_model(model, initial_keep=0.5, **variant)
-    options.setdefault("reward_batches", make_batches(2, seed=9))
-    return AttackerDefender(model, generator, adamw, **options)
+    options.setdefault("batches", make_batches(2, seed=9))
+    rounds, rewards = (
+        record(**{field.name: options.pop(field.name) for field in dataclasses.fields(record) if field.name in options})
+        for record in (Rounds, Rewards)
+    )
+    return AttackerDefender(model, generator, adamw, rounds=rounds, rewards=rewards, **options)
 
 
 def weights(network):
@@ -56,13 +62,13 @@ def moments(learner):
 
 
 def test_both_start_equal_and_train_on_the_same_batch_but_only_the_attacker_under_masks():
-    game = make_game(steps_per_round=100)
+    game = make_game(steps=100)
     assert torch.equal(weights(game.networks["defender"]), weights(game.networks["attacker"]))
     assert not attnreg.is_attached(game.networks["defender"])
     assert attnreg.is_attached(game.networks["attacker"])
     torch.manual_seed(5)
     alone = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    game = make_game(copy.deepcopy(alone), steps_per_round=100)
+    game = make_game(copy.deepcopy(alone), steps=100)
     plain = FineTuning(alone, adamw(alone))
     for batch in make_batches(3):
         game.step(batch)
@@ -74,7 +80,7 @@ def test_both_start_equal_and_train_on_the_same_batch_but_only_the_attacker_unde
 
 @pytest.mark.parametrize("chance", [0.0, 1.0])
 def test_the_winner_is_copied_to_the_other_with_its_optimizer(chance):
-    game = make_game(steps_per_round=3, winner=lambda a, d: torch.tensor(chance))
+    game = make_game(steps=3, winner=lambda a, d: torch.tensor(chance))
     first = make_batches(2)
     for batch in first:
         game.step(batch)
@@ -82,7 +88,7 @@ def test_the_winner_is_copied_to_the_other_with_its_optimizer(chance):
     assert not torch.equal(before["defender"][0], before["attacker"][0])
     torch.manual_seed(1)
     unbroken = copy.deepcopy(game)
-    unbroken.steps_per_round = 100
+    unbroken.course = dataclasses.replace(unbroken.course, steps=100)
     torch.manual_seed(1)
     unbroken.step(first[0])
     torch.manual_seed(1)
@@ -116,10 +122,12 @@ def test_the_generators_update_is_reinforce_over_the_rounds_moves(variant):
         model,
         generator,
         adamw,
-        reward_batches=make_batches(1),
-        steps_per_round=2,
-        reward=lambda gaps: torch.tensor(reward),
-        generator_optimizer_factory=lambda g: torch.optim.SGD(g.parameters(), lr=1.0),
+        credit=Reinforce(
+            reward=lambda gaps: torch.tensor(reward),
+            optimizer_factory=lambda g: torch.optim.SGD(g.parameters(), lr=1.0),
+        ),
+        rewards=Rewards(make_batches(1)),
+        rounds=Rounds(2),
         max_grad_norm=None,
     )
     game._teacher.baseline, game._teacher.rounds = 0.5, 1
@@ -146,7 +154,7 @@ def test_the_generators_update_is_reinforce_over_the_rounds_moves(variant):
 @pytest.mark.parametrize("chance", [0.0, 1.0])
 def test_shared_embeddings_are_the_attackers_throughout_the_game(chance):
     game = make_game(
-        variant=VARIANTS[1], steps_per_round=2, warmup_steps=1, game_steps=5, winner=lambda a, d: torch.tensor(chance)
+        variant=VARIANTS[1], steps=2, warmup_steps=1, game_steps=5, winner=lambda a, d: torch.tensor(chance)
     )
     for batch in make_batches(7):
         game.step(batch)
@@ -169,7 +177,7 @@ def test_scores_are_taken_in_eval_mode_on_the_reward_batches_in_turn():
         return torch.zeros(len(batch["labels"]))
 
     rewards = make_batches(3, seed=9)
-    game = make_game(steps_per_round=1, reward_batches=rewards, batches_per_round=2, score=score)
+    game = make_game(steps=1, batches=rewards, batches_per_round=2, score=score)
     for batch in make_batches(3):
         game.step(batch)
     assert not any(training for training, _ in seen)
@@ -189,7 +197,7 @@ def test_without_reward_batches_the_rounds_own_samples_are_scored():
         seen.append(batch)
         return torch.rand(len(batch["labels"]))
 
-    game = make_game(steps_per_round=3, reward_batches=None, reward=reward, score=score)
+    game = make_game(steps=3, batches=None, credit=Reinforce(reward=reward), score=score)
     batches = make_batches(3)
     for batch in batches:
         game.step(batch)
@@ -199,7 +207,7 @@ def test_without_reward_batches_the_rounds_own_samples_are_scored():
 
 
 def test_warmup_trains_the_defender_alone():
-    game = make_game(steps_per_round=100, warmup_steps=2)
+    game = make_game(steps=100, warmup_steps=2)
     plain = make_model()
     method = FineTuning(plain, adamw(plain))
     for number, batch in enumerate(make_batches(3)):
@@ -220,7 +228,7 @@ def test_memory_does_not_grow_with_the_round():
     """Between steps, nothing is held of a round but the sum of its gradients: not a mask, not an input."""
     held = []
     for steps in (1, 40):
-        game = make_game(steps_per_round=100)
+        game = make_game(steps=100)
         for batch in make_batches(steps, rows=4, length=6):
             game.step(batch)
         state = game.state_dict()
@@ -233,12 +241,18 @@ def test_memory_does_not_grow_with_the_round():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"variant": VARIANTS[1]}, {"reward_per": "sample"}, {"antithetic": True}, {"credit": "gradient"}],
+    [
+        {},
+        {"variant": VARIANTS[1]},
+        {"credit": Reinforce(per="sample")},
+        {"credit": Reinforce(antithetic=True)},
+        {"credit": GradientCredit()},
+    ],
     ids=["paper", "variant", "sample", "antithetic", "gradient"],
 )
 def test_state_goes_on_in_the_middle_of_a_round(options):
     batches = make_batches(10)
-    make = lambda: make_game(steps_per_round=4, warmup_steps=1, **options)  # noqa: E731
+    make = lambda: make_game(steps=4, warmup_steps=1, **options)  # noqa: E731
     torch.manual_seed(0)
     unbroken = make()
     torch.manual_seed(1)
@@ -271,16 +285,14 @@ def test_which_network_is_returned(returns):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"steps_per_round": 0}, "Expected `steps_per_round` to be at least 1, got 0"),
+        ({"steps": 0}, "Expected `steps` to be at least 1, got 0"),
         ({"warmup_steps": -1}, "Expected `warmup_steps` to be at least 0"),
         ({"batches_per_round": -1}, "Expected `batches_per_round` to be at least 1"),
         ({"score": "f1"}, "Expected `score` to be a function or one of loss, accuracy, got 'f1'"),
-        ({"reward": "x"}, "Expected `reward` to be a function or one of scaled, gap, sign, standardized"),
         ({"winner": "proportional"}, "Expected score 'accuracy' with winner 'proportional', got 'loss'"),
         ({"winner": "x"}, "Expected `winner` to be a function or one of evidence, greedy, proportional"),
         ({"returns": "generator"}, "Expected `returns` to be one of"),
-        ({"baseline_momentum": 1.0}, r"Expected `baseline_momentum` to be a probability in \[0, 1\)"),
-        ({"reward_batches": []}, "Expected at least one batch in `reward_batches`"),
+        ({"batches": []}, "Expected at least one batch in `batches` of `rewards`"),
     ],
 )
 def test_options_that_do_not_fit(options, sentence):
@@ -290,7 +302,7 @@ def test_options_that_do_not_fit(options, sentence):
 
 @pytest.mark.parametrize("returns", ["attacker", "defender"])
 def test_after_the_game_the_returned_network_goes_on_alone(returns):
-    game = make_game(steps_per_round=2, game_steps=5, returns=returns)
+    game = make_game(steps=2, game_steps=5, returns=returns)
     batches = make_batches(8)
     for batch in batches[:5]:
         game.step(batch)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from attnreg.experiments.runs.command import load_command
-from attnreg.experiments.runs.rewards import plan_rounds
+from attnreg.experiments.runs.game import plan_rounds
 from attnreg.experiments.tasks import get_task
 from tests.commands import ran, read_lines
 
@@ -29,14 +29,21 @@ def test_each_glue_task_has_thirty_rounds_by_default(name):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--masks", "none", "--decisions", "key"], "--decisions needs a Generator: remove it for --masks none"),
-        (["--masks", "none", "--antithetic"], "`antithetic` has no effect without a Generator"),
-        (["--reward-noise", 0.5], "--reward-noise is for --reward-data noisy-train"),
-        (["--fresh-rows", 2, "--batches-per-round", 1], "--fresh-rows are all scored in their round"),
+        (["--generator", "none", "--watch", "robot"], "--watch needs a Generator: remove it for --generator none"),
+        (["--generator", "none", "--credit", "Reinforce(antithetic=True)"], "`credit` has no effect without a Gen"),
+        (["--generator", "none", "--initial-keep", 0.8], "--initial-keep is for the default Generator"),
+        (["--rewards", "Rewards(noise=0.5)"], "`noise` in --rewards is for --reward-data noisy-train"),
+        (["--fresh-rows", 2, "--rewards", "Rewards(batches_per_round=1)"], "--fresh-rows are all scored in their"),
         (["--fresh-rows", 2, "--reward-data", "train"], "--fresh-rows needs rows besides the round's own"),
         (["--fresh-rows", 1000], "Expected --fresh-rows of at most 9"),
-        (["--credit", "gradient", "--reward-data", "train"], "Expected `reward_batches` with credit 'gradient'"),
-        (["--credit", "gradient", "--reward-per", "sample"], "`reward_per` has no effect with credit 'gradient'"),
+        (["--credit", "GradientCredit()", "--reward-data", "train"], "Expected `batches` of `rewards` with Gradient"),
+        (["--credit", "GradientCredit(per='sample')"], "got an unexpected keyword argument 'per'"),
+        (["--credit", "gradient"], "Expected Reinforce(...) or GradientCredit(...), got 'gradient'"),
+        (["--credit", "Reinforce(per='batch')"], "Expected `per` to be one of round, sample, got 'batch'"),
+        (["--rewards", "Rewards(score='f1')"], "Expected `score` to be a function or one of loss, accuracy, got 'f1'"),
+        (["--generator", "DropHead(0.1)"], "Expected one Generator, such as a GNetProvider, alone or in a compos"),
+        (["--decisions", "key"], """use --generator "GNetProvider(decisions='key', masks_per_layer='heads')\""""),
+        (["--antithetic"], '--antithetic is no longer an option: use --credit "Reinforce(antithetic=True)".'),
     ],
 )
 def test_options_without_effect_are_refused_before_the_run_begins(cli, tmp_path, options, sentence):
@@ -66,12 +73,13 @@ def test_a_game_without_a_round_is_refused(cli, tmp_path):
     "options",
     [
         ["--reward-data", "half-dev"],
-        ["--reward-data", "noisy-train", "--reward-per", "sample", "--reward-baseline", "leave-one-out"],
+        ["--reward-data", "noisy-train", "--credit", "Reinforce(per='sample', baseline='leave-one-out')"],
         ["--reward-data", "dev", "--fresh-rows", 1],
-        ["--score", "metric", "--reward-rows", 9],
-        ["--credit", "gradient", "--decisions", "key", "--masks", "shared"],
-        ["--antithetic", "--decisions", "batch"],
-        ["--masks", "none", "--winner", "evidence"],
+        ["--rewards", "Rewards(score='metric')", "--reward-rows", 9],
+        ["--credit", "GradientCredit()", "--generator", "GNetProvider(decisions='key')"],
+        ["--credit", "Reinforce(antithetic=True)", "--generator", "GNetProvider(decisions='batch')"],
+        ["--generator", "GNetProvider() & DropHead(0.1)", "--fresh-rows", 2],
+        ["--generator", "none", "--winner", "evidence"],
     ],
     ids=lambda options: "".join(map(str, options[:2])),
 )
@@ -83,7 +91,7 @@ def test_every_way_of_rewarding_runs(cli, tmp_path, options):
     if options[1] == "half-dev":
         assert "unseen_accuracy" in read_lines(tmp_path / "out" / "metrics.jsonl")[-1]
         assert "those of the other half" in (tmp_path / "out" / "report.md").read_text().lower()
-    if "--masks" in options and "none" in options:
+    if "none" in options:
         assert not (tmp_path / "out" / "provider").exists()
 
 

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 import attnreg
-from attnreg.attendout.reinforce import Reinforce
-from attnreg.attendout.rewards import RewardRule
-from attnreg.training import generator_adam
+from attnreg.training import Reinforce
 from attnreg.training.method import Updater
 
 PLANTED = 3
@@ -34,10 +32,8 @@ def taught(goal, *, width=32, decisions="unit", per="round", antithetic=False, r
     """A Generator after rounds of two steps, whose reward is the share that it dropped, or kept, of some keys."""
     torch.manual_seed(0)
     generator = attnreg.GNetProvider(30, width, 3, 8, initial_keep=0.8, decisions=decisions)
-    teacher = Reinforce(
-        generator, generator_adam(generator), Updater(), scaled=True, per=per, antithetic=antithetic,
-        baseline="leave-one-out" if per == "sample" else "moving",
-    )  # fmt: skip
+    baseline = "leave-one-out" if per == "sample" else "moving"
+    teacher = Reinforce(per=per, antithetic=antithetic, baseline=baseline).teacher(generator, Updater())
     first = batch()
     generator.calibrate(first)
     before = rates(generator, first)
@@ -53,8 +49,7 @@ def taught(goal, *, width=32, decisions="unit", per="round", antithetic=False, r
                 if goal == "plant":
                     dropped = dropped[inputs["input_ids"] == PLANTED][:, None]
                 each.append(dropped.mean(1) if goal != "keep" else 1 - dropped.mean(1))
-        rule = RewardRule("scaled", per)
-        teacher.update([rule(torch.cat(each)) for each in gaps if each])
+        teacher.update([torch.cat(each) for each in gaps if each])
         teacher.forget()
     return generator, before
 
@@ -119,7 +114,7 @@ def test_noise_leaves_the_rates_of_a_wide_generator_about_where_they_were():
     for seed in range(3):
         torch.manual_seed(seed)
         generator = attnreg.GNetProvider(30, 384, 6, 8, initial_keep=0.9)
-        teacher = Reinforce(generator, generator_adam(generator), Updater(), scaled=True)
+        teacher = Reinforce().teacher(generator, Updater())
         first = batch()
         generator.calibrate(first)
         for _ in range(10):

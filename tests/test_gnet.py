@@ -9,7 +9,8 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from attnreg.attendout.generator import _Heads, _OneHead, embedding_tables
+from attnreg.attendout.network import _Heads, _OneHead
+from attnreg.attendout.sizes import embedding_tables
 from tests.cases import MODELS, output
 
 CASES = {case.name: case for case in MODELS}

@@ -12,7 +12,7 @@ from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.runs.command import load_command
 
 SOURCES = {
-    "attendout": ["attnreg.training:AttackerDefender", "attnreg:GNetProvider.for_model"],
+    "attendout": ["attnreg.training:AttackerDefender", "attnreg.training:Rounds"],
     "ad-drop": ["attnreg:AttributionProvider", "attnreg:CrossTuning"],
     "attention-dropout": ["attnreg:AttentionDropout"],
     "attention-layerdrop": ["attnreg:AttentionLayerDrop"],
@@ -23,7 +23,11 @@ SOURCES = {
     "child-tuning": ["attnreg.training:ChildTuning"],
     "r3f": ["attnreg.training:R3F"],
 }
-OTHER_ON_PURPOSE = {("attention-dropout", "placement"), ("ad-drop", "layers"), ("attendout", "reward_noise")}
+OTHER_ON_PURPOSE = {
+    ("attention-dropout", "placement"),
+    ("ad-drop", "layers"),
+    *(("attendout", name) for name in ("credit", "generator", "rewards")),
+}
 
 
 def signature_of(source):
@@ -59,7 +63,7 @@ def test_types_are_read_from_annotations():
     @click.command()
     @argument("attnreg:AttributionProvider", "region")
     @argument("attnreg:AttributionProvider", "steps")
-    @argument("attnreg.training:AttackerDefender", "winner")
+    @argument("attnreg.training:Rounds", "winner")
     @argument("attnreg:GNetProvider.for_model", "feed_forward", "--with-feed-forward")
     def command(**options):
         click.echo(repr(sorted(options.items())))

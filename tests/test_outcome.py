@@ -12,7 +12,7 @@ import attnreg
 from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
 from attnreg.experiments.tasks import get_task, load_model, load_splits
 from attnreg.experiments.tasks.metrics import calibration_error
-from attnreg.training import AttackerDefender, FineTuning, StepResult, TwoPass
+from attnreg.training import AttackerDefender, FineTuning, Rewards, Rounds, StepResult, TwoPass
 from tests.commands import ran, read_lines
 
 SMALL = ["--train-size", 64, "--batch-size", 32, "--device", "cpu", "--output-dir", "out"]
@@ -129,7 +129,7 @@ def test_passes():
     assert passes_of(TwoPass(model, sgd(model), attnreg.AttributionProvider(**steps))) == (2 * 7, 2 * 6)
     model = tiny()
     game = AttackerDefender(
-        model, attnreg.GNetProvider.for_model(model), sgd, reward_batches=[BATCH], steps_per_round=2
+        model, attnreg.GNetProvider.for_model(model), sgd, rewards=Rewards([BATCH]), rounds=Rounds(2)
     )
     # Two steps of two networks, and both are scored once.
     assert passes_of(game, 2) == (2 * 2 * 2 + 2 * 2, 2 * 2 * 2)

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 import transformers as hf
 
 import attnreg
-from attnreg.attendout.gradient_credit import GradientCredit
-from attnreg.training import AttackerDefender, FineTuning, Mixout, RDrop
+from attnreg.training import AttackerDefender, FineTuning, GradientCredit, Mixout, RDrop
 from attnreg.training.method import Updater
 from attnreg.training.objective import disagreement
 from tests.commands import ran, read_lines
@@ -96,10 +95,10 @@ def test_credit_by_gradient_follows_it():
     model = bert(dropout=0.0)
     generator = attnreg.GNetProvider.for_model(model)
     attnreg.attach(model, generator)
-    credit = GradientCredit(
-        generator, sgd(generator), Updater(), attacker=model, reward_batch=lambda number: BATCH, loss_function=squared
+    teacher = GradientCredit().teacher(
+        generator, Updater(), attacker=model, reward_batch=lambda number: BATCH, loss_function=squared
     )
-    found = credit._direction(BATCH)
+    found = teacher._direction(BATCH)
     expected = torch.autograd.grad(squared(model.eval()(input_ids=IDS), BATCH), model.classifier.weight)[0]
     cosine = F.cosine_similarity(found["classifier.weight"].flatten(), expected.flatten(), dim=0)
     assert cosine.item() == pytest.approx(1.0, abs=1e-9)

@@ -7,11 +7,8 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.attendout.generator import GeneratorNetwork
-from attnreg.attendout.patches import PatchTokens
-from attnreg.attendout.reinforce import Reinforce
-from attnreg.attendout.rewards import RewardRule
-from attnreg.training import generator_adam
+from attnreg.attendout.network import GeneratorNetwork, PatchTokens
+from attnreg.training import Reinforce
 from attnreg.training.method import Updater
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -108,11 +105,8 @@ def batch():
 def test_rewarded_for_dropping_bright_patches_it_drops_these_more_than_others(decisions):
     torch.manual_seed(0)
     generator = attnreg.GNetProvider(1, 32, 2, 5, initial_keep=0.8, decisions=decisions, patch=[3, 4, 4])
-    teacher = Reinforce(
-        generator, generator_adam(generator), Updater(), scaled=True, per="sample", baseline="leave-one-out"
-    )
+    teacher = Reinforce(per="sample", baseline="leave-one-out").teacher(generator, Updater())
     generator.calibrate(batch()[0])
-    rule = RewardRule("scaled", "sample")
     for _ in range(60):
         gaps = []
         for _ in range(2):
@@ -120,7 +114,7 @@ def test_rewarded_for_dropping_bright_patches_it_drops_these_more_than_others(de
             teacher.draw(inputs)
             dropped = 1 - generator.keep.float().mean((1, 2, 3))  # of each key, over layers and queries
             gaps.append(dropped[torch.arange(16), bright])
-        teacher.update([rule(torch.cat(gaps))])
+        teacher.update([torch.cat(gaps)])
         teacher.forget()
     inputs, bright = batch()
     dropped = 1 - generator.keep_probability(inputs)[:, :, 0].mean((1, 2))

@@ -307,10 +307,12 @@ def test_a_run_is_saved_and_evaluated(cli, args, tmp_path, undrawn):
 
 def test_attendout_plays(cli, args, tmp_path):
     game = ["--no-baseline", "--round-steps", 2, "--reward-rows", 8]
-    ran(cli("recipe", "attendout", *args, *game, "--score", "accuracy", "--output-dir", "out"))
+    ran(cli("recipe", "attendout", *args, *game, "--rewards", "Rewards(score='accuracy')", "--output-dir", "out"))
     assert any("winner" in line for line in read_lines(tmp_path / "out" / "telemetry.jsonl"))
-    result = cli("recipe", "attendout", *args, *game, "--score", "metric", "--output-dir", "other")
-    assert_sentence(result, 2, "Expected --score loss for the question-answering task custom, got metric")
+    result = cli("recipe", "attendout", *args, *game, "--rewards", "Rewards(score='metric')", "--output-dir", "other")
+    assert_sentence(
+        result, 2, "Expected score 'loss' in --rewards for the question-answering task custom, got 'metric'"
+    )
     result = cli("recipe", "attendout", *args, *game, "--reward-data", "half-dev", "--output-dir", "other")
     assert_sentence(result, 2, "--reward-data half-dev would divide windows of the same question")
 

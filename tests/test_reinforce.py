@@ -1,15 +1,14 @@
 """REINFORCE with rewards per sample, leave-one-out baselines, antithetic masks and scaled rewards, by the formula."""
 
 import copy
-import inspect
 
 import pytest
 import torch
 
 import attnreg
-from attnreg.attendout.game_options import _USUAL
-from attnreg.attendout.reinforce import Reinforce, sparse_embeddings
+from attnreg.attendout.reinforce import sparse_embeddings
 from attnreg.errors import InputError
+from attnreg.training import AttackerDefender, GradientCredit, Reinforce, Rewards, Rounds
 from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Updater
 from tests.test_attacker_defender import adamw, make_batches, make_game, make_model, weights
@@ -24,6 +23,11 @@ def generator(**options):
 
 def sgd(net):
     return torch.optim.SGD(net.parameters(), lr=1.0)
+
+
+def teacher_of(net, updater=None, **options):
+    credit = Reinforce(**{"reward": "gap", "optimizer_factory": sgd, **options})
+    return credit.teacher(net, updater or Updater(), max_grad_norm=None)
 
 
 def assert_updated(net, twin):
@@ -52,7 +56,7 @@ def test_masks_survive_packing():
 def test_each_sample_is_weighted_by_its_own_advantage(kind, decisions):
     net = generator(decisions=decisions)
     twin = copy.deepcopy(net)
-    teacher = Reinforce(net, sgd(net), Updater(), per="sample", baseline=kind, max_grad_norm=None)
+    teacher = teacher_of(net, per="sample", baseline=kind)
     teacher.baseline, teacher.rounds = 0.3, 4
     batches, keeps = make_batches(3), []
     for batch in batches:
@@ -76,7 +80,7 @@ def test_only_the_rows_of_embeddings_that_a_batch_uses_are_touched(monkeypatch, 
     """A table's gradient is sparse until it is added to the round's sum, which is dense and equals the dense one."""
     net, kinds = generator(), []
     twin, batch = copy.deepcopy(net), make_batches(1)[0]
-    teacher = Reinforce(net, sgd(net), Updater(), per=per, max_grad_norm=None)
+    teacher = teacher_of(net, per=per)
     teacher.rounds, gradients = 1, torch.autograd.grad
 
     def noting(*words, **options):
@@ -102,7 +106,7 @@ def test_rewards_of_other_rows_are_paired_in_order_and_again_from_the_first():
     updated = []
     for rewards in (torch.tensor([1.0, -2.0, 0.5]), torch.tensor([1.0, -2.0, 0.5, 1.0, -2.0, 0.5, 1.0, -2.0])):
         net = generator()
-        teacher = Reinforce(net, sgd(net), Updater(), per="sample", max_grad_norm=None)
+        teacher = teacher_of(net, per="sample")
         teacher.rounds = 1
         torch.manual_seed(3)
         for batch in make_batches(2):
@@ -128,7 +132,7 @@ def test_each_process_pairs_its_own_samples():
     rewards, updated = torch.randn(13), []
     for updater, given in ((Second(), rewards), (Updater(), rewards[5:])):
         net = generator()
-        teacher = Reinforce(net, sgd(net), updater, per="sample", max_grad_norm=None)
+        teacher = teacher_of(net, updater, per="sample")
         teacher.rounds = 1
         torch.manual_seed(3)
         for batch in make_batches(2):
@@ -141,7 +145,7 @@ def test_each_process_pairs_its_own_samples():
 def test_antithetic_masks_are_opposites_and_both_are_rewarded():
     net = generator()
     twin = copy.deepcopy(net)
-    teacher = Reinforce(net, sgd(net), Updater(), antithetic=True, max_grad_norm=None)
+    teacher = teacher_of(net, antithetic=True)
     teacher.baseline, teacher.rounds = 0.25, 1
     keeps, batches = [], make_batches(2)
     for batch in batches:
@@ -164,7 +168,7 @@ def test_antithetic_masks_are_opposites_and_both_are_rewarded():
 
 def test_scaled_rewards_keep_their_scale_and_no_difference_gives_no_update():
     net = generator()
-    teacher = Reinforce(net, sgd(net), Updater(), scaled=True, max_grad_norm=None)
+    teacher = teacher_of(net, reward="scaled")
     before = weights(net)
     for reward in (0.7, 0.7, 0.7):  # always the same: no difference to the baseline
         teacher.draw(make_batches(1)[0])
@@ -183,7 +187,7 @@ def test_scaled_rewards_keep_their_scale_and_no_difference_gives_no_update():
 
 
 def test_a_game_of_equal_networks_teaches_nothing():
-    game = make_game(steps_per_round=1, score=lambda network, batch: torch.ones(len(batch["labels"])))
+    game = make_game(steps=1, score=lambda network, batch: torch.ones(len(batch["labels"])))
     first, *rest = make_batches(5)
     game.step(first)
     before = weights(game.generator)
@@ -194,16 +198,15 @@ def test_a_game_of_equal_networks_teaches_nothing():
 
 
 def test_both_attackers_begin_each_round_alike_and_part_under_opposite_masks():
-    game = make_game(
-        make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), steps_per_round=2, antithetic=True
-    )
+    credit = Reinforce(antithetic=True)
+    game = make_game(make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), steps=2, credit=credit)
     for number, batch in enumerate(make_batches(6)):
         game.step(batch)
         alike = torch.equal(weights(game.attacker.model), weights(game.twin.model))
         assert alike == (number % 2 == 1)
     assert len(game.learners) == 3
     state = copy.deepcopy(game.state_dict())
-    other = make_game(make_model(), steps_per_round=2, antithetic=True)
+    other = make_game(make_model(), steps=2, credit=credit)
     other.load_state_dict(state)
     assert torch.equal(weights(other.twin.model), weights(game.twin.model))
 
@@ -215,8 +218,7 @@ def test_a_custom_reward_per_sample_works_in_the_game():
         seen.append(gaps)
         return gaps.sign()
 
-    options = {"reward": reward, "reward_per": "sample", "reward_baseline": "leave-one-out", "reward_batches": None}
-    game = make_game(steps_per_round=2, **options)
+    game = make_game(steps=2, batches=None, credit=Reinforce(reward=reward, per="sample", baseline="leave-one-out"))
     before = None
     for batch in make_batches(4):
         game.step(batch)
@@ -224,30 +226,45 @@ def test_a_custom_reward_per_sample_works_in_the_game():
     assert [each.shape for each in seen] == [(8,), (8,)]
     assert not torch.equal(weights(game.generator), before)
     for wrong, per in ((lambda gaps: gaps.mean(), "sample"), (lambda gaps: gaps, "round")):
-        game = make_game(steps_per_round=1, reward=wrong, reward_per=per)
-        with pytest.raises(InputError, match=rf"Expected `reward` to return shape .* with `reward_per` '{per}', got"):
+        game = make_game(steps=1, credit=Reinforce(reward=wrong, per=per))
+        with pytest.raises(InputError, match=rf"Expected `reward` to return shape .* with `per` '{per}', got"):
             game.step(make_batches(1)[0])
+
+
+@pytest.mark.parametrize(
+    ("credit", "options", "sentence"),
+    [
+        (Reinforce, {"reward": "x"}, "Expected `reward` to be a function or one of scaled, gap, sign, standardized"),
+        (Reinforce, {"per": "x"}, "Expected `per` to be one of round, sample"),
+        (Reinforce, {"momentum": 1.0}, r"Expected `momentum` to be a probability in \[0, 1\)"),
+        (Reinforce, {"baseline": "leave-one-out"}, "Expected `per` 'sample' with baseline 'leave-one-out'"),
+        (Reinforce, {"reward": "standardized", "per": "sample"}, "Expected `per` 'round' with reward 'standardized'"),
+        (Reinforce, {"learning_rate": -1.0}, "Expected `learning_rate` to be 0 or more"),
+        (Reinforce, {"optimizer_factory": "adam"}, "Expected `optimizer_factory` to be a function, got 'adam'"),
+        (GradientCredit, {"share": 0.0}, "Expected `share`"),
+        (GradientCredit, {"price": -1.0}, "Expected `price`"),
+        (GradientCredit, {"averaging": 1.0}, "Expected `averaging`"),
+    ],
+)
+def test_settings_that_do_not_fit(credit, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        credit(**options)
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"reward_baseline": "leave-one-out"}, "Expected `reward_per` 'sample' with baseline 'leave-one-out'"),
-        ({"reward": "standardized", "reward_per": "sample"}, "Expected `reward_per` 'round' with reward 'standard"),
-        ({"reward_noise": 0.1}, "Expected `reward_batches` None with `reward_noise`, got batches"),
-        ({"credit": "x"}, "Expected `credit` to be one of reinforce, gradient, got 'x'"),
-        ({"reward_batches": None, "credit": "gradient"}, "Expected `reward_batches` with credit 'gradient', got None"),
-        ({"credit": "gradient", "antithetic": True}, "`antithetic` has no effect with credit 'gradient'"),
-        ({"credit": "gradient", "reward_per": "sample"}, "`reward_per` has no effect with credit 'gradient'"),
-        ({"credit": "gradient", "reward_per": "x"}, "Expected `reward_per` to be one of round, sample"),
-        ({"price": 0.1}, "`price` has no effect with credit 'reinforce'"),
-        ({"price": -1.0}, "Expected `price`"),
+        ({"noise": 0.1}, "Expected `batches` None with `noise`, got batches"),
         (
-            {"variant": {"share_embeddings": True}, "reward_per": "sample"},
-            "`reward_per` 'round' with shared embeddings",
+            {"batches": None, "credit": GradientCredit()},
+            "Expected `batches` of `rewards` with GradientCredit, got None",
         ),
         (
-            {"variant": {"decisions": "batch"}, "reward_per": "sample", "reward_baseline": "leave-one-out"},
+            {"variant": {"share_embeddings": True}, "credit": Reinforce(per="sample")},
+            "`per` 'round' with shared embeddings",
+        ),
+        (
+            {"variant": {"decisions": "batch"}, "credit": Reinforce(per="sample", baseline="leave-one-out")},
             "Baseline 'leave-one-out' needs decisions for each sample",
         ),
     ],
@@ -260,9 +277,9 @@ def test_options_that_do_not_fit(options, sentence):
 def test_the_generator_of_a_composition_learns_under_it():
     model = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     net = attnreg.GNetProvider.for_model(model, initial_keep=0.5)
-    game = attnreg.training.AttackerDefender(
+    game = AttackerDefender(
         model, net & attnreg.AttentionDropout(0.5, "scores"),
-        adamw, reward_batches=make_batches(2, seed=9), steps_per_round=1,
+        adamw, rewards=Rewards(make_batches(2, seed=9)), rounds=Rounds(1),
     )  # fmt: skip
     assert game.generator is net
     first, *rest = make_batches(4)
@@ -276,11 +293,9 @@ def test_the_generator_of_a_composition_learns_under_it():
         with pytest.raises(
             InputError, match=r"Expected one Generator, .* alone or in a composition `a & b`, got [02] in"
         ):
-            attnreg.training.AttackerDefender(make_model(), none, adamw)
+            AttackerDefender(make_model(), none, adamw)
     with pytest.raises(InputError, match="Expected the Generator alone with `antithetic`, got a composition"):
-        attnreg.training.AttackerDefender(
-            make_model(), net & attnreg.AttentionDropout(0.1), adamw, antithetic=True, reward_batches=make_batches(1)
-        )
+        AttackerDefender(make_model(), net & attnreg.AttentionDropout(0.1), adamw, credit=Reinforce(antithetic=True))
 
 
 class Peeks(attnreg.MaskProvider):
@@ -297,7 +312,7 @@ def test_masks_that_another_pass_took_are_an_error():
     for other, fails in ((Peeks(), True), (attnreg.AttributionProvider(0.5, 0.5, first_pass="train"), False)):
         model = make_model()
         net = attnreg.GNetProvider.for_model(model)
-        game = attnreg.training.AttackerDefender(model, net & other, adamw, reward_batches=make_batches(1))
+        game = AttackerDefender(model, net & other, adamw)
         if fails:
             with pytest.raises(InputError, match="Another forward pass took the Generator's masks"):
                 game.step(make_batches(1)[0])
@@ -308,14 +323,14 @@ def test_masks_that_another_pass_took_are_an_error():
 def test_credit_by_gradient_makes_passes_that_ad_drop_does_not_know():
     model = make_model()
     both = attnreg.GNetProvider.for_model(model) & attnreg.AttributionProvider()
-    with pytest.raises(InputError, match="AttributionProvider cannot be used with credit 'gradient'"):
-        attnreg.training.AttackerDefender(model, both, adamw, reward_batches=make_batches(1), credit="gradient")
+    with pytest.raises(InputError, match="AttributionProvider cannot be used with GradientCredit"):
+        AttackerDefender(model, both, adamw, rewards=Rewards(make_batches(1)), credit=GradientCredit())
 
 
 def test_the_choices_of_a_row_share_its_reward():
     net = generator()
     twin = copy.deepcopy(net)
-    teacher = Reinforce(net, sgd(net), Updater(), per="sample", max_grad_norm=None)
+    teacher = teacher_of(net, per="sample")
     teacher.rounds = 1
     batch = {"input_ids": torch.randint(1, 20, (2, 3, 5)), "labels": torch.tensor([0, 1])}
     teacher.draw(batch)
@@ -324,20 +339,15 @@ def test_the_choices_of_a_row_share_its_reward():
     assert_updated(net, twin)
 
 
-def test_what_counts_as_given_is_what_differs_from_the_default():
-    signature = inspect.signature(attnreg.training.AttackerDefender).parameters
-    assert {name: signature[name].default for name in _USUAL} == _USUAL
-
-
-@pytest.mark.parametrize("option", [{"antithetic": True}, {"credit": "gradient"}, {"price": 0.5}])
-def test_without_a_generator_its_options_are_refused(option):
-    with pytest.raises(InputError, match=f"`{next(iter(option))}` has no effect without a Generator"):
-        attnreg.training.AttackerDefender(make_model(), None, adamw, reward_batches=make_batches(1), **option)
+@pytest.mark.parametrize("credit", [Reinforce(), GradientCredit()])
+def test_without_a_generator_a_credit_is_refused(credit):
+    with pytest.raises(InputError, match="`credit` has no effect without a Generator"):
+        AttackerDefender(make_model(), None, adamw, credit=credit)
 
 
 def test_a_game_without_masks_is_one_of_selection():
     model = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    game = attnreg.training.AttackerDefender(model, None, adamw, reward_batches=make_batches(1), steps_per_round=2)
+    game = AttackerDefender(model, None, adamw, rounds=Rounds(2))
     for batch in make_batches(4):
         result = game.step(batch)
         assert torch.equal(weights(game.attacker.model), weights(game.defender.model))  # nothing parts them
@@ -347,7 +357,7 @@ def test_a_game_without_masks_is_one_of_selection():
 
 
 def test_a_game_without_selection_copies_nobody():
-    game = make_game(steps_per_round=1, winner="none")
+    game = make_game(steps=1, winner="none")
     for batch in make_batches(3):
         game.step(batch)
     assert not torch.equal(weights(game.attacker.model), weights(game.defender.model))

@@ -9,10 +9,9 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.attendout.noise import noisy_tokens
+from attnreg.attendout.referee import noisy_tokens
 from attnreg.attendout.rewards import (
     MetricScore,
-    RewardRule,
     by_evidence,
     correctness,
     greedy,
@@ -22,6 +21,7 @@ from attnreg.attendout.rewards import (
     standardized_gap,
 )
 from attnreg.errors import InputError
+from attnreg.training import Reinforce
 from tests.test_attacker_defender import make_batches, make_game
 
 INPUTS = {"input_ids": torch.tensor([[1, 2]])}
@@ -136,12 +136,12 @@ def test_rewards_and_winners():
     a, d = torch.tensor([0.4, 0.1, 0.7, 0.2]), torch.tensor([0.1, 0.2, 0.3, 0.2])
     gaps = a - d
     t = gaps.mean() / (gaps.std() / 2)
-    assert RewardRule("gap")(gaps) == pytest.approx(0.15)
-    assert RewardRule("scaled")(gaps) == pytest.approx(0.15)
-    assert RewardRule("sign")(gaps) == 1
-    assert RewardRule("standardized")(gaps) == pytest.approx(float(t))
-    assert torch.equal(RewardRule("gap", "sample")(gaps), gaps)
-    assert torch.equal(RewardRule("sign", "sample")(gaps), gaps.sign())
+    assert Reinforce(reward="gap").rewards(gaps) == pytest.approx(0.15)
+    assert Reinforce(reward="scaled").rewards(gaps) == pytest.approx(0.15)
+    assert Reinforce(reward="sign").rewards(gaps) == 1
+    assert Reinforce(reward="standardized").rewards(gaps) == pytest.approx(float(t))
+    assert torch.equal(Reinforce(reward="gap", per="sample").rewards(gaps), gaps)
+    assert torch.equal(Reinforce(reward="sign", per="sample").rewards(gaps), gaps.sign())
     assert standardized_gap(gaps) == pytest.approx(float(t))
     assert standardized_gap(gaps * 1e-5) == pytest.approx(float(t), abs=1e-4)
     assert float(by_evidence(a, d)) == pytest.approx(scipy.stats.norm.cdf(float(t)), abs=1e-5)
@@ -164,14 +164,14 @@ def test_a_metric_scores_all_rows_of_a_round_together():
         return 10.0 * len(seen)
 
     rewards = make_batches(3, seed=9)
-    game = make_game(steps_per_round=1, reward_batches=rewards, score=MetricScore(metric))
+    game = make_game(steps=1, batches=rewards, score=MetricScore(metric))
     result = game.step(make_batches(1)[0])
     assert [len(labels) for labels, _ in seen] == [12, 12]  # once for each network
     assert seen[0][0] == torch.cat([batch["labels"] for batch in rewards]).tolist()
     assert (result.logs["defender_score"], result.logs["attacker_score"]) == (10.0, 20.0)
     assert result.logs["attacker_chance"] == 1.0  # without rows' scores, the better one wins
-    with pytest.raises(InputError, match="Expected `reward_per` 'round' with a metric as score"):
-        make_game(score=MetricScore(metric), reward_per="sample")
+    with pytest.raises(InputError, match="Expected `per` 'round' with a metric as score"):
+        make_game(score=MetricScore(metric), credit=Reinforce(per="sample"))
 
 
 def test_a_metric_needs_one_label_per_row():
@@ -207,7 +207,7 @@ def test_both_networks_are_scored_on_the_same_noisy_rows():
         seen.append(batch["input_ids"])
         return torch.zeros(len(batch["labels"]))
 
-    game = make_game(steps_per_round=2, reward_batches=None, reward_noise=0.9, score=score)
+    game = make_game(steps=2, batches=None, noise=0.9, score=score)
     batches = make_batches(2)
     for batch in batches:
         game.step(batch)
@@ -229,7 +229,7 @@ def test_each_round_may_have_rows_of_its_own():
         seen.append(id(batch))
         return torch.zeros(len(batch["labels"]))
 
-    game = make_game(steps_per_round=2, reward_batches=rows, score=score)
+    game = make_game(steps=2, batches=rows, score=score)
     for batch in make_batches(6):
         game.step(batch)
     assert asked == [0, 1, 2]

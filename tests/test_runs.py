@@ -236,9 +236,12 @@ def test_rewards_from_the_training_batches(cli):
 
 
 VARIANTS = {
-    "heads": (["--generator-heads", "per-head"], {"num_heads": 6, "masks_per_layer": 1}),
-    "shared": (["--share-embeddings"], {"shared_tables": ["tokens", "positions"]}),
-    "feed-forward": (["--feed-forward"], {"feed_forward": True, "num_heads": 1, "masks_per_layer": 6}),
+    "heads": (["--generator", "GNetProvider(num_heads='heads')"], {"num_heads": 6, "masks_per_layer": 1}),
+    "shared": (["--generator", "GNetProvider(share_embeddings=True)"], {"shared_tables": ["tokens", "positions"]}),
+    "feed-forward": (
+        ["--generator", "GNetProvider(feed_forward=True, masks_per_layer='heads')"],
+        {"feed_forward": True, "num_heads": 1, "masks_per_layer": 6},
+    ),
 }
 
 

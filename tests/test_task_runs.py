@@ -88,10 +88,10 @@ def test_every_regularizer_trains_on_every_kind(cli, home, tmp_path, task, name,
 
 
 def test_the_games_score_by_right_answers(cli, home, tmp_path):
-    options = ["--score", "accuracy", "--round-steps", 2, "--no-baseline", "--train-size", 48]
+    options = ["--rewards", "Rewards(score='accuracy')", "--round-steps", 2, "--no-baseline", "--train-size", 48]
     ran(cli(*recipe(home, "attendout", "conll2003", *options, "--output-dir", "out")))
     assert_sentence(cli(*recipe(home, "attendout", "stsb", *options, "--output-dir", "no")), 2,
-                    "Expected --score loss for the regression task stsb, got accuracy")  # fmt: skip
+                    "Expected score 'loss' in --rewards for the regression task stsb, got 'accuracy'")  # fmt: skip
     assert not (tmp_path / "no").exists()
 
 

@@ -1,8 +1,9 @@
-"""The decisions of a Generator: how many there are, how they are drawn, and their log-probability."""
+"""The decisions of a Generator: how many there are, how they are drawn and taken, and their log-probability."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +15,7 @@ from attnreg import functional
 from attnreg.draws import Draws, draws_of_pass
 
 Granularity = Literal["unit", "key", "batch"]
+REMEMBERED = 64  # passes
 
 
 @dataclass(frozen=True)
@@ -160,3 +162,46 @@ def shift_to(probability: float, logits: Tensor) -> float:
         enough = float(torch.sigmoid(logits + middle).mean()) > probability
         low, high = (low, middle) if enough else (middle, high)
     return (low + high) / 2
+
+
+class GivenMasks:
+    """Whether a forward pass takes masks that were drawn before it, or draws its own.
+
+    Example:
+        >>> given = GivenMasks()
+        >>> given.give()
+        >>> given.taken(), given.taken()
+        (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._waiting = False
+        self._ever = False
+        self._seed: int | Tensor | None = None  # of the pass that took them, as long as they are there
+        self._own: deque[int] = deque(maxlen=REMEMBERED)  # seeds of passes that drew their own
+
+    def give(self) -> None:
+        """Give the next forward pass the masks that were just drawn."""
+        self._waiting = self._ever = True
+
+    def taken(self) -> bool:
+        """Begin a forward pass; return whether it takes the masks that are there.
+
+        Raises:
+            RuntimeError: if the pass repeats one that may have taken masks that are gone.
+        """
+        draws = draws_of_pass()
+        if self._waiting:
+            self._waiting, self._seed = False, draws.seed
+            return True
+        if not draws.replayed:
+            self._seed = None
+            if self._ever and isinstance(draws.seed, int):
+                self._own.append(draws.seed)
+            return False
+        if self._seed != draws.seed and self._ever and draws.seed not in self._own:
+            raise RuntimeError("The masks that were sampled for that pass are gone: replay only the latest pass.")
+        if self._seed == draws.seed:
+            return True
+        self._seed = None
+        return False

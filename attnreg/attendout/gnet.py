@@ -13,13 +13,10 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import InnerProbability, inner_probability, one_of, true_or_false, whole_number
-from attnreg.attendout.decisions import Decisions, Granularity, Relaxed, shift_to
-from attnreg.attendout.generator import GeneratorNetwork, tables_to_share
-from attnreg.attendout.generator_sizes import measured
-from attnreg.attendout.given import GivenMasks
-from attnreg.attendout.opposite import Opposite
-from attnreg.attendout.patches import ImageInputs
-from attnreg.attendout.token_inputs import TokenInputs
+from attnreg.attendout.decisions import Decisions, GivenMasks, Granularity, Relaxed, shift_to
+from attnreg.attendout.inputs import ImageInputs, TokenInputs
+from attnreg.attendout.network import GeneratorNetwork
+from attnreg.attendout.sizes import measured, tables_to_share
 from attnreg.errors import InputError
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
@@ -132,6 +129,7 @@ class GNetProvider(MaskProvider):
             )
         self.feed_forward = true_or_false("feed_forward", feed_forward)
         self.causal = true_or_false("causal", causal)
+        self._stack = "decoder" if causal else "encoder"
         self.position_offset = whole_number("position_offset", position_offset, least=0)
         self.pad_token_id = pad_token_id
         self.patch = None if patch is None else [whole_number("patch", size) for size in patch]
@@ -161,7 +159,8 @@ class GNetProvider(MaskProvider):
         self.keep: Tensor | None = None
         self.opposite_keep: Tensor | None = None
         self._given = GivenMasks()
-        self._calibrated = False
+        #: whether the biases have been set to ``initial_keep``
+        self.calibrated = False
         self._relaxed: Relaxed | None = None
 
     @classmethod
@@ -171,8 +170,8 @@ class GNetProvider(MaskProvider):
         *,
         initial_keep: InnerProbability = 0.9,
         decisions: Granularity = "unit",
-        masks_per_layer: int = 1,
-        num_heads: int = 1,
+        masks_per_layer: int | str = 1,
+        num_heads: int | str = 1,
         feed_forward: bool = False,
         share_embeddings: bool = False,
         example_inputs: Any = None,
@@ -184,22 +183,23 @@ class GNetProvider(MaskProvider):
                 table of absolute positions, or none that can be told by its name, positions are learned from scratch.
             initial_keep: initial mean probability of keeping a position.
             decisions: what is drawn at once: "unit" (each position), "key" or "batch".
-            masks_per_layer: 1, or the model's number of heads.
-            num_heads: 1, or the model's number of heads.
+            masks_per_layer: 1, or the model's number of heads, for which ``"heads"`` stands.
+            num_heads: 1, or the model's number of heads, for which ``"heads"`` stands.
             feed_forward: add a feed-forward block after each attention of the G-Net.
             share_embeddings: read the model's embeddings instead of copying them.
             example_inputs: as in :func:`attnreg.attach`.
 
         Raises:
-            ValueError: if the model has no single table of token embeddings, and does not cut images into patches.
+            ValueError: if the model has no single table of token embeddings, and does not cut images into patches; with
+                ``"heads"``, if its layers differ in heads.
             NoAttentionError: if no attention is found in the model.
 
         Example:
             >>> from transformers import BertConfig, BertModel
             >>> config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=3, num_attention_heads=2)
-            >>> generator = GNetProvider.for_model(BertModel(config))
-            >>> generator.num_layers, generator.hidden_size, generator.max_length
-            (3, 8, 512)
+            >>> generator = GNetProvider.for_model(BertModel(config), masks_per_layer="heads")
+            >>> generator.num_layers, generator.hidden_size, generator.max_length, generator.masks_per_layer
+            (3, 8, 512, 2)
         """
         true_or_false("share_embeddings", share_embeddings)
         found = measured(model, example_inputs, share_embeddings=share_embeddings)
@@ -207,8 +207,8 @@ class GNetProvider(MaskProvider):
             **found.sizes,
             initial_keep=initial_keep,
             decisions=decisions,
-            masks_per_layer=masks_per_layer,
-            num_heads=num_heads,
+            masks_per_layer=found.number("masks_per_layer", masks_per_layer),
+            num_heads=found.number("num_heads", num_heads),
             feed_forward=feed_forward,
         )
         generator._read_tables(model)
@@ -246,9 +246,8 @@ class GNetProvider(MaskProvider):
                 f"This G-Net was made for {self.num_layers} {self._stack} layers, but the model has "
                 f"{depths.pop() if depths else 'none'}: use `GNetProvider.for_model(model)`."
             )
-        for site in sites:
-            if site.stack == self._stack:
-                self._check_heads(site)
+        for site in (each for each in sites if each.stack == self._stack):
+            self._check_heads(site)
         self._read_tables(model)
 
     def _check_heads(self, site: SiteInfo) -> None:
@@ -261,8 +260,9 @@ class GNetProvider(MaskProvider):
     def _read_tables(self, model: nn.Module) -> None:
         if self.shared_tables:
             rows = {"tokens": self.vocab_size, "positions": self.max_length + self.position_offset}
-            wanted = {name: rows[name] for name in self.shared_tables}
-            self.network.tables = tables_to_share(model, wanted, self.hidden_size)
+            self.network.tables = tables_to_share(
+                model, {name: rows[name] for name in self.shared_tables}, self.hidden_size
+            )
 
     def learned_parameters(self) -> list[nn.Parameter]:
         """Return none: masks have no gradient, and AttendOut has a separate optimizer for the G-Net."""
@@ -272,8 +272,7 @@ class GNetProvider(MaskProvider):
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Draw the masks of all layers for one forward pass of the main model, and store them in ``keep``."""
         if not self._given.taken() and self._relaxed is None:
-            self._calibrate_once(inputs)
-            self.keep = self._decisions.draw(self.logits(inputs), self.units(inputs))
+            self.keep = self._decisions.draw(*self._calibrated_logits(inputs))
 
     def sample(self, inputs: Mapping[str, Any]) -> Tensor:
         """Draw the masks of the main model's next forward pass, which must be on the same inputs.
@@ -284,8 +283,7 @@ class GNetProvider(MaskProvider):
         Returns:
             ``(B,)``, the mean log-probability of the masks, as in :meth:`log_prob`; differentiable.
         """
-        self._calibrate_once(inputs)
-        logits, units = self.logits(inputs), self.units(inputs)
+        logits, units = self._calibrated_logits(inputs)
         self.keep = self._decisions.draw(logits.detach(), units)
         self._given.give()
         return self._decisions.log_prob(logits, units, self.keep)
@@ -299,8 +297,7 @@ class GNetProvider(MaskProvider):
         Returns:
             the mean log-probability of both, ``(B,)``, differentiable.
         """
-        self._calibrate_once(inputs)
-        logits, units = self.logits(inputs), self.units(inputs)
+        logits, units = self._calibrated_logits(inputs)
         self.keep, self.opposite_keep = self._decisions.draw_opposites(logits.detach(), units)
         self._given.give()
         first, second = (self._decisions.log_prob(logits, units, keep) for keep in (self.keep, self.opposite_keep))
@@ -320,8 +317,7 @@ class GNetProvider(MaskProvider):
             inputs: the main model's inputs.
             share: probability that a decision is replaced by a value drawn evenly from [0, 1].
         """
-        self._calibrate_once(inputs)
-        self._relaxed = self._decisions.draw_relaxed(self.logits(inputs), self.units(inputs), share)
+        self._relaxed = self._decisions.draw_relaxed(*self._calibrated_logits(inputs), share)
         try:
             yield self._relaxed
         finally:
@@ -346,24 +342,21 @@ class GNetProvider(MaskProvider):
         for layer in range(self.num_layers) if valid.any() else ():
             each = logits[:, layer] - bias[layer]
             bias[layer] = shift_to(self.initial_keep, each[valid[:, 0].expand(each.shape)])
-        self._calibrated = True
+        self.calibrated = True
 
-    def _calibrate_once(self, inputs: Mapping[str, Any]) -> None:
-        if not self._calibrated:
+    def _calibrated_logits(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return logits and valid units, after :meth:`calibrate` on the first batch."""
+        if not self.calibrated:
             self.calibrate(inputs)
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether the biases have been set to ``initial_keep``."""
-        return self._calibrated
+        return self.logits(inputs), self.units(inputs)
 
     @override
     def get_extra_state(self) -> Tensor:
-        return torch.tensor(self._calibrated, device=self.network.bias.device)
+        return torch.tensor(self.calibrated, device=self.network.bias.device)
 
     @override
     def set_extra_state(self, state: Tensor) -> None:
-        self._calibrated = bool(state)
+        self.calibrated = bool(state)
 
     def logits(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute the logits of keeping each unit.
@@ -390,10 +383,18 @@ class GNetProvider(MaskProvider):
             keep: the masks, bool, ``(B, L, M, N, N)``, a former ``keep``.
 
         Returns:
-            ``(B,)``: :math:`(1/n) \sum \log P(d)` over the decisions of all layers.
+            :math:`(1/n) \sum \log P(d)` over the decisions of all layers, ``(B,)``.
         """
         return self._decisions.log_prob(self.logits(inputs), self.units(inputs), keep)
 
-    @property
-    def _stack(self) -> str:
-        return "decoder" if self.causal else "encoder"
+
+class Opposite(MaskProvider):
+    """Masks another model with the opposites that a G-Net drew in :meth:`GNetProvider.sample_opposites`."""
+
+    def __init__(self, generator: GNetProvider) -> None:
+        super().__init__()
+        self._generator = (generator,)  # no submodule: it is saved and learned with the model that it masks itself
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        return self._generator[0].mask_of(site, self._generator[0].opposite_keep)

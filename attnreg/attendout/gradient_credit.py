@@ -5,32 +5,38 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
+from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import (
+    InnerProbability,
     NotNegative,
-    Probability,
     ProbabilityBelowOne,
     inner_probability,
     not_negative,
     probability_below_one,
 )
+from attnreg.attendout.credit import Credit, Teacher
+from attnreg.attendout.referee import Rewards
 from attnreg.attribution.outputs import LossFunction, loss_of
 from attnreg.errors import InputError
+from attnreg.regularizer.abilities import that_look_at_batches
+from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch, Updater
 
 MOMENTUM = 0.9  # of the running deviation of credit
 STEP = 0.01  # length of the finite difference in the space of parameters, as in DARTS (arXiv 1806.09055)
 
 
-class GradientCredit:
-    r"""Update a Generator by how the Attacker's next update changes the reward loss R, to first order.
+@dataclass(frozen=True, kw_only=True)
+class GradientCredit(Credit):
+    r"""Teach a G-Net by how the Attacker's next update changes the reward loss R, to first order.
 
     A step of gradient descent under masks M is :math:`-\eta\, g(M)` with :math:`g(M) = \nabla_\theta L(\theta; M)`. It
     changes R by :math:`-\eta\, \lVert \nabla_\theta R \rVert\, v^\top g(M)`, where v is the gradient of R, of unit
@@ -55,63 +61,94 @@ class GradientCredit:
     that of the latest weights, :math:`\phi`.
 
     Args:
-        generator: a G-Net.
-        optimizer: the G-Net's optimizer.
-        updater: gives precision and processes.
-        attacker: the model that the G-Net masks.
-        reward_batch: returns the reward batch of an update, numbered from 0.
         share: probability that a decision is replaced by a value drawn evenly from [0, 1].
         price: weight of the divergence from ``initial_keep``.
         averaging: decay of the moving average; 0 draws with the latest weights.
-        max_grad_norm: clip the G-Net's gradient to this norm.
-        loss_function: computes L and R from the Attacker's output and the batch; by default the output's ``loss``.
+        learning_rate, bias_learning_rate, optimizer_factory: as in :class:`Credit`.
+
+    Raises:
+        ValueError: if an argument is out of range.
 
     Reference:
         This project's own; the finite difference is that of DARTS (arXiv 1806.09055), Eq. 8.
+
+    Example:
+        >>> GradientCredit(price=0.1).averaging
+        0.98
     """
 
-    used_baseline = None
+    share: InnerProbability = 0.25
+    price: NotNegative = 0.03
+    averaging: ProbabilityBelowOne = 0.98
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        inner_probability("share", self.share)
+        not_negative("price", self.price)
+        probability_below_one("averaging", self.averaging)
+
+    @override
+    def check(self, provider: Regularizer, rewards: Rewards) -> None:
+        if rewards.batches is None:
+            raise InputError("Expected `batches` of `rewards` with GradientCredit, got None.")
+        if others := that_look_at_batches(provider):
+            raise InputError(
+                f"{type(others[0]).__name__} cannot be used with GradientCredit, which makes passes of its own."
+            )
+
+    @override
+    def teacher(
+        self,
+        generator: nn.Module,
+        updater: Updater,
+        *,
+        max_grad_norm: float | None = 1.0,
+        attacker: nn.Module | None = None,
+        reward_batch: Callable[[int], Batch] | None = None,
+        loss_function: LossFunction | None = None,
+    ) -> GradientTeacher:
+        assert attacker is not None
+        assert reward_batch is not None
+        return GradientTeacher(self, generator, updater, max_grad_norm, attacker, reward_batch, loss_function)
+
+
+class GradientTeacher(Teacher):
+    """Updates a G-Net by gradient; the arguments are those of :meth:`GradientCredit.teacher`."""
 
     def __init__(
         self,
+        credit: GradientCredit,
         generator: nn.Module,
-        optimizer: Optimizer,
         updater: Updater,
-        *,
+        max_grad_norm: float | None,
         attacker: nn.Module,
         reward_batch: Callable[[int], Batch],
-        share: Probability = 0.25,
-        price: NotNegative = 0.03,
-        averaging: ProbabilityBelowOne = 0.98,
-        max_grad_norm: float | None = 1.0,
-        loss_function: LossFunction | None = None,
+        loss_function: LossFunction | None,
     ) -> None:
         if not hasattr(generator, "relaxed"):
             raise InputError(f"{type(generator).__name__} cannot be taught by gradient: it has no `relaxed` masks.")
         if updater.accelerator is not None and updater.accelerator.mixed_precision == "fp16":
-            raise InputError("Credit 'gradient' needs float32 or bfloat16: float16 rounds small gradients to zero.")
-        self.share = inner_probability("share", share)
-        self.price = not_negative("price", price)
-        self.averaging = probability_below_one("averaging", averaging)
-        self.optimizer = optimizer
+            raise InputError("GradientCredit needs float32 or bfloat16: float16 rounds small gradients to zero.")
+        self.credit = credit
+        self.optimizer = credit.optimizer(generator)
         self.attacker = attacker
-        self._loss_function = loss_function
         self.reward_batch = reward_batch
+        self._loss_function = loss_function
         self._generator: Any = generator
         self._updater = updater
         self._own_updater = Updater(max_grad_norm)
         self._square, self._updates = 0.0, 0
         self._latest: list[Tensor] = []  # the weights that learn, while the G-Net holds their average
 
+    @override
     def draw(self, batch: Batch) -> None:
-        """Update the G-Net before the Attacker trains on a batch under new masks."""
         if not getattr(self._generator, "calibrated", True):
             self._generator.calibrate(batch)  # the average begins with the calibrated weights
         with self._latest_weights():
             self._learn(batch, self._direction(self.reward_batch(self._updates)))
 
     def _learn(self, batch: Batch, direction: Mapping[str, Tensor]) -> None:
-        with self._generator.relaxed(batch, self.share) as relaxed:
+        with self._generator.relaxed(batch, self.credit.share) as relaxed:
             direction, length = self._across(batch, direction)
             credit = [self._slopes(batch, relaxed.masks, direction, sign) for sign in (1, -1)]
         slopes = [(up - down) * (length / 2) for up, down in zip(*credit, strict=True)]
@@ -122,14 +159,16 @@ class GradientCredit:
         self._square = MOMENTUM * self._square + (1 - MOMENTUM) * float(square)
         deviation = math.sqrt(self._square / (1 - MOMENTUM**self._updates)) or 1.0
         divergence = functional.bernoulli_kl(relaxed.logits, self._generator.initial_keep)[relaxed.valid].mean()
-        torch.autograd.backward([relaxed.logits, self.price * divergence], [-of_logits / (deviation * count), None])
+        torch.autograd.backward(
+            [relaxed.logits, self.credit.price * divergence], [-of_logits / (deviation * count), None]
+        )
         self._updater.average_gradients(self._generator.parameters())
         self._own_updater.step(self._generator, self.optimizer)
 
     @contextmanager
     def _latest_weights(self) -> Iterator[None]:
         """Let the G-Net hold its latest weights within the block, and their moving average again after it."""
-        if not self.averaging:
+        if not self.credit.averaging:
             yield
             return
         trained = [each for group in self.optimizer.param_groups for each in group["params"]]
@@ -139,11 +178,8 @@ class GradientCredit:
             yield
         finally:
             self._latest = [each.detach().clone() for each in trained]
-            get_ema_multi_avg_fn(self.averaging)(averages, self._latest, None)
+            get_ema_multi_avg_fn(self.credit.averaging)(averages, self._latest, None)
             _copy(averages, trained)
-
-    def check_drawn(self) -> None:
-        """Do nothing: the credit does not depend on the masks that the Attacker trains under."""
 
     def _direction(self, batch: Batch) -> dict[str, Tensor]:
         """Return v, the gradient of the reward loss, by parameter, with length :data:`STEP`."""
@@ -200,22 +236,16 @@ class GradientCredit:
                 for name, each in before.items():
                     parameters[name].copy_(each)
 
-    def update(self, rewards: Sequence[Tensor]) -> None:
-        """Do nothing at the end of a round: each step has updated the G-Net."""
-
-    def forget(self) -> None:
-        """Do nothing at the end of a round."""
-
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to resume."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "squares": [self._square, self._updates],
             "latest": list(self._latest),
         }
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state returned by :meth:`state_dict`."""
         self.optimizer.load_state_dict(state["optimizer"])
         self._square, self._updates = state["squares"]
         device = next(self._generator.parameters()).device

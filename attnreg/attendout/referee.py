@@ -1,4 +1,4 @@
-"""The referee of AttendOut's game: it scores the networks, and says what a round's rewards are and who wins."""
+"""The referee of AttendOut's game: it scores both networks after a round, and draws the winner."""
 
 from __future__ import annotations
 
@@ -9,25 +9,49 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnreg.arguments import probability, whole_number
-from attnreg.attendout.noise import noisy_tokens
-from attnreg.attendout.rewards import (
-    SCORES,
-    WINNERS,
-    Reward,
-    RewardName,
-    RewardPer,
-    RewardRule,
-    Score,
-    ScoreName,
-    Winner,
-    WinnerName,
-    greedy,
-)
+from attnreg.arguments import Probability, probability, whole_number
+from attnreg.attendout.rewards import SCORES, WINNERS, Score, ScoreName, Winner, WinnerName, greedy
 from attnreg.errors import InputError
 from attnreg.training.method import Batch, Updater
 
 RewardBatches = Sequence[Batch] | Callable[[int], Sequence[Batch]]
+
+
+@dataclass(frozen=True, eq=False)
+class Rewards:
+    """The rows that both networks are scored on after each round, and the score. Their gaps are the rewards.
+
+    Args:
+        batches: labelled batches, or a function that returns those of a round, numbered from 0; ``None`` uses the
+            training batches of the round.
+        score: ``"loss"`` (negative loss; higher is better), ``"accuracy"``, or a function of a model and a batch that
+            returns ``(B,)``; higher is better. :class:`attnreg.training.MetricScore` scores all rows by one metric.
+        batches_per_round: number of batches that each round uses, in turn (default: all).
+        noise: share of tokens to replace by others of the same batch before scoring; only for the training batches
+            of the round.
+        special_tokens: token ids that noise leaves alone.
+
+    Raises:
+        ValueError: if an argument is unknown or out of range, or two do not fit together.
+
+    Example:
+        >>> Rewards(noise=0.15, special_tokens=[101, 102]).score
+        'loss'
+    """
+
+    batches: RewardBatches | None = None
+    score: ScoreName | Score = "loss"
+    batches_per_round: int | None = None
+    noise: Probability = 0.0
+    special_tokens: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        if self.batches is not None and not callable(self.batches) and not len(self.batches):
+            raise InputError("Expected at least one batch in `batches` of `rewards`, got none.")
+        whole_number("batches_per_round", 1 if self.batches_per_round is None else self.batches_per_round)
+        if probability("noise", self.noise) and self.batches is not None:
+            raise InputError("Expected `batches` None with `noise`, got batches.")
+        _resolve("score", self.score, SCORES)
 
 
 @dataclass(frozen=True)
@@ -37,14 +61,14 @@ class Verdict:
     Args:
         attacker: mean score of the Attacker.
         defender: mean score of the Defender.
-        rewards: one for each Attacker, 0-d or ``(n,)``.
-        chance: probability with which the Attacker wins.
+        gaps: for each Attacker, its scores minus the Defender's, ``(n,)``.
+        chance: probability that the Attacker wins.
         attacker_wins: whether it won.
     """
 
     attacker: float
     defender: float
-    rewards: list[Tensor]
+    gaps: list[Tensor]
     chance: float
     attacker_wins: bool
 
@@ -57,40 +81,22 @@ class Verdict:
 class Referee:
     """Score networks on reward data at the end of a round.
 
-    The arguments are those of :class:`attnreg.training.AttackerDefender`, and ``updater`` its processes.
+    Args:
+        updater: gives the processes.
+        rewards: the reward data and the score.
+        winner: the winner rule, as in :class:`attnreg.training.Rounds`.
 
     Raises:
-        InputError: if an argument is unknown or out of range, or two do not fit together.
+        InputError: if the winner rule is unknown, or does not fit the score.
     """
 
-    def __init__(
-        self,
-        updater: Updater,
-        reward_batches: RewardBatches | None,
-        batches_per_round: int | None,
-        reward_noise: float,
-        special_tokens: Sequence[int],
-        score: ScoreName | Score,
-        reward: RewardName | Reward,
-        reward_per: RewardPer,
-        winner: WinnerName | Winner,
-    ) -> None:
-        if reward_batches is not None and not callable(reward_batches) and not len(reward_batches):
-            raise InputError("Expected at least one batch in `reward_batches`, got none.")
-        whole_number("batches_per_round", 1 if batches_per_round is None else batches_per_round)
-        if probability("reward_noise", reward_noise) and reward_batches is not None:
-            raise InputError("Expected `reward_batches` None with `reward_noise`, got batches.")
-        if winner == "proportional" and score == "loss":
+    def __init__(self, updater: Updater, rewards: Rewards, winner: WinnerName | Winner) -> None:
+        if winner == "proportional" and rewards.score == "loss":
             raise InputError("Expected score 'accuracy' with winner 'proportional', got 'loss', which is negative.")
-        self.score: Score = _resolve("score", score, SCORES)
-        if hasattr(self.score, "over") and reward_per == "sample":
-            raise InputError("Expected `reward_per` 'round' with a metric as score, got 'sample'.")
-        self.rule = RewardRule(reward, reward_per)
+        self.rewards = rewards
+        self.score: Score = _resolve("score", rewards.score, SCORES)
         self.copies = winner != "none"
         self.winner: Winner = _resolve("winner", winner, {**WINNERS, "none": greedy})
-        self.batches_per_round = batches_per_round
-        self._rows = reward_batches
-        self._noise, self._special_tokens = reward_noise, list(special_tokens)
         self._updater = updater
         self._played: list[Batch] = []  # the round's own batches, if it is scored on them
         self.number = 0  # of the round
@@ -98,7 +104,7 @@ class Referee:
 
     def note(self, batch: Batch) -> None:
         """Take note of a training batch."""
-        if self._rows is None:
+        if self.rewards.batches is None:
             self._played.append(batch)
 
     def forget(self) -> None:
@@ -119,7 +125,7 @@ class Referee:
             d, *a = (over(scores) for scores in (d, *a))
         chance = float(self.winner(a[0], d))
         wins = self._updater.gathered([float(torch.rand(()))])[0] < chance
-        return Verdict(float(a[0].mean()), float(d.mean()), [self.rule(each - d) for each in a], chance, wins)
+        return Verdict(float(a[0].mean()), float(d.mean()), [each - d for each in a], chance, wins)
 
     @torch.no_grad()
     def _scores(self, network: nn.Module, batch: Batch) -> Tensor:
@@ -129,21 +135,22 @@ class Referee:
         return scores
 
     def _batches(self) -> list[Batch]:
-        if self._rows is None:
-            noise = self._noise
-            return [noisy_tokens(batch, noise, self._special_tokens) if noise else batch for batch in self._played]
+        if self.rewards.batches is None:
+            noise, special = self.rewards.noise, self.rewards.special_tokens
+            return [noisy_tokens(batch, noise, special) if noise else batch for batch in self._played]
         batches = self._of_round()
-        size = min(self.batches_per_round or len(batches), len(batches))
-        first = 0 if callable(self._rows) else self.number * size
+        size = min(self.rewards.batches_per_round or len(batches), len(batches))
+        first = 0 if callable(self.rewards.batches) else self.number * size
         mine = range(self._updater.rank, size, self._updater.processes)
         return [batches[(first + i) % len(batches)] for i in mine]
 
     def _of_round(self) -> Sequence[Batch]:
-        assert self._rows is not None
-        if not callable(self._rows):
-            return self._rows
+        batches = self.rewards.batches
+        assert batches is not None
+        if not callable(batches):
+            return batches
         if self._drawn is None or self._drawn[0] != self.number:
-            self._drawn = self.number, self._rows(self.number)
+            self._drawn = self.number, batches(self.number)
         return self._drawn[1]
 
     def next_batch(self, number: int) -> Batch:
@@ -160,6 +167,38 @@ class Referee:
         """Restore a state returned by :meth:`state_dict`."""
         self.number, mine = state["number"], state["played"][self._updater.rank]
         self._played = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in mine]
+
+
+def noisy_tokens(batch: Batch, share: float, special_tokens: Sequence[int] = ()) -> Batch:
+    """Replace a share of a batch's tokens by random other tokens of the batch.
+
+    Args:
+        batch: model inputs with ``input_ids`` and, optionally, ``attention_mask``.
+        share: probability of replacing each token.
+        special_tokens: ids of tokens that are neither replaced nor used; padding stays as it is, too.
+
+    Raises:
+        InputError: if the batch has no ``input_ids``.
+
+    Example:
+        >>> batch = {"input_ids": torch.tensor([[1, 5, 5, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0]])}
+        >>> noisy_tokens(batch, 1.0, special_tokens=[1])["input_ids"]
+        tensor([[1, 5, 5, 0]])
+    """
+    ids = batch.get("input_ids")
+    if ids is None:
+        raise InputError(f"The batch {sorted(batch)} holds no `input_ids` to add noise to.")
+    replaceable = torch.ones_like(ids, dtype=torch.bool)
+    if "attention_mask" in batch:
+        replaceable = batch["attention_mask"].bool()
+    if special_tokens:
+        replaceable = replaceable & ~torch.isin(ids, torch.tensor(list(special_tokens), device=ids.device))
+    pool = ids[replaceable]
+    if not len(pool):
+        return batch
+    drawn = pool[torch.randint(len(pool), ids.shape, device=ids.device)]
+    replaced = replaceable & (torch.rand(ids.shape, device=ids.device) < share)
+    return {**batch, "input_ids": torch.where(replaced, drawn, ids)}
 
 
 def _resolve(name: str, value: Any, known: Mapping[str, Any]) -> Any:

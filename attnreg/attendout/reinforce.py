@@ -3,100 +3,147 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from typing_extensions import override
 
-from attnreg.arguments import one_of, probability_below_one
-from attnreg.attendout.rewards import RewardPer, reinforce_loss
+from attnreg.arguments import ProbabilityBelowOne, one_of, probability_below_one, true_or_false
+from attnreg.attendout.credit import Credit, Teacher
+from attnreg.attendout.referee import Rewards
+from attnreg.attendout.rewards import reinforce_loss, standardized_gap
 from attnreg.attribution.outputs import rows_of
 from attnreg.errors import InputError
-from attnreg.regularizer.base import Regularizer
+from attnreg.regularizer.base import Compose, Regularizer
 from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Batch, Updater
 
+Reward = Callable[[Tensor], Tensor]
+RewardName = Literal["scaled", "gap", "sign", "standardized"]
+RewardPer = Literal["round", "sample"]
 Baseline = Literal["moving", "leave-one-out"]
 
 
-class Generator(Protocol):
-    """A provider that knows the probability of the masks it draws, such as :class:`attnreg.GNetProvider`.
+@dataclass(frozen=True, kw_only=True)
+class Reinforce(Credit):
+    r"""Teach the Generator by REINFORCE: :math:`-\log P(a)\,(r - b)`, a mean over units, samples and steps of a round.
 
-    Only :meth:`sample` is always needed: :meth:`log_prob` and :attr:`keep` for rewards per sample, the others for
-    antithetic masks.
+    A reward comes from the gaps: the Attacker's scores minus the Defender's on the same rows. Scaled rewards keep their
+    scale from round to round, so that noise around an equal score stays small; a standardized gap is as large for noise
+    as for a difference.
+
+    Three settings lower the variance, beside fewer ``decisions`` of the Generator: one reward per sample, the baseline
+    ``"leave-one-out"`` over them, and ``antithetic`` masks, for which a second Attacker begins each round with the
+    first one's weights and trains under the opposite masks. It never wins.
+
+    Args:
+        reward: ``"scaled"`` (the mean gap, whose difference to the baseline is divided by its running deviation),
+            ``"gap"``, ``"sign"`` (of the gap) or ``"standardized"`` (the gap over its standard error); or a function
+            of the gaps ``(n,)``, one per reward row, that returns the 0-d reward, or ``(n,)`` per sample.
+        per: one reward per ``"round"`` or per ``"sample"``. Rewards of other rows than the round's own are paired with
+            its samples in their order, again from the first when they run out.
+        baseline: what is subtracted from rewards: ``"moving"`` (a moving average, which the first round sets) or
+            ``"leave-one-out"`` (the mean of the other samples' rewards).
+        momentum: momentum of the moving average, and of the running deviation of ``"scaled"``.
+        antithetic: draw masks in opposite pairs, for two Attackers.
+        learning_rate, bias_learning_rate, optimizer_factory: as in :class:`Credit`.
+
+    Raises:
+        ValueError: if an argument is unknown or out of range, or two do not fit together.
+
+    Reference:
+        AttendOut (arXiv 2104.04692), Eq. 5; Williams, 1992. Leave-one-out: Kool et al., 2019.
+
+    Example:
+        >>> gaps = torch.tensor([0.5, -0.1])
+        >>> Reinforce(reward="gap").rewards(gaps), Reinforce(reward="sign", per="sample").rewards(gaps)
+        (tensor(0.2000), tensor([ 1., -1.]))
     """
 
-    keep: Tensor | None
-    opposite_keep: Tensor | None
+    reward: RewardName | Reward = "scaled"
+    per: RewardPer = "round"
+    baseline: Baseline = "moving"
+    momentum: ProbabilityBelowOne = 0.9
+    antithetic: bool = False  # type: ignore[misc]
 
-    def sample(self, inputs: Batch) -> Tensor:
-        """Draw the masks of the next forward pass and return their log-probability, ``(B,)``, differentiable."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.reward) and self.reward not in get_args(RewardName):
+            known = ", ".join(get_args(RewardName))
+            raise InputError(f"Expected `reward` to be a function or one of {known}, got {self.reward!r}.")
+        one_of("per", self.per, get_args(RewardPer))
+        one_of("baseline", self.baseline, get_args(Baseline))
+        probability_below_one("momentum", self.momentum)
+        true_or_false("antithetic", self.antithetic)
+        if self.reward == "standardized" and self.per == "sample":
+            raise InputError("Expected `per` 'round' with reward 'standardized', got 'sample'.")
+        if self.baseline == "leave-one-out" and self.per == "round":
+            raise InputError("Expected `per` 'sample' with baseline 'leave-one-out', got 'round'.")
 
-    def log_prob(self, inputs: Batch, keep: Tensor) -> Tensor:
-        """Return the log-probability of masks, ``(B,)``, differentiable."""
+    def rewards(self, gaps: Tensor) -> Tensor:
+        """Return the reward, 0-d, or rewards, ``(n,)``, from gaps ``(n,)``.
 
-    def sample_opposites(self, inputs: Batch) -> tuple[Tensor, Tensor]:
-        """Draw masks and their opposites; return the log-probability of both, ``(B,)`` each."""
+        Raises:
+            InputError: if a function returns another shape.
+        """
+        if self.reward == "standardized":
+            return standardized_gap(gaps)
+        if not callable(self.reward):
+            values = gaps if self.per == "sample" else gaps.mean()
+            return values.sign() if self.reward == "sign" else values
+        reward = torch.as_tensor(self.reward(gaps)).float()
+        wanted = gaps.shape if self.per == "sample" else torch.Size([])
+        if reward.shape != wanted:
+            raise InputError(
+                f"Expected `reward` to return shape {tuple(wanted)} with `per` {self.per!r}, got {tuple(reward.shape)}."
+            )
+        return reward
 
-    def opposite(self) -> Regularizer:
-        """Return a provider that masks another model with the opposite masks."""
+    @override
+    def check(self, provider: Regularizer, rewards: Rewards) -> None:
+        if self.antithetic and isinstance(provider, Compose):
+            raise InputError("Expected the Generator alone with `antithetic`, got a composition.")
+        if self.per == "sample" and hasattr(rewards.score, "over"):
+            raise InputError("Expected `per` 'round' with a metric as score, got 'sample'.")
+
+    @override
+    def teacher(
+        self, generator: nn.Module, updater: Updater, *, max_grad_norm: float | None = 1.0, **others: Any
+    ) -> ReinforceTeacher:
+        return ReinforceTeacher(self, generator, updater, max_grad_norm)
 
 
-class Reinforce:
-    r"""Update a Generator by :math:`-\log P(a)\,(r - b)`, averaged over the units, samples and steps of a round.
+class ReinforceTeacher(Teacher):
+    """Updates a Generator by REINFORCE.
 
     The Generator does not change within a round. With one reward per round, the gradient is therefore a sum over steps
     times that reward: it is accumulated while masks are drawn, so that memory does not grow with the round. With one
     reward per sample, batches and packed masks are kept until the rewards are known.
 
     Args:
-        generator: the provider that draws the masks.
-        optimizer: the Generator's optimizer.
+        credit: the settings.
+        generator: the provider that draws the masks; see :class:`attnreg.training.AttackerDefender`.
         updater: averages gradients over processes.
-        per: ``"round"`` (one reward, 0-d) or ``"sample"`` (rewards ``(n,)``).
-        baseline: what is subtracted from rewards: ``"moving"`` (a moving average of them) or ``"leave-one-out"`` (the
-            mean of the other samples' rewards).
-        momentum: momentum of the moving average, and of the running deviation.
-        scaled: divide the differences to the baseline by their running deviation.
-        antithetic: draw masks in opposite pairs, for two Attackers.
         max_grad_norm: clip the gradient to this norm.
-
-    Reference:
-        AttendOut (arXiv 2104.04692), Eq. 5; Williams, 1992. Leave-one-out: Kool et al., 2019.
     """
 
     def __init__(
-        self,
-        generator: nn.Module,
-        optimizer: Optimizer,
-        updater: Updater,
-        *,
-        per: RewardPer = "round",
-        baseline: Baseline = "moving",
-        momentum: float = 0.9,
-        scaled: bool = False,
-        antithetic: bool = False,
-        max_grad_norm: float | None = 1.0,
+        self, credit: Reinforce, generator: nn.Module, updater: Updater, max_grad_norm: float | None = 1.0
     ) -> None:
-        self.per = one_of("reward_per", per, get_args(RewardPer))
-        self.kind = one_of("baseline", baseline, get_args(Baseline))
-        self.momentum = probability_below_one("baseline_momentum", momentum)
-        decisions = getattr(generator, "decisions", "unit")
-        if baseline == "leave-one-out" and decisions == "batch":
+        if credit.baseline == "leave-one-out" and getattr(generator, "decisions", "unit") == "batch":
             raise InputError("Baseline 'leave-one-out' needs decisions for each sample: use decisions 'unit' or 'key'.")
-        if per == "sample" and getattr(generator, "shared_tables", None):
-            raise InputError("Expected `reward_per` 'round' with shared embeddings, which change within a round.")
-        if baseline == "leave-one-out" and per == "round":
-            raise InputError("Expected `reward_per` 'sample' with baseline 'leave-one-out', got 'round'.")
-        needed = ["sample"] + ["log_prob"] * (per == "sample") + ["sample_opposites", "opposite"] * antithetic
+        by_sample = credit.per == "sample"
+        if by_sample and getattr(generator, "shared_tables", None):
+            raise InputError("Expected `per` 'round' with shared embeddings, which change within a round.")
+        needed = ["sample"] + ["log_prob"] * by_sample + ["sample_opposites", "opposite"] * credit.antithetic
         if missing := [name for name in needed if not hasattr(generator, name)]:
             raise InputError(f"{type(generator).__name__} cannot be the Generator: it has no `{missing[0]}`.")
-        self.antithetic = antithetic
-        self.scaled = scaled
-        self.optimizer = optimizer
+        self.credit = credit
+        self.optimizer = credit.optimizer(generator)
         self.baseline = 0.0  # the first round sets it
         self.rounds = 0
         self._square, self._squares = 0.0, 0  # running mean of squared advantages, and how many are in it
@@ -109,18 +156,18 @@ class Reinforce:
         self.steps = 0  # of the current round
 
     @property
+    @override
     def used_baseline(self) -> float | None:
-        """The moving average of rewards, if that is the baseline."""
-        return self.baseline if self.kind == "moving" else None
+        return self.baseline if self.credit.baseline == "moving" else None
 
+    @override
     def draw(self, batch: Batch) -> None:
-        """Draw the masks of the Attackers' next forward passes."""
         self.steps += 1
-        if self.per == "sample":
+        if self.credit.per == "sample":
             with torch.no_grad(), self._updater.autocast():
                 self._sample(batch)
             self._drawn = self._generator.keep
-            masks = [self._generator.keep, *([self._generator.opposite_keep] if self.antithetic else [])]
+            masks = [self._generator.keep, *([self._generator.opposite_keep] if self.credit.antithetic else [])]
             self._draws.append((dict(batch), [pack(mask) for mask in masks]))
             return
         with self._updater.autocast(), sparse_embeddings(self._generator):
@@ -130,12 +177,8 @@ class Reinforce:
             last = attacker + 1 == len(log_probs)
             self._accumulate(attacker, reinforce_loss(log_prob, 1.0, 0.0), keep_graph=not last)
 
+    @override
     def check_drawn(self) -> None:
-        """Check that the Attacker trained under the masks drawn for it.
-
-        Raises:
-            InputError: if another forward pass took them.
-        """
         if getattr(self._generator, "keep", None) is not self._drawn:
             raise InputError(
                 "Another forward pass took the Generator's masks before the Attacker's training step, so they cannot "
@@ -143,7 +186,9 @@ class Reinforce:
             )
 
     def _sample(self, batch: Batch) -> list[Tensor]:
-        return list(self._generator.sample_opposites(batch)) if self.antithetic else [self._generator.sample(batch)]
+        return (
+            list(self._generator.sample_opposites(batch)) if self.credit.antithetic else [self._generator.sample(batch)]
+        )
 
     def _accumulate(self, attacker: int, loss: Tensor, *, keep_graph: bool = False) -> None:
         parameters = list(self._generator.parameters())
@@ -154,21 +199,17 @@ class Reinforce:
             _added(old, new) for old, new in zip(self._gradients[attacker], gradients, strict=True)
         ]
 
-    def update(self, rewards: Sequence[Tensor]) -> None:
-        """Update the Generator at the end of a round.
-
-        Args:
-            rewards: one for each Attacker: 0-d, or ``(n,)`` with one reward per sample. Rewards of other rows than the
-                round's own are paired with its samples in their order, again from the first when they run out.
-        """
+    @override
+    def update(self, gaps: Sequence[Tensor]) -> float:
+        rewards = [self.credit.rewards(each) for each in gaps]
         mean = sum(float(reward.mean()) for reward in rewards) / len(rewards)
         if not self.rounds:
             self.baseline = mean
         self.rounds += 1
         advantages = self._scaled([self._advantage(reward) for reward in rewards])
-        if self.per == "sample":
+        if self.credit.per == "sample":
             self._accumulate_samples(advantages)
-        weights = [1.0] * len(rewards) if self.per == "sample" else [float(each) for each in advantages]
+        weights = [1.0] * len(rewards) if self.credit.per == "sample" else [float(each) for each in advantages]
         for number, parameter in enumerate(self._generator.parameters()):
             parameter.grad = None
             for weight, gradients in zip(weights, self._gradients, strict=True):
@@ -177,21 +218,23 @@ class Reinforce:
                     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._updater.average_gradients(self._generator.parameters())
         self._own_updater.step(self._generator, self.optimizer)
-        self.baseline += (1 - self.momentum) * (mean - self.baseline)
+        self.baseline += (1 - self.credit.momentum) * (mean - self.baseline)
+        return float(rewards[0].mean())
 
     def _advantage(self, reward: Tensor) -> Tensor:
-        if self.kind == "leave-one-out":
+        if self.credit.baseline == "leave-one-out":
             return reward - (reward.sum() - reward) / max(1, len(reward) - 1)
         return reward - self.baseline
 
     def _scaled(self, advantages: list[Tensor]) -> list[Tensor]:
-        if not self.scaled:
+        if self.credit.reward != "scaled":
             return advantages
+        momentum = self.credit.momentum
         square = sum(float((each**2).mean()) for each in advantages) / len(advantages)
         if square or self._squares:  # before the first difference, there is no scale
             self._squares += 1
-            self._square = self.momentum * self._square + (1 - self.momentum) * square
-        deviation = math.sqrt(self._square / (1 - self.momentum**self._squares)) if self._squares else 0.0
+            self._square = momentum * self._square + (1 - momentum) * square
+        deviation = math.sqrt(self._square / (1 - momentum**self._squares)) if self._squares else 0.0
         return [each / deviation if deviation else torch.zeros_like(each) for each in advantages]
 
     def _accumulate_samples(self, advantages: Sequence[Tensor]) -> None:
@@ -206,12 +249,12 @@ class Reinforce:
                 self._accumulate(attacker, reinforce_loss(log_prob, each[rows].to(log_prob.device), 0.0))
                 begin += len(log_prob)
 
+    @override
     def forget(self) -> None:
-        """Forget the current round."""
         self.steps, self._gradients, self._draws = 0, [], []
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a resumed round needs."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "baseline": self.baseline,
@@ -223,8 +266,8 @@ class Reinforce:
             "draws": self._updater.gathered([_moved(self._draws, "cpu")]),
         }
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state returned by :meth:`state_dict`."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.baseline, self.steps = state["baseline"], state["steps"]
         self.rounds, (self._square, self._squares) = state["rounds"], state["squares"]

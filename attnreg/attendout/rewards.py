@@ -1,9 +1,9 @@
-"""Scores, rewards and winner rules of AttendOut, each a small function."""
+"""Scores and winner rules of AttendOut, and the loss of REINFORCE, each a small function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +15,8 @@ from attnreg.training.method import Batch
 from attnreg.training.micro_batches import aligned_labels
 
 ScoreName = Literal["loss", "accuracy"]
-RewardName = Literal["scaled", "gap", "sign", "standardized"]
-RewardPer = Literal["round", "sample"]
 WinnerName = Literal["evidence", "greedy", "proportional", "none"]
 Score = Callable[[nn.Module, Batch], Tensor]
-Reward = Callable[[Tensor], Tensor]
 Winner = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -107,53 +104,6 @@ def standardized_gap(gaps: Tensor) -> Tensor:
         return gaps.mean().sign()
     error = gaps.std() / len(gaps) ** 0.5
     return (gaps.mean() / error.clamp(min=torch.finfo(gaps.dtype).tiny)).clamp(-3.0, 3.0)
-
-
-class RewardRule:
-    """Turn gaps, the Attacker's scores minus the Defender's on the same rows, into rewards.
-
-    ``"gap"`` is the gap itself, ``"sign"`` its sign, ``"standardized"`` the mean gap over its standard error, and
-    ``"scaled"`` the gap, of which :class:`attnreg.attendout.reinforce.Reinforce` divides the difference to the baseline
-    by its running deviation. Scaled rewards keep their scale from round to round, so that noise around an equal score
-    stays small; a standardized gap is as large for noise as for a difference.
-
-    Args:
-        reward: one of these names, or a function of the gaps ``(n,)``.
-        per: ``"round"`` (0-d, of the mean gap) or ``"sample"`` (``(n,)``, of each gap).
-
-    Example:
-        >>> RewardRule("sign", "sample")(torch.tensor([0.5, -0.1])), RewardRule("gap")(torch.tensor([0.5, -0.1]))
-        (tensor([ 1., -1.]), tensor(0.2000))
-    """
-
-    def __init__(self, reward: RewardName | Reward, per: RewardPer = "round") -> None:
-        if not callable(reward) and reward not in get_args(RewardName):
-            known = ", ".join(get_args(RewardName))
-            raise InputError(f"Expected `reward` to be a function or one of {known}, got {reward!r}.")
-        if reward == "standardized" and per == "sample":
-            raise InputError("Expected `reward_per` 'round' with reward 'standardized', got 'sample'.")
-        self.reward, self.per = reward, per
-        self.is_scaled = reward == "scaled"
-
-    def __call__(self, gaps: Tensor) -> Tensor:
-        """Return the reward, 0-d, or rewards, ``(n,)``, from gaps ``(n,)``.
-
-        Raises:
-            InputError: if a function returns another shape.
-        """
-        if self.reward == "standardized":
-            return standardized_gap(gaps)
-        if not callable(self.reward):
-            values = gaps if self.per == "sample" else gaps.mean()
-            return values.sign() if self.reward == "sign" else values
-        reward = torch.as_tensor(self.reward(gaps)).float()
-        wanted = gaps.shape if self.per == "sample" else torch.Size([])
-        if reward.shape != wanted:
-            raise InputError(
-                f"Expected `reward` to return shape {tuple(wanted)} with `reward_per` {self.per!r}, got "
-                f"{tuple(reward.shape)}."
-            )
-        return reward
 
 
 def by_evidence(attacker: Tensor, defender: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -15,6 +15,7 @@ from attnreg.regularizer.base import Compose, Regularizer
 from attnreg.regularizer.saving import build, known_providers, shown
 
 LONGEST = 1000  # characters; keeps nesting far below the parser's limit
+Made = TypeVar("Made")
 EXAMPLE = "AttentionDropout(0.1, placement='scores') & OnLayers(AttentionLayerDrop(0.2), [0, -1])"
 
 
@@ -74,6 +75,27 @@ def parse_provider(
             raise InputError(f"Cannot make the provider {text!r}: {reason}.") from error
 
 
+def parse_call(text: str, classes: Mapping[str, Callable[..., Made]]) -> Made:
+    """Make an object from a call with literal arguments, such as ``Reinforce(per='sample')``, without evaluating it.
+
+    Args:
+        text: the call.
+        classes: what the text may call, by name.
+
+    Raises:
+        InputError: if the text is not such a call, or an argument does not fit.
+
+    Example:
+        >>> parse_call("Fraction(numerator=1, denominator=2)", {"Fraction": __import__("fractions").Fraction})
+        Fraction(1, 2)
+    """
+    with within_depth(text):
+        node = _parsed(text)
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in classes:
+            raise InputError(f"Expected {' or '.join(f'{name}(...)' for name in classes)}, got {text!r}.")
+        return classes[node.func.id](**_description(node, text, classes)["config"])
+
+
 def expression_of(provider: Regularizer) -> str:
     """Return a provider as an expression, with all arguments by name.
 
@@ -124,7 +146,7 @@ def _parsed(text: str) -> ast.expr:
         raise InputError(f"Expected a provider such as {EXAMPLE}, got {text!r}: {error}.") from None
 
 
-def _description(node: ast.expr, text: str, known: Mapping[str, type[Regularizer]]) -> dict[str, Any]:
+def _description(node: ast.expr, text: str, known: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
     """Turn a node into the description that :func:`attnreg.regularizer.saving.build` takes."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
         parts = [_description(side, text, known) for side in (node.left, node.right)]
@@ -159,7 +181,7 @@ def _description(node: ast.expr, text: str, known: Mapping[str, type[Regularizer
     return {"provider": name, "config": {k: list(v) if isinstance(v, tuple) else v for k, v in bound.items()}}
 
 
-def _signature(cls: type[Regularizer]) -> inspect.Signature:
+def _signature(cls: Callable[..., Any]) -> inspect.Signature:
     """The arguments that an expression may give: all but those that follow from the model."""
     measured = getattr(cls, "measured", ())
     factory = cls if measured else getattr(cls, "for_model", cls)
@@ -167,7 +189,7 @@ def _signature(cls: type[Regularizer]) -> inspect.Signature:
     return inspect.Signature([p for name, p in inspect.signature(factory).parameters.items() if name not in left_out])
 
 
-def _value(node: ast.expr, text: str, known: Mapping[str, type[Regularizer]]) -> Any:
+def _value(node: ast.expr, text: str, known: Mapping[str, Callable[..., Any]]) -> Any:
     if isinstance(node, ast.Call) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd)):
         return _description(node, text, known)
     try:

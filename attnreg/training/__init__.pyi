@@ -1,4 +1,10 @@
 from attnreg.attendout.attacker_defender import AttackerDefender as AttackerDefender
+from attnreg.attendout.attacker_defender import Rounds as Rounds
+from attnreg.attendout.credit import Credit as Credit
+from attnreg.attendout.gradient_credit import GradientCredit as GradientCredit
+from attnreg.attendout.referee import Rewards as Rewards
+from attnreg.attendout.reinforce import Reinforce as Reinforce
+from attnreg.attendout.rewards import MetricScore as MetricScore
 from attnreg.training.child_tuning import ChildTuning as ChildTuning
 from attnreg.training.class_weights import WeightedCrossEntropy as WeightedCrossEntropy
 from attnreg.training.class_weights import balanced_weights as balanced_weights

@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
-from attnreg.training import AttackerDefender, adamw
+from attnreg.training import AttackerDefender, Rewards, Rounds, adamw
 
 torch.manual_seed(0)
 config = BertConfig(vocab_size=20, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2)
@@ -27,7 +27,7 @@ def batch():
 
 generator = attnreg.GNetProvider.for_model(model)
 game = AttackerDefender(
-    model, generator, lambda network: adamw(network, 1e-3), reward_batches=[batch()], steps_per_round=4
+    model, generator, lambda network: adamw(network, 1e-3), rewards=Rewards([batch()]), rounds=Rounds(steps=4)
 )
 
 # %%

@@ -134,7 +134,7 @@ class _Argument:
 
 
 def argument(target: str, name: str, flag: str | None = None, **kwargs: Any) -> Callable[[Any], Any]:
-    """Make an option from an argument of a class or method, with the same type, default and help.
+    """Make an option from an argument of a class, dataclass or method, with the same type, default and help.
 
     Args:
         target: a public name, such as ``attnreg:AttributionProvider`` or ``attnreg:GNetProvider.for_model``.
@@ -158,6 +158,24 @@ def argument(target: str, name: str, flag: str | None = None, **kwargs: Any) -> 
     else:
         own = {"type": _click_type(found.annotation, aliases)}
     return option(flag, name, **{**own, "default": found.default, "help": found.help, **kwargs})
+
+
+def moved(flag: str, instead: str) -> Callable[[Any], Any]:
+    """Make a hidden option that says what to use in place of an option of earlier versions.
+
+    Args:
+        flag: the former flag.
+        instead: what has its effect now.
+    """
+
+    def refuse(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            raise click.UsageError(f"{flag} is no longer an option: use {instead}.")
+
+    # With `flag_value`, a value may follow or not: some of these were switches.
+    return option(
+        flag, hidden=True, is_flag=False, flag_value="", expose_value=False, callback=refuse, help=f"Use {instead}."
+    )
 
 
 Preset = Mapping[str, Any]
@@ -231,14 +249,17 @@ def parsed(module: str) -> ast.Module:
 def _argument(source: ast.AST, name: str) -> _Argument:
     """Return what the source says of an argument, whose default must be a literal."""
     assert isinstance(source, (ast.ClassDef, ast.FunctionDef))
-    function = source
+    function: ast.AST | None = source
     if isinstance(source, ast.ClassDef):
-        function = next(n for n in source.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
-    assert isinstance(function, ast.FunctionDef)
-    spec = function.args
-    defaults = [None] * (len(spec.args) - len(spec.defaults)) + list(spec.defaults)
-    pairs = [*zip(spec.args, defaults, strict=True), *zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]
-    annotation, default = next((arg.annotation, default) for arg, default in pairs if arg.arg == name)
+        function = next((n for n in source.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
+    if isinstance(function, ast.FunctionDef):
+        spec = function.args
+        defaults = [None] * (len(spec.args) - len(spec.defaults)) + list(spec.defaults)
+        pairs = [*zip(spec.args, defaults, strict=True), *zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]
+        annotation, default = next((arg.annotation, default) for arg, default in pairs if arg.arg == name)
+    else:  # a dataclass
+        fields = (n for n in source.body if isinstance(n, ast.AnnAssign))
+        annotation, default = next((n.annotation, n.value) for n in fields if ast.unparse(n.target) == name)
     assert annotation is not None
     value = None if default is None else ast.literal_eval(default)
     return _Argument(annotation, value, _help(ast.get_docstring(source) or "", name))

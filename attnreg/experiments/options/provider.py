@@ -1,7 +1,8 @@
-"""The option ``--provider``: an expression, or a YAML file."""
+"""Options that are expressions, such as ``--provider``, which may also be a YAML file."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,30 @@ def provider_option(*, required: bool = True) -> Callable[[Any], Any]:
     Args:
         required: whether the option must be given; if not, the recipe may receive ``None``.
     """
-
-    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
-        return None if text is None else read_provider(text)
-
-    return option(
+    return expression_option(
         "--provider",
+        f"{__name__}:read_provider",
         required=required,
-        callback=read,
         metavar="EXPRESSION|FILE.yaml",
         help="Provider, or several joined by &, or a YAML file; see `attnreg list providers`.",
     )
+
+
+def expression_option(flag: str, reader: str, **kwargs: Any) -> Callable[[Any], Any]:
+    """Make an option whose value is an expression, checked before the run begins. The recipe receives the expression.
+
+    Args:
+        flag: the option's flag.
+        reader: module and name, such as ``my_module:read``, of a function that checks the text and returns it in a
+            uniform spelling. It is imported only where the option is given, because it may import torch.
+        kwargs: arguments of :func:`attnreg.experiments.option`.
+    """
+
+    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+        module, _, name = reader.partition(":")
+        return None if text is None else getattr(importlib.import_module(module), name)(text)
+
+    return option(flag, callback=read, **kwargs)
 
 
 def read_provider(text: str) -> str:

@@ -12,6 +12,7 @@ python docs/results/planted/variance.py --oracle 2000 --updates 100
 
 import copy
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +21,39 @@ import torch
 from planted import planted
 
 import attnreg
-from attnreg.attendout.reinforce import Reinforce
 from attnreg.experiments.tasks import choose_task, load_data
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.model import load_model
-from attnreg.training import AttackerDefender, adamw
+from attnreg.training import AttackerDefender, Credit, GradientCredit, Reinforce, Rewards, Rounds, adamw
 from attnreg.training.method import Updater
 
-TRAIN = {"reward_batches": None}
-SAMPLE = {**TRAIN, "reward_per": "sample"}
-WAYS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("one decision per unit (the paper's)", {}, {}),
-    ("... 8 steps per round", {}, {"steps_per_round": 8}),
-    ("... rewards from the round", {}, TRAIN),
-    ("... rewards per sample of the round", {}, SAMPLE),
-    ("... and leave-one-out", {}, {**SAMPLE, "reward_baseline": "leave-one-out"}),
-    ("... antithetic", {}, {"antithetic": True}),
-    ("one decision per key", {"decisions": "key"}, {}),
-    ("... rewards per sample of the round", {"decisions": "key"}, SAMPLE),
-    ("... antithetic", {"decisions": "key"}, {"antithetic": True}),
-    ("one decision per layer and batch", {"decisions": "batch"}, {}),
-    ("... antithetic", {"decisions": "batch"}, {"antithetic": True}),
-    ("one decision per head and batch", {"decisions": "batch", "masks_per_layer": 6}, {}),
-    ("credit by gradient, per unit", {}, {"credit": "gradient", "price": 0.0, "averaging": 0.0}),
-    ("credit by gradient, per key", {"decisions": "key"}, {"credit": "gradient", "price": 0.0, "averaging": 0.0}),
+
+def sgd(generator: torch.nn.Module) -> torch.optim.SGD:
+    """Make an optimizer that leaves the Generator as it is until its learning rate is set."""
+    return torch.optim.SGD(generator.parameters(), lr=0.0)
+
+
+USUAL = Reinforce(reward="gap", optimizer_factory=sgd)
+SAMPLE = replace(USUAL, per="sample")
+OPPOSITE = replace(USUAL, antithetic=True)
+GRADIENT = GradientCredit(price=0.0, averaging=0.0, optimizer_factory=sgd)
+KEY, BATCH = {"decisions": "key"}, {"decisions": "batch"}
+# Name, options of the Generator, credit, steps per round, and whether the round's own rows are scored.
+WAYS: list[tuple[str, dict[str, Any], Credit, int, bool]] = [
+    ("one decision per unit (the paper's)", {}, USUAL, 1, False),
+    ("... 8 steps per round", {}, USUAL, 8, False),
+    ("... rewards from the round", {}, USUAL, 1, True),
+    ("... rewards per sample of the round", {}, SAMPLE, 1, True),
+    ("... and leave-one-out", {}, replace(SAMPLE, baseline="leave-one-out"), 1, True),
+    ("... antithetic", {}, OPPOSITE, 1, False),
+    ("one decision per key", KEY, USUAL, 1, False),
+    ("... rewards per sample of the round", KEY, SAMPLE, 1, True),
+    ("... antithetic", KEY, OPPOSITE, 1, False),
+    ("one decision per layer and batch", BATCH, USUAL, 1, False),
+    ("... antithetic", BATCH, OPPOSITE, 1, False),
+    ("one decision per head and batch", {**BATCH, "masks_per_layer": 6}, USUAL, 1, False),
+    ("credit by gradient, per unit", {}, GRADIENT, 1, False),
+    ("credit by gradient, per key", KEY, GRADIENT, 1, False),
 ]
 
 
@@ -97,8 +107,9 @@ def oracle_ratio(generator_options: dict[str, Any], options: dict[str, Any], ste
     torch.manual_seed(0)
     generator = attnreg.GNetProvider(30, 32, 3, 8, initial_keep=0.8, **generator_options)
     start, ratio = None, Ratio()
-    optimizer = torch.optim.SGD(generator.parameters(), lr=1.0)
-    teacher = Reinforce(generator, optimizer, Updater(), max_grad_norm=None, momentum=0.98, **options)
+    teacher = replace(USUAL, momentum=0.98, **options).teacher(generator, Updater(), max_grad_norm=None)
+    for group in teacher.optimizer.param_groups:
+        group["lr"] = 1.0
     for number in range(updates + 100):  # the first hundred settle the reward baseline
         rewards: list[list[torch.Tensor]] = [[], []]
         for _ in range(steps):
@@ -110,7 +121,7 @@ def oracle_ratio(generator_options: dict[str, Any], options: dict[str, Any], ste
                     each.append(1 - keep.float().mean((1, 2, 3))[ids == PLANTED])
         start = flat(generator) if start is None else start
         per_sample = [torch.cat(each) for each in rewards if each]
-        teacher.update(per_sample if options.get("per") == "sample" else [each.mean() for each in per_sample])
+        teacher.update(per_sample)
         teacher.forget()
         if number >= 100:
             ratio.add(start - flat(generator))
@@ -139,26 +150,23 @@ class Data:
         return self.kind.collate([{name: column[i] for name, column in chosen.items()} for i in range(size)])
 
 
-def game_ratio(data: Data, generator_options: dict[str, Any], game_options: dict[str, Any], updates: int) -> Ratio:
+def game_ratio(
+    data: Data, generator_options: dict[str, Any], credit: Credit, steps: int, own_rows: bool, updates: int
+) -> Ratio:
     """Return the ratio of single updates in the game."""
     torch.manual_seed(0)
     model = copy.deepcopy(data.model)
     generator = attnreg.GNetProvider.for_model(model, initial_keep=0.8, **generator_options)
+    held_out = data.batch("validation", 256)
     game = AttackerDefender(
         model,
         generator,
         lambda network: adamw(network, 1e-3),
-        **{
-            "reward_batches": [data.batch("validation", 256)],
-            "steps_per_round": 1,
-            "winner": "none",
-            "reward": "gap",
-            "max_grad_norm": None,
-            "generator_optimizer_factory": lambda network: torch.optim.SGD(network.parameters(), lr=0.0),
-            **game_options,
-        },
+        credit=credit,
+        rewards=Rewards(None if own_rows else [held_out]),
+        rounds=Rounds(steps, winner="none"),
+        max_grad_norm=None,
     )
-    steps = game.steps_per_round
     for _ in range(16):
         game.step(data.batch())
     for group in game._teacher.optimizer.param_groups:  # from here on, an update is the gradient itself
@@ -190,8 +198,8 @@ def main(oracle: int, updates: int, only: str | None, smallest: bool) -> None:
     data = Data()
     click.echo(f"\n{HEADER}")
     for number in range(len(WAYS)) if only is None else [int(number) for number in only.split(",")]:
-        name, generator_options, options = WAYS[number]
-        click.echo(game_ratio(data, generator_options, options, updates).row(name))
+        name, generator_options, credit, steps, own_rows = WAYS[number]
+        click.echo(game_ratio(data, generator_options, credit, steps, own_rows, updates).row(name))
 
 
 if __name__ == "__main__":

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnreg.attendout.patches import PatchTokens
 from attnreg.errors import InputError
 
 TABLES = ("tokens", "positions")
@@ -119,6 +116,30 @@ class GeneratorNetwork(nn.Module):
         return F.embedding(indices, self.tables[name].weight.detach()).to(self.bias.dtype)
 
 
+class PatchTokens(nn.Module):
+    """A learned vector for each token before the patches, then a linear map of each patch, row by row.
+
+    Args:
+        hidden_size: the width d of a vector.
+        patch: channels, height and width of a patch.
+        before: number of tokens before the patches, such as the class token.
+
+    Shape:
+        images ``(B, C, height, width)`` give ``(B, N, d)``.
+    """
+
+    def __init__(self, hidden_size: int, patch: Sequence[int], before: int) -> None:
+        super().__init__()
+        channels, height, width = patch
+        self.projection = nn.Conv2d(channels, hidden_size, (height, width), stride=(height, width))
+        self.before = nn.Parameter(0.02 * torch.randn(before, hidden_size))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return one state per patch, ``(B, T, C)``, after those that stand before the patches."""
+        patches = self.projection(pixels.to(self.before.dtype)).flatten(2).transpose(1, 2)
+        return torch.cat([self.before.expand(len(patches), -1, -1).to(patches.dtype), patches], 1)
+
+
 class _Heads:
     """Attention with several heads."""
 
@@ -177,84 +198,3 @@ class _FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x + self.outer(F.gelu(self.inner(x))))
-
-
-def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | None, int]:
-    """Find a model's token embeddings, its absolute position embeddings, if any, and the index of the first position.
-
-    Raises:
-        ValueError: if the model has no single table of token embeddings.
-
-    Example:
-        >>> from transformers import RobertaConfig, RobertaModel
-        >>> sizes = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 4, "intermediate_size": 4}
-        >>> embedding_tables(RobertaModel(RobertaConfig(vocab_size=9, max_position_embeddings=7, **sizes)))
-        (Embedding(9, 4, padding_idx=1), Embedding(7, 4, padding_idx=1), 2)
-    """
-    tables = {name: module for name, module in model.named_modules() if _is_table(module)}
-    tokens: Any = None
-    if not hasattr(model, "get_input_embeddings"):
-        tokens = next((table for name, table in tables.items() if not _is_position(name)), None)
-    else:
-        with suppress(NotImplementedError):  # raised by transformers' models that have none
-            tokens = model.get_input_embeddings()  # type: ignore[operator]
-    if not _is_table(tokens):
-        raise InputError(
-            f"{type(model).__name__} takes no token ids, or has no single embedding table for them, which G-Net needs: "
-            "use another provider."
-        )
-    around = next((name for name, table in tables.items() if table is tokens), "").rpartition(".")[0]
-    positions = next(
-        (
-            table
-            for name, table in tables.items()
-            if _is_position(name) and _is_beside(name, around) and table.weight.shape[1] == tokens.weight.shape[1]
-        ),
-        None,
-    )
-    if positions is None:
-        return tokens, None, 0
-    first = -1 if positions.padding_idx is None else positions.padding_idx
-    return tokens, positions, getattr(positions, "offset", first + 1)
-
-
-def tables_to_share(model: nn.Module, rows: Mapping[str, int], width: int) -> dict[str, nn.Embedding]:
-    """Return a model's embeddings, by name.
-
-    Args:
-        model: the model.
-        rows: number of rows that each table must have, by name.
-        width: width that they must have.
-
-    Raises:
-        InputError: if a table has another size.
-    """
-    tokens, positions, _ = embedding_tables(model)
-    found, tables = {"tokens": tokens, "positions": positions}, {}
-    for name, size in rows.items():
-        table = found[name]
-        if table is None or table.weight.shape != (size, width):
-            raise InputError(
-                f"This G-Net was made for embeddings of {name} of shape {(size, width)}, but the model has "
-                f"{'none' if table is None else tuple(table.weight.shape)}: use "
-                "`GNetProvider.for_model(model, share_embeddings=True)`."
-            )
-        tables[name] = table
-    return tables
-
-
-def _is_table(module: Any) -> bool:
-    """Whether a module is an embedding: torch's own, or one with the same attributes (I-BERT's)."""
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.dim() == 2 and hasattr(module, "padding_idx")
-
-
-def _is_position(name: str) -> bool:
-    last = name.rpartition(".")[2]
-    return "position" in last or last == "wpe"
-
-
-def _is_beside(name: str, around: str) -> bool:
-    """Whether a table is inside or above the module around another, and not, say, in a model's image encoder."""
-    own = name.rpartition(".")[0]
-    return not around or f"{name}.".startswith(f"{around}.") or not own or f"{around}.".startswith(f"{own}.")

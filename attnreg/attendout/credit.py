@@ -1,0 +1,127 @@
+"""How AttendOut's Generator learns: a credit holds the settings, and its teacher applies them in one game."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from attnreg.arguments import NotNegative, not_negative
+from attnreg.attendout.referee import Rewards
+from attnreg.attribution.outputs import LossFunction
+from attnreg.errors import InputError
+from attnreg.regularizer.base import Regularizer
+from attnreg.training.method import Batch, Updater
+from attnreg.training.optim import generator_adam
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credit(ABC):
+    """How the Generator of :class:`attnreg.training.AttackerDefender` learns.
+
+    Args:
+        learning_rate: learning rate of the Generator, as in :func:`attnreg.training.generator_adam`.
+        bias_learning_rate: learning rate of its biases, which set the drop rate of each layer.
+        optimizer_factory: makes the Generator's optimizer, instead of Adam with these learning rates.
+    """
+
+    learning_rate: NotNegative | None = None
+    bias_learning_rate: NotNegative = 5e-2
+    optimizer_factory: Callable[[nn.Module], Optimizer] | None = None
+    #: whether a second Attacker trains under the opposite masks
+    antithetic: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        not_negative("learning_rate", 0.0 if self.learning_rate is None else self.learning_rate)
+        not_negative("bias_learning_rate", self.bias_learning_rate)
+        if self.optimizer_factory is not None and not callable(self.optimizer_factory):
+            raise InputError(f"Expected `optimizer_factory` to be a function, got {self.optimizer_factory!r}.")
+
+    def optimizer(self, generator: nn.Module) -> Optimizer:
+        """Make the Generator's optimizer."""
+        if self.optimizer_factory is not None:
+            return self.optimizer_factory(generator)
+        return generator_adam(generator, self.learning_rate, self.bias_learning_rate)
+
+    def check(self, provider: Regularizer, rewards: Rewards) -> None:
+        """Check that the credit fits a game.
+
+        Args:
+            provider: what masks the Attacker: the Generator, alone or in a composition.
+            rewards: the reward data.
+
+        Raises:
+            InputError: if it does not.
+        """
+
+    @abstractmethod
+    def teacher(
+        self,
+        generator: nn.Module,
+        updater: Updater,
+        *,
+        max_grad_norm: float | None = 1.0,
+        attacker: nn.Module | None = None,
+        reward_batch: Callable[[int], Batch] | None = None,
+        loss_function: LossFunction | None = None,
+    ) -> Teacher:
+        """Make the teacher of a Generator.
+
+        Args:
+            generator: the Generator.
+            updater: gives precision and processes.
+            max_grad_norm: clip the Generator's gradient to this norm; ``None`` does not clip.
+            attacker: the model that it masks.
+            reward_batch: returns the reward batch of an update, numbered from 0.
+            loss_function: computes the training loss from the Attacker's output and the batch; by default the
+                output's ``loss``.
+
+        Raises:
+            InputError: if the Generator cannot be taught in this way.
+        """
+
+
+class Teacher(ABC):
+    """Teaches a Generator in one game."""
+
+    @property
+    def used_baseline(self) -> float | None:
+        """The moving average of rewards, if there is one."""
+        return None
+
+    @abstractmethod
+    def draw(self, batch: Batch) -> None:
+        """Prepare the Attackers' training step on a batch, under masks of the Generator."""
+
+    def check_drawn(self) -> None:
+        """Check that the Attacker trained under the masks drawn for it.
+
+        Raises:
+            InputError: if another forward pass took them.
+        """
+
+    def update(self, gaps: Sequence[Tensor]) -> float:
+        """Learn at the end of a round.
+
+        Args:
+            gaps: for each Attacker, its scores minus the Defender's on the same rows, ``(n,)``.
+
+        Returns:
+            the mean reward of the first Attacker.
+        """
+        return float(gaps[0].mean())
+
+    def forget(self) -> None:
+        """Forget the current round."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to resume."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state returned by :meth:`state_dict`."""

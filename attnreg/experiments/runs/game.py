@@ -1,0 +1,256 @@
+"""AttendOut's game in a run: its rounds, the rows that it is scored on, and a word to watch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from attnreg.attendout.credit import Credit
+from attnreg.attendout.gnet import GNetProvider
+from attnreg.attendout.gradient_credit import GradientCredit
+from attnreg.attendout.referee import Rewards
+from attnreg.attendout.reinforce import Reinforce
+from attnreg.attendout.rewards import MetricScore, Score
+from attnreg.errors import InputError, UsageError
+from attnreg.experiments.options.provider import read_provider
+from attnreg.experiments.setup.setup import Setup
+from attnreg.regularizer.expressions import parse_call
+from attnreg.training.method import Batch
+
+RewardData = Literal["held-out", "dev", "half-dev", "train", "noisy-train"]
+ROUNDS, FEW_ROUNDS, LONGEST_ROUND = 30, 10, 8
+NOISE = 0.15  # share of tokens that noisy-train replaces
+WATCHED_ROWS = 64
+
+
+def read_generator(text: str) -> str:
+    """Check the value of ``--generator``: a provider expression, or ``none``."""
+    return text if text == "none" else read_provider(text)
+
+
+def read_credit(text: str) -> str:
+    """Check the value of ``--credit``."""
+    credit_of(text)
+    return text
+
+
+def credit_of(text: str) -> Credit:
+    """Make a credit from an expression.
+
+    Example:
+        >>> credit_of("Reinforce(per='sample')").per
+        'sample'
+    """
+    return parse_call(text, {"Reinforce": Reinforce, "GradientCredit": GradientCredit})
+
+
+def read_rewards(text: str) -> str:
+    """Check the value of ``--rewards``."""
+    _rewards_of(text, lambda: "loss")
+    return text
+
+
+def _rewards_of(text: str, metric: Callable[[], Any]) -> Rewards:
+    def make(score: str = "loss", batches_per_round: int | None = None, noise: float = 0.0) -> Rewards:
+        known: Any = metric() if score == "metric" else score
+        return Rewards(score=known, batches_per_round=batches_per_round, noise=noise)
+
+    return parse_call(text, {"Rewards": make})
+
+
+def plan_rounds(steps: int, round_steps: int | None = None) -> tuple[int, int]:
+    """Return the steps of a round and the number of rounds of a game, the last of which may be shorter.
+
+    Args:
+        steps: steps of the game.
+        round_steps: steps of a round; by default 8, or fewer for 30 rounds.
+
+    Raises:
+        UsageError: if no step is left for the game.
+
+    Example:
+        >>> plan_rounds(450), plan_rounds(100), plan_rounds(100, 40)
+        ((8, 57), (3, 34), (40, 3))
+    """
+    if steps < 1:
+        raise UsageError("No step is left for the game: raise --game or --epochs, or lower --warmup.")
+    chosen = round_steps or max(1, min(LONGEST_ROUND, steps // ROUNDS))
+    return chosen, math.ceil(steps / chosen)
+
+
+def too_few(rounds: int) -> str | None:
+    """Return a warning if a game has too few rounds, with the options that change it."""
+    if rounds >= FEW_ROUNDS:
+        return None
+    return (
+        f"Warning: the game has only {rounds} round{'s' * (rounds > 1)}, too few for the Generator to learn: raise "
+        "--game or --epochs, or lower --round-steps, --warmup or --batch-size."
+    )
+
+
+class RewardRows:
+    """The rows that the rounds of a run are scored on.
+
+    Args:
+        run: the run.
+        data: which rows.
+        rows: number of rows to hold out.
+        fresh: draw this many of them anew for each round.
+        epochs: number of epochs in which held-out rows are not trained on.
+
+    Raises:
+        UsageError: if two options do not fit together.
+    """
+
+    def __init__(self, run: Setup, data: RewardData, rows: int, fresh: int | None, epochs: int) -> None:
+        self._run, self._data, self._fresh = run, data, fresh
+        #: a sentence for the report, if the scores are biased
+        self.note: str | None = None
+        self._batches: Any = None
+        if data in ("train", "noisy-train"):
+            if fresh is not None:
+                raise UsageError(
+                    f"--fresh-rows needs rows besides the round's own: remove it for --reward-data {data}."
+                )
+            return
+        chosen = self._chosen(rows, epochs)
+        if fresh is None:
+            self._batches = run.rows_in_order(chosen)
+            return
+        if fresh > len(chosen):
+            raise UsageError(f"Expected --fresh-rows of at most {len(chosen)}, the number of reward rows, got {fresh}.")
+
+        def drawn(number: int) -> Any:
+            generator = torch.Generator().manual_seed(run.settings.seed * 1_000_003 + number)
+            return run.rows_in_order(chosen.select(torch.randperm(len(chosen), generator=generator)[:fresh].tolist()))
+
+        self._batches = drawn
+
+    def _chosen(self, rows: int, epochs: int) -> Any:
+        run = self._run
+        if self._data == "held-out":
+            return run.hold_out_rows(min(rows, max(1, len(run.train_rows) // 10)), epochs)
+        if self._data == "dev":
+            self.note = (
+                "Warning: rewards came from the dev set (--reward-data dev), so the dev scores are not held out."
+            )
+            return run.dev_rows
+        if run.kind.has_windows:
+            raise UsageError("--reward-data half-dev would divide windows of the same question: use held-out.")
+        shuffled = run.dev_rows.shuffle(seed=0)
+        half = len(shuffled) // 2
+        if not half:
+            raise UsageError("--reward-data half-dev needs at least two dev rows.")
+        run.further["unseen"] = run.labelled(shuffled.select(range(half, len(shuffled))))
+        self.note = (
+            "Warning: rewards came from half of the dev set (--reward-data half-dev), so the dev scores are not held "
+            "out. Those of the other half begin with unseen_ in result.json."
+        )
+        return shuffled.select(range(half))
+
+    def rewards(self, text: str, round_steps: int) -> Rewards:
+        """Return the rewards that ``--rewards`` describes.
+
+        Args:
+            text: the expression.
+            round_steps: steps of a round; half as many batches are scored, unless the expression says otherwise.
+
+        Raises:
+            UsageError: if it does not fit the task or another option.
+        """
+        run = self._run
+        wanted = _rewards_of(text, lambda: metric_score(run))
+        if wanted.score == "accuracy" and not run.kind.can_be_right:
+            raise _expected_loss(run, "accuracy")
+        if wanted.noise and self._batches is not None:
+            raise UsageError("`noise` in --rewards is for --reward-data noisy-train: remove it.")
+        if self._fresh and wanted.batches_per_round:
+            raise UsageError("--fresh-rows are all scored in their round: remove `batches_per_round` from --rewards.")
+        return Rewards(
+            self._batches,
+            wanted.score,
+            None if self._fresh else wanted.batches_per_round or max(1, round_steps // 2),
+            wanted.noise or (NOISE if self._data == "noisy-train" else 0.0),
+            getattr(run.tokenizer, "all_special_ids", ()),
+        )
+
+
+def metric_score(run: Setup) -> Score:
+    """Return the task's first metric as a score.
+
+    Raises:
+        UsageError: if the task has several labels per row, or its answers are text.
+    """
+    whole = run.kind.one_class_per_row
+    if not whole and not run.kind.one_number_per_row:
+        raise _expected_loss(run, "metric")
+
+    def metric(labels: list[float], predictions: list[float]) -> float:
+        records = [
+            {"label": int(a) if whole else a, "prediction": int(b) if whole else b}
+            for a, b in zip(labels, predictions, strict=True)
+        ]
+        return run.kind.score(records)[run.task.metric]
+
+    return MetricScore(metric)
+
+
+def _expected_loss(run: Setup, score: str) -> UsageError:
+    return UsageError(
+        f"Expected score 'loss' in --rewards for the {run.task.kind} task {run.task.name}, got {score!r}."
+    )
+
+
+class WatchedWord:
+    """The drop rate of a word's keys, and that of all other keys, in some dev rows that contain the word.
+
+    Args:
+        run: gives the dev rows and the tokenizer.
+        generator: the Generator to watch.
+        word: the word, which must be one token.
+
+    Raises:
+        InputError: if the tokenizer does not know the word or splits it, or no dev row contains it.
+    """
+
+    def __init__(self, run: Setup, generator: GNetProvider, word: str) -> None:
+        if run.kind.reads_images:
+            raise InputError(f"--watch is for text, but {run.task.name} is of kind {run.task.kind}: remove it.")
+        tokens = run.tokenizer(word, add_special_tokens=False)["input_ids"]
+        if not tokens or (tokens[0] == run.tokenizer.unk_token_id and word != run.tokenizer.unk_token):
+            raise InputError(f"The model's tokenizer does not know the word {word!r} of --watch: choose another.")
+        inside = run.tokenizer(f"a {word}", add_special_tokens=False)["input_ids"]  # as within a sentence
+        if len(tokens) > 1 and len(inside) > 2:
+            pieces = ", ".join(run.tokenizer.convert_ids_to_tokens(tokens))
+            raise InputError(
+                f"The model's tokenizer splits the word {word!r} of --watch into {pieces}: choose another."
+            )
+        self.token = inside[-1]
+        having = [n for n, ids in enumerate(run.dev_rows["input_ids"]) if self.token in torch.tensor(ids).flatten()]
+        if not having:
+            raise InputError(f"No dev row contains the word {word!r} of --watch: choose another.")
+        self.generator = generator
+        self.batches: list[Batch] = run.rows_in_order(run.dev_rows.select(having[:WATCHED_ROWS]))
+
+    @torch.no_grad()
+    def __call__(self) -> dict[str, float]:
+        """Return the rates by layer: ``watched.N`` and ``others.N``."""
+        sums: Any = {True: 0.0, False: 0.0}
+        counts = {True: 0, False: 0}
+        for batch in self.batches:
+            dropped = 1 - self.generator.keep_probability(batch).mean(2)  # (B, L, N, N), mean over heads
+            units = self.generator.units(batch)
+            is_word = (batch["input_ids"].flatten(0, -2) == self.token)[:, None]
+            for watched in sums:
+                chosen = units & (is_word == watched)
+                sums[watched] = sums[watched] + (dropped * chosen[:, None]).sum((0, 2, 3)).double()
+                counts[watched] += int(chosen.sum())
+        names = {True: "watched", False: "others"}
+        return {
+            f"{names[watched]}.{layer}": float(total) / max(1, counts[watched])
+            for watched in sums
+            for layer, total in enumerate(sums[watched])
+        }
