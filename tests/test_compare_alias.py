@@ -8,7 +8,7 @@ import pytest
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.method import Method
-from attnreg.experiments.compare.report import write_report
+from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.compare.study import Study
 from tests.test_compare_study import table, write
 from tests.test_plots import keeping

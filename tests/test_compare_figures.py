@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from attnreg.experiments.compare.report import write_report
+from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.results.plots.comparison import plot_confusion, plot_forest, plot_search, plot_seeds
 from attnreg.experiments.results.plots.style import PAGE, darkened, picture
 from attnreg.experiments.tasks.metrics import METRICS

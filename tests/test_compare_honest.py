@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, matthews_corrcoef
 
-from attnreg.experiments.compare.report import write_report
+from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.tasks import get_task
 from attnreg.experiments.tasks.kinds import kind_class
 from tests import task_data

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attnreg.experiments.compare import launch
-from attnreg.experiments.compare.report import write_report
+from attnreg.experiments.compare.report.comparison import write_report
 from tests.test_compare import started_by
 from tests.test_compare_study import study_of, table, write
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnreg.errors import UsageError
-from attnreg.experiments.compare.report import write_report
+from attnreg.experiments.compare.report.comparison import write_report
 from tests.test_compare_study import study_of, table, write
 from tests.test_plots import keeping
 

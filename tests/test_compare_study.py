@@ -13,7 +13,7 @@ from attnreg._files import exclusive
 from attnreg.errors import InputError
 from attnreg.experiments.compare.launch import commands
 from attnreg.experiments.compare.method import Method
-from attnreg.experiments.compare.report import write_report
+from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.compare.study import Study
 from tests.commands import read_lines
 

@@ -11,7 +11,7 @@ from scipy import stats
 from attnreg.errors import InputError
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.plan import read_plan
-from attnreg.experiments.compare.plan_report import write_plan_report
+from attnreg.experiments.compare.report.plan import write_plan_report
 from attnreg.experiments.compare.statistics import practically_equal
 from attnreg.experiments.results import saved_model
 from attnreg.experiments.tasks import get_task, load_splits

@@ -17,7 +17,7 @@ from attnreg.experiments.options.settings import OUTPUT, TASK_OPTIONS, shared_op
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnreg.experiments.compare.search.search import Search
+    from attnreg.experiments.compare.search.rounds import Search
     from attnreg.experiments.compare.search.trials import Trials
 
 SEARCH, RUNNING = "Search", "Running"
@@ -69,7 +69,7 @@ def search(
     from attnreg.experiments.compare import launch
     from attnreg.experiments.compare.held_out import HeldOut
     from attnreg.experiments.compare.method import common_options
-    from attnreg.experiments.compare.search.search import Search
+    from attnreg.experiments.compare.search.rounds import Search
     from attnreg.experiments.compare.search.space import read_space
 
     read = read_space(space)
@@ -127,7 +127,7 @@ def _check_values(made: Search, model: Any) -> None:
 
 def _show(made: Search, trials: Trials, console: Console, command: Sequence[str]) -> None:
     from attnreg.experiments.compare.board import say
-    from attnreg.experiments.compare.search import report
+    from attnreg.experiments.compare.report import search as report
     from attnreg.experiments.results.report import print_table
 
     table = report.write_report(made, trials, command)

@@ -12,9 +12,9 @@ from attnreg.errors import InputError
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.board import Board, say
 from attnreg.experiments.compare.plan import Plan
-from attnreg.experiments.compare.plan_report import write_plan_report
 from attnreg.experiments.compare.planned import PlannedRun, finished_of
-from attnreg.experiments.compare.report import write_report
+from attnreg.experiments.compare.report.comparison import write_report
+from attnreg.experiments.compare.report.plan import write_plan_report
 from attnreg.experiments.compare.scoring import score_further
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results.report import print_table

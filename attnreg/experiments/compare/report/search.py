@@ -11,7 +11,7 @@ from attnreg.experiments.compare.document import Block, Code, Heading, Paragraph
 from attnreg.experiments.compare.held_out import FIRST_SEED, Trial
 from attnreg.experiments.compare.method import Winner
 from attnreg.experiments.compare.planned import finished_of
-from attnreg.experiments.compare.search.search import Search
+from attnreg.experiments.compare.search.rounds import Search
 from attnreg.experiments.compare.search.trials import Trials
 from attnreg.experiments.results.plots.comparison import plot_progress
 

@@ -12,8 +12,8 @@ from attnreg.experiments.compare import document
 from attnreg.experiments.compare.contrast import Contrast, contrasts, difference_rows, p_cell
 from attnreg.experiments.compare.document import Block, Contents, Heading, Paragraph, Picture, Reports, Table
 from attnreg.experiments.compare.group import Group
-from attnreg.experiments.compare.latex import latex
 from attnreg.experiments.compare.plan import Plan
+from attnreg.experiments.compare.report.latex import latex
 from attnreg.experiments.compare.statistics import (
     mean_over_tasks,
     mean_ranks,
