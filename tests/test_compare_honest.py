@@ -48,8 +48,8 @@ def test_a_run_writes_what_the_majority_class_scores(cli, tmp_path):
 def test_the_majority_is_that_of_the_training_rows(tmp_path):
     task = get_task("mrpc")
     kind = kind_class(task.kind)(task, None, 16)
-    assert kind.trivial_answer([1, 0, 1]) == 1
-    assert kind.trivial_answer([1, 0]) == 0  # the first, in a tie
+    assert kind.trivial([1, 0, 1])[1] == 1
+    assert kind.trivial([1, 0])[1] == 0  # the first, in a tie
     gold = [0, 0, 1]
     assert kind.score([{"label": label, "prediction": 1} for label in gold])["f1"] == f1_score(gold, [1] * 3)
 
@@ -76,7 +76,7 @@ def test_regression_has_the_mean(tmp_path):
     assert trivial["predictor"] == "mean of train"
     assert trivial["dev"]["pearson"] == trivial["train"]["pearson"] == 0.0  # a constant has no correlation
     task = get_task("stsb")
-    assert kind_class(task.kind)(task, None, 16).trivial_answer([1.0, 2.0, 6.0]) == 3.0
+    assert kind_class(task.kind)(task, None, 16).trivial([1.0, 2.0, 6.0]) == ("mean of train", 3.0)
 
 
 def test_the_majority_class_is_a_line_of_every_table_of_scores(tmp_path):
