@@ -20,6 +20,7 @@ ROOMS = [
     "attnreg._lazy",
     "attnreg._files",
     "attnreg",  # which names all others and imports none
+    "attnreg.outputs",
     "attnreg.functional",
     "attnreg.draws",
     "attnreg.masks",

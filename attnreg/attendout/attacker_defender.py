@@ -19,8 +19,8 @@ from attnreg.attendout.credit import Credit, Teacher
 from attnreg.attendout.referee import Referee, Rewards
 from attnreg.attendout.reinforce import Reinforce
 from attnreg.attendout.rewards import Winner, WinnerName
-from attnreg.attribution.outputs import LossFunction
 from attnreg.errors import InputError
+from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Compose, Regularizer
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from attnreg.arguments import NotNegative, not_negative
 from attnreg.attendout.referee import Rewards
-from attnreg.attribution.outputs import LossFunction
 from attnreg.errors import InputError
+from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch, Updater
 from attnreg.training.optim import generator_adam

@@ -24,8 +24,8 @@ from attnreg.arguments import (
 )
 from attnreg.attendout.credit import Credit, Teacher
 from attnreg.attendout.referee import Rewards
-from attnreg.attribution.outputs import LossFunction, loss_of
 from attnreg.errors import InputError
+from attnreg.outputs import LossFunction, loss_of
 from attnreg.regularizer.abilities import that_look_at_batches
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch, Updater

@@ -16,8 +16,8 @@ from attnreg.arguments import ProbabilityBelowOne, one_of, probability_below_one
 from attnreg.attendout.credit import Credit, Teacher
 from attnreg.attendout.referee import Rewards
 from attnreg.attendout.rewards import reinforce_loss, standardized_gap
-from attnreg.attribution.outputs import rows_of
 from attnreg.errors import InputError
+from attnreg.outputs import rows_of
 from attnreg.regularizer.base import Compose, Regularizer
 from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Batch, Updater

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnreg.attribution.outputs import IGNORED, needed_labels_of, predictions_of
 from attnreg.errors import InputError
+from attnreg.outputs import IGNORED, needed_labels_of, predictions_of
 from attnreg.training.method import Batch
 from attnreg.training.micro_batches import aligned_labels
 

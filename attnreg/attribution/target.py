@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from attnreg.attribution.outputs import IGNORED, labels_of, predictions_of
 from attnreg.errors import InputError
+from attnreg.outputs import IGNORED, labels_of, predictions_of
 
 
 class Target:
@@ -120,7 +120,7 @@ class Target:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the logits in a model's output, as :func:`attnreg.attribution.outputs.predictions_of` finds them.
+    """Return the logits in a model's output, as :func:`attnreg.outputs.predictions_of` finds them.
 
     Raises:
         InputError: if it has none of a known shape.

@@ -11,10 +11,10 @@ from typing_extensions import override
 from attnreg import functional
 from attnreg.arguments import one_of
 from attnreg.attribution import Target, explain
-from attnreg.attribution.outputs import loss_of
 from attnreg.errors import InputError
 from attnreg.injection import handle_of
 from attnreg.masks import Mask
+from attnreg.outputs import loss_of
 from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizers._parts.two_passes import TwoPasses
 from attnreg.sites import AttentionSite, SiteInfo

@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import not_negative, one_of
-from attnreg.attribution.outputs import LossFunction, loss_of
 from attnreg.errors import InputError
 from attnreg.injection import handle_of, undisturbed
 from attnreg.masks import Mask
+from attnreg.outputs import LossFunction, loss_of
 from attnreg.regularizers._parts.layers import Depth
 from attnreg.regularizers._parts.rates import LearnedRates, Per
 from attnreg.sites import AttentionSite

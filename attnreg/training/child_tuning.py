@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack, override
 
 from attnreg.arguments import InnerProbability, inner_probability, one_of
-from attnreg.attribution.outputs import loss_of
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle, undisturbed
+from attnreg.outputs import loss_of
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.bits import pack, unpack
 from attnreg.training.fine_tuning import FineTuning, SharedWithObjective

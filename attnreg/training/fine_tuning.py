@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
 from attnreg.arguments import Count, whole_number
-from attnreg.attribution.outputs import LossFunction, loss_of
 from attnreg.injection import AttachHandle, attach
+from attnreg.outputs import LossFunction, loss_of
 from attnreg.regularizer.abilities import check_loss
 from attnreg.regularizer.base import Regularizer, a_regularizer
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from attnreg.attribution.outputs import LossFunction
 from attnreg.errors import InputError
+from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 
 Batch = Mapping[str, Tensor]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnreg.attribution.outputs import IGNORED
 from attnreg.errors import InputError
+from attnreg.outputs import IGNORED
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch
 

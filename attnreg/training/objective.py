@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attnreg.attribution.outputs import IGNORED, needed_labels_of, predictions_of
 from attnreg.errors import InputError
+from attnreg.outputs import IGNORED, needed_labels_of, predictions_of
 from attnreg.regularizer.abilities import that_look_at_batches
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch

@@ -12,11 +12,11 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from attnreg.attribution.outputs import rows_of
 from attnreg.experiments.setup.batches import Labelled
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.kinds.kind import IGNORED, Kind, Record
 from attnreg.injection import AttachHandle, attach
+from attnreg.outputs import rows_of
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch
 

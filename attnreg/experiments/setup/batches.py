@@ -12,8 +12,8 @@ from datasets import Dataset
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from attnreg.attribution.outputs import rows_of
 from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind
+from attnreg.outputs import rows_of
 from attnreg.training.method import Batch
 
 

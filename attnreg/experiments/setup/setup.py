@@ -15,7 +15,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from attnreg.attribution.outputs import LossFunction
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.folder.writer import RunFolder
 from attnreg.experiments.options.settings import Settings
@@ -29,6 +28,7 @@ from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.data import load_data
 from attnreg.experiments.tasks.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
 from attnreg.experiments.tasks.model import check_length, load_pretrained
+from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
 from attnreg.training.method import Batch
