@@ -4,7 +4,7 @@ import attnreg
 from attnreg.experiments import argument, recipe
 
 
-@recipe("hiddenkey", argument("attnreg:HiddenKey", "p"), argument("attnreg.training:RDrop", "alpha"))
+@recipe("hiddenkey", argument("attnreg:HiddenKey", "p"), argument("attnreg.training:RDropLoss", "alpha"))
 def hiddenkey(run: "attnreg.experiments.Run", p: float, alpha: float) -> None:
     """HiddenKey: dropout of keys and hidden states, and two passes that must agree.
 

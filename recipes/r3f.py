@@ -6,7 +6,7 @@ import attnreg
 from attnreg.experiments import argument, recipe
 
 
-@recipe("r3f", *(argument("attnreg.training:R3F", name) for name in ("weight", "eps", "noise")))
+@recipe("r3f", *(argument("attnreg.training:R3FLoss", name) for name in ("weight", "eps", "noise")))
 def r3f(run: "attnreg.experiments.Run", **options: Any) -> None:
     """R3F: predictions must agree with those on embeddings with noise.
 

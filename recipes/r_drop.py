@@ -4,7 +4,7 @@ import attnreg
 from attnreg.experiments import argument, recipe
 
 
-@recipe("r-drop", argument("attnreg.training:RDrop", "alpha"))
+@recipe("r-drop", argument("attnreg.training:RDropLoss", "alpha"))
 def r_drop(run: "attnreg.experiments.Run", alpha: float) -> None:
     """R-Drop: two forward passes under different dropout must agree.
 

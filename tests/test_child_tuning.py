@@ -8,7 +8,8 @@ import torch
 
 import attnreg
 from attnreg.training import ChildTuning, FineTuning
-from tests.test_r_drop import IDS, bert, sgd
+from tests.method_cases import bert, sgd
+from tests.test_r_drop import IDS
 
 BATCH = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}
 DATA = [{name: value[:2] for name, value in BATCH.items()}, {name: value[2:] for name, value in BATCH.items()}]
@@ -113,28 +114,18 @@ def test_weight_decay_alone_moves_what_is_masked(weight_decay):
         torch.testing.assert_close(model.get_parameter(name)[~mask], expected[~mask], rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("mode", ["F", "D"])
-def test_a_resumed_run_is_the_whole_run(mode):
-    def made(data):
-        model = bert()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        return ChildTuning(
-            model, optimizer, attnreg.AttentionDropout(0.2), mode=mode, data=data if mode == "D" else None
-        )
-
+def test_a_resumed_run_keeps_its_child():
     def broken():
         raise AssertionError("the Fisher information is computed again")
         yield
 
-    method = made(DATA)
+    model = bert()
+    method = ChildTuning(model, sgd(model), mode="D", data=DATA)
     method.step(BATCH)
-    state, random = copy.deepcopy(method.state_dict()), torch.get_rng_state()
-    expected = [method.step(BATCH).loss.item() for _ in range(3)]
-    again = made(broken())
-    again.load_state_dict(state)
-    torch.set_rng_state(random)
-    assert [again.step(BATCH).loss.item() for _ in range(3)] == expected
-    assert torch.equal(weights(again.model), weights(method.model))
+    again = ChildTuning(other := bert(), sgd(other), mode="D", data=broken())
+    again.load_state_dict(method.state_dict())
+    again.step(BATCH)
+    assert all(torch.equal(again.child[name], mask) for name, mask in method.child.items())
 
 
 def test_frozen_and_left_out_weights_are_no_candidates():
@@ -169,15 +160,3 @@ def test_data_that_tells_nothing_is_refused(loss_function):
     method = ChildTuning(model, sgd(model), mode="D", data=DATA if loss_function else [], loss_function=loss_function)
     with pytest.raises(ValueError, match="ChildTuning needs a finite Fisher information"):
         method.step(BATCH)
-
-
-@pytest.mark.parametrize("mode", ["F", "D"])
-def test_it_learns(mode):
-    torch.manual_seed(0)
-    model = bert().float()
-    ids = torch.randint(1, 20, (32, 6))
-    batch = {"input_ids": ids, "labels": (ids[:, 0] > 9).long()}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    method = ChildTuning(model, optimizer, mode=mode, data=[batch] if mode == "D" else None)
-    losses = [float(method.step(batch).loss) for _ in range(40)]
-    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])

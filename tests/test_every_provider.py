@@ -4,6 +4,7 @@ import pytest
 
 from tests.commands import ran, read_lines
 from tests.provider_cases import BUILT_IN, CASES
+from tests.recipe_cases import RECIPES, WITH_PROVIDER
 
 FIRST = {case.outermost: case for case in reversed(CASES)}
 OPTIONS = ["--epochs", 4, "--train-size", 8, "--batch-size", 2, "--learning-rate", 5e-3]
@@ -27,17 +28,7 @@ def test_it_trains_from_the_command_line(cli, tmp_path, name):
     assert "The regularizer was active in" in output
 
 
-METHODS = [
-    ["r-drop", "--alpha", 0.5],
-    ["mixout", "--p", 0.1],
-    ["sam"],
-    ["child-tuning"],
-    ["r3f", "--eps", 0.1],
-    ["hiddenkey", "--p", 0.1],
-]
-
-
-@pytest.mark.parametrize("recipe", METHODS, ids=lambda args: args[0])
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in WITH_PROVIDER or name == "hiddenkey"])
 def test_what_is_no_provider_trains_too(cli, tmp_path, recipe):
-    _, seen = losses(cli, tmp_path, *recipe)
+    _, seen = losses(cli, tmp_path, recipe, *RECIPES[recipe])
     assert sum(seen[-2:]) < 0.95 * sum(seen[:2])

@@ -8,12 +8,11 @@ import transformers as hf
 from packaging.version import Version
 
 import attnreg
-from attnreg.training import R3F, SAM, ChildTuning, FineTuning, Mixout, RDrop, WeightedCrossEntropy
+from attnreg.training import SAM, FineTuning, RDrop, WeightedCrossEntropy
 from attnreg.training.micro_batches import split_batch
-from attnreg.training.objective import ForwardPass
 from tests.cases import TRANSFORMERS
 from tests.commands import assert_sentence, ran, read_lines
-from tests.test_r_drop import bert, sgd
+from tests.method_cases import bert, sgd, without_chance
 
 IDS = torch.randint(1, 20, (5, 6), generator=torch.Generator().manual_seed(0))
 PADDED = torch.arange(6) < torch.tensor([6, 4, 3, 6, 2])[:, None]
@@ -49,19 +48,6 @@ def with_causal_r_drop(model, **options):
     return RDrop(model, sgd(model), alpha=0.7, loss_function=in_double, **options)
 
 
-def with_mixout(model, **options):
-    return Mixout(model, sgd(model), p=0.5, **options)
-
-
-def with_r3f(model, **options):
-    return R3F(model, sgd(model), weight=0.7, eps=0.0, **options)
-
-
-def with_child_tuning(model, **options):
-    torch.manual_seed(0)
-    return ChildTuning(model, sgd(model), p=0.5, **options)
-
-
 def with_sam(model, **options):
     return SAM(model, sgd(model), attnreg.AttributionProvider(p=0.4, q=1.0), rho=0.3, **options)
 
@@ -70,32 +56,14 @@ def weighted(model, **options):
     return FineTuning(model, sgd(model), loss_function=WeightedCrossEntropy([0.3, 2.0]), **options)
 
 
-def same_dropout_in_both_passes(monkeypatch):
-    """R-Drop and R3F without chance: the second pass scales its logits."""
-    own = ForwardPass.predict
-    seen = []
-
-    def scaled(forward, batch):
-        loss, logits = own(forward, batch)
-        seen.append(len(logits))
-        return (loss, logits) if len(seen) % 2 else (loss, 1.5 * logits)
-
-    monkeypatch.setattr(ForwardPass, "predict", scaled)
-
-
 CASES = {
-    "classes": (lambda: bert(dropout=0.0), BATCH, plain),
     "numbers": (lambda: bert(dropout=0.0, num_labels=1), NUMBERS, plain),
     "tokens": (lambda: bert(hf.BertForTokenClassification, dropout=0.0, num_labels=3), TOKENS, plain),
     "causal": (gpt2, TOKENS, plain),
     "weighted": (lambda: bert(dropout=0.0), BATCH, weighted),
     "ad-drop": (lambda: bert(dropout=0.0), BATCH, with_ad_drop),
-    "r-drop": (lambda: bert(dropout=0.0), BATCH, with_r_drop),
     "r-drop of tokens": (lambda: bert(hf.BertForTokenClassification, dropout=0.0, num_labels=3), TOKENS, with_r_drop),
     "r-drop of a causal model": (gpt2, TOKENS, with_causal_r_drop),
-    "mixout": (lambda: bert(dropout=0.0), BATCH, with_mixout),
-    "r3f": (lambda: bert(dropout=0.0), BATCH, with_r3f),
-    "child-tuning": (lambda: bert(dropout=0.0), BATCH, with_child_tuning),
     "sam with ad-drop": (lambda: bert(dropout=0.0), BATCH, with_sam),
 }
 
@@ -106,7 +74,7 @@ def test_an_update_is_that_of_the_whole_batch(case, count, monkeypatch):
     if case == "causal" and Version("5.16") > TRANSFORMERS:
         pytest.skip("this version of transformers computes the loss of causal language models in float32")
     make, batch, method_of = CASES[case]
-    same_dropout_in_both_passes(monkeypatch)
+    without_chance(monkeypatch)
     model = make()
     whole, split = copy.deepcopy(model), copy.deepcopy(model)
     steps = []

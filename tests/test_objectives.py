@@ -8,7 +8,8 @@ import transformers as hf
 
 import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
-from attnreg.training import SAM, FineTuning, ForwardPass, Objective, R3FLoss, RDropLoss
+from attnreg.training import SAM, FineTuning, Objective, R3FLoss, RDropLoss
+from tests.method_cases import without_chance
 from tests.test_integrations import Rows, arguments, bert, column, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
@@ -50,24 +51,11 @@ def as_batch(rows):
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-@pytest.fixture
-def different_passes(monkeypatch):
-    """Every second pass of an objective predicts something else, without chance."""
-    own = ForwardPass.__call__
-
-    def scaled(forward, batch):
-        factor = 1.0 + forward._passes
-        with forward.model.classifier.register_forward_hook(lambda module, args, logits: factor * logits):
-            return own(forward, batch)
-
-    monkeypatch.setattr(ForwardPass, "__call__", scaled)
-    monkeypatch.setattr(torch, "rand_like", torch.ones_like)  # R3F's noise
-
-
 @pytest.mark.parametrize("accumulated", [1, 4])
 @pytest.mark.parametrize("counts", [False, True])  # whether the model's loss is divided by the number of labels
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_step_is_the_same(tmp_path, different_passes, name, counts, accumulated):
+def test_a_step_is_the_same(tmp_path, monkeypatch, name, counts, accumulated):
+    without_chance(monkeypatch)
     methods = bert(dropout=0.0)
     optimizer = torch.optim.SGD(methods.parameters(), lr=0.1)
     method = FineTuning(methods, optimizer, Priced(0.0), objective=OBJECTIVES[name], max_grad_norm=None)

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 import transformers as hf
 
 import attnreg
-from attnreg.training import AttackerDefender, FineTuning, GradientCredit, Mixout, RDrop
+from attnreg.training import FineTuning, GradientCredit
 from attnreg.training.method import Updater
-from attnreg.training.objective import disagreement
 from tests.commands import ran, read_lines
-from tests.test_r_drop import IDS, bert, sgd
+from tests.method_cases import bert, sgd
+from tests.test_r_drop import IDS
 
 BATCH = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}
 WITHOUT_LABELS = {"input_ids": IDS}
@@ -60,34 +60,6 @@ def test_the_penalty_of_a_provider_is_added():
     expected = squared(copy.deepcopy(model).train()(input_ids=IDS), BATCH).item() + 0.25
     method = FineTuning(model, sgd(model), Priced(), loss_function=squared)
     assert method.step(BATCH).loss.item() == pytest.approx(expected, abs=1e-12)
-
-
-def test_r_drop():
-    model = bert()
-    before = copy.deepcopy(model).train()
-    torch.manual_seed(1)
-    first, second = before(input_ids=IDS), before(input_ids=IDS)
-    agreement = disagreement(first.logits, second.logits, BATCH["labels"])
-    torch.manual_seed(1)
-    RDrop(model, sgd(model), alpha=0.7, max_grad_norm=None, loss_function=squared).step(BATCH)
-    assert_stepped(model, before, (squared(first, BATCH) + squared(second, BATCH) + 0.7 * agreement) / 2)
-
-
-def test_mixout():
-    model = bert(dropout=0.0)
-    before = copy.deepcopy(model).train()
-    Mixout(model, sgd(model), p=0.0, max_grad_norm=None, loss_function=squared).step(BATCH)
-    assert_stepped(model, before, squared(before(input_ids=IDS), BATCH))
-
-
-def test_both_networks_of_attendout():
-    model = bert(dropout=0.0)
-    before = copy.deepcopy(model).train()
-    game = AttackerDefender(model, None, sgd, max_grad_norm=None, loss_function=squared)
-    assert game.loss_function is squared
-    game.step(BATCH)
-    for network in game.networks.values():
-        assert_stepped(network, before, squared(before(input_ids=IDS), BATCH))
 
 
 def test_credit_by_gradient_follows_it():

@@ -11,19 +11,9 @@ from torch import nn
 import attnreg
 from attnreg.training import FineTuning, RDrop
 from attnreg.training.objective import disagreement
+from tests.method_cases import bert, sgd
 
-SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 IDS = torch.arange(1, 13).view(3, 4)
-
-
-def bert(kind=hf.BertForSequenceClassification, dropout=0.1, **options):
-    torch.manual_seed(0)
-    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    return kind(hf.BertConfig(**SIZES, intermediate_size=16, **rates, **options)).double()
-
-
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def slow_symmetric_kl(a, b):
@@ -228,13 +218,3 @@ def test_providers_that_look_at_batches_first_are_refused(make):
     assert not attnreg.is_attached(model)
     with attnreg.attach(model, provider) as handle, pytest.raises(ValueError, match=says):
         RDrop(model, sgd(model), handle)
-
-
-def test_it_learns():
-    torch.manual_seed(0)
-    model = bert().float()
-    method = RDrop(model, torch.optim.AdamW(model.parameters(), lr=5e-3), attnreg.AttentionDropout(0.1), alpha=1.0)
-    ids = torch.randint(1, 20, (32, 6))
-    batch = {"input_ids": ids, "labels": (ids[:, 0] > 9).long()}
-    losses = [float(method.step(batch).loss) for _ in range(40)]
-    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])

@@ -15,28 +15,10 @@ import attnreg
 from attnreg.experiments.tasks import get_task, load_splits
 from tests.cases import tiny_bert
 from tests.commands import invoke, ran, read_lines
+from tests.recipe_cases import RECIPES, WITH_PROVIDER, recipes
 
 SMALL = ["--epochs", 2, "--train-size", 128, "--batch-size", 16, "--device", "cpu", "--keep-checkpoints"]
-RECIPES = {
-    "finetune": [],
-    "attention-layerdrop": ["--drop-rate", 0.5],
-    "scheduled-bernoulli": ["--start", 0.3, "--end", 0.1],
-    "attendout": ["--round-steps", 2, "--no-baseline"],
-    "ad-drop": ["--p", 0.5, "--q", 0.4],
-    "r-drop": ["--alpha", 0.5],
-    "mixout": ["--p", 0.5],
-    "sam": ["--rho", 0.1],
-    "child-tuning": ["--mode", "D"],
-    "r3f": ["--eps", 0.1],
-    "hiddenkey": ["--p", 0.1],
-    "few-sample": [],
-}
-LATER = ("hiddenkey", "few-sample")  # slow in every test
-# In each test, these are slow ones.
-SOME = [pytest.param(name, marks=pytest.mark.slow if name in ("attention-layerdrop", "mixout", "sam", "child-tuning", "r3f", *LATER) else []) for name in RECIPES]  # fmt: skip
-WITHOUT_PROVIDER = ["finetune", "r-drop", "mixout", "sam", "child-tuning", "r3f", "few-sample"]
-
-
+QUICK = ("finetune", "attendout", "ad-drop", "scheduled-bernoulli", "r-drop")  # not only in slow tests
 MEASURED = {"training_cpu_seconds", "seconds", "training_seconds", "peak_memory"}  # differ from run to run
 
 
@@ -46,21 +28,19 @@ def without_times(records):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, request):
-    """One finished run of each recipe; later ones only where a test that is not left out asks for them."""
+    """One finished run of each recipe that a test asks for."""
     folder = tmp_path_factory.mktemp("runs")
     outputs = {}
     here = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
-    asked = [item.callspec.params.get("recipe") for item in here]
-    for name, options in RECIPES.items():
-        if name in LATER and name not in asked:
-            continue
-        args = ["recipe", name, *SMALL, *options, "--output-dir", folder / name]
+    asked = {item.callspec.params.get("recipe") for item in here}
+    for name in {*asked, *QUICK} & {*RECIPES}:
+        args = ["recipe", name, *SMALL, *RECIPES[name], "--output-dir", folder / name]
         result = ran(invoke(*args))
         outputs[name] = result.output
     return folder, outputs
 
 
-@pytest.mark.parametrize("recipe", [pytest.param(r, marks=pytest.mark.slow if r in LATER else []) for r in RECIPES])
+@recipes(*QUICK)
 def test_run_folder(finished, recipe):
     folder, outputs = finished
     run = folder / recipe
@@ -78,13 +58,13 @@ def test_run_folder(finished, recipe):
     assert [record["step"] for record in telemetry] == sorted({8, 10, 16} | rounds)
     assert ("The game had 4 rounds: the Attacker won" in (run / "report.md").read_text()) == (recipe == "attendout")
     assert {record["step"] for record in telemetry if "winner" in record} == rounds
-    layers = [] if recipe in WITHOUT_PROVIDER else [f"encoder.{i}" for i in range(3)]
+    layers = [f"encoder.{i}" for i in range(3)] if recipe in WITH_PROVIDER else []
     if recipe == "hiddenkey":
         layers = [site for layer in layers for site in (layer, f"{layer}.output")]
     assert list(telemetry[-1]["drop_rate"]) == layers
     if recipe == "ad-drop":
         assert [list(record["drop_rate"]) for record in metrics] == [[], layers]
-    assert (run / "provider").is_dir() == (recipe not in WITHOUT_PROVIDER)
+    assert (run / "provider").is_dir() == (recipe in WITH_PROVIDER)
     report = (run / "report.md").read_text()
     assert f"{metrics[-1]['matthews_correlation']:.4f}" in report
     assert all(layer in report for layer in layers)
@@ -92,7 +72,7 @@ def test_run_folder(finished, recipe):
     assert str(run) in outputs[recipe]
 
 
-@pytest.mark.parametrize("recipe", SOME)
+@recipes(*QUICK)
 def test_the_kept_model_is_the_last_epochs_and_loads_plainly(finished, recipe):
     from attnreg.experiments import evaluate
     from attnreg.experiments.setup.batches import in_order
@@ -107,7 +87,7 @@ def test_the_kept_model_is_the_last_epochs_and_loads_plainly(finished, recipe):
     last = [r["matthews_correlation"] for r in read_lines(run / "metrics.jsonl") if r["network"] == network][-1]
     got = evaluate(model, in_order(rows, len(rows), kind, torch.device("cpu")), kind)["matthews_correlation"]
     assert got == pytest.approx(last, abs=2e-3)  # padding to another length moves the last bits
-    if recipe not in WITHOUT_PROVIDER:
+    if recipe in WITH_PROVIDER:
         attnreg.Regularizer.from_pretrained(run / "provider")
 
 
@@ -118,7 +98,7 @@ def test_drop_rates_are_those_asked_for(finished):
     assert mean[0] == pytest.approx(0.3 - 0.2 * 4 / 16, abs=0.02)
 
 
-@pytest.mark.parametrize("recipe", [pytest.param(r, marks=[] if r == "attendout" else pytest.mark.slow) for r in RECIPES])  # fmt: skip
+@recipes("attendout")
 def test_same_seed_same_numbers_and_another_seed_others(finished, recipe, cli, tmp_path):
     run = finished[0] / recipe
     for seed in (0, 1):
@@ -138,7 +118,7 @@ def checkpoint_of(run):
     return path.name, state, load_file(path / "tensors.safetensors")
 
 
-@pytest.mark.parametrize("recipe", ["ad-drop", *(pytest.param(r, marks=pytest.mark.slow) for r in ("attendout", "finetune", "r-drop", "mixout", "sam", "child-tuning", "r3f", *LATER))])  # fmt: skip
+@recipes("ad-drop")
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_end(finished, recipe, spawn, tmp_path):
     args = ["recipe", recipe, *SMALL, *RECIPES[recipe], "--output-dir", "out", "--save-steps", 3]
     process = spawn(*args)
@@ -257,7 +237,7 @@ def test_variants_of_the_generator(cli, undrawn, tmp_path, options, config):
     assert cli("plot", "out").exit_code == 0  # which attaches what was saved
 
 
-@pytest.mark.parametrize("recipe", [pytest.param(name, marks=[] if name in ("finetune", "attendout", "ad-drop") else pytest.mark.slow) for name in RECIPES])  # fmt: skip
+@recipes("finetune", "attendout", "ad-drop")
 def test_real_cola(real_data, cli, tmp_path, recipe):
     options = ["--task", "cola", "--data-dir", real_data / "cola", "--model", tmp_path / "model", "--epochs", 1]
     tiny_bert(load_splits(get_task("cola"), real_data / "cola")["train"]["sentence"][:500], tmp_path / "model")

@@ -179,7 +179,8 @@ class ReinforceTeacher(Teacher):
 
     @override
     def check_drawn(self) -> None:
-        if getattr(self._generator, "keep", None) is not self._drawn:
+        drawn, self._drawn = self._drawn, None
+        if getattr(self._generator, "keep", None) is not drawn:
             raise InputError(
                 "Another forward pass took the Generator's masks before the Attacker's training step, so they cannot "
                 "be rewarded: train without the provider that makes this pass."

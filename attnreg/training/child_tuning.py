@@ -107,9 +107,7 @@ class ChildTuning(FineTuning):
     @override
     def step(self, batch: Batch) -> StepResult:
         if self._data is not None:
-            if not self.child:
-                self.child = self._choose(self._fisher(self._data))
-            self._data = None
+            self.child, self._data = self._choose(self._fisher(self._data)), None
         return super().step(batch)
 
     @override
@@ -175,4 +173,5 @@ class ChildTuning(FineTuning):
             name: unpack([each.cpu() for each in packed]).to(self._weights[name].device)
             for name, packed in state["child"].items()
         }
+        self._data = None if self.child else self._data  # the child is chosen once
         self._seeds.set_state(state["seeds"].cpu())

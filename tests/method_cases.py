@@ -1,0 +1,194 @@
+"""The one table of training methods that tests take their rows from.
+
+Its rows are the methods in ``attnreg/training/__init__.pyi``. One without arguments here is tried with its defaults, so
+that a new one is tried everywhere at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import nn
+
+import attnreg
+from attnreg.attendout.decisions import Decisions
+from attnreg.training import FineTuning, ForwardPass, GradientCredit, Reinforce, Rewards, Rounds, TrainingMethod
+
+DRAW = torch.Generator().manual_seed(0)
+IDS = torch.randint(1, 20, (8, 6), generator=DRAW)
+PADDED = torch.arange(6) < torch.tensor([6, 4, 3, 6, 2, 6, 5, 6])[:, None]
+BATCH = {"input_ids": IDS, "attention_mask": PADDED.long(), "labels": (IDS[:, 0] > 9).long()}
+
+
+def bert(head=hf.BertForSequenceClassification, dropout=0.1, **options):
+    """A tiny classifier in float64."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    return head(hf.BertConfig(**sizes, intermediate_size=16, **rates, **options)).double()
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=5e-3)
+
+
+def batches(number, rows=4, seed=1):
+    """Different batches of a task that can be learned."""
+    draw = torch.Generator().manual_seed(seed)
+    for _ in range(number):
+        ids = torch.randint(1, 20, (rows, 6), generator=draw)
+        yield {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": (ids[:, 0] > 9).long()}
+
+
+def with_optimizer(method, model, optimizer, provider, sure, options):
+    """Make a method of one model."""
+    return method(model, optimizer(model), provider, **options)
+
+
+class SureOfItself(Decisions):
+    """Drops what it would rather drop than the average."""
+
+    def draw(self, logits, units):
+        return logits > logits.mean((-1, -2), keepdim=True) - 1e-4
+
+
+class Sure(attnreg.GNetProvider):
+    """A Generator that leaves nothing to chance."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._decisions = SureOfItself("unit", 1, 1)
+
+
+def game(method, model, optimizer, provider, sure, options):
+    """Make AttendOut's game; a provider acts beside its Generator."""
+    generator = (Sure if sure else attnreg.GNetProvider).for_model(model, initial_keep=0.6).double()
+    if sure:
+        generator.calibrate(next(batches(1, 8)))  # on whole batches: the game would only see this process's rows
+    alone = provider is None or getattr(options.get("credit"), "antithetic", False)
+    return method(model, generator if alone else generator & provider, optimizer, **options)
+
+
+def reward_rows(change):
+    """The rows on which the players of a game are scored."""
+    return {"rewards": Rewards([change(batch) for batch in batches(3, 8, seed=9)])}
+
+
+@dataclass(frozen=True)
+class MethodCase:
+    """A training method to try.
+
+    ``sure`` has further arguments with which nothing is left to chance; ``None`` if there are none. ``data`` makes those
+    that hold batches, each of them changed by a function. ``make`` takes those that a check adds.
+    """
+
+    method: type[TrainingMethod]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sure: Mapping[str, Any] | None = field(default_factory=dict)
+    data: Callable[[Callable[[Any], Any]], Mapping[str, Any]] = lambda change: {}
+    build: Callable[..., TrainingMethod] = with_optimizer
+    variant: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.method.__name__} {self.variant}".strip()
+
+    @property
+    def takes_micro_batches(self) -> bool:
+        """Whether it can split batches."""
+        parameters = inspect.signature(self.method).parameters
+        return "micro_batches" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    def make(
+        self,
+        model: nn.Module,
+        provider: Any = None,
+        *,
+        optimizer: Any = sgd,
+        sure: bool = False,
+        change: Callable[[Any], Any] = lambda batch: batch,
+        **options: Any,
+    ) -> TrainingMethod:
+        """Make the method for a model."""
+        options = {**self.options, **((sure and self.sure) or {}), **self.data(change), **options}
+        return self.build(self.method, model, optimizer, provider, sure, options)
+
+
+SURE = {"credit": Reinforce(reward="gap", optimizer_factory=sgd), "rounds": Rounds(2, "greedy")}
+ARGUMENTS = {
+    "Mixout": [MethodCase(FineTuning, {"p": 0.3}, sure={"p": 0.0})],
+    "ChildTuning": [
+        MethodCase(FineTuning, {"p": 0.5}, variant="F"),
+        MethodCase(FineTuning, {"mode": "D", "p": 0.5}, data=lambda change: {"data": [change(BATCH)]}, variant="D"),
+    ],
+    "R3F": [MethodCase(FineTuning, {"eps": 0.1})],
+    "AttackerDefender": [
+        MethodCase(FineTuning, {"rounds": Rounds(2), **options}, sure, reward_rows, game, variant)
+        for options, sure, variant in (
+            ({}, SURE, ""),
+            ({"credit": Reinforce(antithetic=True)}, None, "antithetic"),
+            ({"credit": GradientCredit()}, None, "gradient"),
+        )
+    ],
+}
+
+
+def built_in() -> dict[str, type[TrainingMethod]]:
+    """Return the training methods among the public names, by name; aliases once."""
+    found = {name: getattr(attnreg.training, name) for name in attnreg.training.__all__}
+    methods = {
+        name: each for name, each in found.items() if isinstance(each, type) and issubclass(each, TrainingMethod)
+    }
+    return {name: each for name, each in methods.items() if not inspect.isabstract(each) and each.__name__ == name}
+
+
+class Counting(FineTuning):
+    """A method of a user: its updates shrink as it counts."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.updates = 0
+        self.mean = torch.zeros(2)
+
+    def loss(self, batch):
+        return super().loss(batch) * 0.9**self.updates
+
+    def before_update(self):
+        self.updates += 1
+        self.mean = 0.9 * self.mean + 1
+
+    def state_dict(self):
+        return {**super().state_dict(), "updates": self.updates, "mean": self.mean}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.updates, self.mean = state["updates"], state["mean"]
+
+
+CASES = [
+    replace(case, method=method)
+    for name, method in {**built_in(), "Counting": Counting}.items()
+    for case in ARGUMENTS.get(name, [MethodCase(method)])
+]
+
+
+def without_chance(monkeypatch):
+    """Noise is all ones, and each further pass of an objective predicts something else."""
+    own = ForwardPass.__call__
+
+    def scaled(forward, batch):
+        factor, head = 1.0 + forward._passes, getattr(forward.model, "classifier", None)
+        head = forward.model.get_output_embeddings() if head is None else head
+        with head.register_forward_hook(lambda module, args, logits: factor * logits):
+            return own(forward, batch)
+
+    monkeypatch.setattr(ForwardPass, "__call__", scaled)
+    monkeypatch.setattr(torch, "rand_like", torch.ones_like)

@@ -1,0 +1,36 @@
+"""The one table of recipes that tests take their rows from: the files in ``recipes/``.
+
+A recipe without options here is tried with its defaults, so that a new one is tried everywhere at once.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from attnreg.experiments.options.catalogue import recipe_files
+
+OPTIONS = {
+    "ad-drop": ["--p", 0.5, "--q", 0.4],
+    "attendout": ["--round-steps", 2, "--no-baseline"],
+    "attention-layerdrop": ["--drop-rate", 0.5],
+    "child-tuning": ["--mode", "D"],
+    "hiddenkey": ["--p", 0.1],
+    "mixout": ["--p", 0.1],
+    "r3f": ["--eps", 0.1],
+    "regularize": ["--provider", "DropKey(0.1)"],
+    "scheduled-bernoulli": ["--start", 0.3, "--end", 0.1],
+}
+OTHERS = ("pretrain", "probe")  # of another task, and with other results; they have tests of their own
+RECIPES = {name: OPTIONS.get(name, []) for name in recipe_files() if name not in OTHERS}
+#: Public names whose arguments are options of a recipe, such as ``attnreg.training:SAM``.
+SOURCES = {name: re.findall(r'"(attnreg[\w.]*:[\w.]+)"', path.read_text()) for name, path in recipe_files().items()}
+WITH_PROVIDER = {name for name, path in recipe_files().items() if re.search(r"attnreg:|provider=", path.read_text())}
+
+
+def recipes(*quick):
+    """A row for each recipe; all but some are slow."""
+    return pytest.mark.parametrize(
+        "recipe", [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in RECIPES]
+    )

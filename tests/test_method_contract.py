@@ -1,0 +1,229 @@
+"""Every training method, and one of a user: what all of them promise."""
+
+import copy
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import attnreg
+from attnreg.experiments.runs.checkpoint import read_state, write_state
+from attnreg.training import AttackerDefender
+from tests.method_cases import (
+    ARGUMENTS,
+    BATCH,
+    CASES,
+    Counting,
+    MethodCase,
+    adamw,
+    batches,
+    bert,
+    built_in,
+    without_chance,
+)
+
+cases = pytest.mark.parametrize("case", CASES, ids=str)
+splitting = pytest.mark.parametrize("case", [case for case in CASES if case.takes_micro_batches], ids=str)
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def moved(model):
+    """The model after some training: away from what was pretrained."""
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+PARTS = ("attnreg.training", "attnreg.attendout")
+PLAIN = (bool, int, float, str, Tensor, type(None))
+
+
+def attributes(thing, path=""):
+    """The plain attributes of a method and of the parts that it is made of, by name; those of modules are elsewhere."""
+    found = {}
+    for name, value in vars(thing).items():
+        if isinstance(value, torch.Generator):
+            found[path + name] = value.get_state()
+        elif is_plain(value):
+            found[path + name] = copy.deepcopy(value)
+        elif type(value).__module__.startswith(PARTS) and not isinstance(value, (nn.Module, type)):
+            found |= attributes(value, f"{path}{name}.")
+    return found
+
+
+def is_plain(value):
+    if isinstance(value, dict):
+        return all(map(is_plain, value.values()))
+    return all(map(is_plain, value)) if isinstance(value, (list, tuple)) else isinstance(value, PLAIN)
+
+
+def same(a, b):
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(value, b[name]) for name, value in a.items())
+    return a == b
+
+
+def steps(method, data):
+    """All that the loop sees of these steps."""
+    seen = []
+    for batch in data:
+        result = method.step(batch)
+        seen.append([result.loss, dict(result.logs), dict(result.events), method.drop_rates()])
+    return seen, [weights(network) for network in method.networks.values()]
+
+
+def check_resuming(case, folder):
+    """A resumed run is the uninterrupted one, bit for bit, and no attribute that steps change is forgotten."""
+    provider = attnreg.AttentionDropout(0.2)
+    method = case.make(bert(), copy.deepcopy(provider), optimizer=adamw)
+    method.on_epoch(0)
+    before = attributes(method)
+    torch.manual_seed(1)
+    steps(method, batches(3))
+    write_state(folder, 3, method.state_dict())
+    random, after = torch.get_rng_state(), attributes(method)
+    expected = steps(method, batches(4, seed=2))
+    again = case.make(moved(bert()), provider, optimizer=adamw)
+    again.on_epoch(0)
+    again.load_state_dict(read_state(folder))
+    restored = attributes(again)
+    changed = {name for name, value in after.items() if name not in before or not same(value, before[name])}
+    lost = sorted(name for name in changed if not same(after[name], restored.get(name)))
+    assert not lost, f"{case}: `state_dict` lacks {', '.join(lost)}"
+    torch.set_rng_state(random)
+    assert same(list(steps(again, batches(4, seed=2))), list(expected))
+
+
+@cases
+def test_a_resumed_run_is_the_uninterrupted_one(case, tmp_path):
+    check_resuming(case, tmp_path)
+
+
+class Forgetful(Counting):
+    """Does not save what it counts, which changes its losses."""
+
+    def state_dict(self):
+        return {**super().state_dict(), "updates": 0}
+
+
+class ForgetfulOfMore(Counting):
+    """Does not save what only later steps might read."""
+
+    def state_dict(self):
+        return {**super().state_dict(), "mean": torch.zeros(2)}
+
+
+@pytest.mark.parametrize(("method", "name"), [(Forgetful, "updates"), (ForgetfulOfMore, "mean")])
+def test_what_is_missing_from_the_state_is_caught(tmp_path, method, name):
+    with pytest.raises(AssertionError, match=f"`state_dict` lacks {name}"):
+        check_resuming(MethodCase(method), tmp_path)
+
+
+@pytest.mark.parametrize("count", [2, 7])
+@splitting
+def test_an_update_in_micro_batches_is_that_of_the_whole_batch(case, count, monkeypatch):
+    without_chance(monkeypatch)
+    ends, losses = [], []
+    for parts in (1, count):
+        model = bert(dropout=0.0)
+        method = case.make(model, micro_batches=parts)
+        assert method.micro_batches == parts
+        torch.manual_seed(3)
+        losses.append(method.step(BATCH).loss.item())
+        ends.append(weights(model))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
+    assert (ends[0] - weights(bert(dropout=0.0))).abs().sum() > 1e-3
+
+
+@cases
+def test_drop_rates_are_those_of_the_latest_step(case):
+    method = case.make(bert(), attnreg.AttentionDropout(0.4))
+    assert isinstance(method.provider, attnreg.Regularizer)
+    torch.manual_seed(1)
+    method.step(BATCH)
+    for by_head in (False, True):
+        rates = method.drop_rates(by_head=by_head)
+        assert list(rates) == ["encoder.0", "encoder.1"]
+        assert all(0.2 < rate.mean() < 0.8 for rate in rates.values())
+
+
+@cases
+def test_it_learns(case):
+    torch.manual_seed(0)
+    method = case.make(bert(), attnreg.AttentionDropout(0.1), optimizer=adamw)
+    losses = [method.step(batch).loss.item() for batch in list(batches(1, 32)) * 60]
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+
+
+@cases
+def test_it_trains_by_the_loss_function(case):
+    """The other labels' loss is the loss of the other labels."""
+
+    def of_others(outputs, batch):
+        return F.cross_entropy(outputs.logits, 1 - batch["labels"])
+
+    def with_others(batch):
+        return {**batch, "labels": 1 - batch["labels"]}
+
+    ends = []
+    for change, loss_function in ((with_others, None), (lambda batch: batch, of_others)):
+        method = case.make(bert(), loss_function=loss_function, change=change)
+        assert method.loss_function is loss_function
+        torch.manual_seed(1)
+        loss = method.step(change(BATCH)).loss
+        ends.append(torch.cat([loss[None], *(weights(network) for network in method.networks.values())]))
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
+    assert len(ends[0]) > 1
+
+
+@cases
+def test_its_networks(case):
+    model = bert()
+    method = case.make(model)
+    assert method.networks[method.returned_name] is method.model
+    assert all(any(network is learner for learner in method.learners) for network in method.networks.values())
+    assert any(network is model for network in method.networks.values())
+
+
+def assert_close(a, b):
+    if isinstance(a, float):
+        assert a == pytest.approx(b, abs=1e-7)
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_close(x, y)
+    elif isinstance(a, dict):
+        assert_close(sorted(a.items()), sorted(b.items()))
+    else:
+        assert a == b
+
+
+def test_two_processes_are_one(warm, tmp_path):
+    script = attnreg.__file__.replace("attnreg/__init__.py", "tests/methods_in_processes.py")
+    for processes in (1, 2):
+        code, output = warm.run(script, tmp_path, cwd=tmp_path, timeout=400, processes=processes)
+        assert code == 0, output
+    alone, first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1-0", "2-0", "2-1"))
+    assert {str(case) for case in CASES if case.sure is not None} <= {*alone} == {*first} == {*second}
+    for name, record in alone.items():
+        assert record["moved"] > 1e-3, name
+        for other in (first, second):
+            assert_close((name, other[name]["steps"]), (name, record["steps"]))
+            assert_close((name, other[name]["weights"]), (name, record["weights"]))
+    rewards = [logs["reward"] for loss, logs, events in alone[AttackerDefender.__name__]["steps"] if "reward" in logs]
+    assert len(rewards) == 2
+    assert all(reward != 0 for reward in rewards)
+
+
+def test_no_argument_is_left_of_a_method_that_is_gone():
+    assert {*ARGUMENTS} <= {*built_in()}
