@@ -71,20 +71,3 @@ def test_validation_rows_are_rows_of_train_that_are_not_trained_on(tmp_path):
     small = make(tmp_path, validation_rows=300)
     assert texts(small.train_rows) == everything[:200]  # the rows that a run of this size has anyway
     assert texts(small.dev_rows) == everything[-300:]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"validation_rows": 2000, "train_size": None},
-            "Holding out 2000 rows to score on needs at least 2001 training rows, got 2000",
-        ),
-        ({"validation_rows": 1900}, "Expected --train-size of at most 100, got 200"),
-        ({"report_to": ("nothing",)}, "Expected --report-to to be an installed tracker .*, got nothing"),
-    ],
-)
-def test_bad_input(tmp_path, options, message):
-    with pytest.raises(InputError, match=message):
-        make(tmp_path, **options)
-    assert not (tmp_path / "run").exists()

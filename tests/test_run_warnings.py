@@ -1,10 +1,15 @@
 """Warnings of data and of training that is probably not meant: on stderr, and in the report."""
 
 import json
+from dataclasses import replace
 
 import pytest
+from datasets import Dataset
 
 from attnreg.experiments.runs.divergence import growing_loss
+from attnreg.experiments.setup.data_checks import data_warnings
+from attnreg.experiments.tasks import get_task, load_model
+from attnreg.experiments.tasks.kinds.kind import Kind
 from tests import task_data as made
 from tests.commands import assert_sentence, ran
 
@@ -88,6 +93,22 @@ def test_tags_that_no_training_row_has(cli, home):
     assert warning == (
         "no training row has the classes I-PER, B-ORG, I-ORG, B-LOC, I-LOC and 2 more: raise --train-size, or add such rows."
     )
+
+
+def test_a_kind_of_ones_own_is_not_warned_of_classes():
+    class Several(Kind):
+        has_classes = True
+
+        @classmethod
+        def gold(cls, task, rows, place="the data"):
+            return [[float(name in row) for name in task.labels] for row in rows["label"]]
+
+        def answers(self, network, batch, output):
+            return []
+
+    task, tokenizer = replace(get_task("agreement"), labels=("a", "b", "c")), load_model(get_task("agreement"))[1]
+    rows = Dataset.from_dict({"sentence": ["the boy", "the dog", "the man"], "label": [["a"], ["a", "c"], ["b"]]})
+    assert data_warnings(Several(task, tokenizer, 32), rows.select([0, 1]), rows.select([2])) == []
 
 
 def test_inputs_that_are_cut(cli, home):
