@@ -37,9 +37,8 @@ class _Metric(evaluate.Metric):
 
     bounds: tuple[float, float] = (0.0, 1.0)  # the lowest and the highest possible score
 
-    def __init_subclass__(
-        cls, *, key: str, about: str, citation: str = "", features: datasets.Features = _LABELS
-    ) -> None:
+    def __init_subclass__(cls, *, key: str, citation: str = "", features: datasets.Features = _LABELS) -> None:
+        about = (cls.__doc__ or key).partition("\n")[0]
         cls._key, cls._described = key, {"description": about, "citation": citation, "features": features}
         METRICS[key] = cls
 
@@ -50,9 +49,7 @@ class _Metric(evaluate.Metric):
         return {self._key: float(self._score(predictions, references))}
 
 
-class MatthewsCorrelation(
-    _Metric, key="matthews_correlation", about="Matthews correlation coefficient", citation="Matthews, 1975"
-):
+class MatthewsCorrelation(_Metric, key="matthews_correlation", citation="Matthews, 1975"):
     """Matthews correlation coefficient, the metric of CoLA.
 
     Example:
@@ -66,7 +63,7 @@ class MatthewsCorrelation(
         return sk.matthews_corrcoef(references, predictions)
 
 
-class Accuracy(_Metric, key="accuracy", about="Accuracy"):
+class Accuracy(_Metric, key="accuracy"):
     """Fraction of correct predictions.
 
     Example:
@@ -78,7 +75,7 @@ class Accuracy(_Metric, key="accuracy", about="Accuracy"):
         return sk.accuracy_score(references, predictions)
 
 
-class F1(_Metric, key="f1", about="F1 of class 1"):
+class F1(_Metric, key="f1"):
     """F1 of class 1, for two classes.
 
     Example:
@@ -90,7 +87,7 @@ class F1(_Metric, key="f1", about="F1 of class 1"):
         return sk.f1_score(references, predictions, labels=[1], average="micro", zero_division=0.0)
 
 
-class MacroF1(_Metric, key="macro_f1", about="Mean F1 over classes"):
+class MacroF1(_Metric, key="macro_f1"):
     """Mean F1 over the classes that occur in the labels or the predictions.
 
     Example:
@@ -102,7 +99,7 @@ class MacroF1(_Metric, key="macro_f1", about="Mean F1 over classes"):
         return sk.f1_score(references, predictions, average="macro", zero_division=0.0)
 
 
-class Pearson(_Metric, key="pearson", about="Pearson's correlation", citation="Pearson, 1895", features=_NUMBERS):
+class Pearson(_Metric, key="pearson", citation="Pearson, 1895", features=_NUMBERS):
     """Pearson correlation; 0 if all predictions, or all references, are equal.
 
     Example:
@@ -117,7 +114,7 @@ class Pearson(_Metric, key="pearson", about="Pearson's correlation", citation="P
         return _correlation(stats.pearsonr, predictions, references)
 
 
-class Spearman(_Metric, key="spearman", about="Spearman's correlation", citation="Spearman, 1904", features=_NUMBERS):
+class Spearman(_Metric, key="spearman", citation="Spearman, 1904", features=_NUMBERS):
     """Spearman rank correlation; 0 if all predictions, or all references, are equal.
 
     Example:
@@ -138,7 +135,7 @@ def _correlation(function: Callable[[Any, Any], Any], predictions: Any, referenc
     return float(function(*sides).statistic)
 
 
-class EntityF1(_Metric, key="entity_f1", about="F1 of entities", citation="Nakayama, seqeval, 2018", features=_TAGS):
+class EntityF1(_Metric, key="entity_f1", citation="Nakayama, seqeval, 2018", features=_TAGS):
     """Micro F1 of entities; type and both boundaries must match (computed by seqeval, as CoNLL's script does).
 
     Example:
@@ -153,7 +150,7 @@ class EntityF1(_Metric, key="entity_f1", about="F1 of entities", citation="Nakay
         return f1_score(references, predictions, zero_division=0)
 
 
-class Bleu(_Metric, key="bleu", about="sacreBLEU", citation="Post, 2018", features=_TEXTS):
+class Bleu(_Metric, key="bleu", citation="Post, 2018", features=_TEXTS):
     """Corpus BLEU from 0 to 100, by sacreBLEU with its defaults (13a tokenizer, case-sensitive).
 
     Example:
@@ -170,7 +167,7 @@ class Bleu(_Metric, key="bleu", about="sacreBLEU", citation="Post, 2018", featur
         return min(100.0, float(corpus_bleu(list(predictions), [list(references)], force=True).score))
 
 
-class ExactMatch(_Metric, key="exact_match", about="Fraction of texts that are equal", features=_TEXTS):
+class ExactMatch(_Metric, key="exact_match", features=_TEXTS):
     """Fraction of texts that are exactly the right ones.
 
     Example:
@@ -182,7 +179,7 @@ class ExactMatch(_Metric, key="exact_match", about="Fraction of texts that are e
         return float(np.mean([ours == theirs for ours, theirs in zip(predictions, references, strict=True)]))
 
 
-class AnswerF1(_Metric, key="answer_f1", about="F1 of words", citation="Rajpurkar et al., 2016", features=_TEXTS):
+class AnswerF1(_Metric, key="answer_f1", citation="Rajpurkar et al., 2016", features=_TEXTS):
     """Mean F1 of the words of answers, normalized as SQuAD's.
 
     Example:
