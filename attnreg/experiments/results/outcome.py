@@ -14,8 +14,8 @@ from torch import nn
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.results.card import model_card
 from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict
-from attnreg.experiments.results.trivial import trivial_scores
 from attnreg.experiments.setup.setup import Setup
+from attnreg.experiments.tasks.kinds.kind import REFERENCE
 from attnreg.training.method import TrainingMethod
 
 
@@ -36,7 +36,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         **evaluate_all(method.model, run.further, kind, run.accelerator),
     }
     history.mislabelled = _mislabelled(method.model, run)
-    history.trivial = trivial_scores(run, some)
+    history.trivial = _trivial_scores(run, some)
     forward, backward = run.total(history.forward_rows, history.backward_rows)
     result: dict[str, Any] = {
         "metric": run.task.metric,
@@ -72,6 +72,28 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
     }
     run.folder.write_text("model/README.md", model_card(run, method.provider, result))
     run.folder.write_outcome(result, dev.records)
+
+
+def _trivial_scores(run: Setup, scored_train: Any) -> dict[str, Any] | None:
+    """Score the prediction that suits most training rows, made for every row.
+
+    Args:
+        run: the run.
+        scored_train: the training rows that are scored.
+
+    Returns:
+        ``predictor`` (its name), and the metrics on ``dev`` and ``train``; ``None`` if the kind of task has no such
+        predictor.
+    """
+    trivial = run.kind.trivial(run.train_rows[REFERENCE][:])
+    if trivial is None:
+        return None
+    name, answer = trivial
+    scores = {
+        split: run.kind.score([{"label": label, "prediction": answer} for label in rows[REFERENCE][:]])
+        for split, rows in (("dev", run.dev_rows), ("train", scored_train))
+    }
+    return {"predictor": name, **scores}
 
 
 def _mislabelled(network: nn.Module, run: Setup) -> dict[str, Any] | None:

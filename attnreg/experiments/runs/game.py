@@ -163,7 +163,7 @@ class RewardRows:
         """
         run = self._run
         wanted = _rewards_of(text, lambda: metric_score(run))
-        if wanted.score == "accuracy" and not run.kind.can_be_right:
+        if wanted.score == "accuracy" and run.kind.one_number_per_row:
             raise _expected_loss(run, "accuracy")
         if wanted.noise and self._batches is not None:
             raise UsageError("`noise` in --rewards is for --reward-data noisy-train: remove it.")

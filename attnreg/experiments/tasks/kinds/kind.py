@@ -50,12 +50,10 @@ class Kind(ABC):
     has_classes: ClassVar[bool] = False
     #: whether the label of a row is one class, such as one of these
     one_class_per_row: ClassVar[bool] = False
-    #: whether the label of a row is one number that is no class
+    #: whether the label of a row is one number that is no class, so that a prediction is not right or wrong
     one_number_per_row: ClassVar[bool] = False
     #: the form of a row's classes, before "at least two classes" in a message
     labels_form: ClassVar[str] = ""
-    #: whether a prediction is either right or wrong
-    can_be_right: ClassVar[bool] = True
     #: whether the data has a label column
     needs_labels: ClassVar[bool] = True
     #: whether labels stay text in files, even if they look like numbers

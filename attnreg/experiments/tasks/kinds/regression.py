@@ -22,7 +22,6 @@ class Regression(Kind):
 
     head = "AutoModelForSequenceClassification"
     metrics = ("pearson", "spearman")
-    can_be_right = False
     one_number_per_row = True
 
     @classmethod
