@@ -1,4 +1,4 @@
-"""Write files and folders atomically, lock them, and check them by ``SHA256SUMS``, in the format of ``sha256sum``."""
+"""Write files and folders atomically, and check them by ``SHA256SUMS``, in the format of ``sha256sum``."""
 
 from __future__ import annotations
 
@@ -33,32 +33,6 @@ def replaced_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
-
-
-@contextmanager
-def exclusive(path: str | os.PathLike[str]) -> Iterator[bool]:
-    """Try to lock a file for the duration of the block; yield whether it worked. The lock also ends with the process.
-
-    On systems without such locks (Windows) it always works.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "lock"
-        >>> with exclusive(path) as first, exclusive(path) as second:
-        ...     first, second
-        (True, False)
-    """
-    with Path(path).open("a", encoding="utf-8") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass
-        except OSError:
-            yield False
-            return
-        yield True
 
 
 @contextmanager

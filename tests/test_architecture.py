@@ -51,7 +51,19 @@ ROOMS = [
 LIBRARY = ROOMS[: ROOMS.index("attnreg.experiments.tasks")]
 # What the library half may import, besides the standard library.
 NEEDED = {"torch", "transformers", "accelerate", "captum", "safetensors", "numpy", "typing_extensions"}
-OTHERS = ["click", "datasets", "evaluate", "matplotlib", "pandas", "peft", "rich", "sacrebleu", "seqeval", "sklearn"]
+OTHERS = [
+    "click",
+    "datasets",
+    "evaluate",
+    "markdown_it",
+    "matplotlib",
+    "pandas",
+    "peft",
+    "rich",
+    "sacrebleu",
+    "seqeval",
+    "sklearn",
+]
 
 
 def modules():

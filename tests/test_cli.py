@@ -15,7 +15,7 @@ import transformers as hf
 from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from attnreg.experiments.results.report import print_table
+from attnreg.experiments.results.document import Table, print_table
 from tests.commands import assert_sentence, ran
 
 ROOT = Path(__file__).parent.parent
@@ -263,6 +263,7 @@ def test_a_device_that_is_not_there(cli):
 def test_names_in_printed_tables_are_whole():
     out = io.StringIO()
     rows = [["high - plain", f"agreement-train_size={size}", "[-0.0581, +0.0362]"] for size in (200, 400)]
-    print_table(Console(file=out, width=44), ["difference of", "task", "95 % over seeds"], rows, (0, 1))
+    table = Table(["difference of", "task", "95 % over seeds"], rows, texts=(0, 1))
+    print_table(Console(file=out, width=44), table)
     cells = [line.split("│")[2].strip() for line in out.getvalue().splitlines() if line.startswith("│")]
     assert "".join(cells) == "agreement-train_size=200agreement-train_size=400"

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attnreg._files import exclusive
 from attnreg.errors import InputError
 from attnreg.experiments.compare.launch import commands
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.compare.study import Study
+from attnreg.experiments.folder.lock import locked
 from tests.commands import read_lines
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -342,7 +342,7 @@ def test_a_run_that_somebody_is_at_is_left_alone(tmp_path):
         run.folder.mkdir(parents=True)
         (run.folder / "config.json").write_text(json.dumps(run.settings.to_dict()))
     printed = []
-    with exclusive(busy.folder / ".lock"):
+    with locked(busy.folder, "busy"):
         assert busy.reader.running
         assert commands(study.runs(), 3, printed.append) == 1
     assert "seed1" in printed[0]

@@ -172,7 +172,7 @@ def test_a_finished_run_keeps_no_checkpoint_and_files_have_the_usual_mode(cli, t
 
 def test_attendout_compares_with_plain_fine_tuning_on_the_same_data_and_seed(finished, cli, tmp_path):
     result = ran(cli("recipe", "attendout", *SMALL, "--round-steps", 2, "--output-dir", "out"))
-    for name in ("defender", "attacker", "plain", "drop rate per layer"):
+    for name in ("defender", "attacker", "plain", "Drop rate per layer"):
         assert name in result.output
     assert "| plain fine-tuning | " in (tmp_path / "out" / "report.md").read_text()
     plain = read_lines(tmp_path / "out" / "baseline" / "metrics.jsonl")

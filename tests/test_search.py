@@ -10,11 +10,11 @@ import numpy as np
 import optuna
 import pytest
 
-from attnreg._files import exclusive
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.search import trials
 from attnreg.experiments.compare.search.trials import Trials
+from attnreg.experiments.folder.lock import locked
 from tests.commands import assert_sentence, ran
 from tests.task_data import tiny_bert, write_rows
 from tests.test_compare_study import table, write
@@ -331,7 +331,7 @@ def test_an_option_without_a_value(search, runs):
 
 def test_one_search_at_a_time_works_on_a_folder(search, runs, tmp_path):
     (tmp_path / "found").mkdir()
-    with exclusive(tmp_path / "found" / ".lock"):
+    with locked(tmp_path / "found", "busy"):
         assert_sentence(search("--runs", 4, "--seeds", 2), 1, "Another search is writing to found: wait for it")
     ran(search("--runs", 4, "--seeds", 2))
 

@@ -128,7 +128,7 @@ def _check_values(made: Search, model: Any) -> None:
 def _show(made: Search, trials: Trials, console: Console, command: Sequence[str]) -> None:
     from attnreg.experiments.compare.board import say
     from attnreg.experiments.compare.report import search as report
-    from attnreg.experiments.results.report import print_table
+    from attnreg.experiments.results.document import print_table
 
     table = report.write_report(made, trials, command)
     winner = made.winner(trials)
@@ -137,7 +137,7 @@ def _show(made: Search, trials: Trials, console: Console, command: Sequence[str]
         if failed:
             raise InputError(f"No trial has finished. trial-{failed[0].number} failed: {failed[0].failure}")
         return
-    print_table(console, table.header, table.rows, table.texts)
+    print_table(console, table)
     say(console, report.summary(made, trials), "The winner as a method of `attnreg compare`:")
     say(console, report.pasted(made, winner), f"or {report.as_method(made)}")
     say(console, f"Report saved to {made.held_out.folder}/report.md and report.html.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attnreg._files import exclusive, replaced_file
+from attnreg._files import replaced_file
 from attnreg.errors import InputError
-from attnreg.experiments.folder.reader import LOCK
+from attnreg.experiments.folder.lock import LOCK, locked
 
 T = TypeVar("T")
 
@@ -67,14 +67,6 @@ class OutputFolder:
         Raises:
             InputError: if the folder cannot be written to, or another process has locked it.
         """
-        with ExitStack() as stack:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                alone = stack.enter_context(exclusive(self.path / LOCK))
-            except OSError as error:
-                raise InputError(f"Cannot write to --output-dir: {error}.") from error
-            if not alone:
-                raise InputError(
-                    f"Another {self.kind} is writing to {self.path}: wait for it, or choose another --output-dir."
-                )
+        busy = f"Another {self.kind} is writing to {self.path}: wait for it, or choose another --output-dir."
+        with locked(self.path, busy):
             yield

@@ -17,7 +17,7 @@ from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.compare.report.plan import write_plan_report
 from attnreg.experiments.compare.scoring import score_further
 from attnreg.experiments.compare.study import Study
-from attnreg.experiments.results.report import print_table
+from attnreg.experiments.results.document import print_table
 
 
 def make(plan: Plan, launcher: str, jobs: int | None, threads: int, *, of_file: bool) -> None:
@@ -58,7 +58,7 @@ def make(plan: Plan, launcher: str, jobs: int | None, threads: int, *, of_file: 
             break
     if of_file and (tables := write_plan_report(plan)):
         for table in tables:
-            print_table(console, table.header, table.rows, table.texts)
+            print_table(console, table)
         say(console, f"Report of the study saved to {plan.folder}/report.md and report.html.")
     if troubles:
         raise InputError(" ".join(troubles))
@@ -103,7 +103,7 @@ def _show(study: Study, console: Console) -> None:
     """Write the report of what has finished, and print its tables."""
     shown = write_report(study)
     for table in shown:
-        print_table(console, table.header, table.rows, table.texts)
+        print_table(console, table)
     if not shown:
         return
     say(console, *study.missing(), f"Report saved to {study.folder}/report.md and {study.folder}/report.html.")

@@ -7,10 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from attnreg._files import check_checksums, exclusive
+from attnreg._files import check_checksums
 from attnreg.errors import InputError
-
-LOCK = ".lock"
+from attnreg.experiments.folder.lock import is_locked
 
 
 class RunReader:
@@ -84,10 +83,7 @@ class RunReader:
     @property
     def running(self) -> bool:
         """Whether a process is working on the run."""
-        if not (self.folder / LOCK).is_file():
-            return False
-        with exclusive(self.folder / LOCK) as free:
-            return not free
+        return is_locked(self.folder)
 
     @property
     def resumable(self) -> bool:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from attnreg import __version__
-from attnreg._files import SUMS, checksums_of, exclusive, replaced_file, replaced_folder
+from attnreg._files import SUMS, checksums_of, replaced_file, replaced_folder
 from attnreg.errors import InputError, StoppedError
-from attnreg.experiments.folder.reader import LOCK, RunReader
+from attnreg.experiments.folder.lock import locked
+from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.content import changed
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.tasks.lora import save_model
@@ -64,24 +65,16 @@ class RunFolder:
             )
 
     def create(self, settings: Settings, parameters: Mapping[str, int]) -> None:
-        """Make the folder and write ``config.json``.
+        """Write ``config.json``.
 
         Args:
             settings: the options of the run.
             parameters: how many parameters the model has, and how many of them train.
         """
         if self.writer:
-            self._make()
             version = {"attnreg": __version__, "content": settings.content()}
             self.write("config", {**version, **settings.to_dict(), "parameters": dict(parameters)})
             self.keep_lines(metrics=0, telemetry=0)  # left by a run that was killed before its first checkpoint
-
-    def _make(self) -> None:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / LOCK).touch()
-        except OSError as error:
-            raise InputError(f"Cannot write to --output-dir: {error}.") from error
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Add a line to ``name.jsonl``."""
@@ -91,18 +84,12 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder against other processes within the block.
+        """Make the folder, and lock it against other processes within the block.
 
         Raises:
-            InputError: if another process holds the lock.
+            InputError: if the folder cannot be written to, or another process has locked it.
         """
-        if not self.writer:
-            yield
-            return
-        self._make()
-        with exclusive(self.path / LOCK) as free:
-            if not free:
-                raise InputError(f"Another process is writing to {self.path}.")
+        with locked(self.path, f"Another process is writing to {self.path}.") if self.writer else nullcontext():
             yield
 
     @contextmanager

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
+from attnreg.experiments.results.document import Block, Heading, Paragraph, Table, markdown, print_table
 from attnreg.experiments.setup.stopping import biased
 
 if TYPE_CHECKING:  # `attnreg compare` needs only the tables
@@ -49,13 +49,13 @@ def report(
     if (trivial := history.trivial) is not None:
         cells = [f"{trivial['dev'][metric]:.4f}", "none", "none", str(len(run.train_rows)), "0"]
         rows.append([trivial["predictor"], *(["none"] if stopping else []), *cells])
-    rates = [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]
+    shown = {}
+    if rates := [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]:
+        shown["Drop rate per layer\n(mean while active)"] = Table(["layer", "drop rate"], rates)
+    shown |= {heading: Table(first, others) for heading, (first, *others) in tables.items()}
     settings = run.settings
     title = f"{settings.recipe} on {settings.task}: {metric} on {run.scored_on} rows, seed {settings.seed}"
     console = Console(quiet=not run.folder.writer)
-    print_table(console, header, rows, title=title)
-    if rates:
-        print_table(console, ["layer", "drop rate"], rates, title="drop rate per layer\n(mean while active)")
     notes = [*notes, _activity(history)] if rates or run.folder.has_provider else list(notes)
     if played := rounds_played(history.events):
         notes = [*notes, played]
@@ -71,20 +71,18 @@ def report(
         notes = [*notes, f"Perplexity on {run.scored_on} rows after the last epoch: {perplexity:.4g}."]
     notes = [*notes, *run.remarks]
     notes += [] if plain is None else [f"Plain fine-tuning: {remark}" for remark in plain[0].remarks]
-    for heading, (first, *others) in tables.items():
-        print_table(console, first, others, title=heading)
+    scores = Table(header, rows)
+    for heading, table in {title: scores, **shown}.items():
+        print_table(console, table, title=heading)
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
     console.print(f"Results saved to {run.folder.path}/.", highlight=False, soft_wrap=True)
-    text = [f"# {title}", "", *_markdown(header, rows), ""]
-    if rates:
-        text += ["Drop rate per layer, mean over the steps in which the provider was active:", ""]
-        text += [*_markdown(["layer", "drop rate"], rates), ""]
-    for heading, (first, *others) in tables.items():
-        text += [f"{heading}:", "", *_markdown(first, others), ""]
-    text += [f"{note}\n" for note in notes]
+    blocks: list[Block] = [Heading(title), scores]
+    for heading, table in shown.items():
+        blocks += [Paragraph(f"{' '.join(heading.split())}:"), table]
+    blocks += [Paragraph(note) for note in notes]
     with run.folder.written():
-        run.folder.write_text("report.md", "\n".join(text))
+        run.folder.write_text("report.md", markdown(blocks, run.folder.path))
     if not settings.keep_checkpoints:
         for each in (run, *(() if plain is None else plain[:1])):
             each.folder.remove_checkpoints()
@@ -156,24 +154,3 @@ def rounds_played(events: Mapping[str, int], runs: int = 1) -> str:
         )
     plural = "s" * (attacker + defender > 1)
     return f"The game had {attacker + defender} round{plural}: the Attacker won {attacker}, the Defender {defender}."
-
-
-def print_table(
-    console: Console,
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    texts: Collection[int] = (0,),
-    title: str | None = None,
-) -> None:
-    """Print a table whose columns ``texts`` are aligned left, the others right."""
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(header):
-        table.add_column(column, justify="left" if number in texts else "right", overflow="fold")  # not cut to "…"
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]

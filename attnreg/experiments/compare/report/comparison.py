@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from attnreg.experiments.compare import document
 from attnreg.experiments.compare.contrast import contrasts
-from attnreg.experiments.compare.document import Block, Code, Contents, Heading, Paragraph, Table
 from attnreg.experiments.compare.group import Group, check_rows, class_names
 from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.report import figures, tables
 from attnreg.experiments.compare.study import Study
+from attnreg.experiments.results import document
+from attnreg.experiments.results.document import Block, Code, Contents, Heading, Paragraph, Table
 from attnreg.experiments.results.report import rounds_played
 
 _MOST_CLASSES = 20  # to show one by one

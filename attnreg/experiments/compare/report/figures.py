@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from attnreg.experiments.compare.contrast import Contrast
-from attnreg.experiments.compare.document import Block, Paragraph, Picture
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.study import Study
+from attnreg.experiments.results.document import Block, Paragraph, Picture
 from attnreg.experiments.results.plots.comparison import (
     ANYTHING,
     Reliability,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from attnreg.experiments.compare.document import Table
+from attnreg.experiments.results.document import Table
 
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _SPECIAL |= {sign: "\\" + sign for sign in "&%$#_{}"}

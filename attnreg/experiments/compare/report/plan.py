@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from attnreg._files import replaced_file
-from attnreg.experiments.compare import document
 from attnreg.experiments.compare.contrast import Contrast, contrasts, difference_rows, p_cell
-from attnreg.experiments.compare.document import Block, Contents, Heading, Paragraph, Picture, Reports, Table
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.plan import Plan
 from attnreg.experiments.compare.report.latex import latex
@@ -20,6 +18,8 @@ from attnreg.experiments.compare.statistics import (
     practically_equal,
     probability_of_improvement,
 )
+from attnreg.experiments.results import document
+from attnreg.experiments.results.document import Block, Contents, Heading, Paragraph, Picture, Reports, Table
 from attnreg.experiments.results.plots.comparison import plot_forest
 
 Groups = Mapping[str, Mapping[str, Group]]  # by comparison and method

@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from attnreg.experiments.compare import document
-from attnreg.experiments.compare.document import Block, Code, Heading, Paragraph, Picture, Table
 from attnreg.experiments.compare.held_out import FIRST_SEED, Trial
 from attnreg.experiments.compare.method import Winner
 from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.search.rounds import Search
 from attnreg.experiments.compare.search.trials import Trials
+from attnreg.experiments.results import document
+from attnreg.experiments.results.document import Block, Code, Heading, Paragraph, Picture, Table
 from attnreg.experiments.results.plots.comparison import plot_progress
 
 _BEST = 5

@@ -7,7 +7,6 @@ from statistics import fmean, stdev
 from typing import Any
 
 from attnreg.experiments.compare.contrast import Contrast, difference_rows
-from attnreg.experiments.compare.document import Table
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import score_cells
 from attnreg.experiments.compare.method import Method
@@ -15,6 +14,7 @@ from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.statistics import bootstrap_over_rows, detectable, seeds_needed
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.options.option import as_typed
+from attnreg.experiments.results.document import Table
 from attnreg.experiments.tasks.metrics import CONFUSION, METRICS
 
 

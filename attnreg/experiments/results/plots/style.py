@@ -23,6 +23,8 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
+from attnreg.experiments.results.document import dark_path
+
 
 class Style(NamedTuple):
     """Colour, line style and marker of one line in a plot."""
@@ -88,7 +90,8 @@ def picture(
         height: height in inches.
         columns: number of columns of axes.
         rows: number of rows of axes.
-        published: also save the figure as PDF and SVG, and as PNG for dark pages (see :func:`dark_path`).
+        published: also save the figure as PDF and SVG, and as PNG for dark pages (see
+            :func:`attnreg.experiments.results.document.dark_path`).
     """
     figure = Figure(figsize=(width, height), layout="constrained")  # pyplot would keep global state
     FigureCanvasAgg(figure)
@@ -105,16 +108,6 @@ def picture(
             with rc_context({"svg.hashsalt": path.stem}):  # the same figure gives the same file
                 figure.savefig(path.with_suffix(f".{suffix}"), metadata=_WITHOUT_DATE[suffix])
         darkened(figure).savefig(dark_path(path), dpi=DPI)
-
-
-def dark_path(path: Path) -> Path:
-    """Return the place of a figure's version for dark pages.
-
-    Example:
-        >>> dark_path(Path("plots/seeds.png")).as_posix()
-        'plots/seeds-dark.png'
-    """
-    return path.with_name(f"{path.stem}-dark{path.suffix}")
 
 
 def folded(name: str, width: int = 24, lines: int = 4) -> str:

@@ -1,0 +1,58 @@
+"""The lock of a folder: one process at a time writes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from attnreg.errors import InputError
+
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(folder: Path, busy: str) -> Iterator[None]:
+    """Make a folder and lock it against other processes within the block. The lock also ends with the process.
+
+    Args:
+        folder: the folder.
+        busy: what to say if another process has locked it.
+
+    Raises:
+        InputError: if the folder cannot be written to, or another process has locked it.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp()) / "run"
+        >>> is_locked(folder)
+        False
+        >>> with locked(folder, busy="Someone is at work."):
+        ...     is_locked(folder)
+        True
+    """
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise InputError(busy) from error
+    except OSError as error:
+        raise InputError(f"Cannot write to --output-dir: {error}.") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process has locked a folder."""
+    if not (folder / LOCK).is_file():
+        return False
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            return False
+    except Timeout:
+        return True

@@ -1,0 +1,225 @@
+"""Blocks of a report: on the screen, as Markdown, and that as one HTML page with its pictures."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import html
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import rich.table
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from rich.console import Console
+
+from attnreg._files import replaced_file
+
+_STYLE = """
+:root { color-scheme: light dark; --text: #1a1a1a; --page: #fff; --line: #ddd; --strong: #888; --code: #f3f3f3; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #ebebeb; --page: #171717; --line: #444; --strong: #777; --code: #262626; }
+  a { color: #8ab4f8; }
+}
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem;
+  color: var(--text); background: var(--page); overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+table { display: block; overflow-x: auto; font-size: .9em; border-collapse: collapse;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .45rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+.text { text-align: left; white-space: normal; min-width: 8em; } .long { min-width: 22em; }
+th { border-bottom: 2px solid var(--strong); } .word { white-space: nowrap; }
+img { max-width: 100%; }
+pre { background: var(--code); padding: .6rem; white-space: pre-wrap; }
+"""
+
+_LONG = 40  # letters; a column with more in a cell is wider on a narrow screen
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading; the first heading is the title."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph of text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """A code block: lines to type in a shell."""
+
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Args:
+        header: column names.
+        rows: the cells.
+        texts: indices of the text columns, aligned left; other columns are numbers, aligned right.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: Collection[int] = (0,)
+
+    def align(self, column: int, left: str, right: str) -> str:
+        """Return ``left`` for a text column and ``right`` for a column of numbers."""
+        return left if column in self.texts else right
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG file with a caption."""
+
+    path: Path
+    caption: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A list of links to all headings but the title."""
+
+
+@dataclass(frozen=True)
+class Reports:
+    """A list of links to other reports, by name; each is a folder with ``report.md`` and ``report.html``."""
+
+    folders: Mapping[str, Path]
+
+
+Block = Heading | Paragraph | Code | Table | Picture | Contents | Reports
+
+
+def markdown(blocks: Sequence[Block], folder: Path) -> str:
+    r"""Render blocks as Markdown; picture links are relative to ``folder``.
+
+    Example:
+        >>> print(markdown([Heading("A"), Table(["m", "x"], [["a|b", "1"]])], Path(".")))
+        # A
+        <BLANKLINE>
+        | m | x |
+        | --- | ---: |
+        | a\|b | 1 |
+        <BLANKLINE>
+    """
+    parts = []
+    for number, block in enumerate(blocks):
+        if isinstance(block, Heading):
+            parts.append(f"{'##' if number else '#'} {block.text}")
+        elif isinstance(block, Paragraph):
+            parts.append(block.text)
+        elif isinstance(block, Contents):
+            chapters = [each.text for each in blocks if isinstance(each, Heading)][1:]
+            parts.append("\n".join(f"- [{text}](#{_anchor(text)})" for text in chapters))
+        elif isinstance(block, Reports):
+            places = {name: quote(each.relative_to(folder).as_posix()) for name, each in block.folders.items()}
+            parts.append("\n".join(f"- [{name}]({place}/report.md)" for name, place in places.items()))
+        elif isinstance(block, Code):
+            parts.append("\n".join(["```", *block.lines, "```"]))
+        elif isinstance(block, Picture):
+            parts.append(f"![{block.caption}]({block.path.relative_to(folder).as_posix()})\n\n*{block.caption}*")
+        else:
+            rule = [block.align(column, "---", "---:") for column in range(len(block.header))]
+            cells = [block.header, rule, *block.rows]
+            parts.append("\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells))
+    return "\n\n".join(parts) + "\n"
+
+
+def html_page(text: str, folder: Path) -> str:
+    """Render a report in Markdown as one HTML page that embeds its pictures.
+
+    Args:
+        text: the report, as :func:`markdown` makes it.
+        folder: the folder of the report. A picture with a version for dark pages (see :func:`dark_path`) has both.
+    """
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    parser.add_render_rule("text", _text)
+    parser.add_render_rule("image", _image)
+    tokens = parser.parse(text)
+    for token, inside in pairwise(tokens):
+        if token.type == "heading_open" and token.tag != "h1":
+            token.attrSet("id", _anchor(inside.content))
+        elif token.type in ("th_open", "td_open") and "style" not in token.attrs:  # numbers are aligned right by style
+            token.attrSet("class", "text long" if len(inside.content) > _LONG else "text")
+        for link in (child for child in token.children or () if child.type == "link_open"):
+            link.attrSet("href", re.sub(r"/report\.md$", "/report.html", str(link.attrs["href"])))
+    title = next(inside.content for token, inside in pairwise(tokens) if token.type == "heading_open")
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n<body>\n'
+        + str(parser.renderer.render(tokens, parser.options, {"folder": folder}))
+        + "</body></html>\n"
+    )
+
+
+def print_table(console: Console, table: Table, title: str | None = None) -> None:
+    """Print a table on the screen."""
+    grid = rich.table.Table(title=title, title_justify="left")
+    for number, column in enumerate(table.header):  # folded, not cut to "…"
+        grid.add_column(column, justify="left" if number in table.texts else "right", overflow="fold")
+    for row in table.rows:
+        grid.add_row(*row)
+    console.print(grid)
+
+
+def save(blocks: Sequence[Block], folder: Path) -> None:
+    """Write ``report.md`` and ``report.html`` in a folder."""
+    text = markdown(blocks, folder)
+    for name, content in {"report.md": text, "report.html": html_page(text, folder)}.items():
+        with replaced_file(folder / name) as file:
+            file.write(content)
+
+
+def save_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+    """Write rows as a CSV file; what a row lacks is empty."""
+    with replaced_file(path) as file:
+        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def dark_path(path: Path) -> Path:
+    """Return the place of a picture's version for dark pages.
+
+    Example:
+        >>> dark_path(Path("plots/seeds.png")).as_posix()
+        'plots/seeds-dark.png'
+    """
+    return path.with_name(f"{path.stem}-dark{path.suffix}")
+
+
+def _anchor(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub forms it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def _text(renderer: Any, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
+    """Escape a text; lines do not end within its options and hyphenated words."""
+    return re.sub(r"[\w-]*-[\w-]+", r'<span class="word">\g<0></span>', html.escape(tokens[number].content))
+
+
+def _image(renderer: Any, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
+    path = env["folder"] / str(tokens[number].attrs["src"])
+    image = f'<img alt="{html.escape(tokens[number].content)}" src="{_embedded(path)}">'
+    if not dark_path(path).is_file():
+        return image
+    source = f'<source srcset="{_embedded(dark_path(path))}" media="(prefers-color-scheme: dark)">'
+    return f"<picture>{source}{image}</picture>"
+
+
+def _embedded(path: Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
