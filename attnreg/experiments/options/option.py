@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 import math
 import re
 import shlex
@@ -18,6 +17,7 @@ from typing import Any
 
 import click
 
+import attnreg
 from attnreg._lazy import listed_names
 
 METHOD = "Method"
@@ -216,7 +216,7 @@ def _source(target: str) -> tuple[ast.AST, Mapping[str, ast.expr]]:
     """Return the definition of a public name, and the type aliases that its module defines or imports."""
     package, _, path = target.partition(":")
     name, _, method = path.partition(".")
-    tree = parsed(listed_names(_file(package))[name])
+    tree = parsed(listed_names(str(_file(package)))[name])
     aliases = _assigned(tree)
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("attnreg."):
@@ -233,17 +233,16 @@ def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
     return {left.id: node.value for node in assigned for left in node.targets if isinstance(left, ast.Name)}
 
 
-def _file(module: str) -> str:
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    return spec.origin
+def _file(module: str) -> Path:
+    """Return the file of a module of this package without importing the packages that it is in."""
+    path = Path(attnreg.__file__).parent.joinpath(*module.split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 @functools.cache
 def parsed(module: str) -> ast.Module:
     """Parse the source of a module without running it."""
-    return ast.parse(Path(_file(module)).read_text(encoding="utf-8"))
+    return ast.parse(_file(module).read_text(encoding="utf-8"))
 
 
 def _argument(source: ast.AST, name: str) -> _Argument:
