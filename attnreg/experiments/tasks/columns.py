@@ -163,9 +163,9 @@ def number_of(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def class_names(rows: Dataset, column: str) -> list[str] | None:
+def class_names(rows: Dataset, label: str) -> list[str] | None:
     """Return the class names that the data declares for the integers of a label column, or ``None``."""
-    feature = rows.features.get(column)
+    feature = rows.features.get(top_column(label, rows.column_names))
     feature = getattr(feature, "feature", feature)  # for a list column, the feature of its elements
     names = getattr(feature, "names", None)
     return None if names is None else list(names)

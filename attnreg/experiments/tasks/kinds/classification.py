@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import Classes, class_names, column_of, converted, top_column
+from attnreg.experiments.tasks.columns import Classes, class_names, column_of, converted
 from attnreg.experiments.tasks.kinds.kind import Kind, Record, absent_classes
 from attnreg.experiments.tasks.task import Task
 
@@ -40,7 +40,7 @@ class Classification(Kind):
     @classmethod
     @override
     def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
-        classes = Classes(task.labels, class_names(rows, top_column(task.label, rows.column_names)))
+        classes = Classes(task.labels, class_names(rows, task.label))
         return converted(column_of(rows, task.label), classes.number, f"labels {classes}", place)
 
     @override

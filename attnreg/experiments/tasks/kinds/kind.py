@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import class_names, column_of, names_of, texts_of, top_column
+from attnreg.experiments.tasks.columns import class_names, column_of, names_of, texts_of
 from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -115,8 +115,7 @@ class Kind(ABC):
         """
         if task.labels or not cls.has_classes:
             return task.labels
-        top = top_column(task.label, next(iter(splits.values())).column_names)
-        known = next((names for rows in splits.values() if (names := class_names(rows, top))), None)
+        known = next((names for rows in splits.values() if (names := class_names(rows, task.label))), None)
         labels = names_of((label for rows in splits.values() for label in cls.labels_in(task, rows)), known)
         if len(labels) < 2:
             found = ", ".join(labels) or "none"

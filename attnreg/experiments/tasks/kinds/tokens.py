@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import NO_LISTS, Classes, class_names, column_of, top_column
+from attnreg.experiments.tasks.columns import NO_LISTS, Classes, class_names, column_of
 from attnreg.experiments.tasks.kinds.kind import IGNORED, REFERENCE, Kind, Record, absent_classes, kept, labelled
 from attnreg.experiments.tasks.task import Task
 
@@ -94,7 +94,7 @@ class Tokens(Kind):
     @classmethod
     @override
     def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
-        classes = Classes(task.labels, class_names(rows, top_column(task.label, rows.column_names)))
+        classes = Classes(task.labels, class_names(rows, task.label))
         every = []
         for row, tags in enumerate(column_of(rows, task.label)):
             numbers = [classes.number(tag) for tag in tags]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import class_names, may_be_class, names_of, plain_label, top_column
+from attnreg.experiments.tasks.columns import class_names, may_be_class, names_of, plain_label
 from attnreg.experiments.tasks.kinds import KINDS, kind_class
 from attnreg.experiments.tasks.task import Task
 
@@ -33,9 +33,7 @@ def check_classes(task: Task, splits: Mapping[str, Dataset], places: Mapping[str
                 hint = next((f": to predict {what}, use --kind {other}" for other, what in others if what), "")
                 what = f"names or numbers of classes in column {task.label} of {places[name]}"
                 raise InputError(f"Expected {what}, got {label!r}{hint}.")
-    if "train" not in splits or any(
-        class_names(rows, top_column(task.label, rows.column_names)) for rows in splits.values()
-    ):
+    if "train" not in splits or any(class_names(rows, task.label) for rows in splits.values()):
         return
     found = {name: names_of(kind.labels_in(task, rows), None) for name, rows in splits.items()}
     for name, classes in found.items():
