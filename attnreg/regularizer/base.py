@@ -199,7 +199,8 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
 
     def mask_at(self, site: AttentionSite) -> Mask | None:
         """Return the mask of the regularizers inside this one at a site; ``None`` keeps everything."""
-        masks = [mask for each in self._acting(site) if (mask := each.mask_at(site)) is not None]
+        answers = [each.mask_at(site) for each in self._acting(site)]
+        masks = [mask for mask in answers if mask is not None]  # torch.compile knows no `:=` in a comprehension
         return functools.reduce(operator.and_, masks) if masks else None
 
     def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
