@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from attnreg.errors import InputError
+from attnreg.errors import AsleepWarning, InputError
 from attnreg.regularizer.base import Regularizer
 
 PATIENCE = 100  # training passes without a step; gradient accumulation rarely spans more
@@ -70,3 +72,37 @@ def never_stepped(regularizer: Regularizer, steps: Tensor, passes: int) -> str |
         f"The schedule of {type(regularizer).__name__} has not moved in {passes} training passes: call `handle.step()` "
         "after each optimizer step (training methods and AttnRegCallback do)."
     )
+
+
+class Watch:
+    """Counts training passes, and warns once if a regularizer's schedule, epoch or parameters never change."""
+
+    def __init__(self, regularizer: Regularizer) -> None:
+        self.regularizer = regularizer
+        self.passes = 0
+        self._versions = [(p, p._version) for p in regularizer.learned_parameters() if p.requires_grad]
+        self._warned = False
+
+    def training_pass(self) -> None:
+        """Count a training pass, and warn if the regularizer cannot act."""
+        if torch.compiler.is_compiling() or self._warned or self.passes > PATIENCE:
+            return
+        self.passes += 1
+        reason = self._reason()
+        if reason is not None:
+            self._warned = True
+            warnings.warn(reason, AsleepWarning, stacklevel=2)
+
+    def _reason(self) -> str | None:
+        for each in self.regularizer.parts():
+            reason = each.why_asleep(self.passes)
+            if reason is not None:
+                return reason
+        stale = [p for p, version in self._versions if p._version == version and p.grad is not None]
+        if self.passes >= PATIENCE and self._versions and len(stale) == len(self._versions):
+            return (
+                f"The learned parameters of {type(self.regularizer).__name__} have gradients, but have not changed in "
+                f"{self.passes} training passes. Add them to the optimizer: "
+                '`optimizer.add_param_group({"params": provider.learned_parameters()})`.'
+            )
+        return None

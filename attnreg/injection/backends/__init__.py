@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from attnreg.injection.backends.base import BY_FUNCTION, Asked, Backend, Call, Tap
+from attnreg.injection.backends.base import BY_FUNCTION, Asked, Backend, Call, Noting, Tap
 
-__all__ = ["BACKENDS", "BY_FUNCTION", "Asked", "Backend", "Call", "Tap"]
+__all__ = ["BACKENDS", "BY_FUNCTION", "Asked", "Backend", "Call", "Noting", "Tap"]
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from attnreg.injection.backends.layout import Layout
@@ -114,38 +115,57 @@ class Tap(nn.Module):
         return self(out)
 
 
-class Masking(AbstractContextManager[Any], Protocol):
+class Watching(TorchFunctionMode):
+    """A mode that sees each call of a backend's functions, to find attention or to mask it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads: int | None = None  # H, if the function that is running tells it
+
+    @contextmanager
+    def of_heads(self, heads: int) -> Iterator[None]:
+        """Read scores as ``(B, H, Q, K)`` or ``(B * H, Q, K)`` with this H within the block."""
+        before, self.heads = self.heads, heads
+        try:
+            yield
+        finally:
+            self.heads = before
+
+
+class Masking(Watching):
     """What backends use of the mode that is active while an attached module runs."""
 
-    tap: Tap | None
-    taps_output: bool  # whether the output of a fused kernel may pass through the tap instead of the weights
+    tap: Tap | None = None
+    taps_output: bool = False  # whether the output of a fused kernel may pass through the tap instead of the weights
 
+    @abstractmethod
     def expect(self, backend: str, call: Call) -> Asked | None:
-        """Return the site of a call; ``None`` to leave the call unchanged."""
+        """Return the site of a call that may be attention; ``None`` if the call is not to be changed.
 
+        It raises if there is more attention than when the model was attached.
+        """
+
+    @abstractmethod
     def ask(
         self, site: Asked, shape: tuple[int, ...], valid: Tensor | FindValid | None, *, like: Tensor, **given: Any
     ) -> Mask | None:
-        """Return the provider's mask for a site, given more fields of it by name; ``None`` keeps everything.
+        """Return the provider's mask for a site, checked and on the right device; ``None`` keeps everything.
 
+        ``given`` are more fields of :class:`attnreg.AttentionSite`; those of its device and dtype come from ``like``.
         ``valid`` may be a function that finds the valid positions when they are needed.
         """
 
+    @abstractmethod
     def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
-        """Apply the factors of a mask, and the tap, to attention weights after the softmax."""
-
-    def of_heads(self, heads: int) -> AbstractContextManager[None]:
-        """Read scores with this number of heads within the block."""
+        """Apply the factors of a mask, and the tap, to attention weights ``(B, H, Q, K)`` after the softmax."""
 
 
-class Noting(AbstractContextManager[Any], Protocol):
-    """What backends use of :class:`attnreg.injection.discovery.finder.Finder`, in the dry run."""
+class Noting(Watching):
+    """What backends use of the mode that is active in the dry run."""
 
+    @abstractmethod
     def note(self, backend: str, call: Call, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note a call and run it."""
-
-    def of_heads(self, heads: int) -> AbstractContextManager[None]:
-        """Read scores with this number of heads within the block."""
+        """Note the attention that a call may compute, and run the call."""
 
 
 class Backend(ABC):

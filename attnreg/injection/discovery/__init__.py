@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,42 +9,14 @@ from typing import Any
 from torch import nn
 
 from attnreg.errors import NoAttentionError
-from attnreg.injection.backends.layout import Layout
-from attnreg.injection.discovery.blocks import Block, ModuleCall, block_of, number_layers
+from attnreg.injection.discovery.blocks import ModuleCall
 from attnreg.injection.discovery.coverage import NOT_CHOSEN, LeftOut, left_out, why_hidden
 from attnreg.injection.discovery.example_inputs import example_inputs as make_example_inputs
 from attnreg.injection.discovery.finder import Finder, Sighting
-from attnreg.injection.discovery.parts import Parts, in_parts
+from attnreg.injection.discovery.sites import FoundSite, sites_of
 from attnreg.injection.discovery.snapshot import unchanged
-from attnreg.sites import SiteInfo, Stack
 
 __all__ = ["Discovery", "FoundSite", "LeftOut", "discover"]
-
-
-@dataclass(frozen=True, eq=False)
-class FoundSite:
-    """An attention site of a model.
-
-    Args:
-        info: the site as providers see it.
-        sighting: where the dry run saw it.
-        layout: layout of its scores.
-        block: the Transformer block that contains it, if it is self-attention in a block.
-        parts: how it is split, if it is computed in several parts.
-        others: the sightings of its other parts.
-    """
-
-    info: SiteInfo
-    sighting: Sighting
-    layout: Layout
-    block: Block | None = None
-    parts: Parts | None = None
-    others: tuple[Sighting, ...] = ()
-
-    @property
-    def module(self) -> nn.Module:
-        """The module whose own forward computes the attention."""
-        return self.sighting.place.module
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +82,7 @@ def discover(
     finder, classifier = _dry_run(model, example_inputs)
     _refuse_shuffled(finder.sightings)
     left = left_out(finder, model)
-    sightings = [sighting for sighting in finder.sightings if sighting.is_attention]
-    _settle(sightings, finder.names)
-    sites = _sites(model, finder.names, sightings)
+    sites = sites_of(model, finder.names, [sighting for sighting in finder.sightings if sighting.is_attention])
     if not sites and needs_attention:
         seen = "; ".join(str(each) for each in left[:3])
         raise NoAttentionError(
@@ -124,80 +93,12 @@ def discover(
     return Discovery(sites, left, tuple(finder.sightings), finder.names, called, finder.samples, entries, classifier)
 
 
-def _sites(model: nn.Module, names: Mapping[nn.Module, str], sightings: Sequence[Sighting]) -> tuple[FoundSite, ...]:
-    parts = in_parts(sightings)
-    later = {sighting for _, others in parts.values() for sighting in others}
-    sightings = [sighting for sighting in sightings if sighting not in later]
-    paths = [names.get(sighting.place.module, type(sighting.place.module).__name__) for sighting in sightings]
-    stacks = [_stack(sighting) for sighting in sightings]
-    layers: list[int] = [0] * len(sightings)
-    depth: dict[Stack, int] = {}
-    for stack in dict.fromkeys(stacks):
-        places = [i for i, each in enumerate(stacks) if each == stack]
-        numbers, depth[stack] = number_layers(model, [paths[i] for i in places])
-        for i, number in zip(places, numbers, strict=True):
-            layers[i] = number
-    seen: Counter[tuple[nn.Module, int]] = Counter()
-    sites = []
-    for sighting, stack, path, layer in zip(sightings, stacks, paths, layers, strict=True):
-        place, reading = sighting.place, sighting.reading
-        assert reading is not None
-        seen[place.module, place.index] += 1
-        again = seen[place.module, place.index]
-        info = SiteInfo(
-            name=path + (f"#{place.index + 1}" if place.index else "") + (f"@{again}" if again > 1 else ""),
-            layer=layer,
-            num_layers=depth[stack],
-            stack=stack,
-            heads=sighting.heads,
-            head_size=sighting.head_size,
-            shares_keys=reading.layout.has_queries,
-            in_parts=sighting in parts,
-        )
-        block = block_of(model, path, sighting.running)
-        kind, others = parts.get(sighting, (None, []))
-        sites.append(FoundSite(info, sighting, reading.layout, block, kind, tuple(others)))
-    return tuple(sites)
-
-
-def _settle(sightings: Sequence[Sighting], names: Mapping[nn.Module, str]) -> None:
-    """Give attention of unclear layout the layout of attention in modules of the same class, or of the same size.
-
-    Raises:
-        NoAttentionError: if there is none, and samples cannot be distinguished from heads.
-    """
-    layouts = [(each, each.reading.layout) for each in reversed(sightings) if each.reading and each.reading.sure]
-    known: dict[Any, Layout] = {(each.shape[0], each.backend, each.rank): layout for each, layout in layouts}
-    known |= {(type(each.place.module), each.backend, each.rank): layout for each, layout in layouts}
-    for sighting in sightings:
-        reading = sighting.reading
-        if reading is None or reading.sure:
-            continue
-        kind = sighting.backend, sighting.rank
-        layout = known.get((type(sighting.place.module), *kind)) or known.get((sighting.shape[0], *kind))
-        if layout is not None:
-            sighting.reading = replace(reading, layout=layout)
-        elif sighting.rank == 3:
-            raise NoAttentionError(
-                f"Samples and heads share a dimension at {names.get(sighting.place.module)}, and their order is not "
-                "clear from one sample. Pass `example_inputs` with two samples."
-            )
-
-
 def _refuse_shuffled(sightings: Sequence[Sighting]) -> None:
     """Treat queries as reordered in all modules of a class that reordered them once."""
     classes = {type(each.place.module) for each in sightings if each.reading and not each.reading.in_order}
     for sighting in sightings:
         if sighting.reading is not None and type(sighting.place.module) in classes:
             sighting.reading = replace(sighting.reading, in_order=False)
-
-
-def _stack(sighting: Sighting) -> Stack:
-    assert sighting.reading is not None
-    if sighting.reading.relation != "self":
-        return "cross"
-    inside_decoder = any(isinstance(call.module, nn.TransformerDecoderLayer) for call in sighting.running)
-    return "decoder" if sighting.causal or inside_decoder else "encoder"
 
 
 def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None) -> tuple[Finder, ModuleCall | None]:

@@ -83,7 +83,7 @@ def _seen(finder: Finder) -> Iterator[LeftOut]:
     found = {sighting.place.module for sighting in finder.sightings if sighting.is_attention}
     for sighting in finder.sightings:
         module = sighting.place.module
-        name = names.get(module, type(module).__name__)
+        name = names[module]
         named = module not in found and _is_called_attention(type(module).__name__, name.rpartition(".")[2])
         if not sighting.is_attention:
             shuffled = sighting.reading is not None and not sighting.reading.in_order
@@ -91,7 +91,7 @@ def _seen(finder: Finder) -> Iterator[LeftOut]:
             yield LeftOut(name, f"softmax of {sighting.rank} dimensions", reason, is_attention=named or shuffled)
     for seen, reason, places in (("attention", NOT_SOFTMAX, finder.hidden), ("logsumexp", ASIDE, finder.aside)):
         for module in (running[-1].module for running in places):
-            yield LeftOut(names.get(module, type(module).__name__), seen, reason)
+            yield LeftOut(names[module], seen, reason)
 
 
 def _named(finder: Finder, model: nn.Module) -> Iterator[LeftOut]:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.bias import CausalBias
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
+from typing_extensions import override
 
 from attnreg.functional.validity import allowed
-from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Call
+from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Call, Noting
 from attnreg.injection.discovery import rules
 from attnreg.injection.discovery.blocks import LISTS, ModuleCall
 from attnreg.injection.discovery.origins import compact
@@ -71,7 +71,7 @@ class Sighting:
         return self.running[depth]
 
 
-class Finder(TorchFunctionMode):
+class Finder(Noting):
     """Watches a forward pass, and notes each attention and the modules that compute it.
 
     The model holds ``tensors``, other than parameters and buffers.
@@ -90,7 +90,6 @@ class Finder(TorchFunctionMode):
         self.entries: list[ModuleCall] = []  # calls of entries of lists
         self.linear: list[tuple[ModuleCall, Tensor]] = []  # linear layers of one vector per sample, with their output
         self._listed = {child for module in self.names if isinstance(module, LISTS) for child in module.children()}
-        self._heads: int | None = None
         self._before: tuple[Any, Tensor, Reading | None] | None = None
         self._running: list[ModuleCall] = []
         self._latest: dict[nn.Module, ModuleCall] = {}
@@ -181,17 +180,8 @@ class Finder(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         return backend.discover(self, func, *args, **(kwargs or {}))
 
-    @contextmanager
-    def of_heads(self, heads: int) -> Iterator[None]:
-        """Read scores as ``(B, H, Q, K)`` or ``(B * H, Q, K)`` with this H within the block."""
-        before, self._heads = self._heads, heads
-        try:
-            yield
-        finally:
-            self._heads = before
-
+    @override
     def note(self, backend: str, call: Call, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note the attention that a call may compute, and run the call."""
         tracer = self._tracer
         with tracer.paused():
             origin = self._origin_of_scores(call)
@@ -217,11 +207,11 @@ class Finder(TorchFunctionMode):
 
     def _read(self, origin: Tensor | None, call: Call) -> Reading | None:
         """Read the scores of a call. The last reading is reused, because most layers repeat the one before."""
-        how = call.shape, call.dim, call.query is None, self._heads
+        how = call.shape, call.dim, call.query is None, self.heads
         small = None if origin is None else compact(origin)
         if small is not None and self._before is not None and self._before[0] == how and small.equal(self._before[1]):
             return self._before[2]
-        reading = read(origin, call, self._tracer.origins, self._heads)
+        reading = read(origin, call, self._tracer.origins, self.heads)
         self._before = None if small is None else (how, small, reading)
         return reading
 

@@ -42,7 +42,6 @@ class _Place:
     call: ModuleCall
     axes: str
     chosen: bool
-    around: tuple[ModuleCall, ...]
 
 
 def hidden_sites(
@@ -84,7 +83,7 @@ def hidden_sites(
 def _found(place: _Place, where: Where) -> FoundHidden:
     info = HiddenInfo(**vars(place.site), where=where)
     call = place.call
-    around = tuple(each.module for each in (*place.around, call) if not each.is_repeated)
+    around = tuple(each.module for each in (*call.around, call) if not each.is_repeated)
     return FoundHidden(info, call.module, call.index, place.axes, call.block, around)
 
 
@@ -98,14 +97,13 @@ def _around_attention(found: Discovery, chosen: set[str]) -> list[_Place]:
         if site.block is None or site.info.stack == "cross":
             continue
         running = site.sighting.running
-        depth = next(i for i, call in enumerate(running) if call.module is site.block.module)
-        call = running[depth]
+        call = next(call for call in running if call.module is site.block.module)
         if id(call) not in places:
             info = site.info
             name = _named(found, call)
             place = Site(name=name, layer=info.layer, num_layers=info.num_layers, stack=info.stack)
             axes = _axes(site, found.samples)
-            places[id(call)] = _Place(place, call, axes, info.name in chosen, tuple(running[:depth]))
+            places[id(call)] = _Place(place, call, axes, info.name in chosen)
     return list(places.values())
 
 
@@ -127,7 +125,7 @@ def _beside(found: Discovery, places: Sequence[_Place], is_chosen: Callable[[Sit
             num_layers=other.site.num_layers,
             stack=other.site.stack,
         )
-        yield _Place(site, call, other.axes, is_chosen(site), call.around)
+        yield _Place(site, call, other.axes, is_chosen(site))
 
 
 def _without_attention(model: nn.Module, found: Discovery, is_chosen: Callable[[Site], bool]) -> Iterator[_Place]:
@@ -145,7 +143,7 @@ def _without_attention(model: nn.Module, found: Discovery, is_chosen: Callable[[
         assert call.block is not None
         site = Site(name=_named(found, call), layer=number, num_layers=len(calls))
         axes = "btc" if call.block.shape[0] == found.samples != call.block.shape[1] else ""
-        yield _Place(site, call, axes, is_chosen(site), call.around)
+        yield _Place(site, call, axes, is_chosen(site))
 
 
 def _outermost_list(model: nn.Module, found: Discovery, call: ModuleCall) -> str:

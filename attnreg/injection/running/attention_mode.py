@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence, Set
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from attnreg.errors import NoAttentionError
-from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Asked, Call, Tap
-from attnreg.injection.backends.base import FindValid, LazySite
+from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Asked, Call
+from attnreg.injection.backends.base import FindValid, LazySite, Masking
 from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.discovery import Discovery
-from attnreg.injection.discovery.parts import Parts
+from attnreg.injection.discovery.sites import Parts
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.shadow import Shadow
 from attnreg.masks import Mask
@@ -44,7 +44,7 @@ class Planned:
     parts: Parts | None = None
 
 
-class AttentionMode(TorchFunctionMode):
+class AttentionMode(Masking):
     """Applies the provider's masks to the attention of one module call, which must be as planned.
 
     Torch switches a mode off while it handles a function, so providers and backends can call torch as usual.
@@ -54,13 +54,10 @@ class AttentionMode(TorchFunctionMode):
         super().__init__()
         self.passes = passes
         self.name = name
-        self.tap: Tap | None = None
-        self.taps_output = False
         self._plan = plan
         self._at = 0
         self._asked: set[int] = set()
         self._latest: Mask | None = None
-        self._heads: int | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -70,21 +67,9 @@ class AttentionMode(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         return backend.intercept(self, func, *args, **(kwargs or {}))
 
-    @contextmanager
-    def of_heads(self, heads: int) -> Iterator[None]:
-        """Read scores as ``(B, H, Q, K)`` or ``(B * H, Q, K)`` with this H within the block, whatever the plan says."""
-        before, self._heads = self._heads, heads
-        try:
-            yield
-        finally:
-            self._heads = before
-
+    @override
     def expect(self, backend: str, call: Call) -> Asked | None:
-        """Return the site of a call that may be attention; ``None`` if the call is not to be changed.
-
-        It raises if there is more attention than when the model was attached.
-        """
-        rank, heads = len(call.shape), self._heads
+        rank, heads = len(call.shape), self.heads
         rest = range(self._at, len(self._plan))
         matching = [i for i in rest if heads is not None or self._same(self._plan[i], backend, rank)]
         if not matching:
@@ -124,14 +109,10 @@ class AttentionMode(TorchFunctionMode):
                 f"computations were seen; {self.passes.why_hidden}"
             )
 
+    @override
     def ask(
         self, site: Asked, shape: tuple[int, ...], valid: Tensor | FindValid | None, *, like: Tensor, **given: Any
     ) -> Mask | None:
-        """Return the provider's mask for a site, checked and on the right device; ``None`` keeps everything.
-
-        ``given`` are more fields of :class:`attnreg.AttentionSite`; those of its device and dtype come from ``like``.
-        ``valid`` may be a function that finds the valid positions when they are needed.
-        """
         if self.tap is not None:
             return None
         if site.again:
@@ -148,8 +129,8 @@ class AttentionMode(TorchFunctionMode):
         self.passes.rates.note(asked, self._latest)
         return self._latest
 
+    @override
     def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
-        """Apply the factors of a mask, and the tap, to attention weights ``(B, H, Q, K)`` after the softmax."""
         own = layout.of_keys(weights)
         if mask is not None and mask.has_factors:
             mass = own.sum(-1, keepdim=True) if layout.has_sinks and mask.normalized is not None else None
@@ -254,5 +235,5 @@ def attached_modules(passes: Passes, found: Discovery, chosen: Set[str]) -> dict
     for module, calls in plans.items():
         expected = [tuple(calls.get(index, ())) for index in range(max(calls) + 1)]
         whats = [plan if any(planned.info for planned in plan) else None for plan in expected]
-        attached[module] = AttachedModule(passes, module, whats, found.names.get(module, type(module).__name__))
+        attached[module] = AttachedModule(passes, module, whats, found.names[module])
     return attached

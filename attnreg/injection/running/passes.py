@@ -17,7 +17,7 @@ from attnreg.injection.running.forward_pass import Padding, Pass
 from attnreg.injection.running.rates import DropRates
 from attnreg.injection.running.repetition import Calls, Computations, in_backward, mark, waiting
 from attnreg.injection.running.seeds import Place, Seeds
-from attnreg.injection.running.watch import Watch
+from attnreg.regularizer.abilities import Watch
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site
 

@@ -1,0 +1,168 @@
+"""The attention sites of a model: what a dry run has seen, numbered by layer and with its parts together."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from attnreg.errors import NoAttentionError
+from attnreg.injection.backends.layout import Layout
+from attnreg.injection.discovery.blocks import Block, block_of, number_layers
+from attnreg.injection.discovery.finder import Sighting
+from attnreg.injection.discovery.origins import NOTHING, compact
+from attnreg.sites import SiteInfo, Stack
+
+Parts = Literal["rows", "blocks", "values"]
+
+
+@dataclass(frozen=True, eq=False)
+class FoundSite:
+    """An attention site of a model.
+
+    Args:
+        info: the site as providers see it.
+        sighting: where the dry run saw it.
+        layout: layout of its scores.
+        block: the Transformer block that contains it, if it is self-attention in a block.
+        parts: how it is split, if it is computed in several parts.
+        others: the sightings of its other parts.
+    """
+
+    info: SiteInfo
+    sighting: Sighting
+    layout: Layout
+    block: Block | None = None
+    parts: Parts | None = None
+    others: tuple[Sighting, ...] = ()
+
+    @property
+    def module(self) -> nn.Module:
+        """The module whose own forward computes the attention."""
+        return self.sighting.place.module
+
+
+def sites_of(model: nn.Module, names: Mapping[nn.Module, str], sightings: Sequence[Sighting]) -> tuple[FoundSite, ...]:
+    """Return the attention sites of a model, given the names of its modules and the attention seen in them.
+
+    Raises:
+        NoAttentionError: if samples cannot be distinguished from heads.
+    """
+    _settle(sightings, names)
+    parts = _in_parts(sightings)
+    later = {sighting for _, others in parts.values() for sighting in others}
+    sightings = [sighting for sighting in sightings if sighting not in later]
+    paths = [names[sighting.place.module] for sighting in sightings]
+    stacks = [_stack(sighting) for sighting in sightings]
+    layers: list[int] = [0] * len(sightings)
+    depth: dict[Stack, int] = {}
+    for stack in dict.fromkeys(stacks):
+        places = [i for i, each in enumerate(stacks) if each == stack]
+        numbers, depth[stack] = number_layers(model, [paths[i] for i in places])
+        for i, number in zip(places, numbers, strict=True):
+            layers[i] = number
+    seen: Counter[tuple[nn.Module, int]] = Counter()
+    sites = []
+    for sighting, stack, path, layer in zip(sightings, stacks, paths, layers, strict=True):
+        place, reading = sighting.place, sighting.reading
+        assert reading is not None
+        seen[place.module, place.index] += 1
+        again = seen[place.module, place.index]
+        info = SiteInfo(
+            name=path + (f"#{place.index + 1}" if place.index else "") + (f"@{again}" if again > 1 else ""),
+            layer=layer,
+            num_layers=depth[stack],
+            stack=stack,
+            heads=sighting.heads,
+            head_size=sighting.head_size,
+            shares_keys=reading.layout.has_queries,
+            in_parts=sighting in parts,
+        )
+        block = block_of(model, path, sighting.running)
+        kind, others = parts.get(sighting, (None, []))
+        sites.append(FoundSite(info, sighting, reading.layout, block, kind, tuple(others)))
+    return tuple(sites)
+
+
+def _settle(sightings: Sequence[Sighting], names: Mapping[nn.Module, str]) -> None:
+    """Give attention of unclear layout the layout of attention in modules of the same class, or of the same size.
+
+    Raises:
+        NoAttentionError: if there is none, and samples cannot be distinguished from heads.
+    """
+    layouts = [(each, each.reading.layout) for each in reversed(sightings) if each.reading and each.reading.sure]
+    known: dict[Any, Layout] = {(each.shape[0], each.backend, each.rank): layout for each, layout in layouts}
+    known |= {(type(each.place.module), each.backend, each.rank): layout for each, layout in layouts}
+    for sighting in sightings:
+        reading = sighting.reading
+        if reading is None or reading.sure:
+            continue
+        kind = sighting.backend, sighting.rank
+        layout = known.get((type(sighting.place.module), *kind)) or known.get((sighting.shape[0], *kind))
+        if layout is not None:
+            sighting.reading = replace(reading, layout=layout)
+        elif sighting.rank == 3:
+            raise NoAttentionError(
+                f"Samples and heads share a dimension at {names[sighting.place.module]}, and their order is not "
+                "clear from one sample. Pass `example_inputs` with two samples."
+            )
+
+
+def _stack(sighting: Sighting) -> Stack:
+    assert sighting.reading is not None
+    if sighting.reading.relation != "self":
+        return "cross"
+    inside_decoder = any(isinstance(call.module, nn.TransformerDecoderLayer) for call in sighting.running)
+    return "decoder" if sighting.causal or inside_decoder else "encoder"
+
+
+def _in_parts(sightings: Sequence[Sighting]) -> dict[Sighting, tuple[Parts, list[Sighting]]]:
+    """Group the sightings of attention that is computed in parts: by the first part, the kind and the other parts.
+
+    Kinds: ``"rows"`` have their own queries and keys, such as one image or window each, and another batch may have
+    more; ``"blocks"`` have their own queries, and layouts may differ (block-sparse attention); ``"values"`` have the
+    same queries and keys, but other values.
+    """
+    groups: dict[int, list[Sighting]] = defaultdict(list)
+    for sighting in sightings:
+        groups[id(sighting.place)].append(sighting)
+    found: dict[Sighting, tuple[Parts, list[Sighting]]] = {}
+    for first, *others in groups.values():
+        kinds = {_kind(a, b) for a, b in itertools.combinations([first, *others], 2)}
+        if None in kinds or not kinds or kinds > {"values"}:
+            continue
+        found[first] = "blocks" if "blocks" in kinds else min(kind for kind in kinds if kind), others
+    return found
+
+
+def _kind(a: Sighting, b: Sighting) -> Parts | None:
+    """Return how two sightings in one module call are parts of one attention; ``None`` if they are not."""
+    one, other = a.reading, b.reading
+    assert one is not None
+    assert other is not None
+    alike = (a.backend, one.layout, a.heads) == (b.backend, other.layout, b.heads)
+    if alike and a.asked is not None and b.asked is not None and all(map(_is_same, a.asked, b.asked)):
+        return "values"
+    if {one.relation, other.relation} != {"self"} or not one.streams & other.streams:
+        return None
+    queries, keys = (_are_apart(mine, theirs) for mine, theirs in zip(one.rows, other.rows, strict=True))
+    return None if not queries else "rows" if alike and keys else "blocks"
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+
+
+def _are_apart(mine: Tensor, theirs: Tensor) -> bool:
+    places, others = _places(mine), _places(theirs)
+    return bool(places) and bool(others) and not places & others
+
+
+def _places(part: Tensor) -> set[tuple[int, ...]]:
+    """Return the distinct known origins of ``(2, ...)``."""
+    ends = compact(part).flatten(1)
+    return set(map(tuple, ends[:, ends[1] != NOTHING].unique(dim=1).T.tolist()))
