@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from attnreg.errors import InputError
 
@@ -105,6 +106,46 @@ def needed_labels_of(batch: Mapping[str, Any], logits: Tensor) -> Tensor:
     if not isinstance(labels, Tensor):
         raise InputError(f"The batch has no labels, got {', '.join(batch)}: pass them as `labels`.")
     return labels
+
+
+def shifts_labels(model: nn.Module) -> bool:
+    """Whether a model compares each label with the logits one position before it, as causal language models do.
+
+    The class of the outermost model of transformers, or one that it derives from, tells.
+    """
+    from transformers import PreTrainedModel  # late: it is slow to import
+    from transformers.models.auto import modeling_auto
+
+    outermost = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    if outermost is None or getattr(outermost.config, "is_encoder_decoder", False):
+        return False
+    shifting = {
+        name
+        for names in (
+            modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+            modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        )
+        for each in names.values()
+        for name in ([each] if isinstance(each, str) else each)
+    }
+    return any(cls.__name__ in shifting for cls in type(outermost).__mro__)
+
+
+def moved_labels(labels: Tensor) -> Tensor:
+    """Return labels ``(B, N)``, each one position earlier; the last position has none."""
+    return F.pad(labels[..., 1:], (0, 1), value=IGNORED)
+
+
+def aligned_labels(model: nn.Module, labels: Tensor) -> Tensor:
+    """Return the labels with each at the position whose logits predict it, ``(B, N)``; other labels as they are.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> sizes = {"vocab_size": 9, "n_positions": 4, "n_embd": 4, "n_layer": 1, "n_head": 1}
+        >>> aligned_labels(GPT2LMHeadModel(GPT2Config(**sizes)), torch.tensor([[-100, 7, 8]]))
+        tensor([[   7,    8, -100]])
+    """
+    return moved_labels(labels) if labels.dim() == 2 and shifts_labels(model) else labels
 
 
 def rows_of(batch: Mapping[str, Any]) -> int:

@@ -8,6 +8,7 @@ import transformers as hf
 from packaging.version import Version
 
 import attnreg
+from attnreg.outputs import shifts_labels
 from attnreg.training import SAM, FineTuning, RDrop, WeightedCrossEntropy
 from attnreg.training.micro_batches import split_batch
 from tests.cases import TRANSFORMERS
@@ -102,6 +103,15 @@ def test_parts_without_labels_are_left_out():
     plain(split, micro_batches=5).step(batch)
     for a, b in zip(whole.parameters(), split.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+class Mine(hf.GPT2LMHeadModel):
+    """A causal language model of a user."""
+
+
+def test_labels_of_a_class_of_ones_own_are_shifted_too():
+    assert shifts_labels(Mine(hf.GPT2Config(**SIZES)))
+    assert not shifts_labels(bert(hf.BertForTokenClassification))
 
 
 def test_schedules_and_counts_are_those_of_batches():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
 
 from attnreg.arguments import NotNegative, not_negative
 from attnreg.attendout.referee import Rewards
@@ -16,7 +16,8 @@ from attnreg.errors import InputError
 from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch, Updater
-from attnreg.training.optim import generator_adam
+
+_WIDTH = 64  # up to this width of a G-Net, Adam's usual learning rate moves logits by less than 0.1 per update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,3 +126,30 @@ class Teacher(ABC):
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state returned by :meth:`state_dict`."""
+
+
+def generator_adam(generator: nn.Module, learning_rate: float | None = None, bias_learning_rate: float = 5e-2) -> Adam:
+    r"""Make Adam for a G-Net, with a learning rate of its own for the bias of each layer, which sets its drop rate.
+
+    Adam moves every weight by about its learning rate, and the number of weights that act together on a logit grows
+    with the square of the width. At the same learning rate, the logits of a wide Generator therefore move so far in
+    one update that noise in the reward decides its drop rates.
+
+    Args:
+        generator: the G-Net.
+        learning_rate: learning rate of its weights; by default 1e-3, times :math:`(64 / d)^2` for a width d above 64.
+        bias_learning_rate: learning rate of the biases.
+
+    Example:
+        >>> from attnreg import GNetProvider
+        >>> [group["lr"] for group in generator_adam(GNetProvider(10, 4, num_layers=2)).param_groups]
+        [0.001, 0.05]
+        >>> [group["lr"] for group in generator_adam(GNetProvider(10, 128, num_layers=2)).param_groups]
+        [0.00025, 0.05]
+    """
+    if learning_rate is None:
+        learning_rate = 1e-3 * min(1.0, (_WIDTH / getattr(generator, "hidden_size", _WIDTH)) ** 2)
+    rates = [parameter for name, parameter in generator.named_parameters() if name == "network.bias"]
+    others = [parameter for name, parameter in generator.named_parameters() if name != "network.bias"]
+    groups: list[dict[str, Any]] = [{"params": others}, {"params": rates, "lr": bias_learning_rate}]
+    return Adam([group for group in groups if group["params"]], lr=learning_rate, fused=True)  # as in `adamw`

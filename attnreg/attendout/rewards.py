@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
-from attnreg.outputs import IGNORED, needed_labels_of, predictions_of
+from attnreg.outputs import IGNORED, aligned_labels, needed_labels_of, predictions_of
 from attnreg.training.method import Batch
-from attnreg.training.micro_batches import aligned_labels
 
 ScoreName = Literal["loss", "accuracy"]
 WinnerName = Literal["evidence", "greedy", "proportional", "none"]

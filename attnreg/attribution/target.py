@@ -8,11 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.models.auto import modeling_auto
 
 from attnreg.errors import InputError
-from attnreg.outputs import IGNORED, labels_of, predictions_of
+from attnreg.outputs import IGNORED, labels_of, moved_labels, predictions_of, shifts_labels
 
 
 class Target:
@@ -69,7 +67,7 @@ class Target:
                 "function that scores the labels to explain."
             )
         target = Target(self.kind, shift_labels=self.shift_labels)
-        target._by_class = _is_causal_lm(model)
+        target._by_class = shifts_labels(model)
         return target
 
     def _labels(self, output: Any, batch: Mapping[str, Any]) -> Any:
@@ -79,7 +77,7 @@ class Target:
         if self.shift_labels is None:
             shifts = _shifts_labels(output, batch)
             self.shift_labels = self._by_class if shifts is None else shifts
-        return F.pad(labels[..., 1:], (0, 1), value=IGNORED) if self.shift_labels else labels
+        return moved_labels(labels) if self.shift_labels else labels
 
     def classes(self, output: Any, batch: Mapping[str, Any]) -> Tensor | None:
         """Return the classes whose score is explained; ``None`` for regression and for a function."""
@@ -143,7 +141,7 @@ def _shifts_labels(output: Any, batch: Mapping[str, Any]) -> bool | None:
         return None
     count = batch.get("num_items_in_batch")
     with torch.no_grad():
-        moved = F.pad(labels[..., 1:], (0, 1), value=IGNORED)
+        moved = moved_labels(labels)
         both = []
         for each in (labels, moved):
             total = F.cross_entropy(logits.flatten(0, 1).float(), each.flatten(), ignore_index=IGNORED, reduction="sum")
@@ -153,23 +151,6 @@ def _shifts_labels(output: Any, batch: Mapping[str, Any]) -> bool | None:
     if plain == shifted or min(plain, shifted) > 1e-3 * abs(own) + 1e-4:
         return None
     return shifted < plain
-
-
-def _is_causal_lm(model: nn.Module) -> bool:
-    """Whether the class of the outermost transformers model, or one that it derives from, shifts its labels."""
-    outermost = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
-    if outermost is None or getattr(outermost.config, "is_encoder_decoder", False):
-        return False
-    moved = {
-        name
-        for names in (
-            modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-            modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-        )
-        for each in names.values()
-        for name in ([each] if isinstance(each, str) else each)
-    }
-    return any(cls.__name__ in moved for cls in type(outermost).__mro__)
 
 
 def _is_regression(logits: Tensor, labels: Any) -> bool:

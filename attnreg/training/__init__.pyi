@@ -1,6 +1,7 @@
 from attnreg.attendout.attacker_defender import AttackerDefender as AttackerDefender
 from attnreg.attendout.attacker_defender import Rounds as Rounds
 from attnreg.attendout.credit import Credit as Credit
+from attnreg.attendout.credit import generator_adam as generator_adam
 from attnreg.attendout.gradient_credit import GradientCredit as GradientCredit
 from attnreg.attendout.referee import Rewards as Rewards
 from attnreg.attendout.reinforce import Reinforce as Reinforce
@@ -10,6 +11,7 @@ from attnreg.training.class_weights import WeightedCrossEntropy as WeightedCross
 from attnreg.training.class_weights import balanced_weights as balanced_weights
 from attnreg.training.fine_tuning import FineTuning as FineTuning
 from attnreg.training.fine_tuning import TwoPass as TwoPass
+from attnreg.training.levels import reinitialize_top as reinitialize_top
 from attnreg.training.method import StepResult as StepResult
 from attnreg.training.method import TrainingMethod as TrainingMethod
 from attnreg.training.mixout import Mixout as Mixout
@@ -17,11 +19,9 @@ from attnreg.training.objective import ForwardPass as ForwardPass
 from attnreg.training.objective import Objective as Objective
 from attnreg.training.objective import disagreement as disagreement
 from attnreg.training.optim import adamw as adamw
-from attnreg.training.optim import generator_adam as generator_adam
 from attnreg.training.optim import named_optimizer as named_optimizer
 from attnreg.training.r3f import R3F as R3F
 from attnreg.training.r3f import R3FLoss as R3FLoss
 from attnreg.training.r_drop import RDrop as RDrop
 from attnreg.training.r_drop import RDropLoss as RDropLoss
-from attnreg.training.reinitialize import reinitialize_top as reinitialize_top
 from attnreg.training.sam import SAM as SAM

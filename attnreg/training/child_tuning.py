@@ -18,7 +18,8 @@ from attnreg.outputs import loss_of
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.bits import pack, unpack
 from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
-from attnreg.training.method import Batch, StepResult
+from attnreg.training.levels import base_of
+from attnreg.training.method import Batch, StepResult, held_by
 from attnreg.training.micro_batches import split_batch
 
 Mode = Literal["F", "D"]
@@ -98,7 +99,7 @@ class ChildTuning(FineTuning):
         self._data = data
         #: The masks of mode "D", by the name of the parameter, ``True`` = updated; empty before the first step.
         self.child: dict[str, Tensor] = {}
-        held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        held = held_by(self.optimizer)
         self._weights = {name: p for name, p in self.model.named_parameters() if id(p) in held and p.requires_grad}
         # A generator of its own, the same in all processes: each would update other weights by its global one.
         seed = self.updater.gathered([int(torch.randint(2**62, ()))])[0]
@@ -130,8 +131,7 @@ class ChildTuning(FineTuning):
 
     def _fisher(self, data: Iterable[Batch]) -> dict[str, Tensor]:
         """Return the sums of squared gradients of single rows, by the name of the parameter."""
-        base = getattr(self.model, "base_model", self.model)
-        within = {id(parameter) for parameter in base.parameters()}
+        within = {id(parameter) for parameter in base_of(self.model).parameters()}
         weights = {name: weight for name, weight in self._weights.items() if id(weight) in within}
         sums = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         scaled = self.accelerator is not None and self.accelerator.scaler is not None

@@ -17,7 +17,7 @@ from attnreg.injection import AttachHandle, attach
 from attnreg.outputs import LossFunction, loss_of
 from attnreg.regularizer.abilities import check_loss
 from attnreg.regularizer.base import Regularizer, a_regularizer
-from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned
+from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned, held_by
 from attnreg.training.micro_batches import check_splittable, split_batch
 from attnreg.training.objective import ForwardPass, Objective, ObjectiveFunction, title_of
 
@@ -144,8 +144,8 @@ class FineTuning(TrainingMethod):
             check_learned(self.optimizer, self.handle.provider)
             if accelerator is not None:
                 self.handle.provider.to(accelerator.device)
-            optimized = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-            self._learned = [p for p in self.handle.provider.parameters() if id(p) in optimized]
+            held = held_by(self.optimizer)
+            self._learned = [p for p in self.handle.provider.parameters() if id(p) in held]
             if self._learned:
                 self.updater.share(self.handle.provider)
 

@@ -1,11 +1,14 @@
-"""The levels of a model: embeddings, its blocks from bottom to top, and all above them."""
+"""The levels of a model: embeddings, its blocks from bottom to top, and all above them; the top may start anew."""
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn, no_grad
 
+from attnreg.arguments import Count, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import Discovery, discover
+
+_FLAG = "_is_hf_initialized"  # transformers does not initialize what carries it
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -27,6 +30,12 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return _blocks(model, discover(model))
 
 
+def base_of(model: nn.Module) -> nn.Module:
+    """Return the model without its head, its ``base_model``; the model itself if it has none."""
+    base = getattr(model, "base_model", model)
+    return base if isinstance(base, nn.Module) else model
+
+
 def levels_of(model: nn.Module) -> list[list[nn.Parameter]]:
     """Return the parameters of a model by level: first those below the blocks, then each block, then all above.
 
@@ -45,8 +54,7 @@ def levels_of(model: nn.Module) -> list[list[nn.Parameter]]:
     found = discover(model)
     blocks = _blocks(model, found)
     level_of = {module: number for number, block in enumerate(blocks, 1) for module in block.modules()}
-    base = getattr(model, "base_model", model)
-    within = set(base.modules() if isinstance(base, nn.Module) else model.modules())
+    within = set(base_of(model).modules())
     order = {module: number for number, module in enumerate(found.called)}
     first = min(order[block] for block in blocks if block in order)
     levels: list[list[nn.Parameter]] = [[] for _ in range(len(blocks) + 2)]
@@ -55,6 +63,59 @@ def levels_of(model: nn.Module) -> list[list[nn.Parameter]]:
         below = owner in within and order.get(owner, -1) < first
         levels[level_of.get(owner, 0 if below else len(blocks) + 1)].append(parameter)
     return levels
+
+
+@no_grad()
+def reinitialize_top(model: nn.Module, layers: Count) -> list[str]:
+    """Re-initialize the top blocks and the pooler of a pretrained model, as a new model of its class would be.
+
+    Call it before you make the optimizer. The values are drawn from torch's global generator.
+
+    Args:
+        model: a transformers model, whose ``_init_weights`` initializes them.
+        layers: number of blocks, counted from the top.
+
+    Returns:
+        the names of the modules.
+
+    Raises:
+        InputError: if the model has no ``_init_weights``, if that leaves a matrix as it is, if ``layers`` is more than
+            the number of blocks, or if their order is not known. The model is unchanged then.
+
+    Reference:
+        Zhang et al., Revisiting Few-sample BERT Fine-tuning (ICLR 2021, arXiv 2006.05987), Section 5. It
+        re-initializes the same modules as the authors' code.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=3, num_attention_heads=2)
+        >>> reinitialize_top(BertForSequenceClassification(config), 1)
+        ['bert.encoder.layer.2', 'bert.pooler']
+    """
+    blocks = blocks_of(model)
+    if whole_number("layers", layers) > len(blocks):
+        raise InputError(f"{type(model).__name__} has {len(blocks)} blocks, too few to re-initialize {layers}.")
+    initialize = getattr(model, "_init_weights", None)
+    if not callable(initialize):
+        raise InputError(f"{type(model).__name__} has no `_init_weights`, which transformers models initialize by.")
+    pooler = getattr(base_of(model), "pooler", None)
+    parts = [*blocks[-layers:], *([pooler] if isinstance(pooler, nn.Module) else [])]
+    tensors = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
+    before = [tensor.clone() for tensor in tensors]
+    flags = [vars(tensor).pop(_FLAG, None) for tensor in tensors]
+    for part in parts:
+        part.apply(initialize)
+    for tensor, flag in zip(tensors, flags, strict=True):
+        if flag is not None:
+            setattr(tensor, _FLAG, flag)
+    names = {module: name for name, module in model.named_modules()}
+    left = [tensor for tensor, old in zip(tensors, before, strict=True) if _is_weight(tensor) and tensor.equal(old)]
+    if left:
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old)
+        name = next(name for name, parameter in model.named_parameters() if parameter is left[0])
+        raise InputError(f"`_init_weights` of {type(model).__name__} does not initialize {name}.")
+    return [names[part] for part in parts]
 
 
 def _blocks(model: nn.Module, found: Discovery) -> list[nn.Module]:
@@ -86,3 +147,7 @@ def _unknown(model: nn.Module, reason: str) -> InputError:
         f"The blocks of {type(model).__name__} have no single order from bottom to top, because {reason}: train "
         "without layer-wise decay and re-initialized layers."
     )
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) and tensor.dim() > 1

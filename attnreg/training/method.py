@@ -212,11 +212,15 @@ class Updater:
         optimizer.zero_grad(set_to_none=True)
 
 
+def held_by(optimizer: Optimizer) -> set[int]:
+    """Return the identities (``id``) of the parameters in an optimizer."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
 def not_in(optimizer: Optimizer, provider: Regularizer) -> list[nn.Parameter]:
     """Return the parameters that a provider learns by the model's loss but an optimizer does not hold."""
-    learned = provider.learned_parameters()
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]} if learned else set()
-    return [parameter for parameter in learned if id(parameter) not in held]
+    held = held_by(optimizer)
+    return [parameter for parameter in provider.learned_parameters() if id(parameter) not in held]
 
 
 def check_learned(optimizer: Optimizer, provider: Regularizer) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
-from attnreg.outputs import IGNORED
+from attnreg.outputs import IGNORED, shifts_labels
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch
 
@@ -52,27 +51,6 @@ def _terms(part: Batch, shifted: bool, rows: int) -> int:
     if labels is None or labels.is_floating_point():
         return rows
     return int(((labels[:, 1:] if shifted and labels.dim() == 2 else labels) != IGNORED).sum())
-
-
-def shifts_labels(model: nn.Module) -> bool:
-    """Whether a model compares each label with the logits one position before it, as causal language models do."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # late: it is slow to import
-
-    adapted = getattr(model, "get_base_model", None)  # of PEFT
-    return type(adapted() if callable(adapted) else model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-
-
-def aligned_labels(model: nn.Module, labels: Tensor) -> Tensor:
-    """Return the labels with each at the position whose logits predict it, ``(B, N)``; other labels as they are.
-
-    Example:
-        >>> import torch
-        >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> sizes = {"vocab_size": 9, "n_positions": 4, "n_embd": 4, "n_layer": 1, "n_head": 1}
-        >>> aligned_labels(GPT2LMHeadModel(GPT2Config(**sizes)), torch.tensor([[-100, 7, 8]]))
-        tensor([[   7,    8, -100]])
-    """
-    return F.pad(labels[:, 1:], (0, 1), value=IGNORED) if labels.dim() == 2 and shifts_labels(model) else labels
 
 
 def check_splittable(provider: Regularizer) -> None:

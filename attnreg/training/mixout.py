@@ -17,6 +17,7 @@ from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
+from attnreg.training.levels import base_of
 from attnreg.training.method import Batch, StepResult
 
 
@@ -127,8 +128,8 @@ class Mixout(FineTuning):
 
 def _layers(model: nn.Module) -> dict[str, nn.Linear]:
     """Return the linear layers to mix, by their names in the model."""
-    base = getattr(model, "base_model", model)
-    within = set(base.modules() if isinstance(base, nn.Module) else model.modules())
+    base = base_of(model)
+    within = set(base.modules())
     # Not subclasses: they override forward, or another module reads their weights (nn.MultiheadAttention).
     layers = {name: m for name, m in model.named_modules() if type(m) is nn.Linear and m in within}
     learning = {name: layer for name, layer in layers.items() if layer.weight.requires_grad}

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
-from attnreg.outputs import IGNORED, needed_labels_of, predictions_of
+from attnreg.outputs import IGNORED, aligned_labels, needed_labels_of, predictions_of
 from attnreg.regularizer.abilities import that_look_at_batches
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch
-from attnreg.training.micro_batches import aligned_labels
 
 
 class ForwardPass:

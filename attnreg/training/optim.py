@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 from torch import nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adagrad, AdamW, Optimizer, RMSprop
 
 from attnreg.arguments import one_of
 from attnreg.errors import InputError
 from attnreg.training.levels import levels_of
 
 OptimizerName = Literal["adamw", "adafactor", "adagrad", "rmsprop", "sgd"]
-_WIDTH = 64  # up to this width of a G-Net, Adam's usual learning rate moves logits by less than 0.1 per update
 
 
 def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01, *, layerwise_decay: float = 1.0) -> AdamW:
@@ -103,30 +102,3 @@ def _by_shape(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
-
-
-def generator_adam(generator: nn.Module, learning_rate: float | None = None, bias_learning_rate: float = 5e-2) -> Adam:
-    r"""Make Adam for a G-Net, with a learning rate of its own for the bias of each layer, which sets its drop rate.
-
-    Adam moves every weight by about its learning rate, and the number of weights that act together on a logit grows
-    with the square of the width. At the same learning rate, the logits of a wide Generator therefore move so far in
-    one update that noise in the reward decides its drop rates.
-
-    Args:
-        generator: the G-Net.
-        learning_rate: learning rate of its weights; by default 1e-3, times :math:`(64 / d)^2` for a width d above 64.
-        bias_learning_rate: learning rate of the biases.
-
-    Example:
-        >>> from attnreg import GNetProvider
-        >>> [group["lr"] for group in generator_adam(GNetProvider(10, 4, num_layers=2)).param_groups]
-        [0.001, 0.05]
-        >>> [group["lr"] for group in generator_adam(GNetProvider(10, 128, num_layers=2)).param_groups]
-        [0.00025, 0.05]
-    """
-    if learning_rate is None:
-        learning_rate = 1e-3 * min(1.0, (_WIDTH / getattr(generator, "hidden_size", _WIDTH)) ** 2)
-    rates = [parameter for name, parameter in generator.named_parameters() if name == "network.bias"]
-    others = [parameter for name, parameter in generator.named_parameters() if name != "network.bias"]
-    groups: list[dict[str, Any]] = [{"params": others}, {"params": rates, "lr": bias_learning_rate}]
-    return Adam([group for group in groups if group["params"]], lr=learning_rate, fused=True)  # as in `adamw`

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from accelerate.utils import DistributedType
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack, override
 
@@ -15,9 +16,8 @@ from attnreg.arguments import NotNegative, not_negative
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.regularizer.base import Regularizer
-from attnreg.training._replay import replay
 from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
-from attnreg.training.method import Batch, StepResult
+from attnreg.training.method import Batch, StepResult, held_by
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 
@@ -81,7 +81,7 @@ class SAM(FineTuning):
                 "models. Use data parallelism."
             )
         super().__init__(model, optimizer, provider, **shared)
-        held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        held = held_by(self.optimizer)
         self._weights = [parameter for parameter in self.model.parameters() if id(parameter) in held]
 
     @override
@@ -119,3 +119,29 @@ class SAM(FineTuning):
             # `where`, because zero times an infinite gradient is no number.
             weight.add_(torch.where(factor.to(weight.device) > 0, gradient * factor.to(gradient), 0.0))
         self.optimizer.zero_grad(set_to_none=True)
+
+
+def replay(tensors: Iterable[Tensor]) -> Callable[[], None]:
+    """Return a function that puts torch's global generators back to where they are now.
+
+    Args:
+        tensors: the generators of their devices are included, besides that of the CPU.
+
+    Example:
+        >>> again = replay([])
+        >>> first = torch.rand(3)
+        >>> again()
+        >>> torch.equal(torch.rand(3), first)
+        True
+    """
+    restore: list[Callable[[], None]] = [functools.partial(torch.set_rng_state, torch.get_rng_state())]
+    for device in {tensor.device for tensor in tensors}:
+        if device.type not in ("cpu", "meta"):
+            module = torch.get_device_module(device)
+            restore.append(functools.partial(module.set_rng_state, module.get_rng_state(device), device))
+
+    def again() -> None:
+        for each in restore:
+            each()
+
+    return again

@@ -31,9 +31,9 @@ from attnreg.experiments.tasks.model import check_length, load_pretrained
 from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
+from attnreg.training.levels import reinitialize_top
 from attnreg.training.method import Batch
 from attnreg.training.optim import named_optimizer
-from attnreg.training.reinitialize import reinitialize_top
 
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
