@@ -20,15 +20,27 @@ BEGIN, FIGURES, END = (
 )
 
 
-def page_of(name: str) -> Path:
-    """The page with a heading that names the provider."""
-    pages = (page for page in sorted(FOLDER.glob("*.md")) if re.search(rf"^#+ .*\b{name}\b", page.read_text(), re.M))
-    return next(pages, FOLDER / "README.md")
+def _pages() -> dict[str, Path]:
+    """The page of each provider: the one with a heading that names it. Their overview has ``OnLayers``."""
+    headings = {
+        page: " ".join(re.findall("^#+ (.*)", page.read_text(encoding="utf-8"), re.M))
+        for page in sorted(FOLDER.glob("*.md"))
+    }
+    found = {
+        name: next((page for page, text in headings.items() if re.search(rf"\b{name}\b", text)), None)
+        for name in built_in()
+        if name != "Compose"
+    }
+    return {name: page for name, page in {**found, "OnLayers": FOLDER / "README.md"}.items() if page is not None}
+
+
+#: The page of each provider that has one.
+PAGE_OF = _pages()
 
 
 def choose_if(name: str) -> str:
     """What the provider's page says after **Choose it if**."""
-    text = page_of(name).read_text(encoding="utf-8")
+    text = PAGE_OF[name].read_text(encoding="utf-8")
     found = re.search(rf"\*\*Choose (?:it|`{name}`) if\*\* (.+?)\.\n", text, re.S)
     return " ".join(found[1].split()) if found else ""
 
@@ -38,10 +50,10 @@ def table(place: Path) -> str:
     in_docs = place.parent == FOLDER
     rows = [["provider", "what it does", "choose it if"], ["---"] * 3]
     for name, cls in sorted(built_in().items(), key=lambda item: item[1].__module__.startswith("attnreg.regularizer.")):
-        if name == "Compose":
+        if name not in PAGE_OF:
             continue
         summary = (cls.__doc__ or "").strip().partition("\n")[0].rstrip(".")
-        link = page_of(name).name if in_docs else f"docs/providers/{page_of(name).name}"
+        link = PAGE_OF[name].name if in_docs else f"docs/providers/{PAGE_OF[name].name}"
         rows.append([f"[`{name}`]({link})", summary, choose_if(name)])
     return "\n".join("| " + " | ".join(row if in_docs else row[:2]) + " |" for row in rows)
 
@@ -59,7 +71,7 @@ def rows_of(page: str, named: str, header: str) -> list[str]:
 
 def figures(page: Path) -> str:
     """The rows of a page's providers, or of its recipe, in the tables of cost and of results."""
-    own = [name for name in built_in() if page_of(name) == page]
+    own = [name for name in built_in() if PAGE_OF.get(name) == page]
     recipes = set(re.findall(r"attnreg recipe (\S+)", page.read_text(encoding="utf-8"))) - {"regularize", "probe"}
     named = "|".join([*own, *sorted(recipes)])
     cost = [re.sub(" ?[¹²³⁴⁵⁶⁷]", "", row) for row in rows_of("cost.md", named, "| step |")]

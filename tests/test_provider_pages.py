@@ -13,7 +13,7 @@ from tests import tables
 from tests.provider_cases import BUILT_IN
 
 ROOT = Path(__file__).parent.parent
-ON_PAGES = {name: tables.page_of(name) for name in sorted({*BUILT_IN} - {"Compose", "OnLayers"})}  # of OnLayers: README
+NAMES = sorted({*BUILT_IN} - {"Compose", "OnLayers"})  # the overview has these two
 PARTS = {
     "formula": r"^\$\$\n",
     "picture": r"!\[\w+\(.* in a training step[^\n]*\]\(\.\./_static/providers/",
@@ -41,8 +41,14 @@ def model():
     )
 
 
-def test_each_provider_has_a_page():
-    assert {*ON_PAGES.values()} == {*tables.PAGES}
+@pytest.mark.parametrize("name", NAMES)
+def test_each_provider_has_a_page(name):
+    wanted = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
+    assert name in tables.PAGE_OF, f"write docs/providers/{wanted}.md, as docs/development.md says"
+
+
+def test_each_page_is_of_a_provider():
+    assert {*tables.PAGES} <= {*tables.PAGE_OF.values()}
 
 
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.stem)
@@ -63,14 +69,15 @@ def formulas(text, begin):
     return ["".join(found.split()) for found in re.findall(pattern, text + "\n", re.M | (re.S if begin == "$$" else 0))]
 
 
-@pytest.mark.parametrize("name", ON_PAGES)
-def test_the_formula_is_that_of_the_docstring(name):
-    shown = formulas(ON_PAGES[name].read_text(encoding="utf-8"), "$$")
+@pytest.mark.parametrize("name", tables.PAGE_OF)
+def test_the_page_has_the_formula_of_the_docstring_and_says_when_to_choose_it(name):
+    shown = formulas(tables.PAGE_OF[name].read_text(encoding="utf-8"), "$$")
     assert all(each in shown for each in formulas(inspect.getdoc(BUILT_IN[name]), ".. math::"))
+    assert tables.choose_if(name), "the page needs **Choose it if** ..."
 
 
 def test_most_docstrings_have_a_formula():
-    assert sum(bool(formulas(inspect.getdoc(BUILT_IN[name]), ".. math::")) for name in ON_PAGES) >= 22
+    assert sum(bool(formulas(inspect.getdoc(BUILT_IN[name]), ".. math::")) for name in NAMES) >= 22
 
 
 @pytest.mark.parametrize("text", ["LayerDrop(1.0) & HiddenKey(0.5)", "EmbeddingNoise()", "RelaxedAttention()"])
