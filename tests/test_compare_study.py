@@ -225,6 +225,18 @@ def test_rows_held_out_are_told(tmp_path):
     assert "In its first 2 epochs, attention-layerdrop held out 5 training rows for its reward" in report
 
 
+def test_the_same_time_needs_more_epochs_from_a_tenth_more(tmp_path):
+    seconds = {"finetune": 10.0, "ad-drop": 11.1, "sam": 10.9}
+    study = study_of(tmp_path, *seconds, options=["--epochs", "20"])
+    with study.begun():
+        pass
+    for run in study.runs():
+        write(run, 0.5, seconds=seconds[run.method.text])
+    study.decide()
+    (longer,) = (run for run in study.runs() if run.role == "equal time" and run.seed == 0)
+    assert longer.settings.epochs == 22
+
+
 def test_early_stopping_is_told_and_ends_the_same_time(tmp_path):
     options = ["--epochs", "20", "--patience", "3"]
     study = study_of(tmp_path, "finetune", "ad-drop --stop-on dev", options=options)

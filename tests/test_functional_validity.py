@@ -145,6 +145,12 @@ def test_slopes_and_single_high_scores_are_no_masks():
     assert allowed(sink).all()
 
 
+@pytest.mark.parametrize(("value", "is_allowed"), [(-49.0, True), (-51.0, True), (-53.0, False)])
+def test_a_low_score_is_forbidden_only_below_a_gap(value, is_allowed):
+    scores = torch.tensor([0.0, -22.0, value])  # 51 is far enough below the highest, but not below the next
+    assert allowed(scores).tolist() == [True, True, is_allowed]
+
+
 class Padded(torch.nn.Module):
     """Attention with a mask of one's own making."""
 
