@@ -29,7 +29,9 @@ from by_hand import P
 from common import Shape, status
 
 import attnreg
+from attnreg.errors import InputError
 from attnreg.experiments.results.plots.style import picture, styles
+from attnreg.experiments.setup.device import choose_device
 
 MIB = 2**20
 VOCABULARY = 1000  # small, so that embeddings do not hide the rest
@@ -206,8 +208,10 @@ def main() -> None:
     parser.add_argument("--smallest", action="store_true", help="a narrow layer and one short length")
     parser.add_argument("--measure", choices=ARMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("No CUDA device found. Use --device cpu.")
+    try:
+        choose_device(options.device)
+    except InputError as error:
+        parser.error(str(error))
     lengths = [int(each) for each in options.lengths.split(",")] if options.lengths else LENGTHS[options.device]
     if options.measure:
         print(json.dumps(measure(options.measure, lengths[0], options.device, 768, 12)))

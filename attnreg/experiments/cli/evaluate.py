@@ -9,7 +9,7 @@ import click
 
 from attnreg.errors import UsageError
 from attnreg.experiments.options.option import GroupedCommand, option, together
-from attnreg.experiments.options.settings import DATA, OUTPUT, shared_options
+from attnreg.experiments.options.settings import DATA, DEVICES, OUTPUT, shared_options
 from attnreg.experiments.tasks.built_in import TASKS
 
 RUNNING = "Running"
@@ -48,9 +48,7 @@ RUNNING = "Running"
 )
 @option("--name", group=OUTPUT, help="Name of the file with the scores (default: by task, data folder and split).")
 @option("--batch-size", group=RUNNING, type=click.IntRange(1, 100_000), default=64, help="Rows per forward pass.")
-@option(
-    "--device", group=RUNNING, type=click.Choice(["cpu", "cuda", "mps"]), help="Device (default: the best available)."
-)
+@option("--device", group=RUNNING, type=click.Choice(DEVICES), help="Device (default: the best available).")
 def evaluate(
     run: Path,
     data_dir: str | None,

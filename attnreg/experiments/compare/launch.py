@@ -47,9 +47,9 @@ def _make(
 
 def usual_jobs(threads: int, on_cpu: bool) -> int:
     """Return the number of runs at a time: as many as fit the cores, at most four; one on a GPU."""
-    import torch
+    from attnreg.experiments.setup.device import choose_device  # late: it imports torch
 
-    if torch.cuda.is_available() and not on_cpu:
+    if choose_device("cpu" if on_cpu else None).type != "cpu":
         return 1  # parallel runs would share the GPU's memory
     return max(1, min(4, (os.cpu_count() or 1) // threads))
 

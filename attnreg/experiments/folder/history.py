@@ -17,7 +17,7 @@ class History:
         seconds: time of training and evaluation, including the time before a resume.
         training_seconds: time of training steps only.
         training_cpu_seconds: CPU time of training steps, which other work on the machine does not change much.
-        peak_memory: in bytes; see :func:`attnreg.experiments.results.outcome.peak_memory`.
+        peak_memory: in bytes; see :func:`attnreg.experiments.setup.device.peak_memory`.
         forward_rows: rows that went forward through the networks in training steps.
         backward_rows: rows whose gradients went backward.
         evaluations: one record per network and epoch.

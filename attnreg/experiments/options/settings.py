@@ -23,6 +23,7 @@ LARGEST = 2**31 - 1
 # Of transformers' schedules, those that need no argument besides the number of steps and differ from each other.
 SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant_with_warmup", "constant")
 OPTIMIZERS = ("adamw", "adafactor", "adagrad", "rmsprop", "sgd")
+DEVICES = ("cpu", "cuda", "mps")
 DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
 _POSITIVE = click.IntRange(min=1)
 # A resumed run may differ from the original in these.
@@ -232,9 +233,7 @@ class Settings:
         scope="run",
         type=click.IntRange(0, LARGEST),
     )
-    device: str | None = _option(
-        TRAINING, "Device (default: the best available).", None, type=click.Choice(["cpu", "cuda", "mps"])
-    )
+    device: str | None = _option(TRAINING, "Device (default: the best available).", None, type=click.Choice(DEVICES))
     mixed_precision: str | None = _option(
         TRAINING, "Mixed precision (default: float32).", None, type=click.Choice(["bf16", "fp16"])
     )

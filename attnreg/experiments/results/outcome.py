@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.metadata import version
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch import nn
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.results.card import model_card
 from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict
+from attnreg.experiments.setup.device import device_name
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
 from attnreg.training.method import TrainingMethod
@@ -64,7 +63,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "returned": _returned(run, history.of(method.returned_name)),
         "stopping": _stopping(run, history.of(method.returned_name)),
         "environment": {
-            "device": _device_name(run.accelerator.device),
+            "device": device_name(run.accelerator.device),
             "processes": run.accelerator.num_processes,
             "threads": torch.get_num_threads(),
             **{name: version(name) for name in ("attnreg", "torch", "transformers")},
@@ -126,21 +125,3 @@ def _stopping(run: Setup, records: list[dict[str, Any]]) -> dict[str, Any] | Non
         "last_epoch": records[-1]["epoch"],
         "returned_epoch": selection.returned(records)["epoch"],
     }
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def peak_memory() -> int | None:
-    """Return the peak memory in bytes: of tensors on a GPU, or of the whole process on a CPU.
-
-    Returns ``None`` where it is not known (Windows).
-    """
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return torch.cuda.max_memory_allocated()
-    if Path("/proc").is_dir() or sys.platform == "darwin":
-        import resource  # missing on Windows
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return None

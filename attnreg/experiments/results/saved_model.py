@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from torch import nn
 
@@ -21,6 +20,7 @@ from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.evaluation import evaluate_all, predict
 from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.setup.data_checks import cut_inputs
+from attnreg.experiments.setup.device import choose_device
 from attnreg.experiments.tasks.choice import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind, reading_of
@@ -84,7 +84,7 @@ def score_saved(
     if rows_of not in splits:
         raise InputError(f"No labelled {split} split in {data_dir or task.hub or task.name}.")
     reading = None if own_classes == task.labels else reading_of(own_classes, task)
-    place = _device(device)
+    place = choose_device(device)
     model, kind = _model(run, config, task, own_classes, reading, max_length)
     names = {"": rows_of}
     if split == "validation":
@@ -158,7 +158,7 @@ def submit_saved(
         raise InputError(f"{task.name} has {len(files)} test splits, {', '.join(files)}: give a folder with both.")
     tests = {file: load_inputs(task, split, data_dir) for split, file in files.items()}
     classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
-    place = _device(device)
+    place = choose_device(device)
     reading = None if classes == task.labels else reading_of(classes, task)
     model, kind = _model(run, config, task, classes, reading, max_length)
     _warn_of_cuts(kind, {f"test inputs for {file}": rows for file, rows in tests.items()})
@@ -189,12 +189,6 @@ def _warn_of_cuts(kind: Kind, sets: Mapping[str, Dataset]) -> None:
     for name, rows in sets.items():
         if (sentence := cut_inputs(kind, rows, name)) is not None:
             warnings.warn(sentence, AttnRegWarning, stacklevel=3)
-
-
-def _device(name: str | None) -> torch.device:
-    if name not in (None, "cpu") and not getattr(torch, str(name)).is_available():
-        raise InputError(f"No {name} device found. Use --device cpu, or leave --device out.")
-    return torch.device(name) if name else torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
 def _config(run: Path) -> dict[str, Any]:

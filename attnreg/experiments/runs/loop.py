@@ -16,11 +16,12 @@ from attnreg.errors import AsleepWarning, InputError, StoppedError
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.evaluation import evaluate_all
-from attnreg.experiments.results.outcome import conclude, peak_memory
+from attnreg.experiments.results.outcome import conclude
 from attnreg.experiments.runs.checkpoint import checkpoint, recover_states, restore, write_state
 from attnreg.experiments.runs.divergence import DivergenceCheck, growing_loss
 from attnreg.experiments.runs.progress import Progress
 from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
+from attnreg.experiments.setup.device import peak_memory
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.setup.stopping import biased
 from attnreg.regularizer.abilities import asleep_for

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
 from torch import nn
@@ -20,6 +19,7 @@ from attnreg.experiments.folder.writer import RunFolder
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order
 from attnreg.experiments.setup.data_checks import data_warnings
+from attnreg.experiments.setup.device import choose_device
 from attnreg.experiments.setup.sampling import choose_rows, mislabel
 from attnreg.experiments.setup.stopping import STOPPING, Selection
 from attnreg.experiments.setup.trackers import check_trackers, flattened, tracked
@@ -58,8 +58,7 @@ class Setup:
         self.task, splits = load_data(
             settings.chosen_task(), settings.data_dir, needs_validation=settings.scored_on == "dev"
         )
-        if settings.device not in (None, "cpu") and not getattr(torch, settings.device).is_available():
-            raise InputError(f"No {settings.device} device found. Use --device cpu, or leave --device out.")
+        device = choose_device(settings.device)
         check_trackers(settings.report_to)
         if sharding := [name for name in SHARDED if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"]:
             raise InputError(
@@ -69,7 +68,7 @@ class Setup:
         try:
             self.accelerator = Accelerator(
                 # Without an accelerator device this must be explicit, or several processes would each train alone.
-                cpu=settings.device == "cpu" or not torch.accelerator.is_available(),
+                cpu=device.type == "cpu",
                 mixed_precision=settings.mixed_precision or "no",
                 log_with=list(settings.report_to) or None,
                 project_dir=settings.output_dir,
