@@ -85,7 +85,7 @@ def test_a_run_is_saved_and_evaluated(cli, places, args, tmp_path, undrawn):
 
 
 def test_attendout_plays_on_a_vision_transformer(cli, args, tmp_path, undrawn):
-    game = ["--round-steps", 1, "--reward-rows", 2, "--no-baseline", "--score", "metric"]
+    game = ["--round-steps", 1, "--reward-rows", 2, "--no-baseline", "--rewards", "Rewards(score='metric')"]
     ran(cli("recipe", "attendout", *args, *game, "--output-dir", "out"))
     telemetry = read_lines(tmp_path / "out" / "telemetry.jsonl")
     assert any("winner" in line for line in telemetry)
