@@ -85,7 +85,7 @@ def attendout(
         click.echo(note, err=True)
     players = attnreg.training.AttackerDefender(
         run.model,
-        None if generator == "none" else attnreg.parse_provider(generator, run.model),
+        None if generator == "none" else attnreg.parse_provider(generator, run.model, run.total_steps),
         run.optimizer,
         credit=None if credit is None else credit_of(credit),
         rewards=rows.rewards(rewards or "Rewards()", round_steps),
