@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,24 +68,16 @@ def score_saved(
         AttnRegWarning: if more than a fifth of the inputs are truncated.
     """
     asked = request(options, data_dir, split, max_length, classes)
-    config = _config(run)
-    task = _task(config, options)
-    own = _task(config, {})
-    if task.kind != own.kind:
-        raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
-    own_classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
-    if data_dir is None and task.name == own.name:
-        data_dir = _own_data(run, config, own)
-    own_folder = config.get("data_dir") if task.name == own.name else None
+    config, task, own_classes, data_dir = _wanted(run, options, data_dir)
+    own_folder = config.get("data_dir") if task.name == config["task"] else None
     # Evaluation needs no training split; the classes come from the model.
     wanted = replace(task, evaluation_only=True, labels=task.labels or own_classes)
     task, splits = load_data(wanted, data_dir, needs_validation=split == "validation", classes=classes)
     rows_of = "validation" if split not in splits and _is_validation(split, task, data_dir) else split
     if rows_of not in splits:
         raise InputError(f"No labelled {split} split in {data_dir or task.hub or task.name}.")
-    reading = None if own_classes == task.labels else reading_of(own_classes, task)
     place = choose_device(device)
-    model, kind = _model(run, config, task, own_classes, reading, max_length)
+    model, kind = _model(run, config, task, own_classes, max_length)
     names = {"": rows_of}
     if split == "validation":
         names.update({name.removeprefix("validation_"): name for name in task.validation[1:] if name in splits})
@@ -107,8 +99,8 @@ def score_saved(
         "rows": len(sets[""].references),
         "metrics": evaluate_all(model.to(place), sets, kind),
         "classes": None
-        if reading is None
-        else {name: task.labels[i] for name, i in zip(own_classes, reading, strict=True)},
+        if kind.reading is None
+        else {name: task.labels[i] for name, i in zip(own_classes, kind.reading, strict=True)},
     }
     path.parent.mkdir(exist_ok=True)
     with replaced_file(path) as file:
@@ -147,20 +139,13 @@ def submit_saved(
     Warns:
         AttnRegWarning: if more than a fifth of the inputs are truncated.
     """
-    config = _config(run)
-    task, own = _task(config, options), _task(config, {})
-    files = submission_files(task.name)
-    if task.kind != own.kind:
-        raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
-    if data_dir is None and task.name == own.name:
-        data_dir = _own_data(run, config, own)
+    files = submission_files(_task(_config(run), options).name)
+    config, task, classes, data_dir = _wanted(run, options, data_dir)
     if data_dir is not None and len(files) > 1 and Path(data_dir).is_file():
         raise InputError(f"{task.name} has {len(files)} test splits, {', '.join(files)}: give a folder with both.")
     tests = {file: load_inputs(task, split, data_dir) for split, file in files.items()}
-    classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
     place = choose_device(device)
-    reading = None if classes == task.labels else reading_of(classes, task)
-    model, kind = _model(run, config, task, classes, reading, max_length)
+    model, kind = _model(run, config, task, classes, max_length)
     _warn_of_cuts(kind, {f"test inputs for {file}": rows for file, rows in tests.items()})
     folder.mkdir(parents=True, exist_ok=True)
     for file, rows in tests.items():
@@ -170,15 +155,25 @@ def submit_saved(
     return {folder / file: len(rows) for file, rows in tests.items()}
 
 
+def _wanted(
+    run: Path, options: Mapping[str, str | None], data_dir: str | None
+) -> tuple[dict[str, Any], Task, tuple[str, ...], str | None]:
+    """Return the run's options, the task to score on, the classes of the run's model, and the folder of the data."""
+    config = _config(run)
+    task, own = _task(config, options), _task(config, {})
+    if task.kind != own.kind:
+        raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
+    classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
+    if data_dir is None and task.name == own.name:
+        data_dir = _own_data(run, config, own)
+    return config, task, classes, data_dir
+
+
 def _model(
-    run: Path,
-    config: Mapping[str, Any],
-    task: Task,
-    classes: tuple[str, ...],
-    reading: Sequence[int] | None,
-    max_length: int | None,
+    run: Path, config: Mapping[str, Any], task: Task, classes: tuple[str, ...], max_length: int | None
 ) -> tuple[nn.Module, Kind]:
     """Load the saved model of a run, and the kind that encodes the rows of a task for it."""
+    reading = None if classes == task.labels else reading_of(classes, task)
     model, tokenizer = load_model(replace(task, labels=classes), str(run / "model"))
     if max_length is not None:
         check_length(model, max_length)

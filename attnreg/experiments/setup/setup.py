@@ -167,11 +167,6 @@ class Setup:
         return Selection(key, self.settings.patience, best=self.settings.returns_best)
 
     @property
-    def dev_batches(self) -> list[Batch]:
-        """The batches of :attr:`dev`."""
-        return self.dev.batches
-
-    @property
     def total_steps(self) -> int:
         """Number of optimizer steps in the whole run."""
         return self.steps_in(self.epochs)
