@@ -36,23 +36,22 @@ def choose(
     for name, wanted in (("layers", layers), ("stacks", stacks)):
         if wanted is not None and (isinstance(wanted, (str, int)) or not len(wanted)):
             raise InputError(f"Expected `{name}` to be a non-empty list, or None for all, got {wanted!r}.")
-    sites = list(found.sites)
-    present = sorted({site.info.stack for site in sites})
+    present = sorted({site.info.stack for site in found.sites})
     if missing := [stack for stack in stacks or () if stack not in present]:
         raise InputError(f"Expected `stacks` among those of the model, {present}, got {missing}.")
     if modules is not None:
-        sites = _in_modules(sites, [modules] if isinstance(modules, str) else list(modules))
+        _check_patterns([modules] if isinstance(modules, str) else list(modules), found.sites)
     elif stacks is None:
         stacks = [stack for stack in get_args(Stack) if stack != "cross"]
-    sites = [site for site in sites if stacks is None or site.info.stack in stacks]
+    sites = [site for site in found.sites if is_chosen(site.info, None, stacks, modules)]
     if not sites:
         rest = next((f" (left out: {each})" for each in found.left_out if each.is_attention), "")
         raise InputError(f"No attention is selected{rest}; the default is self-attention. Pass `stacks={present}`.")
     if layers is None:
         return sites
     where = "`attach(layers=...)`"
-    names = {info.name for info in on_layers([site.info for site in sites], layer_indices(layers, where), where)}
-    return [site for site in sites if site.info.name in names]
+    on_layers([site.info for site in sites], layer_indices(layers, where), where)  # raises if one has no site
+    return [site for site in sites if site.info.is_among(layers)]
 
 
 def asked_for(
@@ -116,7 +115,7 @@ def is_chosen(
     stacks: Sequence[Stack] | None = None,
     modules: str | Sequence[str] | None = None,
 ) -> bool:
-    """Whether a block without attention is on the given layers, in the given stacks and modules."""
+    """Whether attention, or a block without it, is on the given layers, in the given stacks and modules."""
     patterns = [modules] if isinstance(modules, str) else modules
     return (
         (stacks is None or site.stack in stacks)
@@ -149,7 +148,7 @@ def warn_of_the_rest(model: nn.Module, found: Discovery, *, everything: bool) ->
         )
 
 
-def _in_modules(sites: Sequence[FoundSite], patterns: Sequence[str]) -> list[FoundSite]:
+def _check_patterns(patterns: Sequence[str], sites: Sequence[FoundSite]) -> None:
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise InputError(f"Expected `modules` to be a name or pattern, or a list of them, got {list(patterns)!r}.")
     for pattern in patterns:
@@ -158,7 +157,6 @@ def _in_modules(sites: Sequence[FoundSite], patterns: Sequence[str]) -> list[Fou
                 f"No attention is in modules that match {pattern!r}. Modules with attention: "
                 f"{', '.join(site.info.name for site in sites[:6])}{', ...' if len(sites) > 6 else ''}."
             )
-    return [site for site in sites if any(_matches(site.info.name, pattern) for pattern in patterns)]
 
 
 def _matches(name: str, pattern: str) -> bool:

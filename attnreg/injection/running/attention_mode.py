@@ -182,21 +182,18 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward, with the provider's masks if they apply to this call."""
         plan = self.next()
-        passes = self.passes
-        before = passes.mode
-        if plan is None or not (self._is_tapped(plan) or passes.acts_on(self.module)):
-            passes.mode = None
-            try:
-                return self.plain(*args, **kwargs)
-            finally:
-                passes.mode = before
-        passes.check_entry(self.name)
-        mode = passes.mode = AttentionMode(passes, plan, self.name)
+        mode = None
+        if plan is not None and (self._is_tapped(plan) or self.passes.acts_on(self.module)):
+            self.passes.check_entry(self.name)
+            mode = AttentionMode(self.passes, plan, self.name)
+        before, self.passes.mode = self.passes.mode, mode
         try:
+            if mode is None:
+                return self.plain(*args, **kwargs)
             with mode:
                 output = self._under_patches(*args, **kwargs) if self._patched else self.plain(*args, **kwargs)
         finally:
-            passes.mode = before
+            self.passes.mode = before
         mode.check_all_seen()
         return output
 
