@@ -50,7 +50,7 @@ def trained_names(model):
 
 def test_only_adapters_and_new_modules_train(places):
     task = get_task("rte")
-    model, _, new = load_pretrained(task, str(places / "bert"))
+    model, _, new, _ = load_pretrained(task, str(places / "bert"))
     assert new == {"classifier.weight", "classifier.bias"}
     before = {name: value.clone() for name, value in model.state_dict().items()}
     adapted = with_lora(model, "AutoModelForSequenceClassification", new, rank=3)
@@ -72,7 +72,8 @@ def test_a_new_pooler_trains_too(tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     hf.BertForMaskedLM(hf.BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    model, _, new = load_pretrained(get_task("rte"), str(tmp_path))
+    model, _, new, said = load_pretrained(get_task("rte"), str(tmp_path))
+    assert said == (f"--model {tmp_path} lacks pretrained weights, which are newly initialized: bert.pooler.dense.",)
     adapted = with_lora(model, "AutoModelForSequenceClassification", new, rank=1)
     assert {"bert.pooler.dense.weight", "classifier.weight"} <= trained_names(adapted)
 
@@ -205,7 +206,7 @@ def test_what_lora_cannot_do_is_one_sentence(cli, places, monkeypatch):
     assert_sentence(
         cli("recipe", "finetune", *lora), 1, "adapts a pretrained model, but the task's own has random weights"
     )
-    model, _, new = load_pretrained(get_task("rte"), str(places / "bert"))
+    model, _, new, _ = load_pretrained(get_task("rte"), str(places / "bert"))
     monkeypatch.setattr(hf.BertConfig, "model_type", "unheard-of")
     with pytest.raises(InputError, match=r"peft has no default for BertFor.*: choose --lora-targets among .*query"):
         with_lora(model, "AutoModelForSequenceClassification", new, rank=2)

@@ -122,12 +122,29 @@ def test_inputs_that_are_cut(cli, home):
 
 
 def test_classes_that_are_probably_one(cli, home):
-    rows = [{"text": f"red {number}", "label": ["yes", "no", "Yes "][number % 3]} for number in range(9)]
+    rows = [{"text": f"red {word}", "label": ["yes", "no", "Yes "][i % 3]} for i, word in enumerate(made.WORDS[:9])]
     write(home / "data", [{"text": " ", "label": "no"}, *rows], [{"text": "blue", "label": "no"}])
     assert run(cli, home, "--text-columns", "text", task="custom") == [
         "the classes 'Yes ' and 'yes' differ only in case or spaces: spell classes alike in all rows.",
         "1 of 10 training rows has no text in text: remove or fill them.",
     ]
+
+
+def test_tokens_that_the_tokenizer_does_not_know(cli, home):
+    texts = ["ρόδα red", "κάππα 7 one", "red one two"]  # 3 of 8 tokens: words of other letters, and a digit
+    write(
+        home / "data",
+        [{"sentence": text, "label": i % 2} for i, text in enumerate(texts)],
+        [{"sentence": "far", "label": 1}],
+    )
+    (warning,) = run(cli, home, task="cola")
+    assert warning == (
+        "38% of the tokens in the training inputs are unknown to the tokenizer ([UNK]): check that the tokenizer belongs "
+        "to the model and fits the language of your texts."
+    )
+    made.write_rows(home / "new.jsonl", [{"sentence": "ρόδα", "label": 1}, {"sentence": "κάππα", "label": 0}])
+    result = ran(cli("evaluate", "out", "--data-dir", "new.jsonl", "--device", "cpu"))
+    assert "Warning: 100% of the tokens in the validation inputs of new.jsonl are unknown to the" in result.stderr
 
 
 def test_choices_that_are_probably_counted_from_one(cli, home):

@@ -19,14 +19,14 @@ from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.evaluation import evaluate_all, predict
 from attnreg.experiments.setup.batches import in_order
-from attnreg.experiments.setup.data_checks import cut_inputs
+from attnreg.experiments.setup.data_checks import cut_inputs, unknown_tokens
 from attnreg.experiments.setup.device import choose_device
 from attnreg.experiments.tasks.choice import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind, reading_of
 from attnreg.experiments.tasks.loading.data import load_data, load_inputs, names_in
 from attnreg.experiments.tasks.loading.folder import WHOLE
-from attnreg.experiments.tasks.model import check_length, load_model
+from attnreg.experiments.tasks.model import check_length, load_pretrained
 from attnreg.experiments.tasks.submission import submission, submission_files
 from attnreg.experiments.tasks.task import Task
 
@@ -65,7 +65,7 @@ def score_saved(
             is that of another evaluation.
 
     Warns:
-        AttnRegWarning: if more than a fifth of the inputs are truncated.
+        AttnRegWarning: if more than a fifth of the inputs are truncated, or a third of the tokens unknown.
     """
     asked = request(options, data_dir, split, max_length, classes)
     config, task, own_classes, data_dir = _wanted(run, options, data_dir)
@@ -83,7 +83,7 @@ def score_saved(
         names.update({name.removeprefix("validation_"): name for name in task.validation[1:] if name in splits})
     where = "" if data_dir is None else f" of {Path(data_dir).name}"
     shown = {theirs: split if theirs == rows_of else theirs for theirs in names.values()}
-    _warn_of_cuts(kind, {f"{shown[theirs]} inputs{where}": splits[theirs] for theirs in shown})
+    _warn_of_inputs(kind, {f"{shown[theirs]} inputs{where}": splits[theirs] for theirs in shown})
     sets = {name: in_order(kind.encode(splits[theirs]), batch_size, kind, place) for name, theirs in names.items()}
     what = {
         "task": task.name,
@@ -137,7 +137,7 @@ def submit_saved(
         InputError: if the folder holds no run with a model, or the data or the classes do not fit the model.
 
     Warns:
-        AttnRegWarning: if more than a fifth of the inputs are truncated.
+        AttnRegWarning: if more than a fifth of the inputs are truncated, or a third of the tokens unknown.
     """
     files = submission_files(_task(_config(run), options).name)
     config, task, classes, data_dir = _wanted(run, options, data_dir)
@@ -146,7 +146,7 @@ def submit_saved(
     tests = {file: load_inputs(task, split, data_dir) for split, file in files.items()}
     place = choose_device(device)
     model, kind = _model(run, config, task, classes, max_length)
-    _warn_of_cuts(kind, {f"test inputs for {file}": rows for file, rows in tests.items()})
+    _warn_of_inputs(kind, {f"test inputs for {file}": rows for file, rows in tests.items()})
     folder.mkdir(parents=True, exist_ok=True)
     for file, rows in tests.items():
         records = predict(model.to(place), in_order(kind.encode(rows), batch_size, kind, place), kind).records
@@ -174,16 +174,19 @@ def _model(
 ) -> tuple[nn.Module, Kind]:
     """Load the saved model of a run, and the kind that encodes the rows of a task for it."""
     reading = None if classes == task.labels else reading_of(classes, task)
-    model, tokenizer = load_model(replace(task, labels=classes), str(run / "model"))
+    model, tokenizer, new, _ = load_pretrained(replace(task, labels=classes), str(run / "model"))
+    if new:
+        raise InputError(f"The model in {run / 'model'} lacks weights: {', '.join(sorted(new)[:5])}. Repeat the run.")
     if max_length is not None:
         check_length(model, max_length)
     return model, kind_class(task.kind)(task, tokenizer, max_length or config["max_length"], reading)
 
 
-def _warn_of_cuts(kind: Kind, sets: Mapping[str, Dataset]) -> None:
+def _warn_of_inputs(kind: Kind, sets: Mapping[str, Dataset]) -> None:
     for name, rows in sets.items():
-        if (sentence := cut_inputs(kind, rows, name)) is not None:
-            warnings.warn(sentence, AttnRegWarning, stacklevel=3)
+        for sentence in (cut_inputs(kind, rows, name), unknown_tokens(kind, rows, name)):
+            if sentence is not None:
+                warnings.warn(sentence, AttnRegWarning, stacklevel=3)
 
 
 def _config(run: Path) -> dict[str, Any]:
@@ -228,7 +231,8 @@ def _is_validation(split: str, task: Task, data_dir: str | None) -> bool:
 
 def _classes(model: Path) -> tuple[str, ...]:
     try:
-        names = json.loads((model / "config.json").read_text(encoding="utf-8"))["id2label"]
+        content = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        names = content.get("id2label", {0: "LABEL_0", 1: "LABEL_1"})  # transformers does not write its defaults
         return tuple(str(names[number]) for number in sorted(names, key=int))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"Cannot read the class names in {model / 'config.json'}: {error!r}.") from error

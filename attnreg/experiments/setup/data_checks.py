@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from datasets import Dataset
@@ -14,6 +14,8 @@ from attnreg.experiments.tasks.task import Task
 
 CHECKED = 1000  # rows whose length is looked at
 MUCH = 0.2  # of these rows
+_READ = 200  # rows whose tokens are looked at
+_UNKNOWN = 1 / 3  # of these tokens
 _UNCUT = 1_000_000
 
 
@@ -32,6 +34,7 @@ def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "de
         similar_classes(kind.task.labels),
         None if kind.skips_empty_rows else empty_texts(kind.task, train),
         cut_inputs(kind, train),
+        unknown_tokens(kind, train),
     )
     return [f"Warning: {sentence}" for sentence in found if sentence is not None]
 
@@ -123,6 +126,43 @@ def cut_inputs(kind: Kind, rows: Dataset, name: str = "training inputs") -> str 
         f"{cut} of {which}{len(lengths)} {name} ({cut / len(lengths):.0%}) are cut by --max-length {limit}; "
         f"the longest has {max(lengths)} tokens."
     )
+
+
+def unknown_tokens(kind: Kind, rows: Dataset, name: str = "training inputs") -> str | None:
+    """Say which share of the tokens is unknown to the tokenizer, if more than a third are, or that there are none.
+
+    Args:
+        kind: the kind of task, with its tokenizer.
+        rows: the rows, not yet encoded.
+        name: what they are called.
+    """
+    tokenizer = kind.tokenizer
+    if kind.processor != "AutoTokenizer":
+        return None
+    try:
+        encoded = kind.encode(rows.select(range(min(_READ, len(rows)))))
+    except InputError:  # none of these rows has a token to predict; others may have one
+        return None
+    special, unknown = set(tokenizer.all_special_ids), tokenizer.unk_token_id
+    marks = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id}
+    if unknown in {*marks, tokenizer.pad_token_id}:  # GPT-2 has one token for all, and knows every byte
+        unknown = None
+    tokens = [token for token in _flat(encoded["input_ids"]) if token == unknown or token not in special]
+    advice = "check that the tokenizer belongs to the model and fits the language of your texts."
+    if not tokens and len(rows):
+        return f"the tokenizer finds no token in the {name}: {advice}"
+    share = sum(token == unknown for token in tokens) / max(1, len(tokens))
+    if share <= _UNKNOWN:
+        return None
+    return f"{share:.0%} of the tokens in the {name} are unknown to the tokenizer ({tokenizer.unk_token}): {advice}"
+
+
+def _flat(ids: Any) -> Iterator[int]:
+    for each in ids:
+        if isinstance(each, int):
+            yield each
+        else:
+            yield from _flat(each)
 
 
 def _texts(task: Task, rows: Dataset) -> list[Any]:

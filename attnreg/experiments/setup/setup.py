@@ -103,6 +103,7 @@ class Setup:
             *self._changed(),
             *([summary(self.model)] if is_adapted(self.model) else []),
             *self.kind.remarks,
+            *(f"Warning: {sentence}" for sentence in self._doubts),
             *data_warnings(self.kind, train, dev, self.scored_on),
         ]
         self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
@@ -218,7 +219,7 @@ class Setup:
                 f"--model {settings.model} holds an adapter, not a whole model: merge it (`merge_and_unload` of peft) "
                 "and save the model in another folder, or train from the adapter's own model."
             )
-        model, tokenizer, new = load_pretrained(self.task, settings.model, settings.model_dropout)
+        model, tokenizer, new, self._doubts = load_pretrained(self.task, settings.model, settings.model_dropout)
         if settings.lora_rank is None:
             return model, tokenizer
         if new is None:

@@ -153,15 +153,18 @@ def summary(model: Any) -> str:
     """Say in one sentence what trains in a model of peft."""
     counts, config = parameter_counts(model), model.peft_config["default"]
     targets = sorted({name.rpartition(".")[2] for name in model.targeted_module_names})
-    saved = {
-        name.partition(".modules_to_save.")[0] for name, _ in model.named_parameters() if ".modules_to_save." in name
-    }
-    new = sorted(name.removeprefix("base_model.model.") for name in saved)
+    new = sorted(saved_modules(model))
     also = f", and {', '.join(new)}" if new else ""
     return (
         f"LoRA trains {counts['trained']} of {counts['all']} parameters ({counts['trained'] / counts['all']:.2%}): "
         f"adapters of rank {config.r} of {', '.join(targets)} in {len(model.targeted_module_names)} modules{also}."
     )
+
+
+def saved_modules(model: Any) -> set[str]:
+    """Return the names of the modules that train and are saved as a whole in a model of peft."""
+    parts = (name.partition(".modules_to_save.") for name, _ in model.named_parameters())
+    return {name.removeprefix("base_model.model.") for name, sign, _ in parts if sign}
 
 
 def _linear(model: Any) -> list[str]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from attnreg.errors import InputError, one_line
+from attnreg.errors import AttnRegWarning, InputError, one_line
 from attnreg.experiments.tasks.dropout import dropout_options
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.hub import offline_if_unreachable
-from attnreg.experiments.tasks.lora import adapter_base, with_adapter
+from attnreg.experiments.tasks.lora import adapter_base, saved_modules, with_adapter
+from attnreg.experiments.tasks.processor import load_processor
 from attnreg.experiments.tasks.task import Task
 from attnreg.experiments.tasks.tiny import tiny_model
+from attnreg.experiments.tasks.weights import class_warning, new_weights, weight_warnings
 
 
 class Loaded(NamedTuple):
@@ -24,11 +27,13 @@ class Loaded(NamedTuple):
         model: the model.
         tokenizer: its tokenizer.
         new: names of its weights that were not pretrained, such as a new head's; ``None`` if none were.
+        warnings: one sentence for each doubt that the model is what was meant.
     """
 
     model: Any
     tokenizer: Any
     new: frozenset[str] | None
+    warnings: tuple[str, ...] = ()
 
 
 def load_model(task: Task, name: str | None = None, dropout: float | None = None) -> tuple[Any, Any]:
@@ -44,7 +49,11 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
 
     Raises:
         InputError: if the model cannot be loaded, its architecture lacks the head that the task needs, it has no
-            dropout to set, or its tokenizer does not fit.
+            dropout to set, or its tokenizer is missing or does not fit.
+
+    Warns:
+        AttnRegWarning: if weights besides a new head's are new, weights are not used, or a classifier was trained on
+            other classes.
 
     Example:
         >>> from attnreg.experiments.tasks import get_task
@@ -52,11 +61,14 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
         >>> model(**tokenizer("the boys sleep", return_tensors="pt")).logits.shape
         torch.Size([1, 2])
     """
-    return load_pretrained(task, name, dropout)[:2]
+    loaded = load_pretrained(task, name, dropout)
+    for sentence in loaded.warnings:
+        warnings.warn(sentence, AttnRegWarning, stacklevel=2)
+    return loaded.model, loaded.tokenizer
 
 
 def load_pretrained(task: Task, name: str | None = None, dropout: float | None = None) -> Loaded:
-    """Load a model as :func:`load_model` does, and say which of its weights are new."""
+    """Load a model as :func:`load_model` does, and say which of its weights are new; it returns the warnings."""
     import transformers
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -73,7 +85,10 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
             adapted = load_pretrained(task, base, dropout)
         except InputError as error:
             raise InputError(f"Cannot load the model that the adapter in {name} belongs to: {error}") from error
-        return adapted._replace(model=with_adapter(adapted.model, name))
+        model = with_adapter(adapted.model, name)
+        # The adapter also has the modules that were new in training, such as the head.
+        new = frozenset(each for each in adapted.new or () if each.rpartition(".")[0] not in saved_modules(model))
+        return Loaded(model, adapted.tokenizer, new, adapted.warnings if new else ())
     if not Path(name).is_dir():
         if Path(name).is_absolute() or name.startswith((".", "~")):
             raise InputError(f"Expected --model to be a folder or a hub name, got {name}: no such folder.")
@@ -87,7 +102,7 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
             )
     kind = kind_class(task.kind)
     try:
-        tokenizer = getattr(transformers, kind.processor).from_pretrained(name)
+        tokenizer = load_processor(kind.processor, name)
         reads_text = kind.processor == "AutoTokenizer"
         kind.fit_tokenizer(tokenizer, name)
         pads = not reads_text or tokenizer.pad_token is not None
@@ -99,6 +114,7 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
                 f"The task needs {kind.head}, which does not support the architecture of --model {name} "
                 f"({config.model_type})."
             )
+        names = [str(config.id2label[number]) for number in sorted(config.id2label)]
         options = {**dropout_options(config, dropout, name), **kind.head_options(task)}
         # A head with another number of classes is replaced by a new one.
         model, info = head.from_pretrained(name, ignore_mismatched_sizes=True, output_loading_info=True, **options)
@@ -117,7 +133,11 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
             f"as the model embeds; got {len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
         )
     kind.check_model(model, name)
-    return Loaded(model, tokenizer, frozenset(info["missing_keys"]) | {each[0] for each in info["mismatched_keys"]})
+    said = weight_warnings(model, info, name, kind.head_is_new)
+    new = new_weights(info)
+    if kind.has_classes and not new:
+        said.extend(sentence for sentence in [class_warning(names, task.labels, name)] if sentence is not None)
+    return Loaded(model, tokenizer, new, tuple(said))
 
 
 def check_length(model: nn.Module, max_length: int) -> None:

@@ -36,6 +36,7 @@ class CausalLM(Kind):
     """
 
     head = "AutoModelForCausalLM"
+    head_is_new = False
     metrics = ("accuracy", "exact_match")
     most_columns = 1
     usual_columns = ("prompt",)

@@ -34,6 +34,8 @@ class Kind(ABC):
 
     #: auto class of transformers with the head
     head: ClassVar[str]
+    #: whether pretrained models usually lack the head, so that a new one is made
+    head_is_new: ClassVar[bool] = True
     #: auto class of transformers that prepares the inputs: of a tokenizer, or of an image processor
     processor: ClassVar[str] = "AutoTokenizer"
     #: collator of transformers that pads the rows of a batch

@@ -28,6 +28,7 @@ class MaskedLM(Kind):
     """
 
     head = "AutoModelForMaskedLM"
+    head_is_new = False
     metrics = ("accuracy",)
     most_columns = 1
     needs_labels = False

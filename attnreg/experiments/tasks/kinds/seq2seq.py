@@ -22,6 +22,7 @@ class Seq2Seq(Kind):
     """
 
     head = "AutoModelForSeq2SeqLM"
+    head_is_new = False
     collator = "DataCollatorForSeq2Seq"
     metrics = ("bleu",)
     most_columns = 1

@@ -1,0 +1,109 @@
+"""Which weights of a model were not read from its files; transformers initializes them without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from attnreg.errors import InputError
+
+_SHOWN = 5
+
+
+def new_weights(info: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of the weights that are new, from the loading information of transformers."""
+    return frozenset(info["missing_keys"]) | {each[0] for each in info["mismatched_keys"]}
+
+
+def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_is_new: bool = True) -> list[str]:
+    """Return one sentence for each kind of weights that were probably meant to be read.
+
+    A new head is not mentioned, nor are weights of the checkpoint's own head that are left unused.
+
+    Args:
+        model: the loaded model.
+        info: the loading information of transformers.
+        name: the model's name, for messages.
+        head_is_new: whether a new head is usual; if not, it is mentioned too.
+
+    Raises:
+        InputError: if no weight of the pretrained part was read.
+    """
+    inside = _backbone(model)
+    own = {key for key, _ in model.named_parameters() if key.startswith(inside)}
+    new = new_weights(info)
+    if own and own <= new:
+        others = sorted({*info["unexpected_keys"], *(each[0] for each in info["mismatched_keys"])})
+        held = f"other names or sizes, such as {_listed(others)}" if others else "none of them"
+        raise InputError(f"No pretrained weight of --model {name} fits {type(model).__name__}: its file has {held}.")
+    missing = [key for key in info["missing_keys"] if not head_is_new or key.startswith(inside)]
+    resized = [each[0] for each in info["mismatched_keys"] if not head_is_new or each[0].startswith(inside)]
+    unused = _unused(model, info["unexpected_keys"], inside)
+    found = (
+        (missing, "lacks pretrained weights, which are newly initialized"),
+        (resized, "has weights of other sizes than its configuration says, so they are newly initialized"),
+        (unused, "has weights for which its configuration has no place, so they are not used"),
+    )
+    return [f"--model {name} {what}: {_listed(_modules(keys))}." for keys, what in found if keys]
+
+
+def class_warning(names: Sequence[str], labels: Sequence[str], name: str) -> str | None:
+    """Say that a classifier is used for other classes than those it was trained on.
+
+    Args:
+        names: the classes in the checkpoint's configuration.
+        labels: the classes of the task, as many.
+        name: the model's name, for messages.
+
+    Example:
+        >>> class_warning(["bad", "good"], ["no", "yes"], "bert")
+        'the classifier of --model bert is kept, but it was trained on bad, good: they become no, yes.'
+        >>> class_warning(["NO", "YES"], ["no", "yes"], "bert")
+    """
+    if [each.casefold() for each in names] == [each.casefold() for each in labels]:
+        return None
+    unnamed = list(names) == [f"LABEL_{number}" for number in range(len(names))]
+    of = "it names no classes (id2label in config.json)" if unnamed else f"it was trained on {_listed(names)}"
+    return f"the classifier of --model {name} is kept, but {of}: they become {_listed(labels)}."
+
+
+def _backbone(model: nn.Module) -> tuple[str, ...]:
+    """Return how the names of pretrained weights begin."""
+    prefix = str(getattr(model, "base_model_prefix", ""))
+    if prefix and isinstance(getattr(model, prefix, None), nn.Module):
+        return (f"{prefix}.",)
+    return ("shared.", "encoder.", "decoder.")  # T5 with a language-model head
+
+
+def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> list[str]:
+    """Return unused weights inside of modules that the backbone has; others, such as poolers, are left out on purpose.
+
+    Buffers that older versions of transformers saved, such as GPT-2's ``attn.bias``, belong to no leaf module.
+    """
+    modules = dict(model.named_modules())
+    found = []
+    for key in keys:
+        whole = key if key.startswith(inside) else f"{inside[0]}{key}"
+        parent, _, leaf = whole.rpartition(".")
+        known = parent
+        while known and known not in modules:
+            known = known.rpartition(".")[0]
+        deep = any(known.startswith(each) for each in inside)
+        if leaf in ("weight", "bias") and deep and (known != parent or _is_leaf(modules[parent])):
+            found.append(whole if known == parent else f"{known}.{whole[len(known) + 1 :].partition('.')[0]}.")
+    return found
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    return not any(module.children()) and any(True for _ in module.parameters())
+
+
+def _modules(keys: Iterable[str]) -> list[str]:
+    return sorted({key.rpartition(".")[0] or key for key in keys})
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

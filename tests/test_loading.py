@@ -1,0 +1,242 @@
+"""What transformers fills in without a word when a model is loaded: tokenizers, weights, names of classes."""
+
+import json
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+
+from attnreg.errors import AttnRegWarning, InputError
+from attnreg.experiments.tasks import get_task, load_model
+from attnreg.experiments.tasks.model import load_pretrained
+from attnreg.experiments.tasks.weights import weight_warnings
+from tests import task_data as made
+from tests.commands import assert_sentence, ran
+
+SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+BERT, ROBERTA = hf.BertConfig(**SIZES), hf.RobertaConfig(**SIZES)
+GPT2 = hf.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2)
+LLAMA = hf.LlamaConfig(**SIZES, tie_word_embeddings=False)
+T5 = hf.T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+VIT = hf.ViTConfig(image_size=8, patch_size=4, **{name: SIZES[name] for name in SIZES if name != "vocab_size"})
+QUICK = ["--task", "mnli", "--data-dir", "nli", "--epochs", 1, "--max-length", 32, "--device", "cpu"]
+
+
+def classifier(name="SequenceClassification"):
+    return getattr(hf, f"AutoModelFor{name}")
+
+
+def said(source, auto, folder, head_is_new=True):
+    """The warnings of loading what was saved from a model with another head, and those of weights."""
+    source.save_pretrained(folder)
+    model, info = auto.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True)
+    return [
+        sentence.removeprefix("--model it ") for sentence in weight_warnings(model, info, "it", head_is_new=head_is_new)
+    ]
+
+
+# --- tokenizers and image processors
+
+
+@pytest.mark.parametrize(
+    "config", [BERT, ROBERTA, T5, LLAMA, hf.MPNetConfig(**SIZES)], ids=lambda each: each.model_type
+)
+def test_a_folder_without_a_tokenizer_is_refused(config, tmp_path):
+    hf.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    message = (
+        f"^--model {tmp_path} has no tokenizer: found no vocabulary, such as tokenizer.json or vocab.txt. Save the"
+    )
+    with pytest.raises(InputError, match=message):
+        load_model(get_task("rte"), str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(InputError, match=message):
+        load_model(get_task("rte"), str(tmp_path))
+
+
+def test_a_run_without_a_tokenizer_ends_in_a_sentence(cli, tmp_path):
+    made.write(tmp_path / "nli", train=16, validation=8)
+    hf.BertModel(BERT).save_pretrained(tmp_path / "bert")
+    assert_sentence(cli("recipe", "finetune", *QUICK, "--model", "bert"), 1, "--model bert has no tokenizer: found no")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_broken_tokenizer_ends_in_a_sentence(tmp_path):
+    made.tiny_bert(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "none"}}')
+    with pytest.raises(InputError, match=f"^Cannot load --model '{tmp_path}'.* its tokenizer cannot be read: "):
+        load_model(get_task("rte"), str(tmp_path))
+
+
+def test_tokenizers_of_bytes_and_characters_need_no_vocabulary(tmp_path):
+    sizes = {name: SIZES[name] for name in SIZES if name != "vocab_size"}
+    hf.CanineModel(hf.CanineConfig(**sizes, num_hash_buckets=16)).save_pretrained(tmp_path / "canine")
+    hf.CanineTokenizer().save_pretrained(tmp_path / "canine")
+    hf.T5ForConditionalGeneration(
+        hf.T5Config(**{**T5.to_dict(), "vocab_size": 384, "decoder_start_token_id": 0})
+    ).save_pretrained(tmp_path / "byt5")
+    hf.ByT5Tokenizer().save_pretrained(tmp_path / "byt5")
+    for name in ("canine", "byt5"):
+        assert not list((tmp_path / name).glob("vocab*")) + list((tmp_path / name).glob("tokenizer.json"))
+        model, tokenizer = load_model(get_task("rte"), str(tmp_path / name))
+        assert model(**tokenizer("né", "seven", return_tensors="pt")).logits.shape == (1, 2)
+
+
+def test_a_folder_without_an_image_processor_is_refused(tmp_path):
+    from attnreg.experiments.tasks import choose_task
+
+    hf.ViTModel(VIT).save_pretrained(tmp_path)
+    with pytest.raises(
+        InputError, match=r"has no image processor: found no preprocessor_config\.json\. Save the model"
+    ):
+        load_model(choose_task("custom", kind="image-classification"), str(tmp_path))
+
+
+# --- weights
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        *((hf.BertModel(BERT), name) for name in ("SequenceClassification", "TokenClassification", "MultipleChoice")),
+        *((hf.BertForPreTraining(BERT), name) for name in ("SequenceClassification", "QuestionAnswering", "MaskedLM")),
+        *((hf.RobertaModel(ROBERTA), name) for name in ("SequenceClassification", "TokenClassification")),
+        (hf.RobertaForMaskedLM(ROBERTA), "SequenceClassification"),
+        (hf.BertForMaskedLM(BERT), "TokenClassification"),
+        *((hf.GPT2LMHeadModel(GPT2), name) for name in ("SequenceClassification", "CausalLM")),
+        (hf.LlamaForCausalLM(LLAMA), "SequenceClassification"),
+        *((hf.T5ForConditionalGeneration(T5), name) for name in ("SequenceClassification", "Seq2SeqLM")),
+        (hf.DistilBertForMaskedLM(hf.DistilBertConfig(dim=16, n_heads=2, hidden_dim=16)), "SequenceClassification"),
+        (hf.ElectraForPreTraining(hf.ElectraConfig(**SIZES)), "SequenceClassification"),
+        (hf.DebertaV2ForMaskedLM(hf.DebertaV2Config(**SIZES)), "SequenceClassification"),
+        *((each(VIT), "ImageClassification") for each in (hf.ViTModel, hf.ViTForMaskedImageModeling)),
+    ],
+    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
+)
+def test_usual_checkpoints_give_no_warning(source, name, tmp_path):
+    assert said(source, classifier(name), tmp_path) == []
+
+
+def test_buffers_of_older_versions_give_no_warning(tmp_path):
+    hf.GPT2Model(GPT2).save_pretrained(tmp_path)
+    edit(
+        tmp_path,
+        lambda weights: {**weights, "h.0.attn.bias": torch.ones(1, 1, 4, 4), "h.0.attn.masked_bias": torch.ones(1)},
+    )
+    model, info = classifier().from_pretrained(tmp_path, output_loading_info=True)
+    assert weight_warnings(model, info, "it") == []
+
+
+def edit(folder, change):
+    path = folder / "model.safetensors"
+    weights = change(load_file(path))
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def configure(folder, **options):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **options}))
+
+
+def test_weights_that_are_missing(tmp_path):
+    pooler = "lacks pretrained weights, which are newly initialized: bert.pooler.dense."
+    assert said(hf.BertForMaskedLM(BERT), classifier(), tmp_path / "pooler") == [pooler]
+    (decoder,) = said(hf.T5EncoderModel(T5), classifier("Seq2SeqLM"), tmp_path / "t5", head_is_new=False)
+    assert decoder.startswith("lacks pretrained weights, which are newly initialized: decoder.block.0.layer.0.Self")
+    assert decoder.endswith(" more.")
+    head = "lacks pretrained weights, which are newly initialized: lm_head."
+    assert said(hf.LlamaModel(LLAMA), classifier("CausalLM"), tmp_path / "head", head_is_new=False) == [head]
+
+
+def test_weights_that_are_missing_are_named_by_the_run_and_by_load_model(cli, tmp_path):
+    made.write(tmp_path / "nli", train=16, validation=8)
+    made.tiny_bert(tmp_path / "bert")
+    ran(cli("recipe", "finetune", *QUICK, "--model", "bert", "--output-dir", "plain"))
+    assert "newly initialized" not in (tmp_path / "plain" / "report.md").read_text()
+    norm = "encoder.layer.1.output.LayerNorm"
+    edit(tmp_path / "bert", lambda weights: {name: value for name, value in weights.items() if norm not in name})
+    sentence = f"--model bert lacks pretrained weights, which are newly initialized: bert.{norm}."
+    result = ran(cli("recipe", "finetune", *QUICK, "--model", "bert", "--output-dir", "out"))
+    assert result.stderr.count(f"Warning: {sentence}") == 1
+    assert (tmp_path / "out" / "report.md").read_text().count(f"Warning: {sentence}") == 1
+    with pytest.warns(AttnRegWarning, match="newly initialized: bert.encoder.layer.1"):
+        load_model(get_task("rte"), "bert")
+
+
+def test_weights_of_another_size_and_weights_that_are_not_used(tmp_path):
+    made.tiny_bert(tmp_path)
+    task = get_task("rte")
+    assert load_pretrained(task, str(tmp_path)).warnings == ()
+    configure(tmp_path, intermediate_size=32)
+    (sentence,) = load_pretrained(task, str(tmp_path)).warnings
+    assert "has weights of other sizes than its configuration says, so they are newly initialized: bert.enc" in sentence
+    configure(tmp_path, intermediate_size=64, num_hidden_layers=1)
+    (sentence,) = load_pretrained(task, str(tmp_path)).warnings
+    assert sentence.endswith(
+        "has weights for which its configuration has no place, so they are not used: bert.encoder.layer.1."
+    )
+
+
+def test_a_bias_that_the_configuration_leaves_out(tmp_path):
+    hf.LlamaModel(hf.LlamaConfig(**SIZES, attention_bias=True)).save_pretrained(tmp_path)
+    configure(tmp_path, attention_bias=False)
+    model, info = classifier().from_pretrained(tmp_path, output_loading_info=True)
+    (sentence,) = weight_warnings(model, info, "it")
+    assert "so they are not used: model.layers.0.self_attn.k_proj" in sentence
+
+
+def test_a_file_of_which_no_weight_fits(tmp_path):
+    made.tiny_bert(tmp_path)
+    edit(tmp_path, lambda weights: {f"module.{name}": value for name, value in weights.items()})
+    with pytest.raises(InputError, match=r"No pretrained weight .* other names or sizes, such as module\.embeddings"):
+        load_model(get_task("rte"), str(tmp_path))
+
+
+# --- classifiers and their classes
+
+
+def test_a_classifier_that_was_trained_on_other_classes(tmp_path):
+    tokenizer = made.word_pieces(made.TEXTS, 200)
+    config = hf.BertConfig(**{**SIZES, "vocab_size": len(tokenizer)})
+    tokenizer.save_pretrained(tmp_path)
+    for names, sentence in (
+        (["LABEL_0", "LABEL_1"], "it names no classes (id2label in config.json): they become entailment, not_ent"),
+        (
+            ["not_entailment", "entailment"],
+            "it was trained on not_entailment, entailment: they become entailment, not_",
+        ),
+        (["ENTAILMENT", "NOT_ENTAILMENT"], None),
+        (["a", "b", "c"], None),  # of another size, so it is new
+    ):
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: number for number, name in enumerate(names)}
+        hf.BertForSequenceClassification(config).save_pretrained(tmp_path)
+        found = load_pretrained(get_task("rte"), str(tmp_path)).warnings
+        assert [f"classifier of --model {tmp_path} is kept, but {sentence}" in each for each in found] == [True] * (
+            sentence is not None
+        )
+
+
+def test_a_saved_run_with_a_new_head_is_not_evaluated(cli, tmp_path):
+    made.write(tmp_path / "nli", train=16, validation=8)
+    made.tiny_bert(tmp_path / "bert")
+    for folder, further in (("whole", []), ("adapter", ["--lora-rank", 2])):
+        ran(cli("recipe", "finetune", *QUICK, "--model", "bert", *further, "--output-dir", folder))
+        assert "Warning" not in ran(cli("evaluate", folder, "--device", "cpu")).stderr
+    edit(
+        tmp_path / "whole" / "model", lambda weights: {name: weights[name] for name in weights if "classif" not in name}
+    )
+    result = cli("evaluate", "whole", "--device", "cpu")
+    assert_sentence(result, 1, "lacks weights: classifier.bias, classifier.weight. Repeat the run.")
+
+
+def test_classes_with_the_default_names_of_transformers_are_evaluated(cli, tmp_path):
+    (tmp_path / "data").mkdir()
+    rows = [{"text": word, "label": f"LABEL_{number % 2}"} for number, word in enumerate(made.WORDS)]
+    made.write_rows(tmp_path / "data" / "train.jsonl", rows[:8])
+    made.write_rows(tmp_path / "data" / "validation.jsonl", rows[8:])
+    made.tiny_bert(tmp_path / "bert")
+    task = ["--task", "custom", "--text-columns", "text", "--data-dir", "data"]
+    ran(cli("recipe", "finetune", *task, *QUICK[4:], "--model", "bert", "--output-dir", "out"))
+    assert "id2label" not in json.loads((tmp_path / "out" / "model" / "config.json").read_text())
+    ran(cli("evaluate", "out", "--device", "cpu"))
