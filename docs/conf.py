@@ -51,10 +51,10 @@ GROUPS = {
         "attnreg.attendout.gnet",
     ),
     "Combine, schedule and write providers": ("attnreg.regularizer.",),
-    "What a provider reads and returns": ("attnreg.masks.", "attnreg.hidden."),
+    "What a provider reads and returns": ("attnreg.masks.", "attnreg.sites."),
 }
 # Not names of `attnreg` itself, but returned, taken or raised by them.
-BESIDES = ["injection.AttachHandle", "injection.LeftOut", "hidden.HiddenInfo", "draws.Draws"]
+BESIDES = ["injection.AttachHandle", "injection.LeftOut", "sites.HiddenInfo", "draws.Draws"]
 BESIDES += ["errors.InputError", "injection.NoAttentionError", "injection.CoverageWarning", "errors.AsleepWarning"]
 
 
