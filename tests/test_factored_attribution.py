@@ -106,7 +106,7 @@ def test_candidates_are_those_of_written_out_weights(name, kernel, region, train
         model = model.to(dtype)
         batch = {n: x.to(dtype) if x.is_floating_point() else x for n, x in batch.items()}
         expected = written_out(model, batch, monkeypatch)
-        monkeypatch.setattr("attnreg.functional.factored.POSITIONS", 1)
+        monkeypatch.setattr("attnreg.functional.region.POSITIONS", 1)
         provider = attnreg.AttributionProvider(0.4, 1.0, region=region)
         with attnreg.attach(model, Sites(provider)) as handle:
             with monkeypatch.context() as patch:

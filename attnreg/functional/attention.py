@@ -13,7 +13,7 @@ With :math:`S = QK^\top/\sqrt D + \text{bias}`:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -204,67 +204,3 @@ def masked_scores(scores: Tensor, keep: Tensor, valid: Tensor | None = None) -> 
     orphan = ~valid.any(-1, keepdim=True)
     uniform = scores.new_zeros(()).masked_fill(~(dead & valid), -math.inf)
     return torch.where(allowed | orphan, scores, uniform)
-
-
-def renormalized(weights: Tensor, factor: Tensor, valid: Tensor | None = None, *, detach_sum: bool = False) -> Tensor:
-    r"""Multiply attention weights by a mask and divide each row by its sum, so that it sums to 1 again.
-
-    .. math:: A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}
-
-    Args:
-        weights: ``(B, H, Q, K)``, A.
-        factor: M, bool or float, broadcastable to ``(B, H, Q, K)``.
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
-        detach_sum: pass no gradient through the sum.
-
-    Returns:
-        ``(B, H, Q, K)``; a fully dropped row is uniform over its valid keys.
-
-    Example:
-        >>> weights = torch.tensor([[0.2, 0.3, 0.5], [0.0, 0.5, 0.5]])
-        >>> renormalized(weights, torch.tensor([True, True, False]))
-        tensor([[0.4000, 0.6000, 0.0000],
-                [0.0000, 1.0000, 0.0000]])
-    """
-    weights = weights * (factor.to(weights.dtype) if factor.is_floating_point() else factor)
-    total = weights.sum(-1, keepdim=True)
-    if detach_sum:
-        total = total.detach()
-    dead = total < torch.finfo(weights.dtype).tiny
-    if valid is None:
-        uniform = weights.new_tensor(1.0 / weights.shape[-1])
-    else:
-        share = torch.atleast_2d(valid).expand(*torch.atleast_2d(valid).shape[:-1], weights.shape[-1]).to(weights.dtype)
-        uniform = share / share.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(dead, uniform, weights / total.masked_fill(dead, 1.0))
-
-
-def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int]) -> Tensor:
-    r"""Attend equally to all valid keys, as in a layer whose scores are all dropped.
-
-    Reference:
-        AttendOut, Eq. 4.
-
-    Args:
-        value: ``(B, H, K, D)``, or ``(B, H_kv, K, D)`` with H a multiple of H_kv.
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
-        shape: ``(B, H, Q, K)``.
-
-    Returns:
-        ``(B, H, Q, D)``: the mean of ``value`` over the valid keys of each row; zeros in rows without any.
-
-    Example:
-        >>> value = torch.tensor([[1.0], [3.0], [100.0]]).view(1, 1, 3, 1)
-        >>> uniform_attention(value, torch.tensor([True, True, False]), (1, 1, 2, 3)).flatten()
-        tensor([2., 2.])
-    """
-    heads, queries = shape[-3], shape[-2]
-    if value.shape[-3] != heads:
-        value = value.repeat_interleave(heads // value.shape[-3], dim=-3)
-    if valid is None:
-        out = value.mean(-2, keepdim=True)
-    else:
-        valid = torch.atleast_2d(valid)
-        share = valid.expand(*valid.shape[:-1], value.shape[-2]).to(value.dtype)
-        out = (share / share.sum(-1, keepdim=True).clamp(min=1)) @ value
-    return out.expand(*out.shape[:-2], queries, out.shape[-1])

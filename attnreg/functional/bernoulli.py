@@ -1,89 +1,10 @@
-"""Independent keep-or-drop decisions: sampling, log-probability, entropy and drop rate."""
+"""Independent decisions: log-probability, entropy, drop rate, and gradients through them."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-
-def sample_keep(
-    logits: Tensor,
-    shape: Sequence[int] | None = None,
-    *,
-    uniform: Tensor | None = None,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    r"""Draw hard keep decisions with logistic (Gumbel-difference) noise.
-
-    .. math::
-        d = [\,s + \mathrm{logit}(u) > 0\,] = [\,u > \sigma(-s)\,], \quad u \sim U(0, 1), \qquad P(d = 1) = \sigma(s)
-
-    Args:
-        logits: logits of keeping, any shape.
-        shape: shape of the decisions, to which ``logits`` must broadcast (default: the shape of ``logits``).
-        uniform: u, in this shape (default: drawn here).
-        generator: source of randomness (default: torch's global generator).
-
-    Returns:
-        bool, in this shape, ``True`` = kept.
-
-    Reference:
-        AttendOut (arXiv 2104.04692), Section 4.1.
-
-    Example:
-        >>> sample_keep(torch.tensor([-100.0, 100.0]))
-        tensor([False,  True])
-    """
-    shape = logits.shape if shape is None else shape
-    if uniform is None:
-        uniform = torch.rand(shape, dtype=logits.dtype, device=logits.device, generator=generator)
-    return uniform > torch.sigmoid(-logits)
-
-
-def sample_windows(
-    shape: Sequence[int],
-    p: float,
-    window: int = 1,
-    *,
-    uniform: Tensor | None = None,
-    device: torch.device | None = None,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    r"""Draw hard keep decisions that drop windows of neighbours along the last dimension.
-
-    .. math:: d_j = \prod_{i = j-w+1}^{j} (1 - s_i), \quad s_i \sim \mathrm{Bernoulli}(p / w), \qquad
-              P(d_j = 0) = 1 - (1 - p / w)^w
-
-    Windows may begin before the first position, so all positions have the same drop rate.
-
-    Args:
-        shape: shape of the decisions.
-        p: drop rate that windows would have if they did not overlap, in ``[0, 1]``.
-        window: w, the number of units that a seed drops: its own and the ``w - 1`` after it.
-        uniform: numbers in ``[0, 1)``, one for each seed: in ``shape``, with ``window - 1`` more in the last dimension
-            (default: drawn here).
-        device: device of the decisions.
-        generator: source of randomness (default: torch's global generator).
-
-    Returns:
-        bool, in this shape, ``True`` = kept.
-
-    Reference:
-        DropAttention (arXiv 1907.11065).
-
-    Example:
-        >>> sample_windows((2, 3), p=1.0)
-        tensor([[False, False, False],
-                [False, False, False]])
-    """
-    if uniform is None:
-        seeds = (*shape[:-1], shape[-1] + window - 1)
-        uniform = torch.rand(seeds, device=device, generator=generator)
-    kept = uniform >= p / window
-    return kept if window == 1 else kept.unfold(-1, window, 1).all(-1)
 
 
 def bernoulli_log_prob(logits: Tensor, keep: Tensor, valid: Tensor, draws: int = 1) -> Tensor:
@@ -176,3 +97,74 @@ def drop_rate(keep: Tensor, units: Tensor | None = None, *, by_head: bool = Fals
     if units is None:
         return dropped.sum(dims) / (dropped.numel() // (dropped.shape[1] if by_head else 1))
     return (dropped & units).sum(dims) / units.sum(dims).clamp(min=1)
+
+
+def concrete_drop(logits: Tensor, uniform: Tensor, temperature: float = 0.1) -> Tensor:
+    r"""Relax drop decisions, so that they are differentiable with respect to the logits.
+
+    .. math:: z = \sigma\!\left(\frac{1}{t}\left(\log\frac{p}{1-p} + \log\frac{u}{1-u}\right)\right), \qquad
+              P(z > 1/2) = p = \sigma(\text{logit})
+
+    Args:
+        logits: the logits of dropping, broadcastable to ``uniform``.
+        uniform: u, drawn from ``[0, 1)``.
+        temperature: t; smaller values move z closer to 0 or 1.
+
+    Returns:
+        z in ``[0, 1]``, 1 = dropped.
+
+    Reference:
+        Concrete Dropout (arXiv 1705.07832), Section 3.
+
+    Example:
+        >>> concrete_drop(torch.tensor(0.0), torch.tensor([0.1, 0.5, 0.9]))
+        tensor([2.8680e-10, 5.0000e-01, 1.0000e+00])
+    """
+    return torch.sigmoid((logits + torch.logit(uniform)) / temperature)
+
+
+def straight_through(hard: Tensor, soft: Tensor, *, reverse: bool = False) -> Tensor:
+    r"""Return hard decisions with the gradient of soft ones.
+
+    Args:
+        hard: the values, bool or numeric.
+        soft: the source of the gradient, in the same shape.
+        reverse: reverse the gradient, so that parameters learned through it raise the loss.
+
+    Returns:
+        the values of ``hard`` in the dtype of ``soft``.
+
+    Example:
+        >>> p = torch.tensor([0.4, 0.6], requires_grad=True)
+        >>> m = straight_through(p > 0.5, p, reverse=True)
+        >>> m.tolist(), torch.autograd.grad(m.sum(), p)[0].tolist()
+        ([0.0, 1.0], [-1.0, -1.0])
+    """
+    change = soft.detach() - soft if reverse else soft - soft.detach()
+    return hard.to(soft.dtype) + change
+
+
+def arm_gradient(first: Tensor, second: Tensor, noise: Tensor) -> Tensor:
+    r"""Estimate, without bias, the gradient of an expected loss with respect to the logits of its decisions.
+
+    .. math:: \frac{\partial}{\partial\phi_i} E_d[f(d)] = E_u\big[\big(f(d^{(1)}) - f(d^{(2)})\big)(u_i -
+              \tfrac{1}{2})\big]
+
+    If several decisions share a logit, sum :math:`u_i - 1/2` over them.
+
+    Args:
+        first: loss under the first of the :func:`opposite_draws`, 0-d.
+        second: loss under the second, 0-d.
+        noise: u - 1/2, summed over the decisions of each logit.
+
+    Returns:
+        the shape of ``noise``.
+
+    Reference:
+        ARM (arXiv 1807.11143), Theorem 1.
+
+    Example:
+        >>> arm_gradient(torch.tensor(2.0), torch.tensor(1.0), torch.tensor([0.25, -0.5]))
+        tensor([ 0.2500, -0.5000])
+    """
+    return (first - second) * noise

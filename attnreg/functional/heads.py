@@ -1,44 +1,9 @@
-"""Whole attention heads: sampling, rescaling and ranking them."""
+"""Whole attention heads: rescaling and ranking them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-
-def sample_heads(
-    p: float | Tensor,
-    shape: tuple[int, int],
-    *,
-    uniform: Tensor | None = None,
-    device: torch.device | str | None = None,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    r"""Drop each head of a sample with probability p, but never all of them.
-
-    .. math:: \xi_{bh} = [\,u_{bh} \ge \min(p, \max_{h'} u_{bh'})\,], \quad u \sim U(0, 1)
-
-    If all heads would be dropped, the one with the largest u is kept, which is each head with probability 1/H. A head
-    is therefore kept with probability :math:`1 - p + p^H / H`, and one head is kept even at p = 1.
-
-    Args:
-        p: drop probability, in ``[0, 1]``.
-        shape: ``(B, H)``.
-        uniform: u, ``(B, H)`` (default: drawn here).
-        device: device of the decisions.
-        generator: source of randomness (default: torch's global generator).
-
-    Returns:
-        bool, ``(B, H)``, ``True`` = kept.
-
-    Example:
-        >>> sample_heads(1.0, (3, 8)).sum(1)
-        tensor([1, 1, 1])
-    """
-    if uniform is None:
-        uniform = torch.rand(shape, device=device, generator=generator)
-    largest = uniform.amax(1, keepdim=True)
-    return uniform >= torch.minimum(largest, torch.as_tensor(p, dtype=uniform.dtype, device=uniform.device))
 
 
 def rescaled_heads(keep: Tensor) -> Tensor:

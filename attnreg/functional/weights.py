@@ -1,0 +1,173 @@
+r"""Attention weights after the softmax: renormalized, uniform or relaxed, and their entropy.
+
+*Relaxed attention* spreads a share of each row's weights evenly over its keys:
+
+.. math:: A'_{ij} = (1 - \gamma) A_{ij} + \gamma \frac{m_{ij}}{\sum_k m_{ik}} \sum_k A_{ik}
+
+m is 1 for the valid keys of row i that are kept, or for all its valid keys if none is. A row without valid keys stays
+as it is. Rows of A sum to 1, unless part of the weight is on sinks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def renormalized(weights: Tensor, factor: Tensor, valid: Tensor | None = None, *, detach_sum: bool = False) -> Tensor:
+    r"""Multiply attention weights by a mask and divide each row by its sum, so that it sums to 1 again.
+
+    .. math:: A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}
+
+    Args:
+        weights: ``(B, H, Q, K)``, A.
+        factor: M, bool or float, broadcastable to ``(B, H, Q, K)``.
+        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
+        detach_sum: pass no gradient through the sum.
+
+    Returns:
+        ``(B, H, Q, K)``; a fully dropped row is uniform over its valid keys.
+
+    Example:
+        >>> weights = torch.tensor([[0.2, 0.3, 0.5], [0.0, 0.5, 0.5]])
+        >>> renormalized(weights, torch.tensor([True, True, False]))
+        tensor([[0.4000, 0.6000, 0.0000],
+                [0.0000, 1.0000, 0.0000]])
+    """
+    weights = weights * (factor.to(weights.dtype) if factor.is_floating_point() else factor)
+    total = weights.sum(-1, keepdim=True)
+    if detach_sum:
+        total = total.detach()
+    dead = total < torch.finfo(weights.dtype).tiny
+    if valid is None:
+        uniform = weights.new_tensor(1.0 / weights.shape[-1])
+    else:
+        share = torch.atleast_2d(valid).expand(*torch.atleast_2d(valid).shape[:-1], weights.shape[-1]).to(weights.dtype)
+        uniform = share / share.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(dead, uniform, weights / total.masked_fill(dead, 1.0))
+
+
+def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int]) -> Tensor:
+    r"""Attend equally to all valid keys, as in a layer whose scores are all dropped.
+
+    Reference:
+        AttendOut, Eq. 4.
+
+    Args:
+        value: ``(B, H, K, D)``, or ``(B, H_kv, K, D)`` with H a multiple of H_kv.
+        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
+        shape: ``(B, H, Q, K)``.
+
+    Returns:
+        ``(B, H, Q, D)``: the mean of ``value`` over the valid keys of each row; zeros in rows without any.
+
+    Example:
+        >>> value = torch.tensor([[1.0], [3.0], [100.0]]).view(1, 1, 3, 1)
+        >>> uniform_attention(value, torch.tensor([True, True, False]), (1, 1, 2, 3)).flatten()
+        tensor([2., 2.])
+    """
+    heads, queries = shape[-3], shape[-2]
+    if value.shape[-3] != heads:
+        value = value.repeat_interleave(heads // value.shape[-3], dim=-3)
+    if valid is None:
+        out = value.mean(-2, keepdim=True)
+    else:
+        valid = torch.atleast_2d(valid)
+        share = valid.expand(*valid.shape[:-1], value.shape[-2]).to(value.dtype)
+        out = (share / share.sum(-1, keepdim=True).clamp(min=1)) @ value
+    return out.expand(*out.shape[:-2], queries, out.shape[-1])
+
+
+def relaxed_weights(weights: Tensor, gamma: Tensor, keep: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+    """Relax attention weights.
+
+    Args:
+        weights: ``(B, H, Q, K)``, A.
+        gamma: the share to spread, 0-d or broadcastable to ``(B, H, Q, 1)``.
+        keep: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = kept; ``None`` keeps all.
+        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model; ``None`` allows all.
+
+    Returns:
+        ``(B, H, Q, K)``.
+
+    Example:
+        >>> weights = torch.tensor([[1.0, 0.0, 0.0]])
+        >>> relaxed_weights(weights, torch.tensor(0.5), valid=torch.tensor([True, True, False]))
+        tensor([[0.7500, 0.2500, 0.0000]])
+    """
+    gamma = gamma.to(weights.dtype)
+    open_ = _open(keep, valid, weights.shape[-1], weights.device).to(weights.dtype)
+    share = open_ / open_.sum(-1, keepdim=True).clamp(min=1)
+    mixed = weights + gamma * (share * weights.sum(-1, keepdim=True) - weights)
+    return mixed if valid is None else torch.where(torch.atleast_2d(valid).any(-1, keepdim=True), mixed, weights)
+
+
+def relaxed_output(
+    output: Tensor,
+    value: Tensor,
+    gamma: Tensor,
+    keep: Tensor | None,
+    valid: Tensor | None,
+    shape: Sequence[int],
+) -> Tensor:
+    r"""Relax attention by its output, without its weights: :math:`(1 - \gamma) A V + \gamma U V`.
+
+    Args:
+        output: ``(B, H, Q, D)``, attention under ``keep`` and ``valid``, without dropout of its weights.
+        value: ``(B, H, K, D)``, or ``(B, H_kv, K, D)`` with H a multiple of H_kv.
+        gamma: as in :func:`relaxed_weights`, as are ``keep`` and ``valid``.
+        keep: which scores are kept.
+        valid: which positions the model allows.
+        shape: ``(B, H, Q, K)``.
+
+    Returns:
+        ``(B, H, Q, D)``.
+
+    Example:
+        >>> value = torch.tensor([[1.0], [3.0]]).view(1, 1, 2, 1)
+        >>> relaxed_output(value, value, torch.tensor(1.0), None, None, (1, 1, 2, 2)).flatten()
+        tensor([2., 2.])
+    """
+    open_ = None if keep is None and valid is None else _open(keep, valid, shape[-1], value.device)
+    mixed = output + gamma.to(output.dtype) * (uniform_attention(value, open_, shape) - output)
+    return mixed if valid is None else torch.where(torch.atleast_2d(valid).any(-1, keepdim=True), mixed, output)
+
+
+def attention_entropy(scores: Tensor, valid: Tensor | None = None) -> Tensor:
+    r"""Compute the entropy of each row of attention weights, from its scores.
+
+    .. math:: H_i = -\sum_j A_{ij} \log A_{ij}, \qquad A_i = \mathrm{softmax}(S_i \text{ where valid})
+
+    Args:
+        scores: ``(B, H, Q, K)``, S.
+        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
+
+    Returns:
+        ``(B, H, Q)``, in float32 or wider; 0 in rows without a valid key.
+
+    Example:
+        >>> attention_entropy(torch.zeros(2, 4), torch.tensor([[True, True, False, False], [True] * 4]))
+        tensor([0.6931, 1.3863])
+    """
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if valid is None:
+        logs = scores.log_softmax(-1)
+        return -(logs.exp() * logs).sum(-1)
+    valid = torch.atleast_2d(valid)
+    orphan = ~valid.any(-1, keepdim=True)
+    logs = scores.masked_fill(orphan, 0.0).masked_fill(~(valid | orphan), -math.inf).log_softmax(-1)
+    logs = logs.masked_fill(~valid, 0.0)
+    return -(logs.exp() * valid * logs).sum(-1)
+
+
+def _open(keep: Tensor | None, valid: Tensor | None, keys: int, device: torch.device) -> Tensor:
+    """Return the keys over which a row is spread, bool, broadcastable to ``(B, H, Q, K)``, K in full."""
+    everything = torch.ones(1, keys, dtype=torch.bool, device=device)
+    valid = everything if valid is None else torch.atleast_2d(valid) & everything
+    if keep is None:
+        return valid
+    allowed = torch.atleast_2d(keep) & valid
+    return torch.where(allowed.any(-1, keepdim=True), allowed, valid)
