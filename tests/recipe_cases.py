@@ -26,7 +26,9 @@ OTHERS = ("pretrain", "probe")  # of another task, and with other results; they 
 RECIPES = {name: OPTIONS.get(name, []) for name in recipe_files() if name not in OTHERS}
 #: Public names whose arguments are options of a recipe, such as ``attnreg.training:SAM``.
 SOURCES = {name: re.findall(r'"(attnreg[\w.]*:[\w.]+)"', path.read_text()) for name, path in recipe_files().items()}
-WITH_PROVIDER = {name for name, path in recipe_files().items() if re.search(r"attnreg:|provider=", path.read_text())}
+WITH_PROVIDER = {
+    name for name, path in recipe_files().items() if re.search(r"attnreg:|provider=|--generator", path.read_text())
+}
 
 
 def recipes(*quick):
