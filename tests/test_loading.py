@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.tasks import get_task, load_model
-from attnreg.experiments.tasks.model import load_pretrained
-from attnreg.experiments.tasks.weights import weight_warnings
+from attnreg.experiments.tasks.models.pretrained import load_pretrained
+from attnreg.experiments.tasks.models.weights import weight_warnings
 from tests import task_data as made
 from tests.commands import assert_sentence, ran
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from attnreg.errors import InputError
 from attnreg.experiments.tasks import get_task, load_model
-from attnreg.experiments.tasks.lora import parameter_counts, with_lora
-from attnreg.experiments.tasks.model import load_pretrained
+from attnreg.experiments.tasks.models.lora import parameter_counts, with_lora
+from attnreg.experiments.tasks.models.pretrained import load_pretrained
 from tests import task_data as made
 from tests.commands import assert_sentence, ran, read_lines
 

@@ -7,7 +7,7 @@ import transformers as hf
 from torch import nn
 
 from attnreg.experiments.tasks import get_task, load_model
-from attnreg.experiments.tasks.dropout import dropout_fields, dropout_options
+from attnreg.experiments.tasks.models.dropout import dropout_fields, dropout_options
 from tests.cases import tiny_bert
 from tests.commands import assert_sentence, ran
 

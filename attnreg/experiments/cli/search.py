@@ -102,7 +102,7 @@ def search(
 def _model(options: dict[str, Any]) -> Any:
     """Load the model of the task, to check providers with it."""
     from attnreg.experiments.tasks.choice import choose_task
-    from attnreg.experiments.tasks.model import load_model
+    from attnreg.experiments.tasks.models.pretrained import load_model
 
     task = choose_task(options["task"], **{name: options[name] for name in TASK_OPTIONS})
     labels = task.labels or ("0", "1")  # providers do not depend on the head

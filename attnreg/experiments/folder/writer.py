@@ -18,7 +18,7 @@ from attnreg.experiments.folder.lock import locked
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.content import changed
 from attnreg.experiments.options.settings import Settings
-from attnreg.experiments.tasks.lora import save_model
+from attnreg.experiments.tasks.models.lora import save_model
 
 
 class RunFolder:

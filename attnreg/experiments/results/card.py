@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from attnreg import __version__
 from attnreg.experiments.setup.setup import Setup
-from attnreg.experiments.tasks.lora import is_adapted, summary
+from attnreg.experiments.tasks.models.lora import is_adapted, summary
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.expressions import expression_of
 

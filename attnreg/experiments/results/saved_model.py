@@ -26,7 +26,7 @@ from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind, reading_of
 from attnreg.experiments.tasks.loading.data import load_data, load_inputs, names_in
 from attnreg.experiments.tasks.loading.folder import WHOLE
-from attnreg.experiments.tasks.model import check_length, load_pretrained
+from attnreg.experiments.tasks.models.pretrained import check_length, load_pretrained
 from attnreg.experiments.tasks.submission import submission, submission_files
 from attnreg.experiments.tasks.task import Task
 

@@ -137,7 +137,7 @@ def unknown_tokens(kind: Kind, rows: Dataset, name: str = "training inputs") -> 
         name: what they are called.
     """
     tokenizer = kind.tokenizer
-    if kind.processor != "AutoTokenizer":
+    if kind.reads_images:
         return None
     try:
         encoded = kind.encode(rows.select(range(min(_READ, len(rows)))))

@@ -23,11 +23,11 @@ from attnreg.experiments.setup.device import choose_device
 from attnreg.experiments.setup.sampling import choose_rows, mislabel
 from attnreg.experiments.setup.stopping import STOPPING, Selection
 from attnreg.experiments.setup.trackers import check_trackers, flattened, tracked
-from attnreg.experiments.tasks.dropout import dropout_fields
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.data import load_data
-from attnreg.experiments.tasks.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
-from attnreg.experiments.tasks.model import check_length, load_pretrained
+from attnreg.experiments.tasks.models.dropout import dropout_fields
+from attnreg.experiments.tasks.models.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
+from attnreg.experiments.tasks.models.pretrained import check_length, load_pretrained
 from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights

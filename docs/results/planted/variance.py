@@ -23,7 +23,7 @@ from planted import planted
 import attnreg
 from attnreg.experiments.tasks import choose_task, load_data
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.model import load_model
+from attnreg.experiments.tasks.models.pretrained import load_model
 from attnreg.training import AttackerDefender, Credit, GradientCredit, Reinforce, Rewards, Rounds, adamw
 from attnreg.training.method import Updater
 

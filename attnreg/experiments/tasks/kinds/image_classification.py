@@ -25,7 +25,6 @@ class ImageClassification(Classification):
     """
 
     head = "AutoModelForImageClassification"
-    processor = "AutoImageProcessor"
     reads_images = True
     most_columns = 1
     usual_columns = ("image",)

@@ -36,8 +36,6 @@ class Kind(ABC):
     head: ClassVar[str]
     #: whether pretrained models usually lack the head, so that a new one is made
     head_is_new: ClassVar[bool] = True
-    #: auto class of transformers that prepares the inputs: of a tokenizer, or of an image processor
-    processor: ClassVar[str] = "AutoTokenizer"
     #: collator of transformers that pads the rows of a batch
     collator: ClassVar[str] = "DataCollatorWithPadding"
     #: metrics that apply; the first one is the default of ``--task custom``
@@ -60,7 +58,7 @@ class Kind(ABC):
     needs_labels: ClassVar[bool] = True
     #: whether labels stay text in files, even if they look like numbers
     has_text_labels: ClassVar[bool] = False
-    #: whether inputs are images, not text
+    #: whether inputs are images, which an image processor prepares, and not text
     reads_images: ClassVar[bool] = False
     #: whether rows without text are skipped
     skips_empty_rows: ClassVar[bool] = False

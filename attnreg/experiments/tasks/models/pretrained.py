@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from attnreg.errors import AttnRegWarning, InputError, one_line
-from attnreg.experiments.tasks.dropout import dropout_options
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.hub import offline_if_unreachable
-from attnreg.experiments.tasks.lora import adapter_base, saved_modules, with_adapter
-from attnreg.experiments.tasks.processor import load_processor
+from attnreg.experiments.tasks.models.dropout import dropout_options
+from attnreg.experiments.tasks.models.lora import adapter_base, saved_modules, with_adapter
+from attnreg.experiments.tasks.models.processor import load_processor
+from attnreg.experiments.tasks.models.tiny import tiny_model
+from attnreg.experiments.tasks.models.weights import class_warning, new_weights, weight_warnings
 from attnreg.experiments.tasks.task import Task
-from attnreg.experiments.tasks.tiny import tiny_model
-from attnreg.experiments.tasks.weights import class_warning, new_weights, weight_warnings
 
 
 class Loaded(NamedTuple):
@@ -102,8 +102,8 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
             )
     kind = kind_class(task.kind)
     try:
-        tokenizer = load_processor(kind.processor, name)
-        reads_text = kind.processor == "AutoTokenizer"
+        reads_text = not kind.reads_images
+        tokenizer = load_processor("AutoTokenizer" if reads_text else "AutoImageProcessor", name)
         kind.fit_tokenizer(tokenizer, name)
         pads = not reads_text or tokenizer.pad_token is not None
         if not pads and tokenizer.eos_token is not None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnreg.experiments.tasks import agreement
-from attnreg.experiments.tasks.dropout import dropout_options
 from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.models.dropout import dropout_options
 from attnreg.experiments.tasks.task import Task
 
 LENGTH = 64
