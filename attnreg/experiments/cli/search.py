@@ -83,9 +83,7 @@ def search(
         sampler_seed=sampler_seed,
         prune_p=prune_p,
     )
-    made.check()
-    _check_values(made, model)
-    made.check_data()
+    made.check(model)
     del model
     console, stopped = Console(), False
     jobs = jobs or launch.usual_jobs(threads, options["device"] == "cpu")
@@ -116,15 +114,6 @@ def _layers(model: Any) -> int:
     return int(layers)
 
 
-def _check_values(made: Search, model: Any) -> None:
-    """Check the lowest and highest values of the space; build each provider once."""
-    from attnreg.regularizer.expressions import parse_provider
-
-    for expression in made.check_extremes():
-        if expression is not None and model is not None:
-            parse_provider(expression, model, total_steps=1)
-
-
 def _show(made: Search, trials: Trials, console: Console, command: Sequence[str]) -> None:
     from attnreg.experiments.compare.board import say
     from attnreg.experiments.compare.report import search as report
@@ -139,7 +128,8 @@ def _show(made: Search, trials: Trials, console: Console, command: Sequence[str]
         return
     print_table(console, table)
     say(console, report.summary(made, trials), "The winner as a method of `attnreg compare`:")
-    say(console, report.pasted(made, winner), f"or {report.as_method(made)}")
+    by_folder, pasted = report.to_compare(made, winner)
+    say(console, pasted, f"or {by_folder}")
     say(console, f"Report saved to {made.held_out.folder}/report.md and report.html.")
 
 

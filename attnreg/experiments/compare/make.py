@@ -11,6 +11,7 @@ from rich.console import Console
 from attnreg.errors import InputError
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.board import Board, say
+from attnreg.experiments.compare.method import values_of
 from attnreg.experiments.compare.plan import Plan
 from attnreg.experiments.compare.planned import PlannedRun, finished_of
 from attnreg.experiments.compare.report.comparison import write_report
@@ -52,7 +53,7 @@ def make(plan: Plan, launcher: str, jobs: int | None, threads: int, *, of_file: 
             for run in study.runs():
                 run.tidy()  # runs from elsewhere, or from a comparison that was killed, are not tidy yet
             if not stopped:
-                troubles += score_further(study, plan.score_on.get(name, ()), study.option("device"))
+                troubles += score_further(study, plan.score_on.get(name, ()), _device(study))
             _show(study, console)
         if stopped:
             break
@@ -66,7 +67,7 @@ def make(plan: Plan, launcher: str, jobs: int | None, threads: int, *, of_file: 
 
 def _make_runs(study: Study, launcher: str, jobs: int | None, threads: int, console: Console) -> str | None:
     """Make the runs of a comparison that have not finished; return why some still have not, if so."""
-    on_cpu, tried = study.option("device") == "cpu", set[PlannedRun]()
+    on_cpu, tried = _device(study) == "cpu", set[PlannedRun]()
     if launcher == "local":
         jobs = jobs or launch.usual_jobs(threads, on_cpu)
     start = launch.ray(threads, on_cpu) if jobs is None else launch.local(jobs, threads)
@@ -86,6 +87,11 @@ def _make_runs(study: Study, launcher: str, jobs: int | None, threads: int, cons
     if not failed:
         return None
     return f"{len(failed)} of the runs failed. The log of the first, {failed[0].log}, ends with: {failed[0].failure}"
+
+
+def _device(study: Study) -> str | None:
+    found = values_of(study.options).get("device")
+    return None if found is None else str(found)
 
 
 def _print_commands(study: Study, threads: int) -> bool:

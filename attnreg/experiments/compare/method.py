@@ -178,11 +178,10 @@ class Method:
         if len(pieces) == 1:
             return [self]
         choices = [piece.split(",") if number % 2 else [piece] for number, piece in enumerate(pieces)]
-        return [Method("".join(chosen), self._alias_of(chosen[1::2])) for chosen in itertools.product(*choices)]
-
-    def _alias_of(self, values: Sequence[str]) -> str | None:
-        """Return the alias of a variant; no alias that is typed has such a form."""
-        return self.alias and f"{self.alias}={','.join(values)}"
+        return [  # no alias that is typed has the form of a variant's
+            Method("".join(chosen), self.alias and f"{self.alias}={','.join(chosen[1::2])}")
+            for chosen in itertools.product(*choices)
+        ]
 
     @property
     def searched(self) -> dict[str, list[str]]:

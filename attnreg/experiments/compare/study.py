@@ -12,7 +12,7 @@ from attnreg.errors import UsageError
 from attnreg.experiments.compare.folder import OutputFolder
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import FIRST_SEED, HeldOut, Trial, best
-from attnreg.experiments.compare.method import OF_ALL, Method, values_of
+from attnreg.experiments.compare.method import OF_ALL, Method
 from attnreg.experiments.compare.planned import PlannedRun, Role, finished, finished_of
 
 EQUAL_TIME_FROM = 1.1
@@ -74,15 +74,6 @@ class Study:
         self._output.check()
         for run in self.runs():
             run.check()
-
-    def option(self, name: str) -> str | None:
-        """Return the value of an option of all runs, if it is given.
-
-        Args:
-            name: its name, with underscores.
-        """
-        value = values_of(self.options).get(name)
-        return None if value is None else str(value)
 
     def runs(self) -> list[PlannedRun]:
         """Return every run known so far. Runs that depend on a search or on measured times are added later."""

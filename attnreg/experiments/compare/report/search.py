@@ -43,7 +43,7 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> Tabl
             "The best mean of many is too high by chance. Compare the winner on dev, with other seeds, in one of these "
             "ways; the first also tells the number of tries."
         ),
-        Code([as_method(search), pasted(search, winner)]),
+        Code(to_compare(search, winner)),
         Heading(f"The best {len(best.rows)} trials"),
         best,
         Heading("Progress"),
@@ -75,14 +75,11 @@ def summary(search: Search, trials: Trials) -> str:
     return f"{len(states)} trials ({told}) in {trials.runs} runs of at most {search.runs}. The runs took {cost}."
 
 
-def as_method(search: Search) -> str:
-    """Return the command that compares the winner, by the folder of the search."""
-    return shlex.join(["attnreg", "compare", "finetune", f"best=@{search.held_out.folder}", *search.held_out.options])
-
-
-def pasted(search: Search, winner: Winner) -> str:
-    """Return the command that compares the winner, with all its options."""
-    return shlex.join(["attnreg", "compare", "finetune", f"best={winner.method}", *search.held_out.options])
+def to_compare(search: Search, winner: Winner) -> tuple[str, str]:
+    """Return two commands that compare the winner: by the folder of the search, and with all its options."""
+    methods = [f"best=@{search.held_out.folder}", f"best={winner.method}"]
+    first, second = (shlex.join(["attnreg", "compare", "finetune", each, *search.held_out.options]) for each in methods)
+    return first, second
 
 
 def _scored(search: Search) -> str:

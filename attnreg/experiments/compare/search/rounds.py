@@ -40,13 +40,18 @@ class Search:
     sampler_seed: int
     prune_p: float
 
-    def check(self) -> None:
-        """Check the space, the options and the folder, before any run starts.
+    def check(self, model: Any) -> None:
+        """Check the space, its lowest and highest values, the folder and the data, before any run starts.
+
+        Args:
+            model: the model of the task, for which each provider is built once; ``None`` if there are none.
 
         Raises:
-            UsageError: if the space has an option that all trials must share, or an option is wrong.
-            InputError: if the folder holds other files or another search, or the data has changed since.
+            UsageError: if the space has an option that all trials must share, or an option or a value is wrong.
+            InputError: if the folder holds other files or another search, or the data does not fit the task.
         """
+        from attnreg.regularizer.expressions import parse_provider  # late: it imports torch
+
         if self.runs < self.held_out.seeds:
             raise UsageError(f"Expected --runs of at least --seeds ({self.held_out.seeds}), got {self.runs}.")
         for flag in self.space.options:
@@ -58,22 +63,10 @@ class Search:
                 f"The search in {self._output.path} has other {', '.join(different)}. Give the same, or another "
                 "--output-dir; only --runs may differ."
             )
-
-    def check_extremes(self) -> Iterator[str | None]:
-        """Check the lowest and highest values; yield the provider expression of each, to be built for the model.
-
-        Raises:
-            UsageError: if an option or a value is wrong.
-        """
         for text in self.space.extremes(self.layers):
-            yield self.held_out.run(Method(text), 0).settings.own.get("provider")
-
-    def check_data(self) -> None:
-        """Read the data of ``--data-dir``, to tell before any run what is wrong with it.
-
-        Raises:
-            InputError: if the data cannot be read, does not fit the task, or has too few rows.
-        """
+            expression = self.held_out.run(Method(text), 0).settings.own.get("provider")
+            if expression is not None and model is not None:
+                parse_provider(expression, model, total_steps=1)
         self.held_out.run(Method("finetune"), 0).check_data()
 
     @property
