@@ -110,3 +110,11 @@ def sequence_starts(valid: Tensor | None, shape: Sequence[int], *, self_attentio
         return ((positions == seen.int().argmax(-1, keepdim=True)) & seen).expand(batch, keys)
     first = valid.int().argmax(-1).expand(-1, queries)  # the first allowed key of each query
     return ((first == positions) & valid.any(-1)).expand(batch, keys)
+
+
+def mean_over(values: Tensor, units: Tensor | None) -> Tensor:
+    """Return the mean of the values at valid units (``None`` means all), 0-d; 0 if there are none."""
+    if units is None:
+        return values.mean()
+    units = units.expand(values.shape)
+    return values.masked_fill(~units, 0.0).sum() / units.sum().clamp(min=1)

@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import NotNegative, not_negative
+from attnreg.functional.validity import mean_over
 from attnreg.injection.running.repetition import in_backward
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
-from attnreg.regularizers._parts.seen import mean_over
 from attnreg.sites import AttentionSite
 
 

@@ -9,8 +9,7 @@ from typing_extensions import override
 from attnreg import functional
 from attnreg.arguments import not_negative, positive
 from attnreg.masks import Mask
-from attnreg.regularizers._parts.layers import Depth
-from attnreg.regularizers._parts.rates import LearnedRates, Per
+from attnreg.regularizers._parts.layers import Depth, LearnedRates, Per
 from attnreg.sites import AttentionSite
 
 

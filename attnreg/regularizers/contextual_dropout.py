@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, positive, whole_number
+from attnreg.functional.validity import mean_over
 from attnreg.masks import Mask
-from attnreg.regularizers._parts.layers import Depth, depth_of, head_size_of
-from attnreg.regularizers._parts.rates import LARGEST_LOGIT
-from attnreg.regularizers._parts.seen import SeesQueries, mean_over
+from attnreg.regularizers._parts.layers import LARGEST_LOGIT, Depth, depth_of
+from attnreg.regularizers._parts.queries import SeesQueries, head_size_of
 from attnreg.sites import AttentionSite, SiteInfo
 
 

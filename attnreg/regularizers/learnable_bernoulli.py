@@ -17,8 +17,8 @@ from attnreg.errors import InputError
 from attnreg.injection import handle_of, undisturbed
 from attnreg.masks import Mask
 from attnreg.outputs import LossFunction, loss_of
-from attnreg.regularizers._parts.layers import Depth
-from attnreg.regularizers._parts.rates import LearnedRates, Per
+from attnreg.regularizers._parts.layers import Depth, LearnedRates, Per
+from attnreg.regularizers._parts.two_passes import never_attributed
 from attnreg.sites import AttentionSite
 
 Placement = Literal["weights", "scores"]
@@ -158,10 +158,7 @@ class LearnableBernoulli(LearnedRates):
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
         if self._draw == "never":
-            raise RuntimeError(
-                "LearnableBernoulli needs `provider.attribute(model, batch)` before each training step: call it, or "
-                "train with `attnreg.training.FineTuning`, which does."
-            )
+            raise never_attributed(self)
         logits = self._logits_at(site)
         uniform = site.uniform(dtype=logits.dtype)
         first, second = functional.opposite_draws(logits.detach(), uniform)

@@ -1,25 +1,30 @@
-"""Which parameters of a learning provider belong to a site: it has some for each layer of each stack."""
+"""Regularizers with parameters of their own for each layer of each stack, such as learned drop rates."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg.arguments import whole_number
+from attnreg.arguments import inner_probability, one_of, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import discover
 from attnreg.injection.discovery.selection import choose
 from attnreg.regularizer.providers import MaskProvider
-from attnreg.sites import SiteInfo, Stack
+from attnreg.sites import AttentionSite, SiteInfo, Stack
 
 Depth = int | Mapping[str, int]
 Made = TypeVar("Made", bound="LayerwiseProvider")
+Per = Literal["layer", "head"]
+
+# Kept weights are divided by 1 - p. Half precision could not hold the result beyond this logit of p.
+LARGEST_LOGIT = 8.0
 
 
 class LayerIndex:
@@ -123,6 +128,45 @@ class LayerwiseProvider(MaskProvider):
         return cls(**cls.measure(sites, given), **given).to(device)
 
 
+class LearnedRates(LayerwiseProvider):
+    """A provider with a learned drop rate per layer or head of each layer."""
+
+    measured = ("num_layers", "num_heads")
+
+    def __init__(self, num_layers: Depth, p: float, per: Per, num_heads: int | None) -> None:
+        super().__init__(num_layers)
+        p = inner_probability("p", p)
+        if one_of("per", per, get_args(Per)) == "head":
+            if num_heads is None or num_heads < 1:
+                raise InputError(f"Expected `num_heads` to be at least 1 for rates per head, got {num_heads}.")
+            whole_number("num_heads", num_heads)
+        shape = len(self._index), num_heads or 1 if per == "head" else 1
+        self.logits = nn.Parameter(torch.full(shape, math.log(p / (1 - p))))  # of dropping
+        self.p = p
+        self.per = per
+        self.num_heads = num_heads
+
+    @classmethod
+    @override
+    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"num_layers": depth_of(sites), "num_heads": heads_of(sites) if options.get("per") == "head" else None}
+
+    @property
+    def rates(self) -> Tensor:
+        """The current drop rates, without gradients."""
+        return self.logits.detach().sigmoid()
+
+    def _logits_at(self, site: AttentionSite) -> Tensor:
+        """Return the logits of one site, broadcastable to ``(B, H, Q, K)``."""
+        if self.logits.shape[1] not in (1, site.shape[1]):
+            name = type(self).__name__
+            raise InputError(
+                f"This {name} has drop rates for {self.logits.shape[1]} heads, but {site.name} has {site.shape[1]}: "
+                f"use `{name}.for_model(model)`."
+            )
+        return self.logits[self._index(site)].to(site.device).clamp(max=LARGEST_LOGIT).view(-1, 1, 1)
+
+
 def depth_of(found: Sequence[SiteInfo]) -> dict[str, int]:
     """Return the number of layers of each stack."""
     return {str(site.stack): site.num_layers for site in found}
@@ -136,32 +180,3 @@ def heads_of(found: Sequence[SiteInfo]) -> int:
             f"The number of heads is not the same in all layers, but {sorted(heads, key=str)}: choose `stacks`."
         )
     return heads.pop()  # type: ignore[return-value]
-
-
-def head_size_of(found: Sequence[SiteInfo], provider: str) -> int:
-    """Return D, the size of the query vectors of all sites, or raise if they differ or are not exposed."""
-    check_queries(provider, found)
-    sizes = {site.head_size for site in found if site.head_size is not None}
-    if len(sizes) > 1:
-        raise InputError(f"The size of queries is not the same in all layers, but {sorted(sizes)}: choose `stacks`.")
-    return sizes.pop()
-
-
-def check_queries(provider: str, sites: Iterable[SiteInfo], head_size: int | None = None) -> None:
-    """Raise if a site exposes only scores, or its queries have another size than ``head_size`` (``None``: any)."""
-    for site in sites:
-        if not site.shows_queries:
-            raise hidden_queries(provider, site.name)
-        if head_size not in (None, site.head_size):
-            raise InputError(
-                f"This {provider} was made for queries of size {head_size}, but {site.name} has size "
-                f"{site.head_size}: use `{provider}.for_model(model)`."
-            )
-
-
-def hidden_queries(provider: str, site: str) -> InputError:
-    """Make the error for a model that computes its attention step by step, so that its queries cannot be read."""
-    return InputError(
-        f"{provider} needs queries, but {site} exposes only its scores: load the model with "
-        "attn_implementation='sdpa', if it supports that."
-    )

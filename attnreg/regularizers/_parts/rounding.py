@@ -27,6 +27,7 @@ class Rounding:
             UserWarning: if at least half of the noise leaves values in half precision as they are.
 
         Example:
+            >>> import torch
             >>> Rounding("HiddenNoise").add(torch.ones(2), torch.full((2,), 0.5))
             tensor([1.5000, 1.5000])
         """

@@ -75,11 +75,15 @@ class TwoPasses:
     def check(self, provider: Regularizer) -> None:
         """Raise, before the provider returns a mask, if there has never been a first pass."""
         if self._state == "never":
-            raise RuntimeError(
-                f"{type(provider).__name__} needs `provider.attribute(model, batch)` before each training step: call "
-                "it, or train with `attnreg.training.FineTuning` or `attnreg.integrations.RegularizedTrainer`, which "
-                "do."
-            )
+            raise never_attributed(provider)
+
+
+def never_attributed(provider: Regularizer) -> RuntimeError:
+    """Make the error for a training pass without any first pass."""
+    return RuntimeError(
+        f"{type(provider).__name__} needs `provider.attribute(model, batch)` before each training step: call it, or "
+        "train with `attnreg.training.FineTuning` or `attnreg.integrations.RegularizedTrainer`, which do."
+    )
 
 
 def _check_same(batch: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Helpers of providers that keep the queries of a forward pass for their penalty."""
+"""Regularizers that read the queries of a forward pass, and keep them for their penalty."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from attnreg.arguments import LARGEST_SIZE, whole_number
 from attnreg.errors import InputError
-from attnreg.regularizers._parts.layers import Depth, LayerwiseProvider, check_queries, hidden_queries
+from attnreg.regularizers._parts.layers import Depth, LayerwiseProvider
 from attnreg.sites import AttentionSite, SiteInfo
 
 
@@ -27,7 +27,7 @@ class SeesQueries(LayerwiseProvider):
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         super().check(sites, model)
-        check_queries(type(self).__name__, sites, self.head_size)
+        _check_queries(type(self).__name__, sites, self.head_size)
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
@@ -41,7 +41,7 @@ class SeesQueries(LayerwiseProvider):
         """Return a site's queries and keys, both ``(B, H, ..., D)``, without gradients; ``heads`` is the expected H."""
         provider = type(self).__name__
         if site.query is None or site.key is None:
-            raise hidden_queries(provider, site.name)
+            raise _hidden_queries(provider, site.name)
         got = site.query.shape[1], site.query.shape[-1]
         expected = got[0] if heads is None else heads, self.head_size
         if got != expected:
@@ -55,9 +55,30 @@ class SeesQueries(LayerwiseProvider):
         return query, key
 
 
-def mean_over(values: Tensor, units: Tensor | None) -> Tensor:
-    """Return the mean of the values at valid units (``None`` means all), 0-d; 0 if there are none."""
-    if units is None:
-        return values.mean()
-    units = units.expand(values.shape)
-    return values.masked_fill(~units, 0.0).sum() / units.sum().clamp(min=1)
+def head_size_of(found: Sequence[SiteInfo], provider: str) -> int:
+    """Return D, the size of the query vectors of all sites, or raise if they differ or are not exposed."""
+    _check_queries(provider, found)
+    sizes = {site.head_size for site in found if site.head_size is not None}
+    if len(sizes) > 1:
+        raise InputError(f"The size of queries is not the same in all layers, but {sorted(sizes)}: choose `stacks`.")
+    return sizes.pop()
+
+
+def _check_queries(provider: str, sites: Iterable[SiteInfo], head_size: int | None = None) -> None:
+    """Raise if a site exposes only scores, or its queries have another size than ``head_size`` (``None``: any)."""
+    for site in sites:
+        if not site.shows_queries:
+            raise _hidden_queries(provider, site.name)
+        if head_size not in (None, site.head_size):
+            raise InputError(
+                f"This {provider} was made for queries of size {head_size}, but {site.name} has size "
+                f"{site.head_size}: use `{provider}.for_model(model)`."
+            )
+
+
+def _hidden_queries(provider: str, site: str) -> InputError:
+    """Make the error for a model that computes its attention step by step, so that its queries cannot be read."""
+    return InputError(
+        f"{provider} needs queries, but {site} exposes only its scores: load the model with "
+        "attn_implementation='sdpa', if it supports that."
+    )
