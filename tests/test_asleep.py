@@ -78,6 +78,10 @@ def test_a_schedule_that_nobody_steps(make, moves):
         assert all("has not moved in 100 training passes: call `handle.step()`" in message for message in messages)
 
 
+def test_layers_with_constant_rates_of_their_own_are_no_schedule():
+    assert attnreg.BernoulliScheduleProvider([[(0, 0.1)], [(0, 0.2)]], 10).why_asleep(2 * PATIENCE) is None
+
+
 def test_what_is_learned_in_no_optimizer():
     model = BERT.build()
     provider = attnreg.ConcreteDropout.for_model(model, 0.1)

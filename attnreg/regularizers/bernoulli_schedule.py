@@ -72,7 +72,7 @@ class BernoulliScheduleProvider(MaskProvider):
 
     @override
     def why_asleep(self, passes: int) -> str | None:
-        moves = len({p for line in self._lines for p in line.values}) > 1
+        moves = any(line.moves for line in self._lines)
         return never_stepped(self, self.steps, passes) if moves else None
 
     @override
