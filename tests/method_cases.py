@@ -58,7 +58,7 @@ class SureOfItself(Decisions):
     """Drops what it would rather drop than the average."""
 
     def draw(self, logits, units):
-        return logits > logits.mean((-1, -2), keepdim=True) - 1e-4
+        return [logits > logits.mean((-1, -2), keepdim=True) - 1e-4]
 
 
 class Sure(attnreg.GNetProvider):
@@ -71,7 +71,8 @@ class Sure(attnreg.GNetProvider):
 
 def game(method, model, optimizer, provider, sure, options):
     """Make AttendOut's game; a provider acts beside its Generator."""
-    generator = (Sure if sure else attnreg.GNetProvider).for_model(model, initial_keep=0.6).double()
+    kind, of_generator = (Sure if sure else attnreg.GNetProvider), options.pop("generator", {})
+    generator = kind.for_model(model, initial_keep=0.6, **of_generator).double()
     if sure:
         generator.calibrate(next(batches(1, 8)))  # on whole batches: the game would only see this process's rows
     alone = provider is None or getattr(options.get("credit"), "antithetic", False)
@@ -134,6 +135,8 @@ ARGUMENTS = {
         MethodCase(FineTuning, {"rounds": Rounds(2), **options}, sure, reward_rows, game, variant)
         for options, sure, variant in (
             ({}, SURE, ""),
+            ({"generator": {"share_embeddings": True, "num_heads": 2, "feed_forward": True}}, None, "shared"),
+            ({"credit": Reinforce(per="sample")}, None, "sample"),
             ({"credit": Reinforce(antithetic=True)}, None, "antithetic"),
             ({"credit": GradientCredit()}, None, "gradient"),
         )

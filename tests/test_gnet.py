@@ -211,16 +211,6 @@ def test_masks_reach_their_layer_shared_by_heads_or_not(masks, heads):
     assert masks == heads == 1 or not torch.equal(seen[0][:, 0], seen[0][:, 1])
 
 
-@pytest.mark.parametrize("option", ["masks_per_layer", "num_heads"])
-def test_masks_for_another_number_of_heads_are_refused(option):
-    case = CASES["bert"]
-    model = case.build()
-    net = attnreg.GNetProvider.for_model(model, **{option: 8})
-    with pytest.raises(ValueError, match=rf"Expected `{option}` to be 1 or 4, the number of heads at .*, got 8"):
-        attnreg.attach(model, net)
-    assert not attnreg.is_attached(model)
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -228,21 +218,15 @@ def test_masks_for_another_number_of_heads_are_refused(option):
         ({"masks_per_layer": True}, "Expected `masks_per_layer` to be a whole number, got True"),
         ({"feed_forward": "y"}, "Expected `feed_forward` to be True or False, got 'y'"),
         ({"position_offset": -1}, "Expected `position_offset` to be at least 0, got -1"),
+        ({"num_heads": 2, "masks_per_layer": 2}, "Expected `masks_per_layer` to be 1 with `num_heads` 2, .*, got 2"),
+        ({"num_heads": 4}, "Expected `num_heads` to divide `hidden_size`, 6 .*, got 4"),
+        ({"shared_tables": "tokens"}, "Expected `shared_tables` to list some of tokens, positions, got"),
+        ({"shared_tables": ["words"]}, "Expected `shared_tables` to list some of tokens, positions, got"),
     ],
 )
 def test_arguments_out_of_range(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         small(**options)
-
-
-def test_several_heads_and_several_draws_are_refused():
-    with pytest.raises(ValueError, match=r"Expected `masks_per_layer` to be 1 with `num_heads` 2, .*, got 2"):
-        small(num_heads=2, masks_per_layer=2)
-
-
-def test_heads_that_do_not_divide_the_width_are_refused():
-    with pytest.raises(ValueError, match=r"Expected `num_heads` to divide `hidden_size`, 6 .*, got 4"):
-        small(num_heads=4)
 
 
 def test_rates_are_told_by_head():
@@ -365,10 +349,16 @@ def test_a_part_of_the_model_called_alone_is_an_error():
             model.bert.encoder(torch.ones(1, 3, 16))
 
 
-def test_another_number_of_layers_is_refused():
+@pytest.mark.parametrize(
+    ("net", "sentence"),
+    [
+        ({"num_layers": 3}, r"made for 3 encoder layers, but the model has 2: use `GNetProvider.for_model"),
+        ({"masks_per_layer": 8}, r"Expected `masks_per_layer` to be 1 or 4, the number of heads at .*, got 8"),
+        ({"num_heads": 8}, r"Expected `num_heads` to be 1 or 4, the number of heads at .*, got 8"),
+    ],
+)
+def test_another_number_of_layers_or_heads_is_refused(net, sentence):
     model = CASES["bert"].build()
-    with pytest.raises(
-        ValueError, match=r"made for 3 encoder layers, but the model has 2: use `GNetProvider.for_model"
-    ):
-        attnreg.attach(model, attnreg.GNetProvider(40, 16, 3))
+    with pytest.raises(ValueError, match=sentence):
+        attnreg.attach(model, attnreg.GNetProvider(40, 16, **{"num_layers": 2, **net}))
     assert not attnreg.is_attached(model)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import attnreg
-from tests.test_gnet import CASES, small
+from tests.test_gnet import CASES
 
 
 def shared(model, **options):
@@ -106,9 +106,3 @@ def test_embeddings_of_another_size_are_refused(name, got):
     with pytest.raises(ValueError, match=rf"made for embeddings of .* of shape \(.*, 16\), but .* has {got}: use"):
         attnreg.attach(model, net)
     assert not attnreg.is_attached(model)
-
-
-@pytest.mark.parametrize("tables", ["tokens", ["words"]])
-def test_tables_of_another_name_are_refused(tables):
-    with pytest.raises(ValueError, match="Expected `shared_tables` to list some of tokens, positions, got"):
-        small(shared_tables=tables)

@@ -200,24 +200,6 @@ def test_masks_are_drawn_with_the_moving_average_of_the_weights():
     assert not torch.allclose(held[0.7][-1], held[0.0][-1], atol=1e-3)
 
 
-def test_a_restored_teacher_goes_on_with_the_latest_weights():
-    found = []
-    for restored in (False, True):
-        model, generator, batch, reward, optimizer = case()
-        teacher = teacher_of(model, generator, reward, optimizer, averaging=0.7, price=0.1)
-        for seed in range(4):
-            if restored and seed == 2:
-                state = copy.deepcopy(teacher.state_dict()), copy.deepcopy(generator.state_dict())
-                optimizer = torch.optim.SGD(generator.parameters(), lr=1.0)
-                teacher = teacher_of(model, generator, reward, optimizer, averaging=0.7, price=0.1)
-                teacher.load_state_dict(state[0])
-                generator.load_state_dict(state[1])
-            torch.manual_seed(seed)
-            teacher.draw(batch)
-        found.append(weights(generator))
-    assert torch.equal(*found)
-
-
 def test_the_price_leads_back_to_the_initial_rate():
     divergence = []
     for rate in (0.0, 0.03):
@@ -285,19 +267,6 @@ def test_a_copy_of_the_game_has_a_course_of_its_own():
         other.step(make_batches(1)[0])
     game.step(make_batches(1)[0])
     assert asked == {"game": [1], "copy": [1, 2]}
-
-
-def test_a_functions_reward_batches_are_those_of_the_round_at_every_step():
-    rounds, asked = make_batches(4, seed=9), []
-
-    def rows(number):
-        asked.append(number)
-        return [rounds[number]]
-
-    game = make_game(make_model(), credit=GradientCredit(), winner="none", steps=2, batches=rows)
-    for batch in make_batches(6):
-        game.step(batch)
-    assert asked == [0, 1, 2]
 
 
 def test_what_cannot_be_taught_by_gradient_is_refused():

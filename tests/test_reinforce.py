@@ -205,10 +205,6 @@ def test_both_attackers_begin_each_round_alike_and_part_under_opposite_masks():
         alike = torch.equal(weights(game.attacker.model), weights(game.twin.model))
         assert alike == (number % 2 == 1)
     assert len(game.learners) == 3
-    state = copy.deepcopy(game.state_dict())
-    other = make_game(make_model(), steps=2, credit=credit)
-    other.load_state_dict(state)
-    assert torch.equal(weights(other.twin.model), weights(game.twin.model))
 
 
 def test_a_custom_reward_per_sample_works_in_the_game():

@@ -22,7 +22,7 @@ from attnreg.attendout.rewards import Winner, WinnerName
 from attnreg.errors import InputError
 from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Compose, Regularizer
-from attnreg.training.fine_tuning import FineTuning
+from attnreg.training.fine_tuning import FineTuning, Shared
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater
 
 Returned = Literal["attacker", "defender"]
@@ -144,32 +144,28 @@ class AttackerDefender(TrainingMethod):
         self.loss_function = loss_function
         self.provider = generator
         self.on_round = on_round
-        policy = None if generator is None else generator_in(generator)
-        self.generator: Any = policy
+        self.generator = generator_in(generator)
 
         def learner(network: nn.Module, provider: Regularizer | None) -> FineTuning:
             optimizer = optimizer_factory(network)
-            scheduler = None if scheduler_factory is None else scheduler_factory(optimizer)
-            return FineTuning(
-                network,
-                optimizer,
-                provider,
-                scheduler=scheduler,
-                max_grad_norm=max_grad_norm,
-                accelerator=accelerator,
-                loss_function=loss_function,
-            )
+            options: Shared = {
+                "scheduler": None if scheduler_factory is None else scheduler_factory(optimizer),
+                "max_grad_norm": max_grad_norm,
+                "accelerator": accelerator,
+                "loss_function": loss_function,
+            }
+            return FineTuning(network, optimizer, provider, **options)
 
         self.attacker = learner(copy.deepcopy(model), generator)
         self.twin: FineTuning | None = None
-        if policy is not None and credit.antithetic:
-            self.twin = learner(copy.deepcopy(model), policy.opposite())
+        if credit.antithetic:
+            self.twin = learner(copy.deepcopy(model), self.generator.opposite())
         self.defender = learner(model, None)
         self._teacher: Teacher | None = None
-        if generator is not None and policy is not None:
+        if generator is not None:
             self._updater.share(generator)
             self._teacher = credit.teacher(
-                policy,
+                self.generator,
                 self._updater,
                 max_grad_norm=max_grad_norm,
                 attacker=self.attacker.model,
@@ -195,9 +191,8 @@ class AttackerDefender(TrainingMethod):
     def networks(self) -> dict[str, nn.Module]:
         if self._alone:
             return {self.returns: self._returned.model}
-        attacker = (
-            self.defender if self.steps < self.course.warmup_steps else self.attacker
-        )  # they are equal until then
+        # They are equal until the warm-up ends.
+        attacker = self.defender if self.steps < self.course.warmup_steps else self.attacker
         return {"defender": self.defender.model, "attacker": attacker.model}
 
     @property
@@ -257,8 +252,8 @@ class AttackerDefender(TrainingMethod):
             self._updater.share(self.generator)
 
     def _finish_round(self, logs: dict[str, Tensor | float]) -> str:
-        attackers = [each.model for each in self._attackers]
-        verdict = self._referee.judge(self.defender.model, attackers)
+        verdict = self._referee.judge(self.defender.model, [each.model for each in self._attackers])
+        winner = "attacker" if verdict.attacker_wins else "defender"
         reward = float(verdict.gaps[0].mean())
         if self._teacher is not None:
             reward = self._teacher.update(verdict.gaps)
@@ -269,7 +264,7 @@ class AttackerDefender(TrainingMethod):
         elif self.twin is not None:
             copy_learner(self.attacker, self.twin)
         self._forget_round()
-        self.wins[verdict.winner] += 1
+        self.wins[winner] += 1
         logs.update(
             attacker_score=verdict.attacker,
             defender_score=verdict.defender,
@@ -277,7 +272,7 @@ class AttackerDefender(TrainingMethod):
             attacker_chance=verdict.chance,
             **({} if self.on_round is None else self.on_round()),
         )
-        return verdict.winner
+        return winner
 
     def _copy_to_others(self, source: FineTuning) -> None:
         for each in (self.defender, *self._attackers):
@@ -315,12 +310,10 @@ class AttackerDefender(TrainingMethod):
         self._moves, self.steps, self.wins = state["moves"], state["steps"], dict(state["wins"])
 
 
-def generator_in(provider: Regularizer) -> Any:
-    """Return the Generator: the provider itself, or the one in a composition ``a & b``.
-
-    Raises:
-        InputError: if there is not exactly one, or another provider decides when it acts.
-    """
+def generator_in(provider: Regularizer | None) -> Any:
+    """Return the Generator: the provider itself, or the one in a composition ``a & b``."""
+    if provider is None:
+        return None
     parts = list(provider.providers) if isinstance(provider, Compose) else [provider]
     found = [part for part in parts if hasattr(part, "sample")]
     if len(found) != 1:

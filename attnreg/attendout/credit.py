@@ -49,15 +49,7 @@ class Credit(ABC):
         return generator_adam(generator, self.learning_rate, self.bias_learning_rate)
 
     def check(self, provider: Regularizer, rewards: Rewards) -> None:
-        """Check that the credit fits a game.
-
-        Args:
-            provider: what masks the Attacker: the Generator, alone or in a composition.
-            rewards: the reward data.
-
-        Raises:
-            InputError: if it does not.
-        """
+        """Refuse what does not fit the credit: ``provider`` is the Generator, alone or in a composition."""
 
     @abstractmethod
     def teacher(
@@ -70,7 +62,7 @@ class Credit(ABC):
         reward_batch: Callable[[int], Batch] | None = None,
         loss_function: LossFunction | None = None,
     ) -> Teacher:
-        """Make the teacher of a Generator.
+        """Make the teacher of a Generator, or refuse a Generator that cannot be taught in this way.
 
         Args:
             generator: the Generator.
@@ -78,11 +70,7 @@ class Credit(ABC):
             max_grad_norm: clip the Generator's gradient to this norm; ``None`` does not clip.
             attacker: the model that it masks.
             reward_batch: returns the reward batch of an update, numbered from 0.
-            loss_function: computes the training loss from the Attacker's output and the batch; by default the
-                output's ``loss``.
-
-        Raises:
-            InputError: if the Generator cannot be taught in this way.
+            loss_function: the Attacker's, as in :class:`attnreg.training.FineTuning`.
         """
 
 
@@ -99,20 +87,13 @@ class Teacher(ABC):
         """Prepare the Attackers' training step on a batch, under masks of the Generator."""
 
     def check_drawn(self) -> None:
-        """Check that the Attacker trained under the masks drawn for it.
-
-        Raises:
-            InputError: if another forward pass took them.
-        """
+        """Check that the Attacker trained under the masks drawn for it."""
 
     def update(self, gaps: Sequence[Tensor]) -> float:
-        """Learn at the end of a round.
+        """Learn at the end of a round, and return the mean reward of the first Attacker.
 
         Args:
             gaps: for each Attacker, its scores minus the Defender's on the same rows, ``(n,)``.
-
-        Returns:
-            the mean reward of the first Attacker.
         """
         return float(gaps[0].mean())
 

@@ -30,12 +30,9 @@ class Relaxed:
     so that the slope at an evenly drawn m estimates the gradient of the hard decision, without bias as far as the
     other decisions are hard, too.
 
-    Args:
-        logits: the logits :math:`\phi` of keeping, with the Generator's graph; one for each draw.
-        valid: which of the decisions are valid, bool, in the same shape.
-        masks: the values of each layer, ``(B, M, N, N)``, as leaves that collect a gradient.
-        weights: the weight of a decision's slope in the gradient of its logit: :math:`\sigma'(\phi)` over the share
-            where the value was drawn from [0, 1], and 0 elsewhere.
+    ``logits`` are :math:`\phi`, with the Generator's graph, for each draw; ``valid`` has their shape. ``masks`` are the
+    values of each layer, ``(B, M, N, N)``, leaves of the graph. ``weights`` are :math:`\sigma'(\phi)` over the share
+    where the value was drawn from [0, 1], and 0 elsewhere.
     """
 
     logits: Tensor
@@ -52,24 +49,8 @@ class Relaxed:
 class Decisions:
     """Draw masks from logits, with one decision for each unit, for each key, or for the whole batch.
 
-    A decision that is shared by several units has the mean of their logits.
-
-    Args:
-        each: ``"unit"``, ``"key"`` (shared by all queries) or ``"batch"`` (shared by all samples, queries and keys).
-        num_heads: G, number of heads of the logits.
-        draws: number of draws from the same logits; masks have ``M = G * draws``.
-
-    Shape:
-        logits are ``(B, L, G, N, N)``, valid units ``(B, N, N)``, masks ``(B, L, M, N, N)``.
-
-    Example:
-        >>> decisions = Decisions("key", num_heads=1, draws=2)
-        >>> logits, units = torch.zeros(3, 2, 1, 4, 4), torch.ones(3, 4, 4, dtype=torch.bool)
-        >>> keep = decisions.draw(logits, units)
-        >>> keep.shape, bool((keep == keep[..., :1, :]).all())
-        (torch.Size([3, 2, 2, 4, 4]), True)
-        >>> decisions.log_prob(logits, units, keep)
-        tensor([-0.6931, -0.6931, -0.6931])
+    A decision that is shared by several units has the mean of their logits. Logits are ``(B, L, G, N, N)``, valid units
+    ``(B, N, N)``, masks ``(B, L, M, N, N)``, with ``M = G * draws``.
     """
 
     each: Granularity
@@ -81,16 +62,8 @@ class Decisions:
         """Dimensions of the logits over which a decision is shared."""
         return {"unit": (), "key": (3,), "batch": (0, 3, 4)}[self.each]
 
-    def draw(self, logits: Tensor, units: Tensor) -> Tensor:
-        """Draw masks."""
-        return self._draw(logits, units, opposite=False)[0]
-
-    def draw_opposites(self, logits: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw masks twice, from noise u and from 1 - u; see :func:`attnreg.functional.opposite_draws`."""
-        first, second = self._draw(logits, units, opposite=True)
-        return first, second
-
-    def _draw(self, logits: Tensor, units: Tensor, *, opposite: bool) -> list[Tensor]:
+    def draw(self, logits: Tensor, units: Tensor, *, opposite: bool = False) -> list[Tensor]:
+        """Draw masks; with ``opposite`` twice, from noise u and from 1 - u."""
         pooled, _ = self.pooled(logits, units)
         batch, layers, heads, *rest = pooled.shape
         shape = (batch, layers, heads * self.draws, *rest)
@@ -107,7 +80,7 @@ class Decisions:
         return [mask.expand(full) for mask in masks]
 
     def log_prob(self, logits: Tensor, units: Tensor, keep: Tensor) -> Tensor:
-        """Return the mean log-probability of each sample's decisions, ``(B,)``, differentiable."""
+        """Return the mean log-probability of each sample's decisions, ``(B,)``."""
         pooled, valid = self.pooled(logits, units)
         for dim in self._shared_by:  # all units of a decision are alike, so the first tells it
             keep = keep.narrow(dim, 0, 1)
@@ -148,13 +121,7 @@ def _like(logits: Tensor, draws: Draws) -> Tensor:
 
 
 def shift_to(probability: float, logits: Tensor) -> float:
-    """Return the shift of logits that makes the mean of their probabilities equal to a value.
-
-    Example:
-        >>> shift = shift_to(0.5, torch.tensor([1.0, 3.0]))
-        >>> round(shift, 6), round(float(torch.sigmoid(torch.tensor([1.0, 3.0]) + shift).mean()), 6)
-        (-2.0, 0.5)
-    """
+    """Return the shift of logits that makes the mean of their probabilities equal to a value."""
     logits, wanted = logits.double(), math.log(probability / (1 - probability))
     low, high = wanted - float(logits.max()), wanted - float(logits.min())
     for _ in range(50):  # the mean rises with the shift, so it is found by bisection
@@ -165,14 +132,7 @@ def shift_to(probability: float, logits: Tensor) -> float:
 
 
 class GivenMasks:
-    """Whether a forward pass takes masks that were drawn before it, or draws its own.
-
-    Example:
-        >>> given = GivenMasks()
-        >>> given.give()
-        >>> given.taken(), given.taken()
-        (True, False)
-    """
+    """Whether a forward pass takes masks that were drawn before it, or draws its own."""
 
     def __init__(self) -> None:
         self._waiting = False
@@ -185,11 +145,7 @@ class GivenMasks:
         self._waiting = self._ever = True
 
     def taken(self) -> bool:
-        """Begin a forward pass; return whether it takes the masks that are there.
-
-        Raises:
-            RuntimeError: if the pass repeats one that may have taken masks that are gone.
-        """
+        """Begin a forward pass; return whether it takes the masks that are there."""
         draws = draws_of_pass()
         if self._waiting:
             self._waiting, self._seed = False, draws.seed

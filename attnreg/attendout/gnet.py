@@ -181,11 +181,11 @@ class GNetProvider(MaskProvider):
         Args:
             model: a model that takes token ids, or a Vision Transformer, whose patches the G-Net reads. If it has no
                 table of absolute positions, or none that can be told by its name, positions are learned from scratch.
-            initial_keep: initial mean probability of keeping a position.
-            decisions: what is drawn at once: "unit" (each position), "key" or "batch".
-            masks_per_layer: 1, or the model's number of heads, for which ``"heads"`` stands.
-            num_heads: 1, or the model's number of heads, for which ``"heads"`` stands.
-            feed_forward: add a feed-forward block after each attention of the G-Net.
+            initial_keep: as in :class:`GNetProvider`.
+            decisions: as in :class:`GNetProvider`.
+            masks_per_layer: as in :class:`GNetProvider`; ``"heads"`` stands for the model's number of heads.
+            num_heads: likewise.
+            feed_forward: as in :class:`GNetProvider`.
             share_embeddings: read the model's embeddings instead of copying them.
             example_inputs: as in :func:`attnreg.attach`.
 
@@ -212,7 +212,9 @@ class GNetProvider(MaskProvider):
             feed_forward=feed_forward,
         )
         generator._read_tables(model)
-        found.copy_into(generator.network)
+        with torch.no_grad():
+            for name, weight in found.weights.items():
+                generator.network.get_parameter(name).copy_(weight)
         return generator.to(found.device)
 
     @override
@@ -272,36 +274,32 @@ class GNetProvider(MaskProvider):
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Draw the masks of all layers for one forward pass of the main model, and store them in ``keep``."""
         if not self._given.taken() and self._relaxed is None:
-            self.keep = self._decisions.draw(*self._calibrated_logits(inputs))
+            (self.keep,) = self._decisions.draw(*self._calibrated_logits(inputs))
 
     def sample(self, inputs: Mapping[str, Any]) -> Tensor:
         """Draw the masks of the main model's next forward pass, which must be on the same inputs.
 
-        Args:
-            inputs: the main model's inputs.
-
         Returns:
-            ``(B,)``, the mean log-probability of the masks, as in :meth:`log_prob`; differentiable.
+            ``(B,)``, their mean log-probability, as in :meth:`log_prob`.
         """
         logits, units = self._calibrated_logits(inputs)
-        self.keep = self._decisions.draw(logits.detach(), units)
+        (self.keep,) = self._decisions.draw(logits.detach(), units)
         self._given.give()
         return self._decisions.log_prob(logits, units, self.keep)
 
     def sample_opposites(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Draw masks and their opposites, for the next forward passes of the main model and of another model.
 
-        Args:
-            inputs: the inputs of both models.
-
         Returns:
-            the mean log-probability of both, ``(B,)``, differentiable.
+            the mean log-probability of both, ``(B,)``, as in :meth:`log_prob`.
         """
         logits, units = self._calibrated_logits(inputs)
-        self.keep, self.opposite_keep = self._decisions.draw_opposites(logits.detach(), units)
+        self.keep, self.opposite_keep = self._decisions.draw(logits.detach(), units, opposite=True)
         self._given.give()
-        first, second = (self._decisions.log_prob(logits, units, keep) for keep in (self.keep, self.opposite_keep))
-        return first, second
+        return (
+            self._decisions.log_prob(logits, units, self.keep),
+            self._decisions.log_prob(logits, units, self.opposite_keep),
+        )
 
     def opposite(self) -> MaskProvider:
         """Return a provider that masks another model with the opposites drawn by :meth:`sample_opposites`."""
@@ -309,13 +307,9 @@ class GNetProvider(MaskProvider):
 
     @contextmanager
     def relaxed(self, inputs: Mapping[str, Any], share: float) -> Iterator[Relaxed]:
-        """Draw masks, a share of them between 0 and 1, which all forward passes within the block share.
+        """Draw masks for all forward passes within the block, a share of them evenly from [0, 1].
 
         Such a mask multiplies the attention weights, which are then normalized again.
-
-        Args:
-            inputs: the main model's inputs.
-            share: probability that a decision is replaced by a value drawn evenly from [0, 1].
         """
         self._relaxed = self._decisions.draw_relaxed(*self._calibrated_logits(inputs), share)
         try:
@@ -333,9 +327,6 @@ class GNetProvider(MaskProvider):
         """Set each layer's bias so that its decisions keep with a mean probability of ``initial_keep``.
 
         The first training batch does this by itself. A saved G-Net is not calibrated again when it is loaded.
-
-        Args:
-            inputs: the main model's inputs.
         """
         logits, valid = self._decisions.pooled(self.logits(inputs), self.units(inputs))
         bias = self.network.bias
@@ -345,7 +336,6 @@ class GNetProvider(MaskProvider):
         self.calibrated = True
 
     def _calibrated_logits(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Return logits and valid units, after :meth:`calibrate` on the first batch."""
         if not self.calibrated:
             self.calibrate(inputs)
         return self.logits(inputs), self.units(inputs)
@@ -359,14 +349,11 @@ class GNetProvider(MaskProvider):
         self.calibrated = bool(state)
 
     def logits(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute the logits of keeping each unit.
+        """Compute the logits of keeping each unit, ``(B, L, G, N, N)``.
 
         Args:
             inputs: the main model's inputs: ``input_ids`` ``(B, N)`` (or else the first integer tensor of at least two
                 dimensions) and, optionally, ``attention_mask`` ``(B, N)``; for images, ``pixel_values``.
-
-        Returns:
-            ``(B, L, G, N, N)``.
         """
         return self.network(self._inputs.read(inputs), self._inputs.allowed(inputs))
 
@@ -376,14 +363,11 @@ class GNetProvider(MaskProvider):
         return functional.units(allowed, allowed.shape)
 
     def log_prob(self, inputs: Mapping[str, Any], keep: Tensor) -> Tensor:
-        r"""Compute the mean log-probability of masks, differentiable with respect to the G-Net.
+        r"""Compute :math:`(1/n) \sum \log P(d)` over the decisions of all layers, ``(B,)``, differentiable.
 
         Args:
             inputs: the main model's inputs for which the masks were drawn.
             keep: the masks, bool, ``(B, L, M, N, N)``, a former ``keep``.
-
-        Returns:
-            :math:`(1/n) \sum \log P(d)` over the decisions of all layers, ``(B,)``.
         """
         return self._decisions.log_prob(self.logits(inputs), self.units(inputs), keep)
 

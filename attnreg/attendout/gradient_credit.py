@@ -97,33 +97,23 @@ class GradientCredit(Credit):
             )
 
     @override
-    def teacher(
-        self,
-        generator: nn.Module,
-        updater: Updater,
-        *,
-        max_grad_norm: float | None = 1.0,
-        attacker: nn.Module | None = None,
-        reward_batch: Callable[[int], Batch] | None = None,
-        loss_function: LossFunction | None = None,
-    ) -> GradientTeacher:
-        assert attacker is not None
-        assert reward_batch is not None
-        return GradientTeacher(self, generator, updater, max_grad_norm, attacker, reward_batch, loss_function)
+    def teacher(self, generator: nn.Module, updater: Updater, **game: Any) -> GradientTeacher:
+        return GradientTeacher(self, generator, updater, **game)
 
 
 class GradientTeacher(Teacher):
-    """Updates a G-Net by gradient; the arguments are those of :meth:`GradientCredit.teacher`."""
+    """Updates a G-Net by gradient; the arguments are those of :meth:`Credit.teacher`."""
 
     def __init__(
         self,
         credit: GradientCredit,
         generator: nn.Module,
         updater: Updater,
-        max_grad_norm: float | None,
+        *,
         attacker: nn.Module,
         reward_batch: Callable[[int], Batch],
-        loss_function: LossFunction | None,
+        max_grad_norm: float | None = 1.0,
+        loss_function: LossFunction | None = None,
     ) -> None:
         if not hasattr(generator, "relaxed"):
             raise InputError(f"{type(generator).__name__} cannot be taught by gradient: it has no `relaxed` masks.")
@@ -184,21 +174,22 @@ class GradientTeacher(Teacher):
     def _direction(self, batch: Batch) -> dict[str, Tensor]:
         """Return v, the gradient of the reward loss, by parameter, with length :data:`STEP`."""
         self.attacker.eval()
-        names, parameters = zip(*((n, p) for n, p in self.attacker.named_parameters() if p.requires_grad), strict=True)
+        held = self._gradients(batch, {n: p for n, p in self.attacker.named_parameters() if p.requires_grad})
+        self.attacker.train()
+        return _scaled(held, STEP / (_length(held) or 1.0))
+
+    def _gradients(self, batch: Batch, of: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+        """Return the gradients of the loss by the keys of tensors, without tensors that it does not depend on."""
         with self._updater.autocast():
             loss = loss_of(self.attacker(**batch), batch, self._loss_function)
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        self.attacker.train()
-        held = {name: each for name, each in zip(names, gradients, strict=True) if each is not None}
-        return _scaled(held, STEP / (_length(held) or 1.0))
+        found = torch.autograd.grad(loss, list(of.values()), allow_unused=True)
+        return {key: each for key, each in zip(of, found, strict=True) if each is not None}
 
     def _across(self, batch: Batch, direction: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], float]:
         """Return u, with length :data:`STEP`, and what its slopes are multiplied by to be those of the cosine."""
         trained = dict(self.attacker.named_parameters())
-        with self._same_draws(), self._updater.autocast():
-            loss = loss_of(self.attacker(**batch), batch, self._loss_function)
-            found = torch.autograd.grad(loss, [trained[name] for name in direction], allow_unused=True)
-        gradients = {name: each for name, each in zip(direction, found, strict=True) if each is not None}
+        with self._same_draws():
+            gradients = self._gradients(batch, {name: trained[name] for name in direction})
         length = _length(gradients) or 1.0
         along = sum(float((direction[name] * each).sum()) for name, each in gradients.items()) / length**2
         across = {
@@ -212,10 +203,8 @@ class GradientTeacher(Teacher):
     ) -> list[Tensor]:
         """Return the gradient of the training loss with respect to the masks, at shifted parameters."""
         with self._same_draws(), self._shifted(direction, sign):
-            with self._updater.autocast():
-                loss = loss_of(self.attacker(**batch), batch, self._loss_function)
-            found = torch.autograd.grad(loss, list(masks), allow_unused=True)
-        return [torch.zeros_like(mask) if one is None else one for mask, one in zip(masks, found, strict=True)]
+            found = self._gradients(batch, dict(enumerate(masks)))
+        return [found.get(number, torch.zeros_like(mask)) for number, mask in enumerate(masks)]
 
     def _same_draws(self) -> AbstractContextManager[None]:
         """Let all passes begin with the same random state, so that they do not differ by the model's own dropout."""
@@ -225,16 +214,15 @@ class GradientTeacher(Teacher):
     @contextmanager
     def _shifted(self, direction: Mapping[str, Tensor], sign: int) -> Iterator[None]:
         parameters = dict(self.attacker.named_parameters())
-        before = {name: parameters[name].detach().clone() for name in direction}
+        shifted = [parameters[name] for name in direction]
+        before = [each.detach().clone() for each in shifted]
         try:
             with torch.no_grad():
-                for name, each in direction.items():
-                    parameters[name].add_(each, alpha=sign)
+                for parameter, each in zip(shifted, direction.values(), strict=True):
+                    parameter.add_(each, alpha=sign)
             yield
         finally:
-            with torch.no_grad():
-                for name, each in before.items():
-                    parameters[name].copy_(each)
+            _copy(before, shifted)
 
     @override
     def state_dict(self) -> dict[str, Any]:

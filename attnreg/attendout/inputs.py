@@ -12,13 +12,7 @@ from attnreg.errors import InputError
 
 
 class TokenInputs:
-    """Reads token ids from a model's inputs.
-
-    Args:
-        max_length: largest number of tokens.
-        pad_token_id: token id of padding, for models that get no ``attention_mask``.
-        causal: whether no position may attend to later ones.
-    """
+    """Reads token ids from a model's inputs; ``pad_token_id`` tells padding where there is no ``attention_mask``."""
 
     def __init__(self, max_length: int, pad_token_id: int | None, *, causal: bool) -> None:
         self.max_length, self.pad_token_id, self.causal = max_length, pad_token_id, causal
@@ -53,13 +47,7 @@ class TokenInputs:
 
 
 class ImageInputs:
-    """Reads images from a model's inputs. No position is padding.
-
-    Args:
-        patch: channels, height and width of a patch.
-        before: number of tokens before the patches.
-        max_length: largest number of tokens.
-    """
+    """Reads images from a model's inputs, of patches ``(C, height, width)`` after ``before`` other tokens."""
 
     def __init__(self, patch: Sequence[int], before: int, max_length: int) -> None:
         self.patch, self.before, self.max_length = patch, before, max_length
@@ -80,7 +68,7 @@ class ImageInputs:
         return pixels
 
     def allowed(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Return which positions attention allows, bool, ``(B, N, N)``: all."""
+        """Return which positions attention allows, ``(B, N, N)``: all, because none is padding."""
         pixels = self.read(inputs)
         length = self._length(pixels)
         return torch.ones((), dtype=torch.bool, device=pixels.device).expand(len(pixels), length, length)

@@ -17,31 +17,8 @@ TABLES = ("tokens", "positions")
 class GeneratorNetwork(nn.Module):
     """Token and position embeddings, then one attention layer, applied L times, whose scores are the logits.
 
-    Args:
-        vocab_size: number of tokens.
-        hidden_size: the Generator's width d.
-        num_layers: L.
-        num_positions: number of position embeddings.
-        num_heads: G.
-        initial_logit: initial value of each layer's bias.
-        position_offset: index of the first position's embedding.
-        feed_forward: whether a feed-forward block, shared by all layers, follows each attention.
-        patch: channels, height and width of a patch, for images; ``vocab_size`` then is the number of tokens before the
-            patches.
-        shared_tables: embeddings, out of ``"tokens"`` and ``"positions"``, to read from :attr:`tables` instead of
-            owning them.
-
-    Shape:
-        token ids ``(B, N)``, or images, and allowed positions ``(B, N, N)``, bool, give logits ``(B, L, G, N, N)``.
-
-    Raises:
-        ValueError: if ``num_heads`` does not divide ``hidden_size``, or a table has another name.
-        RuntimeError: in a forward pass, if a shared table is missing from :attr:`tables`.
-
-    Example:
-        >>> network = GeneratorNetwork(10, 4, num_layers=3, num_positions=5, num_heads=2, initial_logit=1.0)
-        >>> network(torch.tensor([[1, 2]]), torch.ones(1, 2, 2, dtype=torch.bool)).shape
-        torch.Size([1, 3, 2, 2, 2])
+    The arguments are those of :class:`attnreg.GNetProvider`; ``shared_tables`` are read from :attr:`tables`. Token ids
+    ``(B, N)``, or images, and allowed positions ``(B, N, N)``, bool, give logits ``(B, L, G, N, N)``.
     """
 
     def __init__(
@@ -88,7 +65,7 @@ class GeneratorNetwork(nn.Module):
         self.bias = nn.Parameter(torch.full((num_layers,), initial_logit))
 
     def forward(self, ids: Tensor, allowed: Tensor) -> Tensor:
-        """Return the logits of keeping; see the class for shapes."""
+        """Return the logits of keeping."""
         tokens = self._embed("tokens", ids)
         steps = torch.arange(tokens.shape[-2], device=ids.device) + self.position_offset
         x = self.embedding_norm(tokens + self._embed("positions", steps))
@@ -117,16 +94,7 @@ class GeneratorNetwork(nn.Module):
 
 
 class PatchTokens(nn.Module):
-    """A learned vector for each token before the patches, then a linear map of each patch, row by row.
-
-    Args:
-        hidden_size: the width d of a vector.
-        patch: channels, height and width of a patch.
-        before: number of tokens before the patches, such as the class token.
-
-    Shape:
-        images ``(B, C, height, width)`` give ``(B, N, d)``.
-    """
+    """A learned vector for each of the tokens before the patches, then a linear map of each patch, row by row."""
 
     def __init__(self, hidden_size: int, patch: Sequence[int], before: int) -> None:
         super().__init__()
@@ -135,20 +103,18 @@ class PatchTokens(nn.Module):
         self.before = nn.Parameter(0.02 * torch.randn(before, hidden_size))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return one state per patch, ``(B, T, C)``, after those that stand before the patches."""
+        """Return the states ``(B, N, d)`` of images ``(B, C, height, width)``."""
         patches = self.projection(pixels.to(self.before.dtype)).flatten(2).transpose(1, 2)
         return torch.cat([self.before.expand(len(patches), -1, -1).to(patches.dtype), patches], 1)
 
 
 class _Heads:
-    """Attention with several heads."""
-
     def __init__(self, qkv: nn.Linear, out: nn.Linear, num_heads: int) -> None:
         self._qkv, self._out, self._num_heads = qkv, out, num_heads
         self._value: Tensor | None = None
 
     def scores(self, x: Tensor) -> Tensor:
-        """Return the scores of hidden states, ``(B, G, N, N)``."""
+        """Return the scores ``(B, G, N, N)`` of hidden states ``(B, N, d)``."""
         query, key, self._value = (
             part.unflatten(-1, (self._num_heads, -1)).transpose(1, 2) for part in self._qkv(x).chunk(3, dim=-1)
         )
@@ -161,10 +127,9 @@ class _Heads:
 
 
 class _OneHead:
-    r"""The same with one head, for half of the matrix products.
+    r"""The same with one head, for half of the matrix products: all layers share two products of weights.
 
-    With one head, :math:`Q K^\top = x\, (W_Q W_K^\top)\, x^\top` and :math:`A V W_O = A\, x\, (W_V W_O)`, biases apart.
-    All layers share the weights, so both products of weights are computed once.
+    :math:`Q K^\top = x\, (W_Q W_K^\top)\, x^\top` and :math:`A V W_O = A\, x\, (W_V W_O)`, biases apart.
     """
 
     def __init__(self, qkv: nn.Linear, out: nn.Linear) -> None:
@@ -188,8 +153,6 @@ class _OneHead:
 
 
 class _FeedForward(nn.Module):
-    """Two linear maps with a GELU between them, residual and LayerNorm."""
-
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.inner = nn.Linear(hidden_size, 4 * hidden_size)

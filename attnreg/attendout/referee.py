@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from attnreg.arguments import Probability, probability, whole_number
-from attnreg.attendout.rewards import SCORES, WINNERS, Score, ScoreName, Winner, WinnerName, greedy
+from attnreg.attendout.rewards import SCORES, WINNERS, Score, ScoreName, Winner, WinnerName
 from attnreg.errors import InputError
 from attnreg.training.method import Batch, Updater
 
@@ -54,16 +55,11 @@ class Rewards:
         _resolve("score", self.score, SCORES)
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The outcome of a round.
 
-    Args:
-        attacker: mean score of the Attacker.
-        defender: mean score of the Defender.
-        gaps: for each Attacker, its scores minus the Defender's, ``(n,)``.
-        chance: probability that the Attacker wins.
-        attacker_wins: whether it won.
+    Mean scores of Attacker and Defender; for each Attacker, its scores minus the Defender's, ``(n,)``; the probability
+    that the Attacker wins; and whether it won.
     """
 
     attacker: float
@@ -72,23 +68,9 @@ class Verdict:
     chance: float
     attacker_wins: bool
 
-    @property
-    def winner(self) -> str:
-        """The winner's name."""
-        return "attacker" if self.attacker_wins else "defender"
-
 
 class Referee:
-    """Score networks on reward data at the end of a round.
-
-    Args:
-        updater: gives the processes.
-        rewards: the reward data and the score.
-        winner: the winner rule, as in :class:`attnreg.training.Rounds`.
-
-    Raises:
-        InputError: if the winner rule is unknown, or does not fit the score.
-    """
+    """Scores networks on reward data at the end of a round."""
 
     def __init__(self, updater: Updater, rewards: Rewards, winner: WinnerName | Winner) -> None:
         if winner == "proportional" and rewards.score == "loss":
@@ -96,7 +78,7 @@ class Referee:
         self.rewards = rewards
         self.score: Score = _resolve("score", rewards.score, SCORES)
         self.copies = winner != "none"
-        self.winner: Winner = _resolve("winner", winner, {**WINNERS, "none": greedy})
+        self.winner: Winner = _resolve("winner", winner, WINNERS)
         self._updater = updater
         self._played: list[Batch] = []  # the round's own batches, if it is scored on them
         self.number = 0  # of the round
@@ -112,12 +94,7 @@ class Referee:
         self._played = []
 
     def judge(self, defender: nn.Module, attackers: Sequence[nn.Module]) -> Verdict:
-        """Score the networks in eval mode and draw the winner.
-
-        Args:
-            defender: the Defender.
-            attackers: the Attacker and, with antithetic masks, its twin, which never wins.
-        """
+        """Score the networks in eval mode and draw the winner, which is never the second Attacker, a twin."""
         per_batch = [[self._scores(each, batch) for each in (defender, *attackers)] for batch in self._batches()]
         self.number += 1
         d, *a = (torch.cat(scores) for scores in zip(*self._updater.gathered(per_batch), strict=True))
@@ -166,24 +143,13 @@ class Referee:
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Restore a state returned by :meth:`state_dict`."""
         self.number, mine = state["number"], state["played"][self._updater.rank]
-        self._played = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in mine]
+        self._played = send_to_device(mine, device)
 
 
 def noisy_tokens(batch: Batch, share: float, special_tokens: Sequence[int] = ()) -> Batch:
     """Replace a share of a batch's tokens by random other tokens of the batch.
 
-    Args:
-        batch: model inputs with ``input_ids`` and, optionally, ``attention_mask``.
-        share: probability of replacing each token.
-        special_tokens: ids of tokens that are neither replaced nor used; padding stays as it is, too.
-
-    Raises:
-        InputError: if the batch has no ``input_ids``.
-
-    Example:
-        >>> batch = {"input_ids": torch.tensor([[1, 5, 5, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0]])}
-        >>> noisy_tokens(batch, 1.0, special_tokens=[1])["input_ids"]
-        tensor([[1, 5, 5, 0]])
+    Special tokens and padding are neither replaced nor used.
     """
     ids = batch.get("input_ids")
     if ids is None:

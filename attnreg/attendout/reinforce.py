@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -85,11 +86,7 @@ class Reinforce(Credit):
             raise InputError("Expected `per` 'sample' with baseline 'leave-one-out', got 'round'.")
 
     def rewards(self, gaps: Tensor) -> Tensor:
-        """Return the reward, 0-d, or rewards, ``(n,)``, from gaps ``(n,)``.
-
-        Raises:
-            InputError: if a function returns another shape.
-        """
+        """Return the reward, 0-d, or rewards, ``(n,)``, from gaps ``(n,)``."""
         if self.reward == "standardized":
             return standardized_gap(gaps)
         if not callable(self.reward):
@@ -123,12 +120,6 @@ class ReinforceTeacher(Teacher):
     The Generator does not change within a round. With one reward per round, the gradient is therefore a sum over steps
     times that reward: it is accumulated while masks are drawn, so that memory does not grow with the round. With one
     reward per sample, batches and packed masks are kept until the rewards are known.
-
-    Args:
-        credit: the settings.
-        generator: the provider that draws the masks; see :class:`attnreg.training.AttackerDefender`.
-        updater: averages gradients over processes.
-        max_grad_norm: clip the gradient to this norm.
     """
 
     def __init__(
@@ -151,7 +142,7 @@ class ReinforceTeacher(Teacher):
         self._updater = updater
         self._own_updater = Updater(max_grad_norm)  # no accelerator: these gradients are not scaled, even in fp16
         self._gradients: list[list[Tensor | None]] = []  # one list per Attacker, summed over the round's steps
-        self._draws: list[tuple[dict[str, Tensor], list[list[Tensor]]]] = []  # batches, and packed masks per Attacker
+        self._draws: list[list[Any]] = []  # pairs: a batch, and packed masks per Attacker
         self._drawn: Tensor | None = None  # the masks of the latest draw
         self.steps = 0  # of the current round
 
@@ -168,14 +159,14 @@ class ReinforceTeacher(Teacher):
                 self._sample(batch)
             self._drawn = self._generator.keep
             masks = [self._generator.keep, *([self._generator.opposite_keep] if self.credit.antithetic else [])]
-            self._draws.append((dict(batch), [pack(mask) for mask in masks]))
+            self._draws.append([dict(batch), [pack(mask) for mask in masks]])
             return
         with self._updater.autocast(), sparse_embeddings(self._generator):
             log_probs = self._sample(batch)
         self._drawn = getattr(self._generator, "keep", None)
         for attacker, log_prob in enumerate(log_probs):
             last = attacker + 1 == len(log_probs)
-            self._accumulate(attacker, reinforce_loss(log_prob, 1.0, 0.0), keep_graph=not last)
+            self._accumulate(attacker, reinforce_loss(log_prob, 1.0), keep_graph=not last)
 
     @override
     def check_drawn(self) -> None:
@@ -186,10 +177,8 @@ class ReinforceTeacher(Teacher):
                 "be rewarded: train without the provider that makes this pass."
             )
 
-    def _sample(self, batch: Batch) -> list[Tensor]:
-        return (
-            list(self._generator.sample_opposites(batch)) if self.credit.antithetic else [self._generator.sample(batch)]
-        )
+    def _sample(self, batch: Batch) -> Sequence[Tensor]:
+        return self._generator.sample_opposites(batch) if self.credit.antithetic else [self._generator.sample(batch)]
 
     def _accumulate(self, attacker: int, loss: Tensor, *, keep_graph: bool = False) -> None:
         parameters = list(self._generator.parameters())
@@ -247,7 +236,7 @@ class ReinforceTeacher(Teacher):
                     log_prob = self._generator.log_prob(batch, unpack(masks[attacker]))
                 log_prob = log_prob.view(rows_of(batch), -1).mean(1)  # the choices of a row share its reward
                 rows = torch.arange(begin, begin + len(log_prob)) % len(each)
-                self._accumulate(attacker, reinforce_loss(log_prob, each[rows].to(log_prob.device), 0.0))
+                self._accumulate(attacker, reinforce_loss(log_prob, each[rows].to(log_prob.device)))
                 begin += len(log_prob)
 
     @override
@@ -263,8 +252,8 @@ class ReinforceTeacher(Teacher):
             "squares": [self._square, self._squares],
             "steps": self.steps,
             # Of an unfinished round, each process has its own.
-            "gradients": self._updater.gathered([_moved(self._gradients, "cpu")]),
-            "draws": self._updater.gathered([_moved(self._draws, "cpu")]),
+            "gradients": self._updater.gathered([send_to_device(self._gradients, "cpu")]),
+            "draws": self._updater.gathered([send_to_device(self._draws, "cpu")]),
         }
 
     @override
@@ -273,8 +262,8 @@ class ReinforceTeacher(Teacher):
         self.baseline, self.steps = state["baseline"], state["steps"]
         self.rounds, (self._square, self._squares) = state["rounds"], state["squares"]
         device = next(self._generator.parameters()).device
-        self._gradients = _moved(state["gradients"][self._updater.rank], device)
-        self._draws = _moved(state["draws"][self._updater.rank], device)
+        self._gradients = send_to_device(state["gradients"][self._updater.rank], device)
+        self._draws = send_to_device(state["draws"][self._updater.rank], device)
 
 
 @contextmanager
@@ -298,14 +287,3 @@ def _added(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
     if total is None:
         return gradient.to_dense() if gradient.is_sparse else gradient
     return total.add_(gradient)
-
-
-def _moved(value: Any, device: torch.device | str) -> Any:
-    """Move the tensors in nested lists, tuples and dicts to a device."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {name: _moved(each, device) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_moved(each, device) for each in value]
-    return value

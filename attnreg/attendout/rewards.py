@@ -38,13 +38,9 @@ def _predicted(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def correctness(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the accuracy per sample, ``(B,)``.
+    """Return the accuracy per sample, ``(B,)``: for words and tokens, the fraction of its labels that are right.
 
-    For words and tokens, it is the fraction of a sample's labels that are right. A generated text is scored token by
-    token, each given the right tokens before it.
-
-    Raises:
-        InputError: for regression, where accuracy is not defined.
+    A generated text is scored token by token, each given the right tokens before it.
     """
     logits, labels = _predicted(model, batch)
     if labels.is_floating_point():
@@ -75,11 +71,7 @@ class MetricScore:
         self.metric = metric
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return label and prediction of each row, ``(B, 2)``.
-
-        Raises:
-            InputError: if a row has several labels.
-        """
+        """Return label and prediction of each row, ``(B, 2)``."""
         logits, labels = _predicted(model, batch)
         if labels.numel() != len(labels):
             raise InputError(f"A metric needs one label per row, got labels of shape {tuple(labels.shape)}.")
@@ -93,12 +85,7 @@ class MetricScore:
 
 
 def standardized_gap(gaps: Tensor) -> Tensor:
-    """Return the mean gap over its standard error, clamped to ±3, 0-d; its scale is the same for all tasks.
-
-    Example:
-        >>> standardized_gap(torch.tensor([1.0, 2.0, 3.0, 2.0])), standardized_gap(torch.zeros(4))
-        (tensor(3.), tensor(0.))
-    """
+    """Return the mean gap over its standard error, clamped to ±3, 0-d; its scale is the same for all tasks."""
     if len(gaps) < 2:
         return gaps.mean().sign()
     error = gaps.std() / len(gaps) ** 0.5
@@ -121,11 +108,7 @@ def greedy(attacker: Tensor, defender: Tensor) -> Tensor:
 
 
 def proportional(attacker: Tensor, defender: Tensor) -> Tensor:
-    """Return the Attacker's share of the sum of both mean scores; close to 0.5 for similar networks.
-
-    Raises:
-        InputError: if a mean score is negative, as log-likelihoods are.
-    """
+    """Return the Attacker's share of the sum of both mean scores; close to 0.5 for similar networks."""
     a, d = attacker.mean(), defender.mean()
     if min(a, d) < 0:
         raise InputError(
@@ -135,27 +118,14 @@ def proportional(attacker: Tensor, defender: Tensor) -> Tensor:
     return torch.where(a + d > 0, a / (a + d), torch.full_like(a, 0.5))
 
 
-WINNERS: dict[str, Winner] = {"evidence": by_evidence, "greedy": greedy, "proportional": proportional}
+#: "none" copies nobody; the better network still counts as the winner
+WINNERS: dict[str, Winner] = {"evidence": by_evidence, "greedy": greedy, "proportional": proportional, "none": greedy}
 
 
-def reinforce_loss(log_prob: Tensor, reward: Tensor | float, baseline: Tensor | float) -> Tensor:
-    r"""Return the loss whose negative gradient is REINFORCE's estimate of the gradient of the expected reward.
+def reinforce_loss(log_prob: Tensor, advantage: Tensor | float) -> Tensor:
+    """Return the loss whose negative gradient is REINFORCE's estimate of the gradient of the expected reward.
 
-    .. math:: -\frac{1}{B} \sum_b \log P(a_b)\, (r - b)
-
-    Args:
-        log_prob: log-probability of the actions of each sample, mean over units, ``(B,)``.
-        reward: reward r, 0-d, or ``(B,)`` for one reward per sample.
-        baseline: baseline b, the moving average of rewards.
-
-    Returns:
-        The loss, 0-d.
-
-    Reference:
-        AttendOut (arXiv 2104.04692), Eq. 5; Williams, 1992.
-
-    Example:
-        >>> reinforce_loss(torch.tensor([-0.5, -1.5]), torch.tensor(2.0), baseline=1.0)
-        tensor(1.)
+    The log-probability is that of each sample's actions, a mean over units, ``(B,)``; the advantage, reward minus
+    baseline, is 0-d or ``(B,)``.
     """
-    return -(log_prob * (reward - baseline)).mean()
+    return -(log_prob * advantage).mean()

@@ -18,13 +18,9 @@ from attnreg.sites import SiteInfo
 
 
 class Measured(NamedTuple):
-    """What a Generator takes over from a model.
+    """What a Generator takes over from a model: arguments, values of its network's parameters, and the device.
 
-    Args:
-        sizes: arguments of the Generator.
-        weights: values of its parameters, by name.
-        device: the model's device.
-        heads: number of heads of each layer that it masks, if they have the same.
+    ``heads`` is the number of heads of each layer that it masks; ``None`` if they differ.
     """
 
     sizes: dict[str, Any]
@@ -33,11 +29,7 @@ class Measured(NamedTuple):
     heads: int | None
 
     def number(self, name: str, number: int | str) -> int:
-        """Return an argument that is a number, or "heads" for the number of heads.
-
-        Raises:
-            InputError: if the layers do not have one number of heads, or another word is given.
-        """
+        """Return an argument that is a number, or "heads" for the number of heads."""
         if not isinstance(number, str):
             return number
         if number != "heads":
@@ -46,20 +38,9 @@ class Measured(NamedTuple):
             raise InputError(f"Expected `{name}` to be a number, because the layers of this model differ in heads.")
         return self.heads
 
-    def copy_into(self, network: nn.Module) -> None:
-        """Copy the weights into the Generator's network."""
-        with torch.no_grad():
-            for name, weight in self.weights.items():
-                network.get_parameter(name).copy_(weight)
-
 
 def measured(model: nn.Module, example_inputs: Any, *, share_embeddings: bool) -> Measured:
-    """Measure a model that takes token ids, or a Vision Transformer.
-
-    Raises:
-        InputError: if it is neither.
-        NoAttentionError: if no attention is found in the model.
-    """
+    """Measure a model that takes token ids, or a Vision Transformer."""
     try:
         tokens, positions, offset = embedding_tables(model)
     except InputError:
@@ -85,11 +66,7 @@ def measured(model: nn.Module, example_inputs: Any, *, share_embeddings: bool) -
 
 
 def _of_images(model: nn.Module, example_inputs: Any, *, share_embeddings: bool) -> Measured:
-    """Measure a Vision Transformer.
-
-    Raises:
-        InputError: if its tokens are not the patches of one convolution, perhaps after others such as a class token.
-    """
+    """Measure a Vision Transformer, whose tokens must be the patches of one convolution, perhaps after other tokens."""
     if share_embeddings:
         raise InputError(
             f"{type(model).__name__} has no table of token embeddings to share: leave out `share_embeddings`."
@@ -143,17 +120,7 @@ def _heads_of(model: nn.Module, sites: Sequence[SiteInfo]) -> int | None:
 
 
 def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | None, int]:
-    """Find a model's token embeddings, its absolute position embeddings, if any, and the index of the first position.
-
-    Raises:
-        ValueError: if the model has no single table of token embeddings.
-
-    Example:
-        >>> from transformers import RobertaConfig, RobertaModel
-        >>> sizes = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 4, "intermediate_size": 4}
-        >>> embedding_tables(RobertaModel(RobertaConfig(vocab_size=9, max_position_embeddings=7, **sizes)))
-        (Embedding(9, 4, padding_idx=1), Embedding(7, 4, padding_idx=1), 2)
-    """
+    """Find a model's token embeddings, its absolute position embeddings, and the index of the first position."""
     tables = {name: module for name, module in model.named_modules() if _is_table(module)}
     tokens: Any = None
     if not hasattr(model, "get_input_embeddings"):
@@ -182,16 +149,7 @@ def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | Non
 
 
 def tables_to_share(model: nn.Module, rows: Mapping[str, int], width: int) -> dict[str, nn.Embedding]:
-    """Return a model's embeddings, by name.
-
-    Args:
-        model: the model.
-        rows: number of rows that each table must have, by name.
-        width: width that they must have.
-
-    Raises:
-        InputError: if a table has another size.
-    """
+    """Return a model's embeddings by name; they must have a number of rows, by name, and a width."""
     tokens, positions, _ = embedding_tables(model)
     found, tables = {"tokens": tokens, "positions": positions}, {}
     for name, size in rows.items():
@@ -207,7 +165,7 @@ def tables_to_share(model: nn.Module, rows: Mapping[str, int], width: int) -> di
 
 
 def _is_table(module: Any) -> bool:
-    """Whether a module is an embedding: torch's own, or one with the same attributes (I-BERT's)."""
+    """Whether a module is an embedding, perhaps not torch's own (I-BERT's)."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and weight.dim() == 2 and hasattr(module, "padding_idx")
 
