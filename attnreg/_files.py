@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from attnreg.errors import InputError
+
 SUMS = "SHA256SUMS"
 
 
@@ -106,7 +108,7 @@ def write_checksums(folder: Path) -> None:
         >>> check_checksums(folder)
         Traceback (most recent call last):
             ...
-        ValueError: a.txt has changed since it was written (if this is intended, delete SHA256SUMS)
+        attnreg.errors.InputError: a.txt has changed since it was written (if this is intended, delete SHA256SUMS)
     """
     names = sorted(path.name for path in folder.iterdir())
     lines = [f"{_checksum(folder / name)}  {name}\n" for name in names]
@@ -122,7 +124,7 @@ def check_checksums(folder: Path) -> None:
     """Check that the files of a folder match its checksums; a folder without ``SHA256SUMS`` passes.
 
     Raises:
-        ValueError: if a file has changed, or ``SHA256SUMS`` is damaged.
+        InputError: if a file has changed, or ``SHA256SUMS`` is damaged.
         OSError: if a file is missing.
     """
     if not (folder / SUMS).exists():
@@ -130,9 +132,9 @@ def check_checksums(folder: Path) -> None:
     for line in (folder / SUMS).read_text(encoding="utf-8").splitlines():
         checksum, separator, name = line.partition("  ")
         if not separator or Path(name).name != name:
-            raise ValueError(f"{SUMS} is damaged")
+            raise InputError(f"{SUMS} is damaged")
         if _checksum(folder / name) != checksum:
-            raise ValueError(f"{name} has changed since it was written (if this is intended, delete {SUMS})")
+            raise InputError(f"{name} has changed since it was written (if this is intended, delete {SUMS})")
 
 
 def _checksum(path: Path) -> str:

@@ -44,7 +44,7 @@ class Rounds:
             under the Generator's masks; the Generator no longer learns. ``None`` plays until training ends.
 
     Raises:
-        ValueError: if a number is out of range, or no step remains between ``warmup_steps`` and ``game_steps``.
+        InputError: if a number is out of range, or no step remains between ``warmup_steps`` and ``game_steps``.
 
     Example:
         >>> Rounds(steps=4, warmup_steps=100).winner
@@ -93,7 +93,7 @@ class AttackerDefender(TrainingMethod):
         loss_function: computes the training loss of both networks, as in :class:`FineTuning`, but not their scores.
 
     Raises:
-        ValueError: if an argument is unknown or out of range, or two do not fit together.
+        InputError: if an argument is unknown or out of range, or two do not fit together.
 
     Reference:
         AttendOut (arXiv 2104.04692), Algorithm 1 and Eq. 5.

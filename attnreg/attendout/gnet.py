@@ -75,7 +75,7 @@ class GNetProvider(MaskProvider):
         ``(B, C, N)`` count as ``(B * C, N)``.
 
     Raises:
-        ValueError: if a size is not positive, ``initial_keep`` is outside ``(0, 1)``, ``num_heads`` does not divide
+        InputError: if a size is not positive, ``initial_keep`` is outside ``(0, 1)``, ``num_heads`` does not divide
             ``hidden_size``, or both ``masks_per_layer`` and ``num_heads`` are above 1; when attached, if the model has
             another number of layers or heads, or embeddings to share of another size; in a forward pass, if the inputs
             have no token ids or are too long.
@@ -190,7 +190,7 @@ class GNetProvider(MaskProvider):
             example_inputs: as in :func:`attnreg.attach`.
 
         Raises:
-            ValueError: if the model has no single table of token embeddings, and does not cut images into patches; with
+            InputError: if the model has no single table of token embeddings, and does not cut images into patches; with
                 ``"heads"``, if its layers differ in heads.
             NoAttentionError: if no attention is found in the model.
 

@@ -67,7 +67,7 @@ class GradientCredit(Credit):
         learning_rate, bias_learning_rate, optimizer_factory: as in :class:`Credit`.
 
     Raises:
-        ValueError: if an argument is out of range.
+        InputError: if an argument is out of range.
 
     Reference:
         This project's own; the finite difference is that of DARTS (arXiv 1806.09055), Eq. 8.

@@ -33,7 +33,7 @@ class Rewards:
         special_tokens: token ids that noise leaves alone.
 
     Raises:
-        ValueError: if an argument is unknown or out of range, or two do not fit together.
+        InputError: if an argument is unknown or out of range, or two do not fit together.
 
     Example:
         >>> Rewards(noise=0.15, special_tokens=[101, 102]).score

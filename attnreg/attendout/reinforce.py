@@ -54,7 +54,7 @@ class Reinforce(Credit):
         learning_rate, bias_learning_rate, optimizer_factory: as in :class:`Credit`.
 
     Raises:
-        ValueError: if an argument is unknown or out of range, or two do not fit together.
+        InputError: if an argument is unknown or out of range, or two do not fit together.
 
     Reference:
         AttendOut (arXiv 2104.04692), Eq. 5; Williams, 1992. Leave-one-out: Kool et al., 2019.

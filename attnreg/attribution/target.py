@@ -31,7 +31,7 @@ class Target:
             are compared with the model's own loss; if neither matches it, the model's class decides.
 
     Raises:
-        ValueError: if ``kind`` is none of these.
+        InputError: if ``kind`` is none of these.
 
     Reference:
         AD-DROP (NeurIPS 2022), Section 3.2.

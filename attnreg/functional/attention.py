@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnreg.errors import InputError
+
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -100,7 +102,7 @@ def weights_dropout(
         ``(B, H, Q, D)``.
 
     Raises:
-        ValueError: if ``rescale`` is set and ``p`` is not in ``[0, 1)``.
+        InputError: if ``rescale`` is set and ``p`` is not in ``[0, 1)``.
 
     Example:
         >>> q = k = torch.zeros(1, 1, 2, 2)
@@ -112,7 +114,7 @@ def weights_dropout(
     weights = attention_weights(query, key, valid, bias, scale)
     if rescale:
         if p is None or not 0 <= p < 1:
-            raise ValueError(f"Expected `p` in [0, 1) with rescale=True, got {p}.")
+            raise InputError(f"Expected `p` in [0, 1) with rescale=True, got {p}.")
         weights = weights / (1 - p)
     return (weights * keep) @ value
 

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnreg.errors import InputError
+
 Region = Literal["high", "low"]
 POSITIONS = 2**22  # of the product, in memory at a time
 
@@ -37,7 +39,7 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region
         bool, ``(B, H, Q, K)``, ``True`` = in the region; ``False`` at all positions that are not valid.
 
     Raises:
-        ValueError: if ``p`` is outside ``[0, 1]`` or ``region`` is neither of the two.
+        InputError: if ``p`` is outside ``[0, 1]`` or ``region`` is neither of the two.
 
     Reference:
         AD-DROP (NeurIPS 2022), Section 3.3; the low region as in the authors' code.
@@ -47,9 +49,9 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region
         tensor([[False,  True,  True, False]])
     """
     if not 0 <= p <= 1:
-        raise ValueError(f"Expected `p` in [0, 1], got {p}.")
+        raise InputError(f"Expected `p` in [0, 1], got {p}.")
     if region not in get_args(Region):
-        raise ValueError(f"Expected `region` to be one of {get_args(Region)}, got {region!r}.")
+        raise InputError(f"Expected `region` to be one of {get_args(Region)}, got {region!r}.")
     score = attribution.detach()
     keys = score.shape[-1]
     if valid is None:
@@ -116,7 +118,7 @@ def factored_region(
         bool, ``(B, H, Q, K)``, ``True`` = in the region, as :func:`candidate_region` returns.
 
     Raises:
-        ValueError: as :func:`candidate_region`.
+        InputError: as :func:`candidate_region`.
 
     Example:
         >>> value = torch.tensor([0.1, 0.4, 0.3, 0.2]).view(1, 1, 4, 1)

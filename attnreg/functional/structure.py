@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnreg.errors import InputError
+
 
 def window_mask(length: int, distance: int, *, device: torch.device | str | None = None) -> Tensor:
     r"""Keep pairs of positions that are at most a distance d apart.
@@ -42,7 +44,7 @@ def ancestor_mask(parents: Tensor) -> Tensor:
         bool, ``(..., N, N)``, ``True`` = kept.
 
     Raises:
-        ValueError: if a position is not in ``-1..N-1``.
+        InputError: if a position is not in ``-1..N-1``.
 
     Reference:
         SG-Net (AAAI 2020, arXiv 1908.05147), syntactic dependency of interest.
@@ -55,7 +57,7 @@ def ancestor_mask(parents: Tensor) -> Tensor:
     """
     length = parents.shape[-1]
     if ((parents < -1) | (parents >= length)).any():
-        raise ValueError(f"Expected `parents` in -1..{length - 1}, got {parents.tolist()}.")
+        raise InputError(f"Expected `parents` in -1..{length - 1}, got {parents.tolist()}.")
     reached = F.one_hot(parents + 1, length + 1)[..., 1:].float()
     reached = (reached + torch.eye(length, device=parents.device)).clamp(max=1)
     for _ in range((length - 1).bit_length()):  # each product doubles the length of the paths

@@ -55,7 +55,7 @@ def attach(
 
     Raises:
         NoAttentionError: if no attention is found, or none in a whole list of blocks can be masked.
-        ValueError: if a layer, stack or module does not exist, if the provider does not support a site, or if the model
+        InputError: if a layer, stack or module does not exist, if the provider does not support a site, or if the model
             is already compiled, wrapped or sharded.
         RuntimeError: if the model already has a provider, or the provider is already attached to a model.
 

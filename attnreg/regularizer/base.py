@@ -32,7 +32,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     ``site.uniform()``: their numbers follow from the seed of the pass, so that gradient checkpointing and
     ``handle.replay()`` get the same ones. Store each constructor argument as an attribute of the same name
     (scikit-learn's convention), so that :meth:`save_pretrained` can write it. Every built-in regularizer raises
-    :class:`ValueError` if an argument is out of range.
+    ``InputError``, a :class:`ValueError`, if an argument is out of range.
 
     Abilities are class attributes, properties or methods that a subclass may override:
 
@@ -86,7 +86,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
             model: the model, still unchanged.
 
         Raises:
-            ValueError: if the regularizer cannot act at these sites.
+            InputError: if the regularizer cannot act at these sites.
         """
         for each in self.inner():
             each.check(sites, model)

@@ -24,7 +24,7 @@ class CrossTuning(Container):
         offset: which of these epochs, from 0.
 
     Raises:
-        ValueError: if ``every`` or ``offset`` is out of range.
+        InputError: if ``every`` or ``offset`` is out of range.
 
     Reference:
         AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 3.4: plain fine-tuning in epochs 0, 2, 4 …, AD-DROP in epochs

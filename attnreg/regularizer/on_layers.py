@@ -19,7 +19,7 @@ class OnLayers(Container):
         layers: layer indices; negative ones count from the last layer.
 
     Raises:
-        ValueError: if ``layers`` is not a list of indices; when attached, if the model has no such layer.
+        InputError: if ``layers`` is not a list of indices; when attached, if the model has no such layer.
 
     Example:
         >>> from attnreg import AttentionLayerDrop, AttentionSite

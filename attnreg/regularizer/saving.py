@@ -58,7 +58,7 @@ class PretrainedMixin:
             folder: a new or empty folder, or one with a saved provider, which is replaced.
 
         Raises:
-            ValueError: if the folder holds other files, or JSON cannot store a constructor argument.
+            InputError: if the folder holds other files, or JSON cannot store a constructor argument.
         """
         assert isinstance(self, nn.Module)
         text, folder = to_json(self), Path(folder).resolve()
@@ -83,7 +83,7 @@ class PretrainedMixin:
             providers: your own classes inside the saved provider, besides this one.
 
         Raises:
-            ValueError: if the folder holds no provider of this class, or a damaged one, or names an unknown class.
+            InputError: if the folder holds no provider of this class, or a damaged one, or names an unknown class.
         """
         folder, known = Path(folder), known_providers(providers if inspect.isabstract(cls) else {cls, *providers})
         try:
@@ -162,7 +162,7 @@ def build(
         known: classes by name (default: the built-in ones).
 
     Raises:
-        ValueError: if the description names no known provider or does not fit its constructor.
+        InputError: if the description names no known provider or does not fit its constructor.
     """
     known = built_in() if known is None else known
     name, config = description.get("provider"), description.get("config")

@@ -27,7 +27,7 @@ class Line:
         knots: ``(progress, value)`` with progress ascending in ``[0, 1]``.
 
     Raises:
-        ValueError: if the knots are not such pairs, or their progress is out of range or order.
+        InputError: if the knots are not such pairs, or their progress is out of range or order.
 
     Example:
         >>> Line([(0, 0.6), (1, 0.2)])(0.5)
@@ -83,7 +83,7 @@ class Scheduled(Container):
             progress; the value is constant before the first and after the last knot.
 
     Raises:
-        ValueError: if no argument is given, the provider reads it only in its constructor, a value is out of range, or
+        InputError: if no argument is given, the provider reads it only in its constructor, a value is out of range, or
             ``total_steps`` is missing.
 
     Reference:

@@ -55,7 +55,7 @@ class AttributionProvider(MaskProvider):
         first_pass_dtype: autocast of the first pass: ``"bfloat16"`` or ``"float16"`` (default: as the training step).
 
     Raises:
-        ValueError: if an argument is out of range; when attached, if the model has no such layer.
+        InputError: if an argument is out of range; when attached, if the model has no such layer.
 
     Reference:
         AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning (NeurIPS 2022, arXiv 2210.05883),

@@ -31,7 +31,7 @@ class BernoulliScheduleProvider(MaskProvider):
         total_steps: T, the number of optimizer steps from progress 0 to 1.
 
     Raises:
-        ValueError: if a knot is out of range or order; when attached, if the number of schedules is neither 1 nor the
+        InputError: if a knot is out of range or order; when attached, if the number of schedules is neither 1 nor the
             number of layers.
 
     Reference:

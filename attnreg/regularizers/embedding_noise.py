@@ -25,7 +25,7 @@ class EmbeddingNoise(HiddenProvider):
         alpha: the size of the noise; 0 adds none.
 
     Raises:
-        ValueError: if ``alpha`` is negative; when attached, if the model has no blocks; in a forward pass, if the
+        InputError: if ``alpha`` is negative; when attached, if the model has no blocks; in a forward pass, if the
             padding of the states is unknown.
 
     Reference:

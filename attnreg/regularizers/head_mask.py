@@ -48,7 +48,7 @@ class HeadMask(MaskProvider):
         weights are ``(1, H, 1, 1)``, bool.
 
     Raises:
-        ValueError: if an argument is out of range; when attached, if a layer has no more than n heads.
+        InputError: if an argument is out of range; when attached, if a layer has no more than n heads.
 
     Reference:
         Alleviating the Inequality of Attention Heads for Neural Machine Translation (COLING 2022, arXiv 2009.09672);

@@ -36,7 +36,7 @@ class HiddenCut(HiddenProvider):
         candidates: c, the share of tokens at which a span may begin.
 
     Raises:
-        ValueError: if an argument is out of range; when attached, if attention is computed in parts or outside of
+        InputError: if an argument is out of range; when attached, if attention is computed in parts or outside of
             blocks; in a forward pass, if the padding of the states is unknown.
 
     Reference:

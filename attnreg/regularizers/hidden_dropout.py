@@ -33,7 +33,7 @@ class HiddenDropout(HiddenProvider):
         rescale: divide kept values by :math:`1 - p`; ignored for spans.
 
     Raises:
-        ValueError: if an argument is out of range; when attached, if the model has no such hidden states.
+        InputError: if an argument is out of range; when attached, if the model has no such hidden states.
 
     Reference:
         LoRA Meets Dropout under a Unified Framework (arXiv 2403.00812): element, column and span; HiddenCut (ACL 2021,

@@ -21,7 +21,7 @@ class HiddenKey(Container):
         p: probability of dropping a key, and of dropping a value.
 
     Raises:
-        ValueError: if ``p`` is outside ``[0, 1]``; when attached, if a self-attention has no block around it.
+        InputError: if ``p`` is outside ``[0, 1]``; when attached, if a self-attention has no block around it.
 
     Reference:
         LoRA Meets Dropout under a Unified Framework (ACL Findings 2024, arXiv 2403.00812). It drops the hidden states

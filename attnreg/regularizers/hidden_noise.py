@@ -30,7 +30,7 @@ class HiddenNoise(HiddenProvider):
         where: as in :class:`attnreg.HiddenDropout`.
 
     Raises:
-        ValueError: if an argument is out of range; when attached, if the model has no such hidden states.
+        InputError: if an argument is out of range; when attached, if the model has no such hidden states.
 
     Warns:
         UserWarning: if most of the noise is lost, because the states are in half precision.

@@ -29,7 +29,7 @@ class LayerDrop(MaskProvider):
         p: probability of skipping a block.
 
     Raises:
-        ValueError: if ``p`` is outside ``[0, 1]``; when attached, if no site is self-attention, or a self-attention has
+        InputError: if ``p`` is outside ``[0, 1]``; when attached, if no site is self-attention, or a self-attention has
             no block around it.
 
     Reference:

@@ -62,7 +62,7 @@ class LearnableBernoulli(LearnedRates):
         masks are ``(B, H, Q, K)``; :attr:`rates` is ``(layers, 1)`` or ``(layers, H)``.
 
     Raises:
-        ValueError: if an argument is out of range; when attached, if the provider was made for other layers, or another
+        InputError: if an argument is out of range; when attached, if the provider was made for other layers, or another
             provider looks at batches, too.
         RuntimeError: in a training pass, if :meth:`attribute` was never called.
 

@@ -24,7 +24,7 @@ class RelaxedAttention(MaskProvider):
         gamma: the share that is spread; 0 changes nothing, 1 makes attention uniform.
 
     Raises:
-        ValueError: if ``gamma`` is outside ``[0, 1]``.
+        InputError: if ``gamma`` is outside ``[0, 1]``.
 
     Reference:
         Relaxed Attention for Transformer Models (arXiv 2209.09735), which relaxes in training only, as here ("matched

@@ -36,7 +36,7 @@ class StructuralMask(MaskProvider):
         scores are broadcastable to ``(B, H, N, N)``.
 
     Raises:
-        ValueError: if an argument is out of range; when attached, if queries and keys come from different sequences or
+        InputError: if an argument is out of range; when attached, if queries and keys come from different sequences or
             the model has no such head; in a forward pass, if the graph has another shape.
 
     Reference:

@@ -30,7 +30,7 @@ class UniDrop(Container):
         output: probability of dropping a value at the output of the last block; kept values are divided by 1 - p.
 
     Raises:
-        ValueError: if a probability is outside ``[0, 1]``; when attached, if a self-attention has no block around it.
+        InputError: if a probability is outside ``[0, 1]``; when attached, if a self-attention has no block around it.
 
     Reference:
         UniDrop (NAACL 2021, arXiv 2104.04946), Section 2.

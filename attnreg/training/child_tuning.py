@@ -53,7 +53,7 @@ class ChildTuning(FineTuning):
             ``objective`` and ``micro_batches``, see :class:`FineTuning`.
 
     Raises:
-        ValueError: if an argument is out of range or ``data`` does not fit the mode. In the first step: if ``data`` is
+        InputError: if an argument is out of range or ``data`` does not fit the mode. In the first step: if ``data`` is
             empty, or no gradient reaches the pretrained weights.
 
     Reference:

@@ -86,7 +86,7 @@ class FineTuning(TrainingMethod):
         >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
         torch.Size([])
 
-        A method of your own overrides a hook (:meth:`loss`, :meth:`before_update`, or :meth:`step`, which calls
+        A method of your own overrides a hook (:meth:`loss`, :meth:`before_update`, or ``step()``, which calls
         :meth:`accumulate` and :meth:`update`) and saves what it counts:
 
         >>> class NoisyGradients(FineTuning):

@@ -61,7 +61,7 @@ class Mixout(FineTuning):
             ``micro_batches``, see :class:`FineTuning`. The micro-batches of a step share M.
 
     Raises:
-        ValueError: if ``p`` is out of range, or the model has no suitable linear layer.
+        InputError: if ``p`` is out of range, or the model has no suitable linear layer.
 
     Reference:
         Mixout (ICLR 2020, arXiv 1909.11299). The authors' code omits the factor :math:`1 / (1 - p)` in the gradient;

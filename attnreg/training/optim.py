@@ -52,7 +52,7 @@ def named_optimizer(
             top block and all above it get the full rate.
 
     Raises:
-        ValueError: if the name is unknown, ``layerwise_decay`` is not in (0, 1], or the blocks of the model are not
+        InputError: if the name is unknown, ``layerwise_decay`` is not in (0, 1], or the blocks of the model are not
             known.
 
     Reference:

@@ -47,7 +47,7 @@ class R3FLoss(Objective):
         noise: distribution of the noise, "uniform" or "normal".
 
     Raises:
-        ValueError: if an argument is out of range, the model has no input embeddings, or the provider needs a first
+        InputError: if an argument is out of range, the model has no input embeddings, or the provider needs a first
             pass over each batch. In a step: if there are no logits, the labels do not fit them, the embeddings do not
             look up the batch's ``input_ids``, or gradient checkpointing is on and the provider draws its masks once per
             forward pass.

@@ -28,7 +28,7 @@ class RDropLoss(Objective):
         alpha: weight of the difference between the two predictions (alpha in the paper).
 
     Raises:
-        ValueError: if ``alpha`` is negative or the provider needs a first pass over each batch. In a step: if there are
+        InputError: if ``alpha`` is negative or the provider needs a first pass over each batch. In a step: if there are
             no logits, if the labels do not fit them, or if gradient checkpointing is on and the provider draws its
             masks once per forward pass.
 

@@ -46,7 +46,7 @@ class SAM(FineTuning):
             ``micro_batches``, see :class:`FineTuning`.
 
     Raises:
-        ValueError: if ``rho`` is out of range, or the model's parameters are sharded (FSDP, DeepSpeed).
+        InputError: if ``rho`` is out of range, or the model's parameters are sharded (FSDP, DeepSpeed).
 
     Reference:
         SAM (Foret et al., ICLR 2021, arXiv 2010.01412), Eq. 2 and 3 and Algorithm 1, with p = 2; for language models

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg.errors import NoAttentionError
+from attnreg.errors import InputError, NoAttentionError
 from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Asked, Call
 from attnreg.injection.backends.base import FindValid, LazySite, Masking
 from attnreg.injection.backends.layout import STANDARD, Layout
@@ -150,7 +150,7 @@ def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
         except RuntimeError:
             fits = False
         if not fits:
-            raise ValueError(
+            raise InputError(
                 f"Expected the {which} mask of {provider} to be broadcastable to (B, H, Q, K) = {tuple(site.shape)}, "
                 f"got {tuple(tensor.shape)}, at {site.name}."
             )
