@@ -17,16 +17,7 @@ SUMS = "SHA256SUMS"
 
 @contextmanager
 def replaced_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
-    """Yield a temporary text file that replaces ``path`` when the block ends without an error.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a.txt"
-        >>> with replaced_file(path) as file:
-        ...     _ = file.write("whole")
-        >>> path.read_text()
-        'whole'
-    """
+    """Yield a temporary text file that replaces ``path`` when the block ends without an error."""
     path = Path(path)
     new = path.with_name(f".{path.name}.new")
     try:
@@ -39,16 +30,7 @@ def replaced_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
 
 @contextmanager
 def replaced_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield an empty temporary folder that replaces ``path`` when the block ends without an error.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp()) / "weights"
-        >>> with replaced_folder(folder) as new:
-        ...     _ = (new / "a.txt").write_text("whole")
-        >>> (folder / "a.txt").read_text()
-        'whole'
-    """
+    """Yield an empty temporary folder that replaces ``path`` when the block ends without an error."""
     path = Path(path)
     new, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,16 +62,7 @@ def _give_usual_modes(folder: Path) -> None:
 
 
 def recover_folder(path: Path) -> None:
-    """Restore a folder if :func:`replaced_folder` was interrupted between its two renames.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp()) / "weights"
-        >>> folder.with_name(".weights.old").mkdir()
-        >>> recover_folder(folder)
-        >>> [path.name for path in folder.parent.iterdir()]
-        ['weights']
-    """
+    """Restore a folder if :func:`replaced_folder` was interrupted between its two renames."""
     old = path.with_name(f".{path.name}.old")
     with suppress(FileNotFoundError):  # another process of the same run may have restored it first
         if old.is_dir() and not path.exists():
@@ -123,9 +96,7 @@ def checksums_of(texts: Mapping[str, str]) -> str:
 def check_checksums(folder: Path) -> None:
     """Check that the files of a folder match its checksums; a folder without ``SHA256SUMS`` passes.
 
-    Raises:
-        InputError: if a file has changed, or ``SHA256SUMS`` is damaged.
-        OSError: if a file is missing.
+    A changed file or damaged ``SHA256SUMS`` is an ``InputError``, a missing file an ``OSError``.
     """
     if not (folder / SUMS).exists():
         return

@@ -15,23 +15,10 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(folder: Path, busy: str) -> Iterator[None]:
-    """Make a folder and lock it against other processes within the block. The lock also ends with the process.
-
-    Args:
-        folder: the folder.
-        busy: what to say if another process has locked it.
+    """Make a folder and lock it within the block; the lock also ends with the process.
 
     Raises:
-        InputError: if the folder cannot be written to, or another process has locked it.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp()) / "run"
-        >>> is_locked(folder)
-        False
-        >>> with locked(folder, busy="Someone is at work."):
-        ...     is_locked(folder)
-        True
+        InputError: if the folder cannot be written to; with the message ``busy``, if another process has locked it.
     """
     lock = FileLock(folder / LOCK, timeout=0)
     try:

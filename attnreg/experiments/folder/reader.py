@@ -20,11 +20,7 @@ class RunReader:
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """The run's options.
-
-        Raises:
-            InputError: if the folder holds no run.
-        """
+        """The run's options; an error if the folder holds no run."""
         config = self._object("config.json") if (self.folder / "config.json").is_file() else {}
         if "recipe" not in config:
             raise InputError(f"Expected a run folder, got {self.folder}: it has no config.json with a run's options.")
@@ -42,11 +38,7 @@ class RunReader:
 
     @functools.cached_property
     def result(self) -> dict[str, Any]:
-        """Scores, time and memory of a finished run.
-
-        Raises:
-            InputError: if the run is not finished.
-        """
+        """Scores, time and memory of a finished run."""
         return self._object("result.json")
 
     @functools.cached_property
@@ -91,11 +83,7 @@ class RunReader:
         return any((self.folder / "checkpoints").glob("step-*"))
 
     def check_files(self) -> None:
-        """Compare the result files with their checksums.
-
-        Raises:
-            InputError: if a file has been changed.
-        """
+        """Refuse result files that do not match their checksums."""
         try:
             check_checksums(self.folder)
         except (OSError, ValueError) as error:

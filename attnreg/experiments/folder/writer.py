@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,11 @@ from attnreg.experiments.tasks.models.lora import save_model
 
 
 class RunFolder:
-    """The folder that a run writes to.
+    """The folder that a run writes to. Of several processes, only one is the writer."""
 
-    Args:
-        path: the folder.
-        writer: whether this process writes files; of several processes, only one does.
-    """
-
-    def __init__(self, path: Path, *, writer: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.writer = writer
+        self.writer = True
         self.checkpoints = path / "checkpoints"
 
     def check(self, settings: Settings) -> None:
@@ -65,12 +60,7 @@ class RunFolder:
             )
 
     def create(self, settings: Settings, parameters: Mapping[str, int]) -> None:
-        """Write ``config.json``.
-
-        Args:
-            settings: the options of the run.
-            parameters: how many parameters the model has, and how many of them train.
-        """
+        """Write ``config.json``, with the number of the model's parameters and of those that train."""
         if self.writer:
             version = {"attnreg": __version__, "content": settings.content()}
             self.write("config", {**version, **settings.to_dict(), "parameters": dict(parameters)})
@@ -82,23 +72,13 @@ class RunFolder:
             with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Make the folder, and lock it against other processes within the block.
-
-        Raises:
-            InputError: if the folder cannot be written to, or another process has locked it.
-        """
-        with locked(self.path, f"Another process is writing to {self.path}.") if self.writer else nullcontext():
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        """Make the folder, and lock it against other processes within the block."""
+        return locked(self.path, f"Another process is writing to {self.path}.") if self.writer else nullcontext()
 
     @contextmanager
     def written(self) -> Iterator[None]:
-        """Turn a failure to write a file within the block into a one-sentence error.
-
-        Raises:
-            StoppedError: if a file cannot be written.
-        """
+        """Turn a failure to write a file within the block into a :class:`StoppedError`."""
         try:
             yield
         except ConnectionError:  # from a tracker, or a pipe whose reader has gone

@@ -26,11 +26,7 @@ def summary(path: Path) -> str:
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file of a built-in recipe.
-
-    Raises:
-        UsageError: if no built-in recipe has this name.
-    """
+    """Return the file of a built-in recipe."""
     files = recipe_files()
     if name not in files:
         raise UsageError(

@@ -14,14 +14,7 @@ NAMES = {"recipe": "the recipe's file", "data": "the data", "attnreg": "attnreg'
 
 
 def content_of(recipe_file: str | None, data_dir: str | None) -> dict[str, str | None]:
-    """Return checksums of the recipe and of all files of the data folder.
-
-    Data from the hub or from the package has no checksum.
-
-    Args:
-        recipe_file: the file that defines the recipe.
-        data_dir: the value of ``--data-dir``.
-    """
+    """Return checksums of the recipe and of all files of the data folder; other data has none."""
     return {
         "recipe": _checksum(recipe_file) if recipe_file and Path(recipe_file).is_file() else None,
         "data": None if data_dir is None else _checksum(data_dir),
@@ -30,10 +23,6 @@ def content_of(recipe_file: str | None, data_dir: str | None) -> dict[str, str |
 
 def changed(mine: Mapping[str, str | None], config: Mapping[str, Any]) -> list[str]:
     """Name what has changed since a run was started; what its ``config.json`` does not tell counts as unchanged.
-
-    Args:
-        mine: what :func:`content_of` returns now.
-        config: the content of the run's ``config.json``.
 
     Example:
         >>> changed({"recipe": "a", "data": None}, {"attnreg": "0.0.1", "content": {"recipe": "b"}})

@@ -11,7 +11,6 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +101,7 @@ def together(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
 
 
 def as_typed(flag: str, value: Any) -> str:
-    r"""Format an option as it is typed on the command line; an empty string if it is not given.
-
-    Args:
-        flag: flag of the option, such as ``--layers``, or the name of a positional argument.
-        value: the parsed value.
+    r"""Format an option, or a positional argument, as it is typed on the command line; empty if it is not given.
 
     Example:
         >>> as_typed("--layers", [0, 1]), as_typed("--provider", "A('x') & B()"), as_typed("words", ["a", "b c"])
@@ -126,13 +121,6 @@ def as_typed(flag: str, value: Any) -> str:
     return f'{flag} "{text}"' if "'" in text and plain else f"{flag} {shlex.quote(text)}"
 
 
-@dataclass(frozen=True)
-class _Argument:
-    annotation: ast.expr
-    default: Any
-    help: str
-
-
 def argument(target: str, name: str, flag: str | None = None, **kwargs: Any) -> Callable[[Any], Any]:
     """Make an option from an argument of a class, dataclass or method, with the same type, default and help.
 
@@ -150,14 +138,14 @@ def argument(target: str, name: str, flag: str | None = None, **kwargs: Any) -> 
         (0.7, <FloatRange 0<=x<1>)
     """
     source, aliases = _source(target)
-    found = _argument(source, name)
+    annotation, default = _argument(source, name)
     flag = flag or f"--{name.replace('_', '-')}"
-    if isinstance(found.annotation, ast.Name) and found.annotation.id == "bool":
-        own: dict[str, Any] = {"is_flag": True} if not found.default else {}
-        flag = flag if not found.default else f"{flag}/--no-{flag[2:]}"
+    if isinstance(annotation, ast.Name) and annotation.id == "bool":
+        own: dict[str, Any] = {} if default else {"is_flag": True}
+        flag = f"{flag}/--no-{flag[2:]}" if default else flag
     else:
-        own = {"type": _click_type(found.annotation, aliases)}
-    return option(flag, name, **{**own, "default": found.default, "help": found.help, **kwargs})
+        own = {"type": _click_type(annotation, aliases)}
+    return option(flag, name, **{**own, "default": default, "help": _help(source, name), **kwargs})
 
 
 def moved(flag: str, instead: str) -> Callable[[Any], Any]:
@@ -212,7 +200,7 @@ def preset(flag: str, presets: Mapping[str, Preset], **kwargs: Any) -> Callable[
     return option(flag, type=click.Choice(list(presets)), callback=choose, is_eager=True, expose_value=False, **kwargs)
 
 
-def _source(target: str) -> tuple[ast.AST, Mapping[str, ast.expr]]:
+def _source(target: str) -> tuple[ast.ClassDef | ast.FunctionDef, Mapping[str, ast.expr]]:
     """Return the definition of a public name, and the type aliases that its module defines or imports."""
     package, _, path = target.partition(":")
     name, _, method = path.partition(".")
@@ -222,10 +210,12 @@ def _source(target: str) -> tuple[ast.AST, Mapping[str, ast.expr]]:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("attnreg."):
             theirs = _assigned(parsed(str(node.module)))
             aliases.update({each.name: theirs[each.name] for each in node.names if each.name in theirs})
-    found: ast.AST = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    if method:
-        found = next(n for n in ast.walk(found) if isinstance(n, ast.FunctionDef) and n.name == method)
-    return found, aliases
+    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return _method(found, method) if method else found, aliases
+
+
+def _method(source: ast.ClassDef, name: str) -> ast.FunctionDef:
+    return next(node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == name)
 
 
 def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
@@ -245,23 +235,17 @@ def parsed(module: str) -> ast.Module:
     return ast.parse(_file(module).read_text(encoding="utf-8"))
 
 
-def _argument(source: ast.AST, name: str) -> _Argument:
-    """Return what the source says of an argument, whose default must be a literal."""
-    assert isinstance(source, (ast.ClassDef, ast.FunctionDef))
-    function: ast.AST | None = source
-    if isinstance(source, ast.ClassDef):
-        function = next((n for n in source.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
-    if isinstance(function, ast.FunctionDef):
-        spec = function.args
+def _argument(source: ast.ClassDef | ast.FunctionDef, name: str) -> tuple[ast.expr, Any]:
+    """Return the annotation and the default of an argument, which must be a literal."""
+    fields = source.body if isinstance(source, ast.ClassDef) else []
+    arguments = {ast.unparse(n.target): (n.annotation, n.value) for n in fields if isinstance(n, ast.AnnAssign)}
+    if name not in arguments:  # no dataclass
+        spec = (_method(source, "__init__") if isinstance(source, ast.ClassDef) else source).args
         defaults = [None] * (len(spec.args) - len(spec.defaults)) + list(spec.defaults)
         pairs = [*zip(spec.args, defaults, strict=True), *zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]
-        annotation, default = next((arg.annotation, default) for arg, default in pairs if arg.arg == name)
-    else:  # a dataclass
-        fields = (n for n in source.body if isinstance(n, ast.AnnAssign))
-        annotation, default = next((n.annotation, n.value) for n in fields if ast.unparse(n.target) == name)
-    assert annotation is not None
-    value = None if default is None else ast.literal_eval(default)
-    return _Argument(annotation, value, _help(ast.get_docstring(source) or "", name))
+        arguments = {arg.arg: (arg.annotation, default) for arg, default in pairs if arg.annotation}
+    annotation, default = arguments[name]
+    return annotation, None if default is None else ast.literal_eval(default)
 
 
 def _click_type(annotation: ast.expr, aliases: Mapping[str, ast.expr]) -> click.ParamType:
@@ -276,9 +260,9 @@ def _click_type(annotation: ast.expr, aliases: Mapping[str, ast.expr]) -> click.
     return _TYPES[ast.unparse(annotation)]
 
 
-def _help(docstring: str, name: str) -> str:
+def _help(source: ast.ClassDef | ast.FunctionDef, name: str) -> str:
     """Return the entry of an argument in the section ``Args``, as plain text."""
-    section = re.search(r"^Args:\n((?:[ ]{4,}.*\n|\n)+)", docstring + "\n", re.M)
+    section = re.search(r"^Args:\n((?:[ ]{4,}.*\n|\n)+)", f"{ast.get_docstring(source)}\n", re.M)
     entry = section and re.search(rf"^    {name}: ((?:.*\n)(?:        .*\n)*)", section[1], re.M)
     if not entry:
         return ""

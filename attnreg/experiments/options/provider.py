@@ -49,14 +49,7 @@ def expression_option(flag: str, reader: str, **kwargs: Any) -> Callable[[Any], 
 
 
 def read_provider(text: str) -> str:
-    """Read and check a provider expression, given directly or in a YAML file.
-
-    Args:
-        text: an expression, or the path of a ``.yaml`` or ``.yml`` file with an expression or a list of providers.
-
-    Raises:
-        InputError: if the file does not exist or does not define a provider, or the expression is invalid.
-    """
+    """Read and check a provider expression, or a ``.yaml`` file with an expression or a list of providers."""
     from attnreg.regularizer.expressions import checked_expression, within_depth  # late: they import torch
 
     with within_depth(text):

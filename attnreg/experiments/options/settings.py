@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shlex
 from collections.abc import Callable, Mapping
@@ -25,7 +26,8 @@ SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant_with_warmup", "consta
 OPTIMIZERS = ("adamw", "adafactor", "adagrad", "rmsprop", "sgd")
 DEVICES = ("cpu", "cuda", "mps")
 DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
-_POSITIVE = click.IntRange(min=1)
+_POSITIVE, _NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
+_SHARE, _BELOW_ONE = click.FloatRange(0, 1), click.FloatRange(0, 1, max_open=True)
 # A resumed run may differ from the original in these.
 NOT_COMPARED = {
     "output_dir",
@@ -41,35 +43,23 @@ NOT_COMPARED = {
 
 
 def _option(group: str, help: str, default: Any = MISSING, *, scope: str = "all", **kwargs: Any) -> Any:
-    """Declare a dataclass field that is also an option of every recipe.
+    """Declare a dataclass field that is also an option of every recipe; without a default, the task's is taken.
 
-    Args:
-        group: the option's group in ``--help``.
-        help: help text, one sentence.
-        default: default of the field. Without one, an option that is not given takes the task's default.
-        scope: ``"task"`` (defines the task; also an option of ``attnreg evaluate``), ``"all"`` (also an option of
-            ``attnreg compare``) or ``"run"`` (only for a single run).
-        kwargs: further arguments of :func:`click.option`.
+    The scope is ``"task"`` (defines the task; also an option of ``attnreg evaluate``), ``"all"`` (also an option of
+    ``attnreg compare``) or ``"run"`` (only for a single run). Other arguments are those of :func:`click.option`.
     """
     shown = {} if default is MISSING else {"default": default}
     metadata = {"scope": scope, "option": {"group": group, "help": help, **shown, **kwargs}}
     return field(metadata=metadata, **({} if default is MISSING else {"default": default}))
 
 
-def _of_task(help: str, **kwargs: Any) -> Any:
-    return _option(DATA, help, None, scope="task", **kwargs)
-
-
 def _joined(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> str | None:
     return ",".join(values) if values else None
 
 
-def _columns(help: str) -> Any:
-    return _of_task(help, multiple=True, callback=_joined)
-
-
-def _task_default(group: str, what: str, **kwargs: Any) -> Any:
-    return _option(group, f"{what} (default: the task's).", **kwargs)
+_data, _training, _output = (functools.partial(_option, group) for group in (DATA, TRAINING, OUTPUT))
+_of_task = functools.partial(_data, default=None, scope="task")
+_columns = functools.partial(_of_task, multiple=True, callback=_joined)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,160 +72,133 @@ class Settings:
     """
 
     recipe: str
-    task: str = _option(DATA, "Task to train on; see `attnreg list tasks`.", "agreement")
+    task: str = _data("Task to train on; see `attnreg list tasks`.", "agreement")
     kind: str | None = _of_task("Kind of a custom task (default: classification).", type=click.Choice(list(KINDS)))
     text_columns: str | None = _columns("Text column of a custom task; for two, use a comma or repeat it.")
     label_column: str | None = _of_task("Label column of a custom task (default: label).")
     choice_columns: str | None = _columns("Choice columns of a custom multiple-choice task, or one of lists.")
     metric: str | None = _of_task("Metric to report first, also to choose the best epoch by (default: the task's).")
-    model: str | None = _option(DATA, "Folder or Hub name of the model (default: the task's).", None)
-    data_dir: str | None = _option(
-        DATA,
+    model: str | None = _data("Folder or Hub name of the model (default: the task's).", None)
+    data_dir: str | None = _data(
         "Folder with train and validation: .json[l], .csv, .tsv, .parquet or save_to_disk (default: the task's own).",
         None,
     )
-    train_size: int | None = _option(
-        DATA, "Train on this many rows, drawn by the seed (default: all).", None, type=_POSITIVE
+    train_size: int | None = _data("Train on this many rows, drawn by the seed (default: all).", None, type=_POSITIVE)
+    stratified: bool = _data(
+        "Draw --train-size so that each class keeps its share (classification).", False, is_flag=True
     )
-    stratified: bool = _option(
-        DATA, "Draw --train-size so that each class keeps its share (classification).", False, is_flag=True
+    shots: int | None = _data(
+        "Train on this many rows of each class, drawn by the seed (classification).", None, type=_POSITIVE
     )
-    shots: int | None = _option(
-        DATA, "Train on this many rows of each class, drawn by the seed (classification).", None, type=_POSITIVE
-    )
-    folds: int | None = _option(
-        DATA,
+    folds: int | None = _data(
         "Cross-validation: divide train into this many parts, and score on the part of the seed instead of dev.",
         None,
         type=click.IntRange(min=2),
     )
-    label_noise: float = _option(
-        DATA,
+    label_noise: float = _data(
         "Give this share of the training rows, and of rows held out of train, a wrong label (classification).",
         0.0,
-        type=click.FloatRange(0, 1),
+        type=_SHARE,
     )
-    validation_rows: int | None = _option(
-        DATA, "Hold out this many rows of train and evaluate on them instead of dev.", None, scope="run", type=_POSITIVE
+    validation_rows: int | None = _data(
+        "Hold out this many rows of train and evaluate on them instead of dev.", None, scope="run", type=_POSITIVE
     )
-    max_length: int = _task_default(DATA, "Maximum tokens per input; longer inputs are cut", type=click.IntRange(min=4))
-    epochs: int = _task_default(TRAINING, "Passes over the training data", type=click.IntRange(1, 100_000))
-    batch_size: int = _task_default(TRAINING, "Rows per optimizer step, over all processes", type=_POSITIVE)
-    learning_rate: float = _task_default(
-        TRAINING, "Peak learning rate of the model", type=click.FloatRange(min=0, min_open=True)
+    max_length: int = _data(
+        "Maximum tokens per input; longer inputs are cut (default: the task's).", type=click.IntRange(min=4)
     )
-    schedule: str = _option(
-        TRAINING,
+    epochs: int = _training("Passes over the training data (default: the task's).", type=click.IntRange(1, 100_000))
+    batch_size: int = _training("Rows per optimizer step, over all processes (default: the task's).", type=_POSITIVE)
+    learning_rate: float = _training(
+        "Peak learning rate of the model (default: the task's).", type=click.FloatRange(min=0, min_open=True)
+    )
+    schedule: str = _training(
         "Schedule of the learning rate, by transformers' name; all but constant begin with a warm-up.",
         "linear",
         type=click.Choice(SCHEDULES),
     )
-    lr_warmup: float = _option(
-        TRAINING,
+    lr_warmup: float = _training(
         "Fraction of the steps, from the start, in which the learning rate rises from zero to its peak.",
         0.1,
-        type=click.FloatRange(0, 1),
+        type=_SHARE,
     )
-    optimizer: str = _option(
-        TRAINING,
+    optimizer: str = _training(
         "Optimizer of the model, as the Hugging Face Trainer makes it; choose --learning-rate to fit it.",
         "adamw",
         type=click.Choice(OPTIMIZERS),
     )
-    weight_decay: float = _option(
-        TRAINING,
+    weight_decay: float = _training(
         "Weight decay of the model's matrices; biases and normalization weights have none.",
         0.01,
         type=click.FloatRange(min=0),
     )
-    layerwise_decay: float = _option(
-        TRAINING,
+    layerwise_decay: float = _training(
         "Learning rate of each block, relative to the block above it; embeddings have the lowest.",
         1.0,
         type=click.FloatRange(0, 1, min_open=True),
     )
-    reinit_layers: int = _option(
-        TRAINING,
-        "Re-initialize this many top blocks, and the pooler, before training.",
-        0,
-        type=click.IntRange(min=0),
+    reinit_layers: int = _training(
+        "Re-initialize this many top blocks, and the pooler, before training.", 0, type=_NOT_NEGATIVE
     )
-    class_weights: str | None = _option(
-        TRAINING,
+    class_weights: str | None = _training(
         'Weights of classes in the training loss: "balanced" weighs a row by the inverse frequency of its class '
         "(classification; default: all the same).",
         None,
         type=click.Choice(["balanced"]),
     )
-    model_dropout: float | None = _option(
-        TRAINING,
-        "Rate of the model's own dropout, in attention and elsewhere (default: as configured).",
-        None,
-        type=click.FloatRange(0, 1, max_open=True),
+    model_dropout: float | None = _training(
+        "Rate of the model's own dropout, in attention and elsewhere (default: as configured).", None, type=_BELOW_ONE
     )
-    lora_rank: int | None = _option(
-        TRAINING,
+    lora_rank: int | None = _training(
         "Train low-rank adapters of this rank and the new head only, with peft (default: train the whole model).",
         None,
         type=_POSITIVE,
     )
-    lora_targets: str | None = _option(
-        TRAINING,
+    lora_targets: str | None = _training(
         "Modules with adapters, by comma or repeated, or all-linear (default: peft's for the model).",
         None,
         multiple=True,
         callback=_joined,
     )
-    lora_alpha: int | None = _option(
-        TRAINING, "Scale of the adapters, divided by their rank (default: the rank).", None, type=_POSITIVE
+    lora_alpha: int | None = _training(
+        "Scale of the adapters, divided by their rank (default: the rank).", None, type=_POSITIVE
     )
-    lora_dropout: float = _option(
-        TRAINING, "Rate of dropout on the adapters' inputs.", 0.0, type=click.FloatRange(0, 1, max_open=True)
-    )
-    gradient_accumulation: int = _option(
-        TRAINING,
+    lora_dropout: float = _training("Rate of dropout on the adapters' inputs.", 0.0, type=_BELOW_ONE)
+    gradient_accumulation: int = _training(
         "Split each batch into N micro-batches to save memory; the update is that of the whole batch.",
         1,
         metavar="N",
         type=_POSITIVE,
     )
-    evaluate_every: int = _option(TRAINING, "Evaluate every N epochs and after the last one.", 1, type=_POSITIVE)
-    select: str | None = _option(
-        TRAINING,
+    evaluate_every: int = _training("Evaluate every N epochs and after the last one.", 1, type=_POSITIVE)
+    select: str | None = _training(
         'Network to return, score and save: of the "last" epoch, or of the "best" evaluation on the rows of --stop-on '
         "(default: last; best with --patience).",
         None,
         type=click.Choice(["last", "best"]),
     )
-    patience: int | None = _option(
-        TRAINING,
-        "Stop after N evaluations without a better score (default: do not stop).",
-        None,
-        type=_POSITIVE,
+    patience: int | None = _training(
+        "Stop after N evaluations without a better score (default: do not stop).", None, type=_POSITIVE
     )
-    stop_on: str | None = _option(
-        TRAINING,
+    stop_on: str | None = _training(
         'Rows that --patience and --select best look at: "held-out" (of train) or "dev" (biases dev scores) '
         "(default: held-out).",
         None,
         type=click.Choice(["held-out", "dev"]),
     )
-    stopping_rows: int | None = _option(
-        TRAINING,
+    stopping_rows: int | None = _training(
         "Rows to hold out of train for --stop-on held-out (default: a tenth of train, at most 256).",
         None,
         type=_POSITIVE,
     )
-    seed: int = _option(
-        TRAINING,
+    seed: int = _training(
         "Seed of the new head, the choice and order of rows, and dropout.",
         0,
         scope="run",
         type=click.IntRange(0, LARGEST),
     )
-    device: str | None = _option(TRAINING, "Device (default: the best available).", None, type=click.Choice(DEVICES))
-    mixed_precision: str | None = _option(
-        TRAINING, "Mixed precision (default: float32).", None, type=click.Choice(["bf16", "fp16"])
+    device: str | None = _training("Device (default: the best available).", None, type=click.Choice(DEVICES))
+    mixed_precision: str | None = _training(
+        "Mixed precision (default: float32).", None, type=click.Choice(["bf16", "fp16"])
     )
     output_dir: Path = _option(
         OUTPUT,
@@ -243,17 +206,13 @@ class Settings:
         scope="run",
         type=click.Path(path_type=Path),
     )
-    resume: bool = _option(
-        OUTPUT, "Continue from the last checkpoint in --output-dir.", False, scope="run", is_flag=True
+    resume: bool = _output("Continue from the last checkpoint in --output-dir.", False, scope="run", is_flag=True)
+    save_steps: int | None = _output(
+        "Save a checkpoint every N steps, besides the one after each epoch.", None, scope="run", type=_POSITIVE
     )
-    save_steps: int | None = _option(
-        OUTPUT, "Save a checkpoint every N steps, besides the one after each epoch.", None, scope="run", type=_POSITIVE
-    )
-    keep_checkpoints: bool = _option(
-        OUTPUT, "Keep the last checkpoint of a finished run.", False, scope="run", is_flag=True
-    )
-    report_to: tuple[str, ...] = _option(
-        OUTPUT, "Also log to this tracker (tensorboard, wandb, ...); repeatable.", (), multiple=True
+    keep_checkpoints: bool = _output("Keep the last checkpoint of a finished run.", False, scope="run", is_flag=True)
+    report_to: tuple[str, ...] = _output(
+        "Also log to this tracker (tensorboard, wandb, ...); repeatable.", (), multiple=True
     )
     own: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, str] = field(default_factory=dict)
@@ -271,11 +230,7 @@ class Settings:
         return "dev" if self.validation_rows is None and self.folds is None else "held-out"
 
     def chosen_task(self) -> Task:
-        """Return the task that the options define.
-
-        Raises:
-            UsageError: if they define no valid task.
-        """
+        """Return the task that the options define."""
         return choose_task(self.task, **{name: getattr(self, name) for name in TASK_OPTIONS})
 
     def to_dict(self) -> dict[str, Any]:
@@ -348,12 +303,7 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def shared_options(*scopes: str, defaults: Mapping[str, Any] | None = None) -> list[Callable[[Any], Any]]:
-    """Make the command-line options that are fields of :class:`Settings`.
-
-    Args:
-        scopes: which options to make: ``"task"``, ``"all"``, ``"run"``.
-        defaults: defaults by name, where they are not the usual ones.
-    """
+    """Make the command-line options of some scopes (see :func:`_option`), perhaps with other defaults, by name."""
     made = []
     for each in dataclasses.fields(Settings):
         if each.metadata.get("scope") in scopes:

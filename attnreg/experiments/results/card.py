@@ -29,13 +29,7 @@ _PIPELINES = {
 
 
 def model_card(run: Setup, provider: Regularizer | None, result: Mapping[str, Any]) -> str:
-    """Return the model card of a finished run, in the format of the Hugging Face Hub. It names no licence.
-
-    Args:
-        run: the run.
-        provider: its provider, if any.
-        result: the content of ``result.json``.
-    """
+    """Return the model card of a finished run, in the format of the Hugging Face Hub. It names no licence."""
     settings, task = run.settings, run.task
     base = settings.model or task.model
     on_hub = base if base is not None and not Path(base).exists() else None
@@ -52,14 +46,7 @@ def model_card(run: Setup, provider: Regularizer | None, result: Mapping[str, An
         pipeline_tag=pipeline,
         tags=["attnreg", settings.recipe],
         eval_results=[
-            EvalResult(
-                task_type=pipeline,
-                dataset_type=data or task.name,
-                dataset_name=task.name,
-                dataset_split=split,
-                metric_type=name,
-                metric_value=value,
-            )
+            EvalResult(pipeline, data or task.name, task.name, name, value, dataset_split=split)
             for name, value in scores.items()
             if math.isfinite(value)
         ],
@@ -79,31 +66,27 @@ def model_card(run: Setup, provider: Regularizer | None, result: Mapping[str, An
         "Version": f"attnreg {__version__}, torch {result['environment']['torch']}, "
         f"transformers {result['environment']['transformers']}",
     }
-    lines = [f"- {name}: {value}" for name, value in facts.items()]
-    table = [f"| {name} | {value:.4f} |" for name, value in scores.items()]
-    return "\n".join(
-        [
-            "---",
-            metadata.to_yaml(),
-            "---",
-            "",
-            f"# {settings.recipe} on {task.name}",
-            "",
-            *lines,
-            "",
-            f"Scores on {run.scored_on} rows:",
-            "",
-            "| score | value |",
-            "| --- | ---: |",
-            *table,
-            "",
-            "To repeat the training:",
-            "",
-            "```",
-            settings.command(),
-            "```",
-            "",
-            "Before you share this model, add its licence to the first lines of this file.",
-            "",
-        ]
-    )
+    lines = "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    table = "\n".join(f"| {name} | {value:.4f} |" for name, value in scores.items())
+    return f"""---
+{metadata.to_yaml()}
+---
+
+# {settings.recipe} on {task.name}
+
+{lines}
+
+Scores on {run.scored_on} rows:
+
+| score | value |
+| --- | ---: |
+{table}
+
+To repeat the training:
+
+```
+{settings.command()}
+```
+
+Before you share this model, add its licence to the first lines of this file.
+"""

@@ -64,13 +64,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Args:
-        header: column names.
-        rows: the cells.
-        texts: indices of the text columns, aligned left; other columns are numbers, aligned right.
-    """
+    """A table; the columns in ``texts`` are aligned left, others are numbers and aligned right."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -140,12 +134,7 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
 
 
 def html_page(text: str, folder: Path) -> str:
-    """Render a report in Markdown as one HTML page that embeds its pictures.
-
-    Args:
-        text: the report, as :func:`markdown` makes it.
-        folder: the folder of the report. A picture with a version for dark pages (see :func:`dark_path`) has both.
-    """
+    """Render the Markdown of :func:`markdown` as one HTML page that embeds its pictures, dark ones too."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     parser.add_render_rule("text", _text)
     parser.add_render_rule("image", _image)
@@ -193,12 +182,7 @@ def save_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
 
 
 def dark_path(path: Path) -> Path:
-    """Return the place of a picture's version for dark pages.
-
-    Example:
-        >>> dark_path(Path("plots/seeds.png")).as_posix()
-        'plots/seeds-dark.png'
-    """
+    """Return the place of a picture's version for dark pages."""
     return path.with_name(f"{path.stem}-dark{path.suffix}")
 
 

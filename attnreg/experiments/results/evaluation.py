@@ -24,9 +24,8 @@ from attnreg.training.method import Batch
 class Predictions(NamedTuple):
     """A network's loss and predictions on labelled rows.
 
-    Args:
-        loss: mean over labelled rows, words or tokens; ``None`` if the network returns no loss.
-        records: one per row, in order: ``label``, ``prediction`` and further values that depend on the kind of task.
+    The loss is the mean over labelled rows, words or tokens; ``None`` if the network returns no loss. Each row has a
+    record: ``label``, ``prediction`` and further values that depend on the kind of task.
     """
 
     loss: float | None
@@ -93,13 +92,8 @@ def _labels_in(batch: Batch) -> int:
     return len(labels) if labels.is_floating_point() else int((labels != IGNORED).sum())
 
 
-class Probed(nn.Module):
-    """A network in which a provider looks at each batch right before the forward pass on it.
-
-    Args:
-        network: the network.
-        handle: handle of the attached provider.
-    """
+class _Probed(nn.Module):
+    """A network in which an attached provider looks at each batch right before the forward pass on it."""
 
     def __init__(self, network: nn.Module, handle: AttachHandle) -> None:
         super().__init__()
@@ -113,15 +107,13 @@ class Probed(nn.Module):
 
 
 def probed_scores(run: Setup, network: nn.Module, provider: Regularizer) -> dict[str, float]:
-    """Score a network in eval mode on dev, under a provider's masks.
+    """Score a network in eval mode on dev, under a provider's masks, which depend only on the run's seed.
 
-    The random state is the same afterwards, and the masks depend only on the run's seed.
-
-    Returns:
-        the metrics, and ``"dropped"``: the share of attention dropped in this process, mean over layers and batches.
+    Returns the metrics, and ``"dropped"``: the share of attention dropped in this process, mean over layers and
+    batches. The random state is the same afterwards.
     """
     cuda = [run.accelerator.device] if run.accelerator.device.type == "cuda" else []
     with torch.random.fork_rng(cuda), attach(network, provider) as handle, handle.probing():
         torch.manual_seed(run.settings.seed)
-        scores = evaluate(Probed(network, handle), run.dev, run.kind, run.accelerator)
+        scores = evaluate(_Probed(network, handle), run.dev, run.kind, run.accelerator)
         return {**scores, "dropped": fmean(handle.rates.mean().values())}

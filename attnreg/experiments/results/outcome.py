@@ -36,6 +36,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
     }
     history.mislabelled = _mislabelled(method.model, run)
     history.trivial = _trivial_scores(run, some)
+    records = history.of(method.returned_name)
     forward, backward = run.total(history.forward_rows, history.backward_rows)
     result: dict[str, Any] = {
         "metric": run.task.metric,
@@ -60,8 +61,11 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "active_steps": history.active_steps,
         "events": history.events,
         "held_out": run.held_out,
-        "returned": _returned(run, history.of(method.returned_name)),
-        "stopping": _stopping(run, history.of(method.returned_name)),
+        "returned": {
+            "select": "best" if run.settings.returns_best else "last",
+            "epoch": run.selection().returned(records)["epoch"],
+        },
+        "stopping": _stopping(run, records),
         "environment": {
             "device": device_name(run.accelerator.device),
             "processes": run.accelerator.num_processes,
@@ -74,16 +78,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
 
 
 def _trivial_scores(run: Setup, scored_train: Any) -> dict[str, Any] | None:
-    """Score the prediction that suits most training rows, made for every row.
-
-    Args:
-        run: the run.
-        scored_train: the training rows that are scored.
-
-    Returns:
-        ``predictor`` (its name), and the metrics on ``dev`` and ``train``; ``None`` if the kind of task has no such
-        predictor.
-    """
+    """Score the prediction that suits most training rows, made for every row; ``None`` if the kind has none."""
     trivial = run.kind.trivial(run.train_rows[REFERENCE][:])
     if trivial is None:
         return None
@@ -104,14 +99,6 @@ def _mislabelled(network: nn.Module, run: Setup) -> dict[str, Any] | None:
     right = [record["prediction"] == label for record, label in zip(records, truth.values(), strict=True)]
     memorized = [record["prediction"] == record["label"] for record in records]
     return {"rows": len(truth), "memorized": fmean(memorized), "recovered": fmean(right)}
-
-
-def _returned(run: Setup, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return which network the run returned, which is the one that is scored and saved."""
-    return {
-        "select": "best" if run.settings.returns_best else "last",
-        "epoch": run.selection().returned(records)["epoch"],
-    }
 
 
 def _stopping(run: Setup, records: list[dict[str, Any]]) -> dict[str, Any] | None:

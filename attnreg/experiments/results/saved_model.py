@@ -43,7 +43,7 @@ def score_saved(
     name: str | None = None,
     classes: Mapping[str, str] | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Score the network that a run returned, and write the result to the run's ``evaluations`` folder.
+    """Score the network that a run returned and write it to the run's ``evaluations``; return the file and its content.
 
     Args:
         run: the run folder.
@@ -51,21 +51,11 @@ def score_saved(
             run's own.
         data_dir: as in :func:`attnreg.experiments.tasks.load_splits` (default: the run's, if the task is the run's).
         split: ``"validation"`` (all validation sets of the task) or ``"test"``.
-        max_length: maximum input length in tokens; longer inputs are truncated (default: the run's).
+        max_length: maximum input length in tokens (default: the run's).
         batch_size: rows per batch.
         device: device (default: the best available).
         name: name of the written file, without suffix (default: by task, data folder and split).
         classes: other names for classes of the data, by their labels there.
-
-    Returns:
-        The path of the written file, and its content.
-
-    Raises:
-        InputError: if the folder holds no run with a model, the data or the classes do not fit the model, or the name
-            is that of another evaluation.
-
-    Warns:
-        AttnRegWarning: if more than a fifth of the inputs are truncated, or a third of the tokens unknown.
     """
     asked = request(options, data_dir, split, max_length, classes)
     config, task, own_classes, data_dir = _wanted(run, options, data_dir)
@@ -85,12 +75,7 @@ def score_saved(
     shown = {theirs: split if theirs == rows_of else theirs for theirs in names.values()}
     _warn_of_inputs(kind, {f"{shown[theirs]} inputs{where}": splits[theirs] for theirs in shown})
     sets = {name: in_order(kind.encode(splits[theirs]), batch_size, kind, place) for name, theirs in names.items()}
-    what = {
-        "task": task.name,
-        "split": split,
-        "data_dir": absolute(data_dir),
-        "max_length": kind.max_length,
-    }
+    what = {"task": task.name, "split": split, "data_dir": absolute(data_dir), "max_length": kind.max_length}
     path = _place(run / "evaluations", what, name, absolute(own_folder))
     result = {
         **what,
@@ -120,24 +105,8 @@ def submit_saved(
 ) -> dict[Path, int]:
     """Write the predictions of a run's saved model on the test split of a GLUE task, as GLUE's server takes them.
 
-    Args:
-        run: the run folder.
-        folder: where to write the files, such as ``CoLA.tsv``.
-        options: as in :func:`score_saved`.
-        data_dir: a folder with ``test``, or a single file (default: the run's, if the task is the run's).
-        max_length: as in :func:`score_saved`.
-        batch_size: rows per batch.
-        device: device (default: the best available).
-
-    Returns:
-        The number of rows in each written file.
-
-    Raises:
-        UsageError: if the task is not in GLUE.
-        InputError: if the folder holds no run with a model, or the data or the classes do not fit the model.
-
-    Warns:
-        AttnRegWarning: if more than a fifth of the inputs are truncated, or a third of the tokens unknown.
+    The data is a folder with ``test``, or a single file; other arguments are as in :func:`score_saved`. Returns the
+    number of rows in each written file, such as ``CoLA.tsv``.
     """
     files = submission_files(_task(_config(run), options).name)
     config, task, classes, data_dir = _wanted(run, options, data_dir)
@@ -275,12 +244,7 @@ def request(
     max_length: int | None,
     classes: Mapping[str, str] | None,
 ) -> dict[str, Any]:
-    """Return the arguments of :func:`score_saved` as they are written to its file.
-
-    Example:
-        >>> request({"task": None}, None, "test", 64, None)
-        {'options': {}, 'data_dir': None, 'split': 'test', 'max_length': 64, 'classes': {}}
-    """
+    """Return the arguments of :func:`score_saved` as they are written to its file."""
     return {
         "options": {name: value for name, value in options.items() if value is not None},
         "data_dir": absolute(data_dir),

@@ -28,17 +28,14 @@ from attnreg.training.method import TrainingMethod
 def checkpoint(
     method: TrainingMethod, history: History, selection: Selection, telemetry: Telemetry, accelerator: Accelerator
 ) -> Mapping[str, Any]:
-    """Collect the state of a run between two steps. All processes must call this at the same time.
+    """Collect the state of a run between two steps; for each process, its rows, telemetry and random state.
 
-    Returns:
-        ``method`` (networks, optimizers, schedules, providers), ``history``, ``best`` (weights of the best network,
-        with ``--patience``), ``scaler`` (the loss scale of fp16) and, for each process, ``rows`` (forward and
-        backward), ``telemetry`` and ``rng``.
+    All processes must call this at the same time.
     """
     return {
         "method": method.state_dict(),
         "history": vars(history),
-        "best": selection.weights,
+        "best": selection.weights,  # with `--select best`
         "rows": gather_object([[history.forward_rows, history.backward_rows]]),
         "telemetry": gather_object([telemetry.state_dict()]),
         "rng": gather_object([rng_state()]),
@@ -49,11 +46,7 @@ def checkpoint(
 def restore(
     folder: Path, method: TrainingMethod, selection: Selection, telemetry: Telemetry, accelerator: Accelerator
 ) -> History:
-    """Load the newest checkpoint of a folder into the method, the selection and the telemetry; return the history.
-
-    Raises:
-        InputError: if there is no checkpoint, it is damaged, or it belongs to another method or number of processes.
-    """
+    """Load the newest checkpoint of a folder into the method, the selection and the telemetry; return the history."""
     state = read_state(folder)
     try:
         if len(state["rng"]) != accelerator.num_processes:
@@ -104,10 +97,7 @@ STATE, TENSORS = "state.json", "tensors.safetensors"
 def write_state(folder: Path, step: int, state: Mapping[str, Any]) -> None:
     """Write ``folder/step-N`` atomically, then remove older checkpoints.
 
-    Args:
-        folder: the folder of a run's checkpoints.
-        step: N, the number of optimizer steps so far.
-        state: nested dicts and lists of tensors, numbers, strings and ``None``.
+    The state is of nested dicts and lists of tensors, numbers, strings and ``None``.
     """
     tensors: dict[str, Tensor] = {}
     plain = _split(state, tensors)
@@ -128,11 +118,7 @@ def recover_states(folder: Path) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read the newest checkpoint onto the CPU.
-
-    Raises:
-        InputError: if there is no checkpoint, or it is damaged.
-    """
+    """Read the newest checkpoint onto the CPU."""
     paths = sorted(folder.glob("step-*"))
     if not paths:
         raise InputError(

@@ -26,11 +26,7 @@ class RecipeCommand(GroupedCommand):
     """The command of a recipe."""
 
     def settings(self, args: Sequence[str]) -> Settings:
-        """Return the settings of a run with these arguments, without running it.
-
-        Raises:
-            click.UsageError: if an argument is invalid.
-        """
+        """Return the settings of a run with these arguments, without running it."""
         with self.make_context(self.name, list(args)) as context:
             return _settings(str(self.name), dict(context.params))
 
@@ -87,12 +83,7 @@ def recipe(
 
 
 def load_command(name: str) -> RecipeCommand:
-    """Load the command of a built-in recipe, or of your own recipe file.
-
-    Raises:
-        UsageError: if the recipe or the file does not exist.
-        InputError: if the file cannot be imported or does not define exactly one recipe.
-    """
+    """Load the command of a built-in recipe, or of your own recipe file."""
     is_own = name.endswith(".py")
     path = Path(name) if is_own else find_recipe(name)
     if not path.is_file():

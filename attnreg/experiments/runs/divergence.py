@@ -16,13 +16,9 @@ EVERY = 10
 
 
 class DivergenceCheck:
-    """Check losses and weights for values that are not finite.
+    """Raise an error that names the last checkpoint when losses or weights of a method are not finite.
 
     Losses are checked every ten steps, because reading them at each step would slow a GPU down.
-
-    Args:
-        method: the training method to check.
-        folder: the run's folder; error messages name its last checkpoint.
     """
 
     def __init__(self, method: TrainingMethod, folder: RunFolder) -> None:
@@ -31,21 +27,13 @@ class DivergenceCheck:
         self._reports: list[tuple[int, Mapping[str, Tensor | float]]] = []
 
     def note(self, step: int, result: StepResult) -> None:
-        """Record a step, and check the last ten when there are ten.
-
-        Raises:
-            StoppedError: if one of them reported a loss or another number that is not finite.
-        """
+        """Record a step, and check the last ten when there are ten."""
         self._reports.append((step, {"loss": result.loss, **result.logs}))
         if len(self._reports) == EVERY:
             self._check_reports()
 
     def check(self, step: int) -> None:
-        """Check the steps since the last check, and all weights.
-
-        Raises:
-            StoppedError: if a value is not finite.
-        """
+        """Check the steps since the last check, and all weights."""
         self._check_reports()
         provider = self._method.provider
         for network in (*self._method.learners, *(() if provider is None else (provider,))):
@@ -70,9 +58,7 @@ class DivergenceCheck:
 def growing_loss(lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a warning if the mean training loss was never again as low as before the first evaluation.
 
-    Args:
-        lines: the lines of ``telemetry.jsonl``: ``step``, and ``loss``, the mean over the steps since the last line.
-        evaluations: the evaluations of the returned network, with ``epoch`` and ``step``.
+    Lines are those of ``telemetry.jsonl``, whose ``loss`` is the mean over the steps since the last line.
 
     Example:
         >>> lines = [{"step": 10, "loss": 0.7}, {"step": 20, "loss": 0.9}]

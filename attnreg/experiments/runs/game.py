@@ -62,14 +62,9 @@ def _rewards_of(text: str, metric: Callable[[], Any]) -> Rewards:
 
 
 def plan_rounds(steps: int, round_steps: int | None = None) -> tuple[int, int]:
-    """Return the steps of a round and the number of rounds of a game, the last of which may be shorter.
+    """Return the steps of a round (8 by default, or fewer for 30 rounds) and the number of rounds of a game.
 
-    Args:
-        steps: steps of the game.
-        round_steps: steps of a round; by default 8, or fewer for 30 rounds.
-
-    Raises:
-        UsageError: if no step is left for the game.
+    The last round may be shorter.
 
     Example:
         >>> plan_rounds(450), plan_rounds(100), plan_rounds(100, 40)
@@ -100,9 +95,6 @@ class RewardRows:
         rows: number of rows to hold out.
         fresh: draw this many of them anew for each round.
         epochs: number of epochs in which held-out rows are not trained on.
-
-    Raises:
-        UsageError: if two options do not fit together.
     """
 
     def __init__(self, run: Setup, data: RewardData, rows: int, fresh: int | None, epochs: int) -> None:
@@ -152,15 +144,7 @@ class RewardRows:
         return shuffled.select(range(half))
 
     def rewards(self, text: str, round_steps: int) -> Rewards:
-        """Return the rewards that ``--rewards`` describes.
-
-        Args:
-            text: the expression.
-            round_steps: steps of a round; half as many batches are scored, unless the expression says otherwise.
-
-        Raises:
-            UsageError: if it does not fit the task or another option.
-        """
+        """Return the rewards of an expression; by default, half as many batches are scored as a round has steps."""
         run = self._run
         wanted = _rewards_of(text, lambda: metric_score(run))
         if wanted.score == "accuracy" and run.kind.one_number_per_row:
@@ -179,11 +163,7 @@ class RewardRows:
 
 
 def metric_score(run: Setup) -> Score:
-    """Return the task's first metric as a score.
-
-    Raises:
-        UsageError: if the task has several labels per row, or its answers are text.
-    """
+    """Return the task's first metric as a score."""
     whole = run.kind.one_class_per_row
     if not whole and not run.kind.one_number_per_row:
         raise _expected_loss(run, "metric")
@@ -205,16 +185,7 @@ def _expected_loss(run: Setup, score: str) -> UsageError:
 
 
 class WatchedWord:
-    """The drop rate of a word's keys, and that of all other keys, in some dev rows that contain the word.
-
-    Args:
-        run: gives the dev rows and the tokenizer.
-        generator: the Generator to watch.
-        word: the word, which must be one token.
-
-    Raises:
-        InputError: if the tokenizer does not know the word or splits it, or no dev row contains it.
-    """
+    """The drop rate of a word's keys, and that of all other keys, in some dev rows that contain the word."""
 
     def __init__(self, run: Setup, generator: GNetProvider, word: str) -> None:
         if run.kind.reads_images:
@@ -238,8 +209,9 @@ class WatchedWord:
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
         """Return the rates by layer: ``watched.N`` and ``others.N``."""
-        sums: Any = {True: 0.0, False: 0.0}
-        counts = {True: 0, False: 0}
+        names = {True: "watched", False: "others"}
+        sums: Any = dict.fromkeys(names, 0.0)
+        counts = dict.fromkeys(names, 0)
         for batch in self.batches:
             dropped = 1 - self.generator.keep_probability(batch).mean(2)  # (B, L, N, N), mean over heads
             units = self.generator.units(batch)
@@ -248,7 +220,6 @@ class WatchedWord:
                 chosen = units & (is_word == watched)
                 sums[watched] = sums[watched] + (dropped * chosen[:, None]).sum((0, 2, 3)).double()
                 counts[watched] += int(chosen.sum())
-        names = {True: "watched", False: "others"}
         return {
             f"{names[watched]}.{layer}": float(total) / max(1, counts[watched])
             for watched in sums

@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from accelerate.utils import set_seed
 
@@ -30,26 +30,9 @@ from attnreg.training.method import TrainingMethod, Updater
 
 
 def fit(method: TrainingMethod, run: Setup) -> History:
-    """Train, evaluate, keep the best model and write checkpoints; with ``--resume``, continue from the last one.
+    """Train, evaluate, keep the model to return and write checkpoints; with ``--resume``, continue from the last one.
 
-    With ``--patience``, stop early. With ``--select best``, return the method's :attr:`model` to its best weights.
-
-    Args:
-        method: the training method. Its :attr:`model` is saved when it is the one that the run will return.
-        run: gives the data and the folder for the results.
-
-    Returns:
-        The history of the whole run, including the part before a resume.
-
-    Raises:
-        InputError: if the method was made without the run's accelerator, unless the run uses one process on a CPU in
-            float32; or without the loss of ``--class-weights`` or the
-            micro-batches of ``--gradient-accumulation``.
-        StoppedError: if training diverges, a file cannot be written, or the process receives SIGINT (Ctrl-C) or
-            SIGTERM; the signals end the run with a checkpoint after the current step.
-
-    Warns:
-        AsleepWarning: if the provider is never active within the run's epochs.
+    SIGINT (Ctrl-C) and SIGTERM end the run with a checkpoint after the current step.
     """
     theirs = run.accelerator
     plain = theirs.num_processes == 1 and theirs.mixed_precision == "no" and theirs.device.type == "cpu"
@@ -182,12 +165,8 @@ class _Loop:
             accelerator.set_trigger()
         return accelerator.check_trigger()  # all processes stop after the same step
 
-    def stop(self) -> None:
-        """End the run.
-
-        Raises:
-            StoppedError: always.
-        """
+    def stop(self) -> NoReturn:
+        """End the run."""
         self.run.accelerator.wait_for_everyone()  # a launcher may kill the other processes once one has ended
         number = self.interruption.signal or signal.SIGTERM  # the signal may have reached another process only
         raise StoppedError(
@@ -219,12 +198,6 @@ class Interruption:
     """Record the first SIGINT and the first SIGTERM within the block; the second of each acts as usual.
 
     A signal that is ignored stays ignored. Outside the main thread, where Python handles no signals, nothing changes.
-
-    Example:
-        >>> with Interruption() as interruption:
-        ...     signal.raise_signal(signal.SIGTERM)
-        >>> interruption.signal.name
-        'SIGTERM'
     """
 
     def __init__(self) -> None:

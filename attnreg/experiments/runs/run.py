@@ -65,7 +65,17 @@ class Run(Setup):
         """Train with a method that you have made; a resumed run continues from its last checkpoint.
 
         Args:
-            method: a training method made with the run's :attr:`accelerator`.
+            method: a training method made with the run's :attr:`accelerator`. With ``--select best``, its model has its
+                best weights afterwards.
+
+        Raises:
+            InputError: if the method was made without the run's accelerator, unless the run uses one process on a CPU
+                in float32; or without the loss of ``--class-weights`` or the micro-batches of
+                ``--gradient-accumulation``.
+            StoppedError: if training diverges, a file cannot be written, or a signal stops the run.
+
+        Warns:
+            AsleepWarning: if the provider is never active within the run's epochs.
         """
         return fit(method, self)
 

@@ -18,11 +18,8 @@ EVERY = 10
 class Telemetry:
     """Log means over ten steps, because reading numbers at each step would slow a GPU down.
 
-    A step with an event, such as the end of a round, writes a line at once.
-
-    Args:
-        write: receives each line.
-        over_processes: averages a drop rate over processes; losses are already averaged.
+    A step with an event, such as the end of a round, writes a line at once. ``over_processes`` averages a drop rate
+    over processes; losses are already averaged.
     """
 
     def __init__(
@@ -109,19 +106,6 @@ class PassCounter:
 
     A row counts once for each forward pass that returns logits, and once for each backward pass through them or the
     loss, with or without weight gradients. A plain training step counts each row once forward and once backward.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> class Network(nn.Linear):
-        ...     def forward(self, x):
-        ...         return SimpleNamespace(logits=super().forward(x))
-        >>> network, passes = Network(2, 1), PassCounter()
-        >>> with passes.counting([network]):
-        ...     _ = network(torch.ones(3, 2))
-        ...     network(torch.ones(3, 2)).logits.sum().backward()
-        >>> passes.forward, passes.backward
-        (6, 3)
     """
 
     def __init__(self, forward: int = 0, backward: int = 0) -> None:

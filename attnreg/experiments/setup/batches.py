@@ -18,12 +18,7 @@ from attnreg.training.method import Batch
 
 
 class Labelled(NamedTuple):
-    """Rows to score a network on.
-
-    Args:
-        batches: the network's inputs.
-        references: the expected answers, one per row, in the same order.
-    """
+    """Rows to score a network on: its inputs in batches, and the expected answers, one per row."""
 
     batches: list[Batch]
     references: list[Any]
@@ -33,13 +28,6 @@ class TrainBatches:
     """Shuffled training batches of rows of similar length. The order depends only on the seed and the epoch.
 
     Several processes split each batch evenly. If its rows do not divide evenly, the first ones are repeated.
-
-    Args:
-        rows: encoded rows.
-        batch_size: rows per batch, over all processes; the last batch may be smaller.
-        kind: the task's kind, which pads the rows.
-        seed: seed of the order.
-        accelerator: gives the device and the processes.
     """
 
     def __init__(self, rows: Dataset, batch_size: int, kind: Kind, seed: int, accelerator: Accelerator) -> None:

@@ -20,14 +20,7 @@ _UNCUT = 1_000_000
 
 
 def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> list[str]:
-    """Return one sentence for each probable mistake.
-
-    Args:
-        kind: the kind of task, with the run's tokenizer and maximum length.
-        train: the rows to train on, not yet encoded.
-        dev: the rows that the run is scored on.
-        scored_on: their name.
-    """
+    """Return one sentence for each probable mistake in rows that are not yet encoded."""
     found = (
         shared_rows(kind.task, train, dev, scored_on),
         *kind.label_warnings(train),
@@ -60,12 +53,7 @@ def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev"
 
 
 def similar_classes(labels: Sequence[str]) -> str | None:
-    """Name two classes that differ only in case or in spaces around them.
-
-    Example:
-        >>> similar_classes(["Good", "bad", "good "])
-        "the classes 'Good' and 'good ' differ only in case or spaces: spell classes alike in all rows."
-    """
+    """Name two classes that differ only in case or in spaces around them."""
     known: dict[str, str] = {}
     for label in labels:
         if (other := known.setdefault(label.strip().casefold(), label)) != label:
@@ -75,14 +63,7 @@ def similar_classes(labels: Sequence[str]) -> str | None:
 
 
 def empty_texts(task: Task, train: Dataset) -> str | None:
-    """Say how many rows have no text, or a choice without text.
-
-    Example:
-        >>> from datasets import Dataset
-        >>> from attnreg.experiments.tasks import get_task
-        >>> empty_texts(get_task("cola"), Dataset.from_dict({"sentence": ["a", " ", ""]}))
-        '2 of 3 training rows have no text in sentence: remove or fill them.'
-    """
+    """Say how many rows have no text, or a choice without text."""
     empty = [[_is_empty(text) for text in column_of(train, name)] for name in (*task.columns, *task.choices)]
     rows = list(zip(*empty, strict=True))
     texts = len(task.columns)
@@ -103,19 +84,14 @@ def _is_empty(text: Any) -> bool:
 
 
 def cut_inputs(kind: Kind, rows: Dataset, name: str = "training inputs") -> str | None:
-    """Say how many inputs are cut and how long the longest one is, if more than a fifth are cut.
-
-    Args:
-        kind: the kind of task, with its tokenizer and maximum length.
-        rows: the rows, not yet encoded.
-        name: what they are called.
-    """
+    """Say how many inputs are cut and how long the longest one is, if more than a fifth are cut."""
     if kind.has_windows:
         return None
     some = rows.select(range(min(CHECKED, len(rows))))
     limit = kind.max_length
     try:
-        lengths = _lengths(type(kind)(kind.task, kind.tokenizer, _UNCUT), some)
+        uncut = type(kind)(kind.task, kind.tokenizer, _UNCUT)
+        lengths = uncut.lengths(uncut.encode(some))
     except InputError:  # none of these rows has a token to predict; others may have one
         return None
     cut = sum(length > limit for length in lengths)
@@ -129,13 +105,7 @@ def cut_inputs(kind: Kind, rows: Dataset, name: str = "training inputs") -> str 
 
 
 def unknown_tokens(kind: Kind, rows: Dataset, name: str = "training inputs") -> str | None:
-    """Say which share of the tokens is unknown to the tokenizer, if more than a third are, or that there are none.
-
-    Args:
-        kind: the kind of task, with its tokenizer.
-        rows: the rows, not yet encoded.
-        name: what they are called.
-    """
+    """Say which share of the tokens is unknown to the tokenizer, if more than a third are, or that there are none."""
     tokenizer = kind.tokenizer
     if kind.reads_images:
         return None
@@ -176,7 +146,3 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(map(_hashable, value))
     return (value.size, value.mode, value.tobytes()) if hasattr(value, "tobytes") else value  # an image
-
-
-def _lengths(kind: Kind, rows: Dataset) -> list[int]:
-    return kind.lengths(kind.encode(rows))

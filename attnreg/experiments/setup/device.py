@@ -12,22 +12,7 @@ from attnreg.experiments.options.settings import DEVICES
 
 
 def choose_device(name: str | None = None) -> torch.device:
-    """Return the device of this name, or the best available one.
-
-    Args:
-        name: one of ``DEVICES``; ``None`` means the accelerator if there is one, else the CPU.
-
-    Raises:
-        InputError: if there is no device of this name.
-
-    Example:
-        >>> choose_device("cpu")
-        device(type='cpu')
-        >>> choose_device("gpu")
-        Traceback (most recent call last):
-            ...
-        attnreg.errors.InputError: Expected --device to be cpu, cuda or mps, got 'gpu'.
-    """
+    """Return the device of this name; without one, the accelerator if there is one, else the CPU."""
     if name is not None and name not in DEVICES:
         *others, last = DEVICES
         hint = " To choose a GPU, set CUDA_VISIBLE_DEVICES." if name.startswith("cuda:") else ""
@@ -48,10 +33,7 @@ def device_name(device: torch.device) -> str:
 
 
 def peak_memory() -> int | None:
-    """Return the peak memory in bytes: of tensors on a GPU, or of the whole process on a CPU.
-
-    Returns ``None`` where it is not known (Windows).
-    """
+    """Return the peak memory in bytes, of tensors on a GPU or of the whole process; ``None`` on Windows."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()
     if Path("/proc").is_dir() or sys.platform == "darwin":

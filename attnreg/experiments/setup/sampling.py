@@ -20,20 +20,7 @@ _OF_FOLDS = 0  # the seed of the order that --folds divides, the same for all ru
 
 
 def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tuple[Any, Any]:
-    """Shuffle train and take the rows to train on; score on dev, or on rows of train.
-
-    Args:
-        splits: the data.
-        settings: the options of the run.
-        task: the task.
-
-    Returns:
-        the rows to train on, and the rows to score on.
-
-    Raises:
-        UsageError: if two options contradict each other, or one does not fit the task.
-        InputError: if there are too few rows.
-    """
+    """Shuffle train; return the rows to train on, and the rows of dev or of train to score on."""
     _check(settings, task)
     rows, dev = splits["train"], splits.get("validation")
     if settings.folds is not None:
@@ -49,19 +36,15 @@ def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tu
     if settings.validation_rows is not None:
         dev = train.select(range(left, len(train)))
     train = train.select(range(left))
-    if settings.shots is not None:
-        return train.select(_shots(_labels(train, task), settings.shots)), dev
-    if settings.stratified and settings.train_size is not None:
-        return train.select(stratified(_labels(train, task), settings.train_size)), dev
-    return train.select(range(settings.train_size or left)), dev
+    chosen: Sequence[int] = range(settings.train_size or left)
+    if settings.shots is not None or (settings.stratified and settings.train_size is not None):
+        labels = [plain_label(label) for label in column_of(train, task.label)]
+        chosen = stratified(labels, len(chosen)) if settings.shots is None else _shots(labels, settings.shots)
+    return train.select(chosen), dev
 
 
 def stratified(labels: Sequence[Hashable], size: int) -> list[int]:
     """Choose rows in their order, so that each class has its share, up to rounding.
-
-    Args:
-        labels: the label of each row.
-        size: number of rows to choose.
 
     Example:
         >>> stratified(["a", "a", "b", "a", "b", "a"], 3)
@@ -77,23 +60,9 @@ def stratified(labels: Sequence[Hashable], size: int) -> list[int]:
 
 
 def mislabel(rows: Dataset, share: float, classes: int, seed: int) -> tuple[Dataset, dict[int, int]]:
-    """Give a share of encoded rows a wrong label, uniformly among the other classes.
+    """Give a share of encoded rows, rounded, a wrong label, uniformly among the other classes.
 
-    Args:
-        rows: encoded rows with one class each.
-        share: share of the rows, in ``[0, 1]``; the number of rows is rounded.
-        classes: number of classes.
-        seed: seed of the draw.
-
-    Returns:
-        the rows, and the true label of each wrong row by its number, in order.
-
-    Example:
-        >>> from datasets import Dataset
-        >>> rows = Dataset.from_dict({"labels": [0, 1, 0, 1], "reference": [0, 1, 0, 1]})
-        >>> noisy, truth = mislabel(rows, 0.5, classes=2, seed=0)
-        >>> [noisy["labels"][number] != label for number, label in truth.items()]
-        [True, True]
+    Returns the rows, and the true label of each wrong row by its number, in order.
     """
     draw = np.random.default_rng(seed)
     labels = np.array(rows["labels"][:])
@@ -127,15 +96,11 @@ def _fold(rows: Any, folds: int, number: int) -> tuple[Any, Any]:
     )
 
 
-def _labels(rows: Any, task: Task) -> list[Hashable]:
-    return [plain_label(label) for label in column_of(rows, task.label)]
-
-
 def _of_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:
     of_class = defaultdict(list)
     for row, label in enumerate(labels):
         of_class[label].append(row)
-    return dict(of_class)
+    return of_class
 
 
 def _check(settings: Settings, task: Task) -> None:

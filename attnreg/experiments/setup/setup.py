@@ -41,9 +41,6 @@ SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 class Setup:
     """The task, data, model and folder of a run. The same seed gives every recipe the same new head and data order.
 
-    Args:
-        settings: the options of the run.
-
     Raises:
         InputError: if the options, the data and the model do not fit together, or something is missing. Nothing is
             written then.
@@ -91,16 +88,19 @@ class Setup:
         set_seed(settings.seed)
         self.model, self.tokenizer = self._load()
         self.parameters = parameter_counts(self.model)
-        again = settings.reinit_layers
-        self._reinitialized = reinitialize_top(self.model, again) if again else []
+        # Sentences that are printed before training and repeated in the report.
+        self.remarks: list[str] = []
+        if (p := settings.model_dropout) is not None:
+            self.remarks.append(f"--model-dropout {p:g} set {', '.join(dropout_fields(self.model.config))}.")
+        if settings.reinit_layers:
+            names = reinitialize_top(self.model, settings.reinit_layers)
+            self.remarks.append(f"--reinit-layers re-initialized {', '.join(names)}.")
         check_length(self.model, settings.max_length)
         train, dev = choose_rows(splits, settings, self.task)
         self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, settings.max_length)
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
-        # Sentences that are printed before training and repeated in the report.
-        self.remarks = [
-            *self._changed(),
+        self.remarks += [
             *([summary(self.model)] if is_adapted(self.model) else []),
             *self.kind.remarks,
             *(f"Warning: {sentence}" for sentence in self._doubts),
@@ -120,6 +120,7 @@ class Setup:
         }
         self._stopping_rows = self._hold_out_to_stop()
         self._rows_left, self._held_until = self.train_rows, 0
+        self._batches: dict[bool, TrainBatches] = {}  # by whether rows are held out
 
     @property
     def epochs(self) -> int:
@@ -128,18 +129,11 @@ class Setup:
 
     def train_batches(self, epoch: int) -> TrainBatches:
         """Return the training batches of an epoch. Call :meth:`hold_out` before, if at all."""
-        return self._all_batches if epoch >= self._held_until else self._batches_left
-
-    @functools.cached_property
-    def _all_batches(self) -> TrainBatches:
-        return self._train_batches_of(self.train_rows)
-
-    @functools.cached_property
-    def _batches_left(self) -> TrainBatches:
-        return self._train_batches_of(self._rows_left)
-
-    def _train_batches_of(self, rows: Any) -> TrainBatches:
-        return TrainBatches(rows, self.settings.batch_size, self.kind, self.settings.seed, self.accelerator)
+        held = epoch < self._held_until
+        if held not in self._batches:
+            rows, settings = self._rows_left if held else self.train_rows, self.settings
+            self._batches[held] = TrainBatches(rows, settings.batch_size, self.kind, settings.seed, self.accelerator)
+        return self._batches[held]
 
     @functools.cached_property
     def dev(self) -> Labelled:
@@ -205,12 +199,6 @@ class Setup:
                 f"Holding out {size} row{'s' * (size > 1)} needs at least {size + 1} training rows, got {len(rows)}."
             )
         return rows.select(range(left)), rows.select(range(left, len(rows)))
-
-    def _changed(self) -> list[str]:
-        """Say what options have changed in the model."""
-        p, again = self.settings.model_dropout, self._reinitialized
-        said = [] if p is None else [f"--model-dropout {p:g} set {', '.join(dropout_fields(self.model.config))}."]
-        return [*said, *([f"--reinit-layers re-initialized {', '.join(again)}."] if again else [])]
 
     def _load(self) -> tuple[Any, Any]:
         settings = self.settings
@@ -288,8 +276,7 @@ class Setup:
         optimizer = named_optimizer(
             name, model, settings.learning_rate, settings.weight_decay, layerwise_decay=settings.layerwise_decay
         )
-        learned = [] if provider is None else provider.learned_parameters()
-        if learned:
+        if provider is not None and (learned := provider.learned_parameters()):
             learning_rate = settings.learning_rate if provider_lr is None else provider_lr
             optimizer.add_param_group({"params": learned, "lr": learning_rate, "weight_decay": 0.0})
         return optimizer

@@ -18,9 +18,8 @@ class Selection:
     The best evaluation is the earliest one in a tie.
 
     Args:
-        key: key of the score in the records of :attr:`attnreg.experiments.folder.history.History.evaluations`.
-        patience: number of evaluations in a row without a better score after which the run stops; ``None`` trains for
-            all epochs.
+        key: key of the score in the records of :attr:`attnreg.experiments.History.evaluations`.
+        patience: number of evaluations in a row without a better score after which the run stops; ``None``: never.
         best: return the network of the best evaluation, whose weights are kept, instead of the last one.
 
     Example:
@@ -50,10 +49,10 @@ class Selection:
 
     def note(self, records: Sequence[Record], network: nn.Module) -> bool:
         """Whether the network that was just evaluated is the one to return so far; keep the weights of a best one."""
-        if self._returns_best and (is_best := self.best(records) is records[-1]):
+        is_returned = self.returned(records) is records[-1]
+        if is_returned and self._returns_best:
             self.weights = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
-            return is_best
-        return not self._returns_best
+        return is_returned
 
     def give_back(self, network: nn.Module) -> None:
         """Give a network the weights of the best evaluation, if that is the one to return."""

@@ -13,11 +13,7 @@ from attnreg.errors import InputError, did_you_mean
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check that all trackers are installed; accelerate would skip missing ones silently.
-
-    Raises:
-        InputError: if a tracker is unknown or its package is not installed.
-    """
+    """Check that all trackers are installed; accelerate would skip missing ones silently."""
     available = sorted(str(tracker.value) for tracker in get_available_trackers())
     if missing := [name for name in names if name not in available]:
         raise InputError(

@@ -47,16 +47,10 @@ def plot_sample(run: RunReader, path: Path, layer: int) -> None:
     ids = batch["input_ids"].reshape(-1, batch["input_ids"].shape[-1])[choice]
     length = int(batch["attention_mask"].reshape(-1, len(ids))[choice].nonzero().max()) + 1
     tokens = tokenizer.convert_ids_to_tokens(ids[:length])
-    provider = _innermost(run.folder / "provider")
-    plot_attention(model, batch, tokens, provider, path, layer=layer, choice=choice)
-
-
-def _innermost(folder: Path) -> Regularizer:
-    """Load the saved provider and unwrap it from ``CrossTuning``."""
-    provider = Regularizer.from_pretrained(folder)
+    provider = Regularizer.from_pretrained(run.folder / "provider")
     while isinstance(provider, attnreg.CrossTuning):
         provider = provider.provider
-    return provider
+    plot_attention(model, batch, tokens, provider, path, layer=layer, choice=choice)
 
 
 class _Watched(MaskProvider):
@@ -99,7 +93,7 @@ def plot_attention(
         tokens: the tokens to plot; positions after them (padding) are left out.
         provider: the provider; an :class:`attnreg.AttributionProvider` also shows attributions and candidate region.
         path: the PNG file to save.
-        layer: index of the layer (default: 0).
+        layer: index of the layer.
         head: index of the head (default: the head with the most attribution, or the first).
         choice: for multiple choice, index of the choice to plot; only the predicted choice has attributions.
         seed: seed of the masks; the ``handle.seed`` of a training pass on this batch gives the masks of that pass.

@@ -25,14 +25,9 @@ def plot_seeds(
     trivial: tuple[str, float] | None = None,
     bounds: tuple[float, float] = ANYTHING,
 ) -> None:
-    """Plot the scores of methods: seeds as points, mean and 95 % interval (Student's t) as a bar.
+    """Plot the scores of methods: seeds as points, mean and 95 % interval (Student's t) as a bar, within ``bounds``.
 
-    Args:
-        scores: one score per seed for each method; the seeds are in the same order.
-        metric: name of the metric.
-        path: the PNG file to save.
-        trivial: name and score of a predictor that ignores its input, drawn as a thin line.
-        bounds: lowest and highest possible score; intervals end there.
+    ``trivial`` is the name and the score of a predictor that ignores its input, drawn as a thin line.
     """
     names = [folded(name) for name in scores]
     height = 0.9 + sum(0.45 + 0.14 * name.count("\n") for name in names)
@@ -67,12 +62,7 @@ def plot_forest(
 ) -> None:
     """Plot mean paired differences with their intervals; the points of intervals without 0 are filled.
 
-    Args:
-        differences: mean, lower and upper end for each method; the ends are NaN if there is no interval.
-        baseline: name of the baseline, for the axis.
-        metric: name of the metric.
-        path: the PNG file to save.
-        largest: largest possible difference; intervals end there.
+    A difference is mean, lower and upper end; the ends are NaN if there is no interval, and at most ``largest``.
     """
     names = [folded(name) for name in differences]
     label = folded(f"difference in {metric.replace('_', ' ')} to {baseline}", 34)
@@ -95,13 +85,9 @@ def plot_forest(
 
 
 def plot_learning(curves: Mapping[str, Sequence[Sequence[dict[str, Any]]]], metric: str, path: Path) -> None:
-    """Plot the mean over seeds, with a band from the lowest to the highest seed.
+    """Plot the mean over seeds, with a band from the lowest to the highest seed, in epochs that all seeds evaluated.
 
-    Args:
-        curves: for each method and seed the evaluations of the returned network, as in ``metrics.jsonl``. Only epochs
-            in which every seed of a method was evaluated are plotted.
-        metric: name of the metric.
-        path: the PNG file to save.
+    The curves are the evaluations of the returned network, as in ``metrics.jsonl``, for each method and seed.
     """
     keys = [metric]
     if all("loss" in record for runs in curves.values() for records in runs for record in records):
@@ -134,10 +120,7 @@ WITH_NUMBERS = 6
 def plot_confusion(counts: Mapping[str, NDArray[np.int64]], classes: Sequence[str], path: Path) -> None:
     """Plot one confusion matrix per method, as the share of each true class.
 
-    Args:
-        counts: for each method the number of rows by class (first) and predicted class (second), ``(C, C)``.
-        classes: names of the classes.
-        path: the PNG file to save.
+    The counts are numbers of rows by class (first) and predicted class (second), ``(C, C)``.
     """
     names = [folded(name) for name in counts]
     columns = min(2, len(names))
@@ -179,12 +162,7 @@ class Reliability(NamedTuple):
 
 
 def plot_reliability(methods: Mapping[str, Reliability], path: Path) -> None:
-    """Plot accuracy over confidence; a larger point stands for more rows.
-
-    Args:
-        methods: the bins of each method.
-        path: the PNG file to save.
-    """
+    """Plot accuracy over confidence; a larger point stands for more rows."""
     names = [folded(name, 48, 2) for name in methods]
     height = 4.6 + sum(0.2 + 0.16 * name.count("\n") for name in names)
     with picture(path, width=5.4, height=height, published=True) as (axes,):
@@ -208,15 +186,9 @@ def plot_reliability(methods: Mapping[str, Reliability], path: Path) -> None:
 def plot_search(
     searched: Mapping[str, Sequence[str]], means: Sequence[float], chosen: int, metric: str, seeds: int, path: Path
 ) -> None:
-    """Plot the mean score of each pair of values; the chosen pair is framed.
+    """Plot the mean score of each pair of values of two options; the chosen pair is framed.
 
-    Args:
-        searched: the values of two options, as typed.
-        means: mean score of each pair; the values of the second option change fastest.
-        chosen: index of the chosen pair.
-        metric: name of the metric.
-        seeds: number of seeds behind each mean.
-        path: the PNG file to save.
+    In ``means``, the values of the second option change fastest; ``chosen`` is an index into it.
     """
     (first, rows), (second, columns) = searched.items()
     scores = np.array(means).reshape(len(rows), len(columns))
@@ -241,17 +213,14 @@ def plot_progress(
 ) -> None:
     """Plot the mean score of each trial, and the best one so far as a line.
 
-    Args:
-        complete: number of runs when the trial ended, and its mean score, in this order.
-        stopped: the same for trials that were stopped early; their means are over fewer seeds.
-        metric: name of the metric.
-        seeds: number of seeds of a complete trial.
-        path: the PNG file to save.
+    A trial is the number of runs when it ended, and its mean score: over all seeds if it is complete, or over fewer if
+    it was stopped early.
     """
     with picture(path, width=6.0, height=3.4, published=True) as (axes,):
         if stopped:
             axes.plot(*zip(*stopped, strict=True), "x", color=COLORS[2], ms=6, label="stopped early (fewer seeds)")
-        axes.plot(*zip(*complete, strict=True), "o", color=COLORS[1], ms=5, label=f"complete ({_count(seeds)})")
+        count = "1 seed" if seeds == 1 else f"mean of {seeds} seeds"
+        axes.plot(*zip(*complete, strict=True), "o", color=COLORS[1], ms=5, label=f"complete ({count})")
         best: list[tuple[int, float]] = []
         for runs, score in complete:
             best.append((runs, max(score, best[-1][1]) if best else score))
@@ -263,7 +232,3 @@ def plot_progress(
         axes.grid(axis="y", color="#dddddd", lw=0.6)
         axes.set_axisbelow(True)
         axes.legend(frameon=False, fontsize="small")
-
-
-def _count(seeds: int) -> str:
-    return "1 seed" if seeds == 1 else f"mean of {seeds} seeds"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +23,27 @@ from attnreg.experiments.results.plots.style import (
 
 
 def plot_run(folder: Path, layer: int = 0) -> list[Path]:
-    """Draw every plot that a run has data for, and save them in its ``plots`` folder.
-
-    Args:
-        folder: the run folder.
-        layer: layer of the attention plot (default: 0).
-
-    Returns:
-        the files.
-
-    Raises:
-        InputError: if the folder holds no run that has trained, or the model has no such layer.
-    """
+    """Draw every plot that a run has data for, with one layer's attention, and return the files in its ``plots``."""
     run, plots = RunReader(folder), folder / "plots"
     if run.config and not run.telemetry:
         raise InputError(f"The run in {folder} has not trained yet: there are no lines in telemetry.jsonl.")
     runs = {run.config["recipe"]: run}
     if (folder / "baseline" / "config.json").is_file():
         runs["plain fine-tuning"] = RunReader(folder / "baseline")
-    made = []
-    if plot_drop_rates(run, plots / "drop_rates.png"):
-        made.append(plots / "drop_rates.png")
-    if run.metrics:
-        plot_convergence(runs, plots / "convergence.png")
-        made.append(plots / "convergence.png")
-    if plot_game(run, plots / "game.png"):
-        made.append(plots / "game.png")
-    if run.probe is not None:
-        plot_probe(**run.probe, path=plots / "probe.png")
-        made.append(plots / "probe.png")
-    if has_attention(folder) and run.config.get("kind") != "image-classification":  # its tokens have no names
-        plot_sample(run, plots / "attention.png", layer)
-        made.append(plots / "attention.png")
-    return made
+    drawn: dict[str, tuple[object, Callable[..., None]]] = {  # with what there must be
+        "drop_rates": (any(line["drop_rate"] for line in run.telemetry), partial(plot_drop_rates, run)),
+        "convergence": (run.metrics, partial(plot_convergence, runs)),
+        "game": (run.rounds, partial(plot_game, run)),
+        "probe": (run.probe, partial(plot_probe, **(run.probe or {}))),
+        "attention": (
+            has_attention(folder) and run.config.get("kind") != "image-classification",  # its tokens have no names
+            partial(plot_sample, run, layer=layer),
+        ),
+    }
+    made = {plots / f"{name}.png": plot for name, (data, plot) in drawn.items() if data}
+    for path, plot in made.items():
+        plot(path=path)
+    return list(made)
 
 
 def has_attention(folder: Path) -> bool:
@@ -94,15 +83,9 @@ def _networks(run: RunReader) -> list[str]:
     return list(dict.fromkeys(record["network"] for record in run.metrics))
 
 
-def plot_drop_rates(run: RunReader, path: Path) -> bool:
-    """Plot the drop rate of each attention site; lines have gaps where the provider was not active.
-
-    Returns:
-        whether there was a drop rate to plot; otherwise no file is written.
-    """
+def plot_drop_rates(run: RunReader, path: Path) -> None:
+    """Plot the drop rate of each attention site; lines have gaps where the provider was not active."""
     sites = list(dict.fromkeys(site for line in run.telemetry for site in line["drop_rate"]))
-    if not sites:
-        return False
     window = max(1, len(run.telemetry) // 40)
     with picture(path, width=8.0) as (axes,):
         for site, color, style in zip(sites, sequence(len(sites)), styles(), strict=False):
@@ -116,7 +99,6 @@ def plot_drop_rates(run: RunReader, path: Path) -> bool:
         count_axis(axes)
         named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         axes.legend(named.values(), named.keys(), frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return True
 
 
 def _active_parts(run: RunReader, site: str) -> list[list[dict[str, Any]]]:
@@ -130,17 +112,12 @@ def _active_parts(run: RunReader, site: str) -> list[list[dict[str, Any]]]:
     return [part for part in parts if part]
 
 
-def plot_game(run: RunReader, path: Path) -> bool:
+def plot_game(run: RunReader, path: Path) -> None:
     """Plot scores and winner of each round, the reward and its baseline, and the Attacker's probability of winning.
 
     If the run watched a word, a fourth panel shows how often its keys are dropped, and all other keys, by layer.
-
-    Returns:
-        whether a round was finished; otherwise no file is written.
     """
     rounds = run.rounds
-    if not rounds:
-        return False
     number = list(range(1, len(rounds) + 1))
     attacker, defender = ([line[f"{name}_score"] for line in rounds] for name in ("attacker", "defender"))
     won = [line["winner"] == "attacker" for line in rounds]
@@ -177,7 +154,6 @@ def plot_game(run: RunReader, path: Path) -> bool:
         for axes in (scores, rewards, wins, *watched):
             axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
         count_axis(scores, rewards, wins, *watched)
-    return True
 
 
 Point = tuple[float, float, float]
@@ -186,11 +162,7 @@ Point = tuple[float, float, float]
 def plot_probe(lines: Mapping[str, Sequence[Point]], plain: float, score: str, path: Path) -> None:
     """Plot scores over the probability q of dropping a candidate, and over the share of attention that it drops.
 
-    Args:
-        lines: triples of q, share and score, by the name of the candidates.
-        plain: score without dropping.
-        score: name of the score.
-        path: the PNG file to save.
+    A point is q, share and score; ``plain`` is the score without dropping.
     """
     with picture(path, width=9.6, height=3.8, columns=2) as both:
         for number, axes in enumerate(both):

@@ -63,35 +63,17 @@ def count_axis(*axes: Axes) -> None:
 
 
 def point_alone(values: Sized) -> str | None:
-    """Return the marker of a line without markers: a dot if the line is one point, which would not be seen.
-
-    Example:
-        >>> point_alone([0.5]), point_alone([0.5, 0.6])
-        ('.', None)
-    """
+    """Return the marker of a line without markers: a dot if the line is one point, which would not be seen."""
     return "." if len(values) == 1 else None
 
 
 @contextmanager
 def picture(
-    path: Path,
-    width: float = 7.0,
-    height: float = 4.0,
-    columns: int = 1,
-    rows: int = 1,
-    *,
-    published: bool = False,
+    path: Path, width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1, *, published: bool = False
 ) -> Iterator[list[Axes]]:
-    """Yield the axes of a new figure, sized in inches, row by row; save it at the end.
+    """Yield the axes of a new figure, sized in inches, row by row; save it as a PNG file at the end.
 
-    Args:
-        path: the PNG file; its folder is made.
-        width: width in inches.
-        height: height in inches.
-        columns: number of columns of axes.
-        rows: number of rows of axes.
-        published: also save the figure as PDF and SVG, and as PNG for dark pages (see
-            :func:`attnreg.experiments.results.document.dark_path`).
+    A published figure is also saved as PDF and SVG, and as PNG for dark pages (see :func:`dark_path`).
     """
     figure = Figure(figsize=(width, height), layout="constrained")  # pyplot would keep global state
     FigureCanvasAgg(figure)
