@@ -1,4 +1,4 @@
-"""Masks, which mask providers return.
+"""Masks, which regularizers of attention return.
 
 Polarity, here and everywhere in the project: in a boolean mask ``True`` means *kept* (or, for ``valid``, *allowed by
 the model*), as in :func:`torch.nn.functional.scaled_dot_product_attention`.
@@ -19,7 +19,7 @@ from attnreg.draws import Drawn
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    r"""What a provider does at one attention site. A field that is ``None`` changes nothing.
+    r"""What a regularizer does at one attention site. A field that is ``None`` changes nothing.
 
     Args:
         scores: bool, ``True`` = kept, broadcastable to ``(B, H, Q, K)``: a dropped score becomes :math:`-\infty` before

@@ -61,7 +61,7 @@ class SiteInfo(Site):
         shares_keys: whether all queries of a sample share their keys. If not, each query has its own keys (a local
             layout); B then counts queries, and Q is 1.
         in_parts: whether a forward pass may compute the site in several calls, such as one per image of a batch; the
-            provider is then asked for a mask in each.
+            regularizer is then asked for a mask in each.
 
     Example:
         >>> SiteInfo(name="bert.encoder.layer.3.attention.self", layer=3, num_layers=12).label
@@ -83,7 +83,7 @@ S = TypeVar("S", bound=Site)
 
 
 def layer_indices(layers: Sequence[int], where: str) -> list[int]:
-    """Return layer indices as a list, or raise if they are not one; messages name the provider ``where``.
+    """Return layer indices as a list, or raise if they are not one; messages name the regularizer ``where``.
 
     Example:
         >>> layer_indices((0, -1), "OnLayers")

@@ -50,8 +50,8 @@ GROUPS = {
         "attnreg.regularizers.",
         "attnreg.attendout.gnet",
     ),
-    "Combine, schedule and write providers": ("attnreg.regularizer.",),
-    "What a provider reads and returns": ("attnreg.masks.", "attnreg.sites."),
+    "Combine, schedule and write regularizers": ("attnreg.regularizer.",),
+    "What a regularizer reads and returns": ("attnreg.masks.", "attnreg.sites."),
 }
 # Not names of `attnreg` itself, but returned, taken or raised by them.
 BESIDES = ["injection.AttachHandle", "injection.LeftOut", "sites.HiddenInfo", "draws.Draws"]

@@ -48,7 +48,7 @@ def choose_if(name: str) -> str:
 def table(place: Path) -> str:
     """The rows, with links as seen from a file."""
     in_docs = place.parent == FOLDER
-    rows = [["provider", "what it does", "choose it if"], ["---"] * 3]
+    rows = [["regularizer", "what it does", "choose it if"], ["---"] * 3]
     for name, cls in sorted(built_in().items(), key=lambda item: item[1].__module__.startswith("attnreg.regularizer.")):
         if name not in PAGE_OF:
             continue

@@ -55,13 +55,13 @@ def explain(
 ) -> Attributions:
     """Attribute a model's score on a batch to the attention weights A of some of its sites.
 
-    The model runs uncompiled and without the masks of attached providers. Afterwards, even after an exception, its
+    The model runs uncompiled and without the masks of attached regularizers. Afterwards, even after an exception, its
     mode, its parameters' ``requires_grad`` and ``grad``, its hooks and the random state are as before.
 
     Args:
         model: the model, with or without :class:`~torch.nn.parallel.DistributedDataParallel` around it.
         batch: the model's keyword arguments.
-        handle: handle of a provider that is attached to the model.
+        handle: handle of a regularizer that is attached to the model.
         labels: labels of the sites (:attr:`attnreg.SiteInfo.label`).
         method: a key of :data:`METHODS`.
         target: the score to explain (default: that of the predicted classes).

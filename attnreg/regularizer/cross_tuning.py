@@ -1,4 +1,4 @@
-"""Cross-tuning: alternate between epochs with and without a provider."""
+"""Cross-tuning: alternate between epochs with and without a regularizer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from attnreg.regularizer.base import Container, Regularizer, a_regularizer
 
 
 class CrossTuning(Container):
-    """Use a provider in only one of every N epochs.
+    """Use a regularizer in only one of every N epochs.
 
     It acts in the epochs with ``epoch % every == offset``; in all others, the attached model runs as the plain model.
 
     Args:
-        provider: the provider to switch on and off.
+        provider: the regularizer to switch on and off.
         every: act in one of every N epochs.
         offset: which of these epochs, from 0.
 

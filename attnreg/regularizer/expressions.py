@@ -1,4 +1,4 @@
-"""Providers written as text, such as ``DropHead(0.1) & OnLayers(AttentionLayerDrop(0.2), [0, 1])``."""
+"""Regularizers written as text, such as ``DropHead(0.1) & OnLayers(AttentionLayerDrop(0.2), [0, 1])``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def parse_provider(
     total_steps: int | None = None,
     providers: Sequence[type[Regularizer]] = (),
 ) -> Regularizer:
-    """Make a provider from an expression: provider calls with literal arguments, joined by ``&``.
+    """Make a regularizer from an expression: calls with literal arguments, joined by ``&``.
 
-    The text is parsed, never evaluated. It may contain only names of providers, numbers, strings, lists, ``True``,
+    The text is parsed, never evaluated. It may contain only names of regularizers, numbers, strings, lists, ``True``,
     ``False`` and ``None``.
 
     Args:
         text: the expression.
-        model: the model for providers that are made for one (those with ``for_model``).
+        model: the model for regularizers that are made for one (those with ``for_model``).
         total_steps: number of optimizer steps, for schedules that do not set it.
         providers: your own classes that the expression may name.
 
@@ -97,7 +97,7 @@ def parse_call(text: str, classes: Mapping[str, Callable[..., Made]]) -> Made:
 
 
 def expression_of(provider: Regularizer) -> str:
-    """Return a provider as an expression, with all arguments by name.
+    """Return a regularizer as an expression, with all arguments by name.
 
     Example:
         >>> expression_of(parse_provider("DropHead(0.1) & OnLayers(AttentionLayerDrop(0.2), [0])"))
@@ -113,10 +113,10 @@ def expression_of(provider: Regularizer) -> str:
 
 
 def checked_expression(text: str) -> str:
-    """Return an expression in a uniform spelling, if every provider and argument in it is known.
+    """Return an expression in a uniform spelling, if every regularizer and argument in it is known.
 
     Raises:
-        InputError: if the text is not a provider expression.
+        InputError: if the text is not a regularizer expression.
 
     Example:
         >>> checked_expression("AttentionLayerDrop( p=0.2 )&AttentionDropout(0.1,'scores')")
@@ -193,7 +193,7 @@ def _value(node: ast.expr, text: str, known: Mapping[str, Callable[..., Any]]) -
     if isinstance(node, ast.Call) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd)):
         return _description(node, text, known)
     try:
-        # A dict would be mistaken for the description of a provider.
+        # A dict would be mistaken for the description of a regularizer.
         if not any(isinstance(part, (ast.Dict, ast.Set)) for part in ast.walk(node)):
             return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):

@@ -1,4 +1,4 @@
-"""Restriction of a provider to some layers."""
+"""Restriction of a regularizer to some layers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from attnreg.sites import Site, SiteInfo, layer_indices, on_layers
 
 
 class OnLayers(Container):
-    """Let a provider act on some layers only, in every stack that it is attached to.
+    """Let a regularizer act on some layers only, in every stack that it is attached to.
 
     Args:
-        provider: the provider to restrict.
+        provider: the regularizer to restrict.
         layers: layer indices; negative ones count from the last layer.
 
     Raises:

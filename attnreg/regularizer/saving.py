@@ -1,4 +1,4 @@
-"""Saving and loading of providers as JSON and safetensors, which cannot run code."""
+"""Saving and loading of regularizers as JSON and safetensors, which cannot run code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Known = Mapping[str, type[Any]]
 
 
 class PretrainedMixin:
-    """``save_pretrained`` and ``from_pretrained`` for providers; see :class:`attnreg.Regularizer`."""
+    """``save_pretrained`` and ``from_pretrained`` for regularizers; see :class:`attnreg.Regularizer`."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class PretrainedMixin:
         """Write ``config.json``, ``model.safetensors`` and their checksums into a separate folder, atomically.
 
         Args:
-            folder: a new or empty folder, or one with a saved provider, which is replaced.
+            folder: a new or empty folder, or one with a saved regularizer, which is replaced.
 
         Raises:
             InputError: if the folder holds other files, or JSON cannot store a constructor argument.
@@ -76,14 +76,14 @@ class PretrainedMixin:
     def from_pretrained(
         cls: type[Self], folder: str | os.PathLike[str], providers: Sequence[type[PretrainedMixin]] = ()
     ) -> Self:
-        """Load a provider that :meth:`save_pretrained` wrote, on the CPU.
+        """Load a regularizer that :meth:`save_pretrained` wrote, on the CPU.
 
         Args:
-            folder: the folder with the provider.
-            providers: your own classes inside the saved provider, besides this one.
+            folder: the folder with the regularizer.
+            providers: your own classes inside the saved regularizer, besides this one.
 
         Raises:
-            InputError: if the folder holds no provider of this class, or a damaged one, or names an unknown class.
+            InputError: if the folder holds no regularizer of this class, or a damaged one, or names an unknown class.
         """
         folder, known = Path(folder), known_providers(providers if inspect.isabstract(cls) else {cls, *providers})
         try:
@@ -102,7 +102,7 @@ class PretrainedMixin:
 
 
 def built_in() -> dict[str, type[PretrainedMixin]]:
-    """Return the built-in provider classes, by name."""
+    """Return the built-in regularizer classes, by name."""
     modules = {n: m for n, m in listed_names(attnreg.__file__).items() if m.startswith(REGULARIZERS)}
     found = {name: getattr(importlib.import_module(module), name) for name, module in modules.items()}
     classes = {name: cls for name, cls in found.items() if inspect.isclass(cls) and issubclass(cls, PretrainedMixin)}
@@ -110,7 +110,7 @@ def built_in() -> dict[str, type[PretrainedMixin]]:
 
 
 def describe(provider: PretrainedMixin) -> dict[str, Any]:
-    """Return a provider as plain data: its class name and constructor arguments, including inner providers.
+    """Return a regularizer as plain data: its class name and constructor arguments, including inner regularizers.
 
     Example:
         >>> from attnreg import AttentionLayerDrop
@@ -121,7 +121,7 @@ def describe(provider: PretrainedMixin) -> dict[str, Any]:
 
 
 def known_providers(more: Iterable[type[Any]] = ()) -> dict[str, type[Any]]:
-    """Return the built-in provider classes and your own, by name.
+    """Return the built-in regularizer classes and your own, by name.
 
     Args:
         more: your own classes, by module and name; also by name only, if no other class has the same name.
@@ -137,7 +137,7 @@ def known_providers(more: Iterable[type[Any]] = ()) -> dict[str, type[Any]]:
 
 
 def _name(cls: type[PretrainedMixin]) -> str:
-    """Return a built-in provider's name, or any other's module and name, so that the two are never confused."""
+    """Return a built-in regularizer's name, or any other's module and name, so that the two are never confused."""
     return cls.__name__ if built_in().get(cls.__name__) is cls else f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -154,15 +154,15 @@ def _construct(cls: type[PretrainedMixin], *args: Any, **options: Any) -> Pretra
 def build(
     description: dict[str, Any], make: Callable[..., PretrainedMixin] = _construct, known: Known | None = None
 ) -> Any:
-    """Make a provider from what :func:`describe` returned.
+    """Make a regularizer from what :func:`describe` returned.
 
     Args:
         description: class name and constructor arguments.
-        make: function that takes a class and its arguments and returns the provider.
+        make: function that takes a class and its arguments and returns the regularizer.
         known: classes by name (default: the built-in ones).
 
     Raises:
-        InputError: if the description names no known provider or does not fit its constructor.
+        InputError: if the description names no known regularizer or does not fit its constructor.
     """
     known = built_in() if known is None else known
     name, config = description.get("provider"), description.get("config")
@@ -186,7 +186,7 @@ def build(
 
 
 def to_json(provider: PretrainedMixin) -> str:
-    """Return a provider's description as JSON.
+    """Return a regularizer's description as JSON.
 
     Raises:
         InputError: if JSON cannot store a constructor argument.

@@ -1,4 +1,4 @@
-"""Schedules, which change arguments of a provider over training or over the depth of the model."""
+"""Schedules, which change arguments of a regularizer over training or over the depth of the model."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Line:
 
 
 class Scheduled(Container):
-    r"""Change a provider's arguments linearly over training or over the depth of the model.
+    r"""Change a regularizer's arguments linearly over training or over the depth of the model.
 
     .. math::
         \begin{aligned}
@@ -76,14 +76,14 @@ class Scheduled(Container):
     probability that falls with depth is ``Scheduled(DropKey(), over="depth", p=[(0, 0.3), (1, 0)])``.
 
     Args:
-        provider: the provider whose arguments change.
+        provider: the regularizer whose arguments change.
         total_steps: T, the number of optimizer steps from progress 0 to 1; required for ``over="training"``.
         over: ``"training"`` (progress t / T) or ``"depth"`` (progress from the first to the last layer).
         schedules: one keyword per argument, such as ``p=[(0, 0.3), (1, 0)]``: knots ``(progress, value)``, ascending in
             progress; the value is constant before the first and after the last knot.
 
     Raises:
-        InputError: if no argument is given, the provider reads it only in its constructor, a value is out of range, or
+        InputError: if no argument is given, it is read only in the constructor, a value is out of range, or
             ``total_steps`` is missing.
 
     Reference:

@@ -52,7 +52,7 @@ class AdversarialAttention(SeesQueries):
         masks are ``(B, 1, Q, K)``, float with the values 0 and 1.
 
     Raises:
-        InputError: if an argument is out of range; when attached, if the provider was made for other layers; in a
+        InputError: if an argument is out of range; when attached, if the regularizer was made for other layers; in a
             forward pass, if the model exposes only scores, not queries.
 
     Reference:

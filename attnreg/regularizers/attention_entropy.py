@@ -26,7 +26,7 @@ class AttentionEntropy(MaskProvider):
         H(a) = -\textstyle\sum_k a_k \log a_k
 
     The mean is over heads and over query rows that are not padding. Nothing is masked, so the model's output does not
-    change; ``penalty()`` changes the loss. Attention is that of the model, before masks of other providers and the
+    change; ``penalty()`` changes the loss. Attention is that of the model, before masks of other regularizers and the
     model's own dropout. Its scores are computed once more, with gradients.
 
     Args:

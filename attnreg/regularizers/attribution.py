@@ -129,11 +129,11 @@ class AttributionProvider(MaskProvider):
         The model's modes, ``requires_grad``, ``grad``, hooks and the random state stay as they are.
 
         Args:
-            model: the model that the provider is attached to, or a wrapper of it.
+            model: the model that the regularizer is attached to, or a wrapper of it.
             batch: the model's keyword arguments.
 
         Raises:
-            RuntimeError: if the provider is not attached to the model.
+            RuntimeError: if the regularizer is not attached to the model.
             InputError: if ``target`` cannot explain the model's output.
         """
         self.clear()

@@ -53,7 +53,7 @@ class ConcreteDropout(LearnedRates):
         masks are ``(B, H, Q, K)``, float; :attr:`rates` is ``(layers, 1)`` or ``(layers, H)``.
 
     Raises:
-        InputError: if an argument is out of range; when attached, if the provider was made for other layers.
+        InputError: if an argument is out of range; when attached, if the regularizer was made for other layers.
 
     Reference:
         Concrete Dropout (arXiv 1705.07832), Section 3.

@@ -52,7 +52,7 @@ class ContextualDropout(SeesQueries):
         masks are ``(B, H, Q, K)``, float; rates ``(B, H, Q, 1)``.
 
     Raises:
-        InputError: if an argument is out of range; when attached, if the provider was made for other layers; in a
+        InputError: if an argument is out of range; when attached, if the regularizer was made for other layers; in a
             forward pass, if the model exposes only scores, not queries.
 
     Reference:

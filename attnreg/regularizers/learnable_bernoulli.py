@@ -55,15 +55,15 @@ class LearnableBernoulli(LearnedRates):
         num_heads: number of heads; required for ``per="head"``.
         placement: what to drop: ``"weights"`` (after the softmax) or ``"scores"`` (before it).
         regularizer: :math:`\lambda`, the weight of the entropy, in units of the loss.
-        loss: f as a function of the model's output and the batch (default: the output's ``loss``). A provider with a
+        loss: f as a function of the model's output and the batch (default: the output's ``loss``). A regularizer with a
             function cannot be saved.
 
     Shape:
         masks are ``(B, H, Q, K)``; :attr:`rates` is ``(layers, 1)`` or ``(layers, H)``.
 
     Raises:
-        InputError: if an argument is out of range; when attached, if the provider was made for other layers, or another
-            provider looks at batches, too.
+        InputError: if an argument is out of range; when attached, if it was made for other layers, or another
+            regularizer looks at batches, too.
         RuntimeError: in a training pass, if :meth:`attribute` was never called.
 
     Reference:
@@ -83,7 +83,7 @@ class LearnableBernoulli(LearnedRates):
         torch.Size([2, 1])
     """
 
-    #: Its forward passes would use up the masks that other providers keep for the training step.
+    #: Its forward passes would use up the masks that other regularizers keep for the training step.
     looks_alone = True
 
     def __init__(
@@ -118,11 +118,11 @@ class LearnableBernoulli(LearnedRates):
         The model's modes, parameters, ``grad`` and the random state stay as they are.
 
         Args:
-            model: the model that the provider is attached to, or a wrapper of it.
+            model: the model that the regularizer is attached to, or a wrapper of it.
             batch: the model's keyword arguments.
 
         Raises:
-            RuntimeError: if the provider is not attached to the model.
+            RuntimeError: if the regularizer is not attached to the model.
             InputError: if the model's output has no loss.
         """
         handle = handle_of(model, self)

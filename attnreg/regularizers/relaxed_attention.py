@@ -16,7 +16,7 @@ class RelaxedAttention(MaskProvider):
 
     .. math:: A' = (1 - \gamma) A + \gamma U, \qquad U_{ij} = m_{ij} / \textstyle\sum_k m_{ik}
 
-    m is 1 for the keys that the model allows (no padding, no later ones in a decoder). Composed with a provider that
+    m is 1 for the keys that the model allows (no padding, no later ones in a decoder). Composed with a regularizer that
     drops scores, dropped keys get nothing, either. Nothing is drawn, and nothing is dropped. If the model drops
     no weights itself, A is not computed: :math:`A' V = (1 - \gamma) A V + \gamma U V`.
 

@@ -22,7 +22,7 @@ class StructuralMask(MaskProvider):
 
     .. math:: \tilde S_{bhqk} = -\infty \text{ if } G_{bqk} = 0 \text{ and } h \in \text{heads}
 
-    The mask is not random. Like every provider, it acts in training mode only; to keep the structure at evaluation,
+    The mask is not random. Like every regularizer, it acts in training mode only; to keep the structure at evaluation,
     pass the graph to the model as its own attention mask.
 
     Args:

@@ -1,5 +1,5 @@
 """
-Attach a provider and look at its masks
+Attach a regularizer and look at its masks
 =======================================
 
 Attach regularizers to a tiny BERT, one after the other, and draw what one training pass drops in the four heads of each
@@ -24,7 +24,7 @@ providers = {
 }
 
 # %%
-# A provider is an ``nn.Module``, so a forward hook sees the mask of each layer.
+# A regularizer is an ``nn.Module``, so a forward hook sees the mask of each layer.
 figure, axes = plt.subplots(2, 4, figsize=(10, 5.4), layout="constrained")
 for column, (name, provider) in zip(axes.T, providers.items(), strict=True):
     masks = []

@@ -2,7 +2,7 @@
 Schedules
 =========
 
-``Scheduled`` moves an argument of a provider along knots of (progress, value); ``BernoulliScheduleProvider`` gives
+``Scheduled`` moves an argument of a regularizer along knots of (progress, value); ``BernoulliScheduleProvider`` gives
 each layer a line of its own. The dots are measured on masks, the lines are what was asked for.
 """
 
@@ -21,7 +21,7 @@ providers = {
 }
 
 # %%
-# A provider needs no model: ask it for the mask of a site. ``step`` follows each optimizer step.
+# A regularizer needs no model: ask it for the mask of a site. ``step`` follows each optimizer step.
 site = attnreg.AttentionSite(shape=(64, 12, 16, 16))
 plt.figure(figsize=(7, 3.5), layout="constrained")
 for (label, (provider, knots)), color in zip(providers.items(), ("tab:blue", "tab:orange"), strict=True):

@@ -1,9 +1,9 @@
 """
-Compose providers
+Compose regularizers
 =================
 
-``a & b`` applies both masks: what either of them drops is dropped. ``OnLayers`` restricts a provider to some layers.
-Three providers act together here; the bars show what each drops alone, and the line what all of them drop together.
+``a & b`` applies both masks: what either of them drops is dropped. ``OnLayers`` restricts a regularizer to some layers.
+Three regularizers act together here; the bars show what each drops alone, and the line what all of them drop together.
 """
 
 import matplotlib.pyplot as plt

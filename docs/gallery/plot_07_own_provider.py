@@ -1,8 +1,8 @@
 """
-A provider of your own
+A regularizer of your own
 ======================
 
-A provider is one class with one method: it takes a site and returns a mask. This one drops far keys more often than
+A regularizer is one class with one method: it takes a site and returns a mask. This one drops far keys more often than
 near ones. It can be attached to any model, composed and scheduled like the built-in ones.
 """
 
@@ -43,7 +43,7 @@ plt.show()
 
 # %%
 # Check it on a tiny model before you train: masks act in training mode only, a replay repeats them, and a saved
-# provider comes back. To load a provider of your own, name its class.
+# regularizer comes back. To load a regularizer of your own, name its class.
 import tempfile
 
 from transformers import BertConfig, BertModel

@@ -22,7 +22,7 @@ for axis, mode in zip(axes, ("element", "column", "span"), strict=True):
 plt.show()
 
 # %%
-# It is attached like every provider, and composes with those of attention.
+# It is attached like every regularizer, and composes with those of attention.
 model = BertModel(BertConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).train()
 handle = attnreg.attach(model, attnreg.HiddenDropout(0.3) & attnreg.DropHead(0.2))
 model(input_ids=torch.randint(1, 100, (8, 16)))

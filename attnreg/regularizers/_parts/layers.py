@@ -28,7 +28,7 @@ LARGEST_LOGIT = 8.0
 
 
 class LayerIndex:
-    """Numbers the layers of all stacks, one stack after the other; messages name the provider.
+    """Numbers the layers of all stacks, one stack after the other; messages name the regularizer.
 
     Example:
         >>> index = LayerIndex("ConcreteDropout", {"encoder": 2, "decoder": 3})
@@ -73,7 +73,7 @@ class LayerIndex:
 
 
 class LayerwiseProvider(MaskProvider):
-    """A provider with its own parameters for each layer of a model."""
+    """A regularizer with its own parameters for each layer of a model."""
 
     #: The constructor's arguments that follow from the model; :meth:`measure` gives them.
     measured: ClassVar[Sequence[str]] = ("num_layers",)
@@ -101,17 +101,17 @@ class LayerwiseProvider(MaskProvider):
         example_inputs: Any = None,
         **options: Any,
     ) -> Made:
-        """Make a provider for the layers of a model, on the model's device.
+        """Make a regularizer for the layers of a model, on the model's device.
 
         Args:
-            model: any model that the provider can be attached to.
+            model: any model that the regularizer can be attached to.
             args: the constructor's arguments, without those that describe the model (``measured``).
             stacks: as in :func:`attnreg.attach`.
             example_inputs: as in :func:`attnreg.attach`.
             options: more of the constructor's arguments, by name.
 
         Raises:
-            InputError: if the model has no attention in these stacks, or its layers differ in what the provider needs.
+            InputError: if the model has no attention in these stacks, or its layers differ in what is needed.
             NoAttentionError: if no attention is found in the model.
 
         Example:
@@ -129,7 +129,7 @@ class LayerwiseProvider(MaskProvider):
 
 
 class LearnedRates(LayerwiseProvider):
-    """A provider with a learned drop rate per layer or head of each layer."""
+    """A regularizer with a learned drop rate per layer or head of each layer."""
 
     measured = ("num_layers", "num_heads")
 

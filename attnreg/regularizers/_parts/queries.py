@@ -15,7 +15,7 @@ from attnreg.sites import AttentionSite, SiteInfo
 
 
 class SeesQueries(LayerwiseProvider):
-    """A provider that reads queries, and keeps those of a forward pass, by layer, until the step ends."""
+    """A regularizer that reads queries, and keeps those of a forward pass, by layer, until the step ends."""
 
     draws_in_prepare = False  # `prepare` only forgets the latest pass
 

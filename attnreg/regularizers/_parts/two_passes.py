@@ -1,4 +1,4 @@
-"""Shared state of providers that look at each batch before the training step on it."""
+"""Shared state of regularizers that look at each batch before the training step on it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TwoPasses:
             self._state = "idle"
 
     def check(self, provider: Regularizer) -> None:
-        """Raise, before the provider returns a mask, if there has never been a first pass."""
+        """Raise, before the regularizer returns a mask, if there has never been a first pass."""
         if self._state == "never":
             raise never_attributed(provider)
 
