@@ -35,8 +35,7 @@ def allowed(additive: Tensor) -> Tensor:
     """
     additive = additive.detach()
     open_ = additive > FORBIDDEN_BELOW
-    unknown = additive.is_cuda or is_traced()  # reading values is slow or impossible
-    if not unknown and not bool((open_ & (additive < -REACH)).any()):
+    if not has_low(additive):
         return open_
     highest = additive.amax(-1, keepdim=True)
     far = open_ & (additive < highest - REACH)
@@ -46,6 +45,13 @@ def allowed(additive: Tensor) -> Tensor:
     if forbidden.dim() > 2:
         forbidden = forbidden.all(-3, keepdim=True)
     return open_ & ~forbidden
+
+
+def has_low(additive: Tensor) -> bool:
+    """Whether values below -50 and above -5000 may be among these, of which it is not plain what forbids them."""
+    if additive.is_cuda or is_traced():  # reading values is slow or impossible
+        return True
+    return bool(((additive > FORBIDDEN_BELOW) & (additive < -REACH)).any())
 
 
 def units(valid: Tensor, shape: Sequence[int], *, self_attention: bool = True) -> Tensor:

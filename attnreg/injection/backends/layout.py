@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ class Layout:
         heads: H, if one dimension combines it with B.
         sinks_before: number of leading columns that are not keys, such as learned sinks.
         sinks_after: number of trailing columns that are not keys.
+        rest_asks: whether all other columns were as many as the queries when the model was attached.
 
     Example:
         >>> layout = Layout("fqk", heads=2)
@@ -38,6 +39,26 @@ class Layout:
     heads: int = 1
     sinks_before: int = 0
     sinks_after: int = 0
+    rest_asks: bool = False
+
+    def of_pass(self, shape: tuple[int, ...]) -> Layout:
+        """Return the layout of scores of one pass, which may have no sinks, as when a prefix adapter is switched off.
+
+        Raises:
+            NoAttentionError: if they have fewer columns besides the queries' own than there were sinks.
+        """
+        if not (self.has_sinks and self.rest_asks):
+            return self
+        _, _, queries, columns = self.sizes(shape)
+        if columns == queries:
+            return replace(self, sinks_before=0, sinks_after=0)
+        if columns < queries + self.sinks_before + self.sinks_after:
+            raise NoAttentionError(
+                f"Attention scores of shape {shape} have {columns - queries} columns that belong to no query, but "
+                f"{self.sinks_before + self.sinks_after} when the model was attached, so it is not known which are "
+                "tokens. Attach with `example_inputs` like these inputs."
+            )
+        return self
 
     @property
     def has_queries(self) -> bool:
@@ -107,6 +128,11 @@ class Layout:
         """Return K without sinks."""
         return columns - self.sinks_before - self.sinks_after
 
+    def are_keys(self, columns: int, device: torch.device) -> Tensor:
+        """Return which of these columns are keys, bool, ``(columns,)``."""
+        own = torch.ones(self.number_of_keys(columns), dtype=torch.bool, device=device)
+        return F.pad(own, (self.sinks_before, self.sinks_after))
+
     def of_keys(self, tensor: Tensor, dim: int = -1) -> Tensor:
         """Remove the columns of sinks."""
         if not self.has_sinks or tensor.shape[dim] == 1:
@@ -131,6 +157,6 @@ class Layout:
         allowed = (keep if valid is None else keep & valid).expand(own)
         dead = ~allowed.any(-1, keepdim=True)
         pad = (self.sinks_before, self.sinks_after)
-        sinks = F.pad(torch.zeros(own[-1], dtype=torch.bool, device=keep.device), pad, value=True)
+        sinks = ~self.are_keys(shape[-1], keep.device)
         open_ = torch.ones((), dtype=torch.bool, device=keep.device) if valid is None else valid
         return F.pad(allowed, pad) | (sinks & ~dead), F.pad(open_.expand(own), pad) | (sinks & ~dead)

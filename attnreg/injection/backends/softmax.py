@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnreg import functional
-from attnreg.functional.validity import allowed
 from attnreg.injection.backends.base import Backend, Call, Masking
 
 
@@ -37,7 +36,7 @@ class Softmax(Backend):
         layout, shape = site.layout, tuple(call.scores.shape)
         scores = layout.canonical(call.scores)
         own = layout.of_keys(scores)
-        valid = allowed(own)
+        valid = mode.allowed(own)
         mask = mode.ask(site, tuple(own.shape), valid, like=scores, written_scores=own)
         if mask is None and mode.tap is None:
             return func(*args, **kwargs)

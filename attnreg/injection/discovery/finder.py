@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -235,6 +235,10 @@ class Finder(Noting):
         if valid is None or not layout.has_queries:
             return
         valid = valid.expand(*valid.shape[:-2], valid.shape[-2], keys)
+        if layout.has_sinks and not bool((valid.any(-2) & ~layout.are_keys(keys, valid.device)).any()):
+            # Keys that the model forbids to all queries are padding, whose number varies with the length.
+            layout = replace(layout, sinks_before=0, sinks_after=0)
+            sighting.reading = replace(reading, layout=layout)
         valid = valid[..., layout.sinks_before : keys - layout.sinks_after]
         is_square = valid.shape[-2] == queries == valid.shape[-1] > 1
         sighting.causal = is_square and not bool(valid.triu(1).any()) and bool(valid.tril(-1).any())

@@ -77,7 +77,8 @@ def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None 
     if relation == "self" and _asks_from_elsewhere(query_part, key_part, layout, shape):
         relation = "cross"
     before, after = _sinks(query_part, key_part, layout, shape, dim, origins) if relation == "self" else (0, 0)
-    layout = replace(layout, sinks_before=before, sinks_after=after)
+    _, _, rows, columns = layout.sizes(shape)
+    layout = replace(layout, sinks_before=before, sinks_after=after, rest_asks=rows == columns - before - after)
     streams = frozenset(origins.streams(query_part))
     in_order = relation != "self" or not _is_shuffled(query_part, key_part, layout)
     return Reading(layout, relation, keys, sure, streams, (query_part, key_part), in_order)

@@ -20,6 +20,7 @@ from attnreg.injection.discovery import Discovery
 from attnreg.injection.discovery.sites import Parts
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.shadow import Shadow
+from attnreg.injection.running.soft_masks import SoftMasks
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, SiteInfo
 
@@ -58,12 +59,16 @@ class AttentionMode(Masking):
         self._at = 0
         self._asked: set[int] = set()
         self._latest: Mask | None = None
+        self._soft_masks = SoftMasks()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         backend = BY_FUNCTION.get(func)
-        if backend is None or self.passes.mode is not self:
+        if self.passes.mode is not self:
+            return func(*args, **(kwargs or {}))
+        if backend is None:
+            self._soft_masks.note(func, args, kwargs)
             return func(*args, **(kwargs or {}))
         return backend.intercept(self, func, *args, **(kwargs or {}))
 
@@ -90,10 +95,14 @@ class AttentionMode(Masking):
         if self.passes.taps and self.tap is None:
             return None
         self.taps_output = self.tap is not None and self.tap.at_output and planned.parts is None
-        layout = planned.layout
+        layout = planned.layout.of_pass(call.shape)
         if heads is not None:
             layout = replace(layout, dims="fqk" if rank == 3 else STANDARD, heads=heads if rank == 3 else 1)
         return Asked(planned.info, layout, again)
+
+    @override
+    def allowed(self, scores: Tensor) -> Tensor:
+        return self._soft_masks.allowed(scores)
 
     @staticmethod
     def _same(planned: Planned, backend: str, rank: int) -> bool:
