@@ -7,8 +7,9 @@ import pytest
 from datasets import Dataset
 
 from attnreg.experiments.runs.divergence import growing_loss
-from attnreg.experiments.setup.data_checks import data_warnings
+from attnreg.experiments.setup.data_checks import data_warnings, unknown_tokens
 from attnreg.experiments.tasks import get_task, load_model
+from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
 from tests import task_data as made
 from tests.commands import assert_sentence, ran
@@ -145,6 +146,14 @@ def test_tokens_that_the_tokenizer_does_not_know(cli, home):
     made.write_rows(home / "new.jsonl", [{"sentence": "ρόδα", "label": 1}, {"sentence": "κάππα", "label": 0}])
     result = ran(cli("evaluate", "out", "--data-dir", "new.jsonl", "--device", "cpu"))
     assert "Warning: 100% of the tokens in the validation inputs of new.jsonl are unknown to the" in result.stderr
+
+
+def test_a_look_at_tokens_leaves_the_tokenizer_as_it_was():
+    task = get_task("agreement")
+    tokenizer = load_model(task)[1]
+    kind = kind_class(task.kind)(task, tokenizer, 4)
+    assert unknown_tokens(kind, Dataset.from_dict({"sentence": ["the boy sleeps today"], "label": [1]})) is None
+    assert tokenizer.backend_tokenizer.truncation is None
 
 
 def test_choices_that_are_probably_counted_from_one(cli, home):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -110,7 +111,8 @@ def unknown_tokens(kind: Kind, rows: Dataset, name: str = "training inputs") -> 
     if kind.reads_images:
         return None
     try:
-        encoded = kind.encode(rows.select(range(min(_READ, len(rows)))))
+        # A copy, because encoding sets the tokenizer's truncation, which would be saved with the model.
+        encoded = copy.deepcopy(kind).encode(rows.select(range(min(_READ, len(rows)))))
     except InputError:  # none of these rows has a token to predict; others may have one
         return None
     special, unknown = set(tokenizer.all_special_ids), tokenizer.unk_token_id
