@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 SIZES = {"train": 2000, "validation": 1000, "test": 1000}
@@ -40,108 +41,74 @@ _PLURALS = {
 }
 
 
+_Row = dict[str, str | int]
+
+
 @dataclass(frozen=True)
 class _Word:
     text: str
     wrong: tuple[str, ...] = ()  # words that would break agreement here
 
 
-def rows(split: str) -> list[dict[str, str | int]]:
-    """Return the rows of a split. They are the same on every call, and no sentence is in two splits.
-
-    Args:
-        split: ``"train"``, ``"validation"`` or ``"test"``.
-
-    Example:
-        >>> rows("train")[0].keys()
-        dict_keys(['sentence', 'label', 'idx'])
-    """
-    return [dict(row) for row in _splits()[split]]
+def rows(split: str) -> list[_Row]:
+    """Return the rows of ``train``, ``validation`` or ``test``: the same on every call, no sentence in two splits."""
+    drawn = _splits("attnreg agreement", _sentence)[split]
+    return [{**row, "idx": number} for number, row in enumerate(drawn)]
 
 
-@functools.cache
-def _splits() -> dict[str, list[dict[str, str | int]]]:
-    rng = random.Random("attnreg agreement")
-    seen: set[str] = set()
-    splits: dict[str, list[dict[str, str | int]]] = {}
-    for name, size in SIZES.items():
-        out = splits.setdefault(name, [])
-        while len(out) < size:
-            sentence, label = _sentence(rng)
-            if sentence not in seen:
-                seen.add(sentence)
-                out.append({"sentence": sentence, "label": label, "idx": len(out)})
-    return splits
-
-
-def corpus(split: str) -> list[dict[str, str | int]]:
-    """Return the acceptable sentences of a split.
-
-    Args:
-        split: ``"train"``, ``"validation"`` or ``"test"``.
-
-    Example:
-        >>> {row["label"] for row in corpus("test")}
-        {1}
-    """
+def corpus(split: str) -> list[_Row]:
+    """Return the acceptable sentences of a split."""
     return [row for row in rows(split) if row["label"] == 1]
 
 
-@functools.cache
-def _completions() -> dict[str, list[dict[str, str]]]:
-    rng = random.Random("attnreg agreement completion")
-    seen: set[str] = set()
-    splits: dict[str, list[dict[str, str]]] = {}
-    for name, size in SIZES.items():
-        out = splits.setdefault(name, [])
-        while len(out) < size:
-            subject, predicate = ([word.text for word in words] for words in _parts(rng))
-            hint = [_PLURALS.get(word, word) for word in predicate]
-            prompt = " ".join([*hint, SEPARATOR, *subject])
-            if prompt not in seen:
-                seen.add(prompt)
-                out.append({"prompt": prompt, "completion": " ".join(predicate)})
-    return splits
-
-
-def completions(split: str) -> list[dict[str, str]]:
+def completions(split: str) -> list[_Row]:
     """Return prompts and completions: a predicate in the plural and a subject, and the predicate that agrees with it.
-
-    Args:
-        split: ``"train"``, ``"validation"`` or ``"test"``.
 
     Example:
         >>> completions("train")[0]
         {'prompt': 'laugh often : this girl behind a dog', 'completion': 'laughs often'}
     """
-    return [dict(row) for row in _completions()[split]]
+    return [dict(row) for row in _splits("attnreg agreement completion", _completion)[split]]
+
+
+@functools.cache
+def _splits(seed: str, draw: Callable[[random.Random], _Row]) -> dict[str, list[_Row]]:
+    """Draw the rows of all splits; the first field of a row is unique."""
+    rng = random.Random(seed)
+    seen: set[str | int] = set()
+    splits: dict[str, list[_Row]] = {name: [] for name in SIZES}
+    for name, found in splits.items():
+        while len(found) < SIZES[name]:
+            row = draw(rng)
+            text = next(iter(row.values()))
+            if text not in seen:
+                seen.add(text)
+                found.append(row)
+    return splits
 
 
 def vocabulary() -> list[str]:
-    """Return every word of the grammar, sorted.
-
-    Example:
-        >>> len(vocabulary())
-        50
-    """
+    """Return every word of the grammar, sorted."""
     words = {*ADJECTIVES, *PREPOSITIONS, *ADVERBS, *REFLEXIVES, "the", "that"}
     for table in (NOUNS, DETERMINERS, COPULAS, INTRANSITIVES, TRANSITIVES):
         words.update(word for entry in table for word in entry)
     return sorted(words)
 
 
-def _sentence(rng: random.Random) -> tuple[str, int]:
-    words = _clause(rng)
+def _sentence(rng: random.Random) -> _Row:
+    subject, predicate = _parts(rng)
+    words = subject + predicate
     label = rng.randrange(2)
     if not label:
         place = rng.choice([i for i, word in enumerate(words) if word.wrong])
         words[place] = _Word(rng.choice(words[place].wrong))
-    return " ".join(word.text for word in words), label
+    return {"sentence": " ".join(word.text for word in words), "label": label}
 
 
-def _clause(rng: random.Random) -> list[_Word]:
-    subject, predicate = _parts(rng)
-    return subject + predicate
+def _completion(rng: random.Random) -> _Row:
+    subject, predicate = ([word.text for word in words] for words in _parts(rng))
+    hint = [_PLURALS.get(word, word) for word in predicate]
+    return {"prompt": " ".join([*hint, SEPARATOR, *subject]), "completion": " ".join(predicate)}
 
 
 def _parts(rng: random.Random) -> tuple[list[_Word], list[_Word]]:

@@ -11,7 +11,6 @@ from attnreg.errors import InputError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-
 NO_LISTS = ": use .jsonl or .parquet, because .csv and .tsv cannot store lists"  # ends a message
 
 
@@ -26,8 +25,6 @@ def column_of(rows: Dataset | Mapping[str, Any], column: str) -> list[Any]:
     Example:
         >>> column_of({"translation": [{"en": "yes"}, {}]}, "translation.en")
         ['yes', None]
-        >>> column_of({"a": [{"b": {"c": 1}}]}, "a.b.c")
-        [1]
     """
     names = list(rows) if isinstance(rows, Mapping) else rows.column_names
     top = top_column(column, names)
@@ -39,21 +36,13 @@ def column_of(rows: Dataset | Mapping[str, Any], column: str) -> list[Any]:
 
 
 def texts_of(rows: Dataset, column: str, place: str) -> list[str]:
-    """Return the values of a text column.
-
-    Raises:
-        InputError: if a value is not text.
-    """
+    """Return the values of a text column, or raise."""
     values = column_of(rows, column)
     return converted(values, lambda text: text if isinstance(text, str) else None, f"text in column {column}", place)
 
 
 def converted(values: Iterable[Any], convert: Callable[[Any], Any], what: str, place: str) -> list[Any]:
-    """Convert the value of each row.
-
-    Raises:
-        InputError: if a value is converted to ``None``: it is not ``what`` was expected.
-    """
+    """Convert the value of each row, or raise: a value that becomes ``None`` is not ``what`` was expected."""
     made = []
     for row, value in enumerate(values, 1):
         if (one := convert(value)) is None:
@@ -65,20 +54,14 @@ def converted(values: Iterable[Any], convert: Callable[[Any], Any], what: str, p
 class Classes:
     """Map labels to class numbers. A label is a class name, a class number, or an index into the data's own names.
 
-    Args:
-        labels: the class names, in order.
-        names: the class names that the data declares for its integers, if it does (``ClassLabel`` of ``datasets``).
+    ``names`` are those that the data declares for its integers, if it does (``ClassLabel`` of ``datasets``).
 
     Example:
         >>> classes = Classes(["no", "yes"])
-        >>> classes.number("yes"), classes.number(1), classes.number(2), classes.number(True)
+        >>> classes.number("yes"), classes.number("1"), classes.number(2), classes.number(True)
         (1, 1, None, None)
-        >>> Classes(["no", "yes"], ["yes", "no"]).number(0)
-        1
-        >>> Classes(["1", "3"]).number(3)
-        1
-        >>> Classes(["no", "yes"]).number("1")  # a .csv column is all text if one row is not a number
-        1
+        >>> Classes(["no", "yes"], ["yes", "no"]).number(0), Classes(["1", "3"]).number(3)
+        (1, 1)
     """
 
     def __init__(self, labels: Sequence[str], names: Sequence[str] | None = None) -> None:
@@ -114,21 +97,13 @@ def plain_label(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def names_of(values: Iterable[Any], names: Sequence[str] | None) -> list[str]:
-    """Return the class names: integers first, then words, each sorted. Text such as ``"2"`` counts as an integer.
-
-    An empty text is no class: the label is missing.
-
-    Args:
-        values: the labels of all rows.
-        names: the class names that the data declares; if given, they are returned as they are.
+def names_of(values: Iterable[Any]) -> list[str]:
+    """Return the class names of labels: integers (also as text) first, then words, each sorted; an empty text is none.
 
     Example:
-        >>> names_of([10, 2, "2", ""], None), names_of(["b", "a"], None)
-        (['2', '10'], ['a', 'b'])
+        >>> names_of([10, 2, "2", "", "b", "a"])
+        ['2', '10', 'a', 'b']
     """
-    if names is not None:
-        return list(names)
     found = {plain_label(value) for value in values if isinstance(value, (str, int, float)) and value != ""}
     words = {value for value in found if isinstance(value, str) and _integer(value) is None}
     integers = {int(value) for value in found - words if not isinstance(value, float)}
@@ -136,12 +111,7 @@ def names_of(values: Iterable[Any], names: Sequence[str] | None) -> list[str]:
 
 
 def may_be_class(label: Any) -> bool:
-    """Whether a label can be the name or the number of a class, or is missing.
-
-    Example:
-        >>> [label for label in ("a", 1, 2.0, True, None, 0.5, ["a"]) if not may_be_class(label)]
-        [0.5, ['a']]
-    """
+    """Whether a label can be the name or the number of a class, or is missing."""
     if isinstance(label, float):
         return label.is_integer() or not math.isfinite(label)
     return label is None or isinstance(label, (str, int))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_BINS = 15  # of confidence, for the calibration error
 
 
 def _both(feature: Any) -> datasets.Features:
@@ -192,15 +193,7 @@ class AnswerF1(_Metric, key="answer_f1", citation="Rajpurkar et al., 2016", feat
 
 
 def normalized(text: str) -> str:
-    """Return a text as SQuAD compares it: in small letters, without punctuation, articles and further spaces.
-
-    Reference:
-        SQuAD (arXiv 1606.05250), Section 6.1.
-
-    Example:
-        >>> normalized(" The  U.S. Army,")
-        'us army'
-    """
+    """Return a text as SQuAD compares it: in small letters, without punctuation, articles and further spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -209,10 +202,6 @@ def word_f1(prediction: str, reference: str) -> float:
 
     Reference:
         SQuAD (arXiv 1606.05250), Section 6.1; SQuAD 2.0 (arXiv 1806.03822) for texts without words.
-
-    Example:
-        >>> word_f1("the red house", "a house"), word_f1("", ""), word_f1("", "house")
-        (0.6666666666666666, 1.0, 0.0)
     """
     ours, theirs = Counter(normalized(prediction).split()), Counter(normalized(reference).split())
     if not ours or not theirs:
@@ -221,17 +210,9 @@ def word_f1(prediction: str, reference: str) -> float:
 
 
 def accuracy_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Accuracy from confusion matrices: :class:`Accuracy`, vectorized over bootstrap samples.
+    """:class:`Accuracy` from confusion matrices, ``(..., C, C)``, as ``(...)``, such as one for each bootstrap sample.
 
-    Args:
-        confusion: ``(..., C, C)``, number of rows by class (first) and predicted class (second).
-
-    Returns:
-        ``(...)``.
-
-    Example:
-        >>> float(accuracy_of(np.array([[3, 1], [0, 4]])))
-        0.875
+    A confusion matrix has the number of rows by class (first) and predicted class (second).
     """
     return np.trace(confusion, axis1=-2, axis2=-1) / confusion.sum((-2, -1))
 
@@ -241,10 +222,6 @@ def matthews_correlation_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]
 
     Reference:
         Gorodkin, Comparing Two K-Category Assignments by a K-Category Correlation Coefficient (2004).
-
-    Example:
-        >>> float(matthews_correlation_of(np.array([[1, 1], [0, 2]])).round(4))
-        0.5774
     """
     gold, given = confusion.sum(-1).astype(float), confusion.sum(-2).astype(float)
     total = gold.sum(-1)
@@ -254,24 +231,14 @@ def matthews_correlation_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]
 
 
 def f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """:class:`F1` in the form of :func:`accuracy_of`; 0 if class 1 occurs neither in the labels nor the predictions.
-
-    Example:
-        >>> float(f1_of(np.array([[1, 1], [0, 2]])))
-        0.8
-    """
+    """:class:`F1` in the form of :func:`accuracy_of`; 0 if class 1 occurs neither in the labels nor the predictions."""
     if confusion.shape[-1] < 2:
         return np.zeros(confusion.shape[:-2])
     return _f1_by_class(confusion)[0][..., 1]
 
 
 def macro_f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """:class:`MacroF1` in the form of :func:`accuracy_of`.
-
-    Example:
-        >>> float(macro_f1_of(np.array([[1, 1], [0, 2]])).round(4))
-        0.7333
-    """
+    """:class:`MacroF1` in the form of :func:`accuracy_of`."""
     scores, occurs = _f1_by_class(confusion)
     return scores.sum(-1) / occurs.sum(-1)
 
@@ -281,30 +248,19 @@ def _f1_by_class(confusion: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDA
     return 2 * np.diagonal(confusion, axis1=-2, axis2=-1) / np.maximum(both, 1), both > 0
 
 
-def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """Expected calibration error: mean gap between confidence and accuracy over bins of confidence, weighted by size.
+def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
+    """Expected calibration error: mean gap between confidence and accuracy over 15 bins of confidence, by their size.
 
-    Args:
-        probabilities: ``(n, classes)``.
-        labels: ``(n,)``.
-        bins: number of bins of equal width; 15 by default.
-
-    Returns:
-        a number in ``[0, 1]``; 0 is best.
+    It is a number in ``[0, 1]``, 0 is best. ``probabilities`` are ``(n, classes)``, ``labels`` ``(n,)``.
 
     Reference:
         Guo et al., On Calibration of Modern Neural Networks (ICML 2017), Eq. 3.
-
-    Example:
-        >>> import torch
-        >>> calibration_error(torch.tensor([[0.75, 0.25]] * 4), torch.tensor([0, 0, 0, 1]))
-        0.0
     """
     confidence, predicted = probabilities.double().max(-1)
     gap = (predicted == labels).double() - confidence
     # Bins exclude their lower and include their upper edge: (0, 1/15], (1/15, 2/15], ...
-    number = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    sums = gap.new_zeros(bins).index_add(0, number, gap)
+    number = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1
+    sums = gap.new_zeros(_BINS).index_add(0, number, gap)
     return float(sums.abs().sum() / len(labels))
 
 

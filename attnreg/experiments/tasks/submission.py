@@ -27,33 +27,16 @@ _RANGE = (0.0, 5.0)  # of the scores of STS-B
 
 
 def submission_files(task: str) -> dict[str, str]:
-    """Return the name of the file for each test split of a GLUE task.
-
-    Raises:
-        UsageError: if the task is not in GLUE.
-
-    Example:
-        >>> submission_files("cola")
-        {'test': 'CoLA.tsv'}
-    """
+    """Return the name of the file for each test split of a GLUE task."""
     if task not in FILES:
         raise UsageError(f"--submission is for the tasks of GLUE, {', '.join(FILES)}: remove it for {task}.")
     return FILES[task]
 
 
 def submission(task: Task, rows: Dataset, predictions: Sequence[Any]) -> str:
-    r"""Return the content of a file: the index and the prediction of each row.
+    """Return the content of a file: the index and the prediction, a class number or a score, of each row.
 
-    Args:
-        task: a task of GLUE.
-        rows: the rows. Their column ``idx`` is the index if it counts from 0; otherwise the index is the row's number.
-        predictions: a class number or a score for each row.
-
-    Example:
-        >>> from datasets import Dataset
-        >>> from attnreg.experiments.tasks import get_task
-        >>> submission(get_task("rte"), Dataset.from_dict({"idx": [1, 0]}), [0, 1])
-        'index\tprediction\n0\tnot_entailment\n1\tentailment\n'
+    The index is the column ``idx`` of the rows if it counts from 0, otherwise the row's number.
     """
     index = list(range(len(rows)))
     if "idx" in rows.column_names and sorted(rows["idx"][:], key=str) == sorted(index, key=str):

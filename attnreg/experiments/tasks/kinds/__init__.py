@@ -22,12 +22,7 @@ KINDS = {
 
 
 def kind_class(name: str) -> type[Kind]:
-    """Return the class of a kind. Importing it does not import torch.
-
-    Example:
-        >>> kind_class("tokens").head
-        'AutoModelForTokenClassification'
-    """
+    """Return the class of a kind. Importing it does not import torch."""
     module = importlib.import_module(f"attnreg.experiments.tasks.kinds.{name.replace('-', '_')}")
     found: type[Kind] = getattr(module, KINDS[name])
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 class Choices(NamedTuple):
-    """The choices of a row.
-
-    Args:
-        texts: the choices, in order.
-        marks: how the row itself marks each of them, such as A, B, C; empty if it does not.
-    """
+    """The choices of a row, and how the row itself marks each of them, such as A, B, C, if it does."""
 
     texts: Sequence[str]
     marks: Sequence[str] = ()
@@ -42,16 +37,7 @@ def plain_choices(
     The choices are columns, or one column with a list in each row: of texts, of ``{"text": ..., "label": ...}``, or
     ``{"text": [...], "label": [...]}`` as on the hub. The answer is one of these labels, a number from 0, a letter from
     A, or the text of the right choice, in the same form in all rows; of choices in columns, it may also be the name of
-    the right column.
-
-    Args:
-        task: the task.
-        splits: its rows, by the name of the split.
-        places: where the rows of each split are from, for messages.
-
-    Raises:
-        InputError: if a row has no such choices, another number of choices or another answer, or the form of the
-            answers is ambiguous.
+    the right column. Rows that do not fit, and answers whose form is ambiguous, are refused.
 
     Example:
         >>> from datasets import Dataset
@@ -131,7 +117,7 @@ def _count(task: Task, choices: Mapping[str, Sequence[Choices]], places: Mapping
     return count
 
 
-def _forms(count: int) -> Iterator[_Form]:
+def _forms(count: int) -> list[_Form]:
     classes = Classes([str(number) for number in range(count)])
     last = chr(ord("A") + count - 1)
 
@@ -139,9 +125,11 @@ def _forms(count: int) -> Iterator[_Form]:
         number = ord(answer.upper()) - ord("A") if isinstance(answer, str) and len(answer) == 1 else -1
         return number if 0 <= number < count else None
 
-    yield _Form(f"a choice number from 0 to {count - 1}", "letters", lambda answer, given: classes.number(answer))
-    yield _Form(f"a letter from A to {last}", "numbers from 0", letter)
-    yield _Form("the text of a choice", "", _by_text)
+    return [
+        _Form(f"a choice number from 0 to {count - 1}", "letters", lambda answer, given: classes.number(answer)),
+        _Form(f"a letter from A to {last}", "numbers from 0", letter),
+        _Form("the text of a choice", "", _by_text),
+    ]
 
 
 def _position(answer: Any, among: Sequence[str]) -> int | None:
@@ -154,7 +142,7 @@ def _numbers(every: Sequence[tuple[Any, Choices, str]], count: int, column: str)
     marked = [_position(answer, given.marks) for answer, given, _ in every]
     if (found := _complete(marked)) is not None:
         return found
-    forms = list(_forms(count))
+    forms = _forms(count)
     read = [[form.number(answer, given) for answer, given, _ in every] for form in forms]
     full = [
         (form, found) for form, numbers in zip(forms, read, strict=True) if (found := _complete(numbers)) is not None
@@ -175,21 +163,18 @@ def _numbers(every: Sequence[tuple[Any, Choices, str]], count: int, column: str)
                 f"Column {column} may give {form.name} or {other.name}, which differ in {every[row][2]}: write "
                 f"{form.instead} instead."
             )
-    if form.number is _by_text and (twice := [row for row, each in enumerate(every) if _is_twice(*each[:2])]):
-        answer, _, place = every[twice[0]]
-        raise InputError(
-            f"Column {column} gives the text of a choice, but {answer!r} is the text of two choices in {place}: write "
-            "letters instead."
-        )
+    if form.number is _by_text:
+        for answer, given, place in every:
+            if list(given.texts).count(str(plain_label(answer))) > 1:
+                raise InputError(
+                    f"Column {column} gives the text of a choice, but {answer!r} is the text of two choices in "
+                    f"{place}: write letters instead."
+                )
     return numbers
 
 
 def _by_text(answer: Any, given: Choices) -> int | None:
     return _position(answer, given.texts)
-
-
-def _is_twice(answer: Any, given: Choices) -> bool:
-    return list(given.texts).count(str(plain_label(answer))) > 1
 
 
 def _complete(numbers: Sequence[int | None]) -> list[int] | None:

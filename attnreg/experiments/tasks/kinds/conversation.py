@@ -7,28 +7,11 @@ from typing import Any
 
 from attnreg.errors import InputError, one_line
 
-Message = Mapping[str, Any]
 ANSWERS = "assistant"
 
 
 def check_conversations(columns: Mapping[str, Sequence[Any]], place: str) -> None:
-    """Check the rows of one column, of texts or lists of messages, or of a prompt and its completion.
-
-    Args:
-        columns: the values of each column.
-        place: where the rows are from, for messages.
-
-    Raises:
-        InputError: naming the column and row of the first bad value.
-
-    Example:
-        >>> check_conversations({"text": ["a b", "c"]}, "split train")
-        >>> check_conversations({"messages": [[{"role": "user", "content": "hi"}]]}, "split train")
-        Traceback (most recent call last):
-            ...
-        attnreg.errors.InputError: Expected the last message of column messages to be of the role assistant, after \
-others, got the role user in row 1 of split train.
-    """
+    """Raise unless one column, or a prompt and its completion, hold only texts, or only lists of messages."""
     names = list(columns)
     whole = " and ".join(names)
     first = next((values[0] for values in columns.values() if values), None)
@@ -48,18 +31,10 @@ others, got the role user in row 1 of split train.
                 )
 
 
-def in_template(tokenizer: Any, messages: Sequence[Message]) -> tuple[str, str]:
-    """Write a conversation by the tokenizer's chat template, which adds all special tokens.
+def in_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Write a conversation by the tokenizer's chat template, which adds all special tokens, or raise.
 
-    Args:
-        tokenizer: the tokenizer.
-        messages: the messages; the last one is the completion.
-
-    Returns:
-        the prompt, which ends where the answer begins, and the completion.
-
-    Raises:
-        InputError: if there is no template, or it does not take these messages.
+    Returns the prompt, which ends where the answer begins, and the completion, which is the last message.
     """
     from jinja2 import TemplateError
 

@@ -23,7 +23,8 @@ REFERENCE = "reference"  # a column of encoded rows with the right answers; it i
 class Kind(ABC):
     """A kind of task: checks, encodes and scores the rows of every task of this kind.
 
-    Class methods check rows and labels; an instance also has a tokenizer and encodes them.
+    Class methods check rows and labels; an instance also has a tokenizer and encodes them. Methods that raise say with
+    an :class:`~attnreg.errors.InputError` what does not fit.
 
     Args:
         task: the task, with its class names filled in.
@@ -94,15 +95,12 @@ class Kind(ABC):
     def plain(
         cls, task: Task, splits: Mapping[str, Dataset], places: Mapping[str, str]
     ) -> tuple[Task, Mapping[str, Dataset]]:
-        """Return the task and its rows in the form that the other methods take; by default as they are.
+        """Return the task and its rows in the form that the other methods take, or raise; by default as they are.
 
         Args:
             task: the task.
             splits: its rows, by the name of the split; the columns are known to exist.
             places: where the rows of each split are from, for messages.
-
-        Raises:
-            InputError: if a row does not have such a form.
         """
         return task, splits
 
@@ -110,13 +108,12 @@ class Kind(ABC):
     def label_names(cls, task: Task, splits: Mapping[str, Dataset], where: Any) -> tuple[str, ...]:
         """Return the class names, from the task or else from the data; empty if the kind has no classes.
 
-        Raises:
-            InputError: if they do not fit the kind or the task's metrics.
+        Raises if they do not fit the kind or the task's metrics.
         """
         if task.labels or not cls.has_classes:
             return task.labels
         known = next((names for rows in splits.values() if (names := class_names(rows, task.label))), None)
-        labels = names_of((label for rows in splits.values() for label in cls.labels_in(task, rows)), known)
+        labels = known or names_of(label for rows in splits.values() for label in cls.labels_in(task, rows))
         if len(labels) < 2:
             found = ", ".join(labels) or "none"
             raise InputError(
@@ -136,22 +133,14 @@ class Kind(ABC):
 
     @classmethod
     def check(cls, task: Task, rows: Dataset, place: str) -> None:
-        """Check every row; the columns are known to exist.
-
-        Raises:
-            InputError: naming the column, row and split of the first bad value.
-        """
+        """Raise an ``InputError`` that names the first bad value and its place; the columns are known to exist."""
         for column in (*task.columns, *task.choices):
             texts_of(rows, column, place)
         cls.gold(task, rows, place)
 
     @classmethod
     def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
-        """Return the label of each row, in the form that :meth:`inputs` takes; by default a text.
-
-        Raises:
-            InputError: if a label is invalid.
-        """
+        """Return the label of each row, in the form that :meth:`inputs` takes, or raise; by default a text."""
         return texts_of(rows, task.label, place)
 
     def label_warnings(self, rows: Dataset) -> list[str]:
@@ -166,27 +155,11 @@ class Kind(ABC):
 
     @classmethod
     def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:
-        """Adapt a loaded tokenizer to this kind, in place.
-
-        Args:
-            tokenizer: the tokenizer.
-            name: the model's name, for messages.
-
-        Raises:
-            InputError: if the tokenizer lacks a feature that the kind needs.
-        """
+        """Adapt a loaded tokenizer to this kind, in place, or raise: it lacks what the kind needs."""
 
     @classmethod
     def check_model(cls, model: nn.Module, name: str) -> None:
-        """Check a loaded model.
-
-        Args:
-            model: the model.
-            name: its name, for messages.
-
-        Raises:
-            InputError: if it does not fit the kind.
-        """
+        """Raise if a loaded model does not fit the kind."""
 
     def encode(self, rows: Dataset) -> Dataset:
         """Tokenize rows: model inputs with ``labels``, and ``reference`` for scoring."""
@@ -198,11 +171,7 @@ class Kind(ABC):
         return rows.map(encoded, batched=True, with_indices=True, remove_columns=rows.column_names, keep_in_memory=True)
 
     def to_train_on(self, encoded: Dataset) -> Dataset:
-        """Drop encoded rows without labels; their loss would be NaN.
-
-        Raises:
-            InputError: if no rows remain.
-        """
+        """Drop encoded rows without labels, whose loss would be NaN, or raise if no rows remain."""
         return encoded
 
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
@@ -241,11 +210,7 @@ class Kind(ABC):
         return [self.record(answer, reference) for answer, reference in zip(answers, references, strict=True)]
 
     def trivial(self, references: Sequence[Any]) -> tuple[str, Any] | None:
-        """Return the predictor that gives every row the same answer: its name and the answer; ``None`` if none does.
-
-        Args:
-            references: the references of the training rows.
-        """
+        """Return the predictor that gives every row the same answer: its name and the answer; ``None`` if none does."""
         return None
 
     def score(self, records: Iterable[Record]) -> dict[str, float]:
@@ -277,10 +242,6 @@ class Kind(ABC):
 def absent_classes(names: Sequence[str], numbers: Iterable[int]) -> list[str]:
     """Warn of classes that no training row has.
 
-    Args:
-        names: the names of all classes.
-        numbers: the numbers of the classes that rows have.
-
     Example:
         >>> absent_classes(["no", "yes", "maybe"], [0, 2])
         ['no training row has the class yes: raise --train-size, or add such rows.']
@@ -297,11 +258,7 @@ def absent_classes(names: Sequence[str], numbers: Iterable[int]) -> list[str]:
 
 
 def kept(encoded: Dataset, wanted: Sequence[bool], what: str) -> Dataset:
-    """Keep the wanted rows; the message names ``what`` a kept row has.
-
-    Raises:
-        InputError: if no row is kept.
-    """
+    """Keep the wanted rows, or raise if no row has ``what`` makes it wanted."""
     if all(wanted):
         return encoded
     if not any(wanted):
@@ -315,10 +272,7 @@ def labelled(encoded: Dataset) -> list[bool]:
 
 
 def reading_of(classes: Sequence[str], task: Task) -> list[int]:
-    """Return the task's class number for each class of a model, matched by name or by ``merges`` of the task.
-
-    Raises:
-        InputError: if a class of the model matches no class of the task.
+    """Return the task's class number for each class of a model, by name or by ``merges`` of the task, or raise.
 
     Example:
         >>> from attnreg.experiments.tasks import get_task

@@ -242,12 +242,7 @@ def _span(value: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _tokens_of(span: tuple[int, int] | None, characters: Sequence[Sequence[int]]) -> tuple[int, int] | None:
-    """Return the first and the last token of a span of characters; ``None`` if a window does not hold all of it.
-
-    Args:
-        span: where it begins and ends.
-        characters: where each token of the window begins and ends.
-    """
+    """Return the first and the last token of a span of characters; ``None`` if a window does not hold all of it."""
     if span is None or not characters or span[0] < characters[0][0] or span[1] > characters[-1][1]:
         return None
     first = next(number for number, (_, end) in enumerate(characters) if end > span[0])
@@ -256,12 +251,7 @@ def _tokens_of(span: tuple[int, int] | None, characters: Sequence[Sequence[int]]
 
 
 def best_span(start: NDArray[np.floating], end: NDArray[np.floating], longest: int) -> tuple[int, int, float]:
-    """Return the first and the last token of the span with the highest sum of start and end, and this sum.
-
-    Args:
-        start: logits of where the answer begins, ``(n,)``, with n of at least 1.
-        end: logits of where it ends, ``(n,)``.
-        longest: largest number of tokens.
+    """Return the first and the last token of the span with the highest sum of logits, ``(n,)``, and this sum.
 
     Example:
         >>> import numpy as np

@@ -15,16 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_classes(task: Task, splits: Mapping[str, Dataset], places: Mapping[str, str]) -> None:
-    """Check labels that are to give the class names.
-
-    Args:
-        task: the task.
-        splits: the data by split.
-        places: where the rows of each split are from, for messages.
-
-    Raises:
-        InputError: if labels are no classes, or a split has a class that train lacks and the data does not declare.
-    """
+    """Raise if labels give no class names, or a split has a class that train lacks and the data does not declare."""
     kind = kind_class(task.kind)
     for name, rows in splits.items():
         for label in kind.labels_in(task, rows):
@@ -35,7 +26,7 @@ def check_classes(task: Task, splits: Mapping[str, Dataset], places: Mapping[str
                 raise InputError(f"Expected {what}, got {label!r}{hint}.")
     if "train" not in splits or any(class_names(rows, task.label) for rows in splits.values()):
         return
-    found = {name: names_of(kind.labels_in(task, rows), None) for name, rows in splits.items()}
+    found = {name: names_of(kind.labels_in(task, rows)) for name, rows in splits.items()}
     for name, classes in found.items():
         if strange := [label for label in classes if label not in found["train"]]:
             raise InputError(
@@ -45,23 +36,7 @@ def check_classes(task: Task, splits: Mapping[str, Dataset], places: Mapping[str
 
 
 def rename_classes(task: Task, splits: Mapping[str, Dataset], names: Mapping[str, str]) -> dict[str, Dataset]:
-    """Give the classes of a label column other names.
-
-    Args:
-        task: the task.
-        splits: the data by split.
-        names: the new name of each class, by its label in the data.
-
-    Raises:
-        InputError: if the column is missing or nested, or no row has one of the labels.
-
-    Example:
-        >>> from datasets import Dataset
-        >>> task = Task(name="mine", summary="", columns=("text",), metrics=("accuracy",))
-        >>> rows = Dataset.from_dict({"text": ["a", "b"], "label": ["pos", "neg"]})
-        >>> rename_classes(task, {"test": rows}, {"pos": "positive"})["test"]["label"][:]
-        ['positive', 'neg']
-    """
+    """Give the classes of a label column other names, by their labels in the data, or raise if one does not occur."""
     renamed, met = {}, set()
     for split, rows in splits.items():
         if task.label not in rows.column_names:
@@ -72,8 +47,7 @@ def rename_classes(task: Task, splits: Mapping[str, Dataset], names: Mapping[str
             label = declared[value] if declared is not None and isinstance(value, int) else plain_label(value)
             met.add(str(label))
             labels.append(names.get(str(label), label))
-        column = [str(label) for label in labels]
-        renamed[split] = rows.remove_columns(task.label).add_column(task.label, column)
+        renamed[split] = rows.remove_columns(task.label).add_column(task.label, list(map(str, labels)))
     if strange := [label for label in names if label not in met]:
         raise InputError(
             f"No row has the label {strange[0]!r} that is to be renamed: column {task.label} has "

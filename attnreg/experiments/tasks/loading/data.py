@@ -62,7 +62,7 @@ def load_data(
     needs_validation: bool = True,
     classes: Mapping[str, str] | None = None,
 ) -> tuple[Task, dict[str, datasets.Dataset]]:
-    """Load the splits of a task; also return the task with its class names, which may come from the data.
+    """Load the splits of a task as :func:`load_splits`; also return the task with class names, maybe from the data.
 
     Args:
         task: the task.
@@ -70,9 +70,6 @@ def load_data(
             or ``validation`` for an evaluation-only task.
         needs_validation: whether a folder without ``validation`` is an error.
         classes: other names for classes, by their labels in the data.
-
-    Raises:
-        InputError: if the data cannot be found or does not fit the task.
     """
     datasets.disable_progress_bars()
     if data_dir is not None:
@@ -103,16 +100,7 @@ def load_data(
 
 
 def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> datasets.Dataset:
-    """Load a split whose labels are missing or not to be looked at: the label of each row is 0.
-
-    Args:
-        task: a task with class names, or without classes.
-        split: the name of the split.
-        data_dir: as in :func:`load_splits`, or a single file.
-
-    Raises:
-        InputError: if the data cannot be found or does not fit the task.
-    """
+    """Load a split, from where :func:`load_splits` would, or from a single file, and set the label of each row to 0."""
     datasets.disable_progress_bars()
     place = f"split {split} of {data_dir or task.hub}"
     if data_dir is None:
@@ -143,11 +131,7 @@ def _from_hub(task: Task) -> dict[str, datasets.Dataset]:
 
 
 def names_in(task: Task, folder: Path) -> dict[str, str]:
-    """Return the name under which a folder has each split; ``WHOLE`` for data that is not divided into splits.
-
-    Raises:
-        InputError: if there is no such folder, or it has a split twice.
-    """
+    """Return the name under which a folder has each split; ``WHOLE`` for data that is not divided into splits."""
     return _named(task, folder)[2]
 
 

@@ -27,11 +27,7 @@ _UNPACKERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open,
 
 
 def opened(file: Path) -> BinaryIO:
-    """Open a file to read its bytes, unpacked.
-
-    Raises:
-        InputError: if a package is needed that is not installed.
-    """
+    """Open a file to read its bytes, unpacked."""
     packed = file.suffix.lower()
     if packed != ".zst":
         return cast(BinaryIO, _UNPACKERS.get(packed, open)(file, "rb"))
@@ -52,33 +48,18 @@ def _unpacked(frames: bytes) -> bytes:
     return b"".join(parts)
 
 
-def columns_in(file: Path, separator: str, quoting: Literal[0, 3]) -> list[str]:
+def columns_in(file: Path, separator: str, quoting: Literal[0, 3], wanted: Collection[str]) -> list[str]:
     """Return the column names in the first line of a table in text form.
 
-    Raises:
-        InputError: if the file is damaged.
+    Raises if a wanted column is there twice, or the columns are separated by another character.
     """
     try:
         with opened(file) as content:
             lines = io.TextIOWrapper(content, encoding="utf-8-sig", errors="replace", newline="")
-            return next((row for row in csv.reader(lines, delimiter=separator, quoting=quoting) if row), [])
+            columns = next((row for row in csv.reader(lines, delimiter=separator, quoting=quoting) if row), [])
     except (csv.Error, *DAMAGED) as reason:
         raise InputError(f"Cannot read {file}: {one_line(reason)}.") from reason
-
-
-def check_columns_in(file: Path, columns: Collection[str], separator: str, wanted: Collection[str]) -> None:
-    """Raise if the column names of a table in text form tell that it would be misread.
-
-    Args:
-        file: the file.
-        columns: its column names.
-        separator: what separates columns in such a file.
-        wanted: the columns that are to be read.
-
-    Raises:
-        InputError: if a wanted column is there twice, or the columns are separated by another character.
-    """
-    if twice := [name for name in wanted if list(columns).count(name) > 1]:
+    if twice := [name for name in wanted if columns.count(name) > 1]:
         raise InputError(f"{file} has two columns named {twice[0]}: rename one of them.")
     if len(columns) == 1 and not set(columns) & set(wanted):
         (line,) = columns
@@ -87,14 +68,11 @@ def check_columns_in(file: Path, columns: Collection[str], separator: str, wante
                 raise InputError(
                     f"{file} has {name} between its columns: a .{format_of(file)} file needs {_SEPARATORS[separator]}."
                 )
+    return columns
 
 
 def rows_in_field(file: Path) -> list[dict[str, Any]] | None:
-    """Return the rows of a ``.json`` file that has them in a field, as in ``{"data": [...]}``; else ``None``.
-
-    Raises:
-        InputError: if the file is one object, but its rows are in several fields or in none.
-    """
+    """Return the rows of a ``.json`` file that has them in a field, as in ``{"data": [...]}``; else ``None``."""
     try:
         with opened(file) as content:
             if not content.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
@@ -103,16 +81,16 @@ def rows_in_field(file: Path) -> list[dict[str, Any]] | None:
             whole = json.loads(content.read().decode("utf-8-sig"))
     except (ValueError, *DAMAGED):
         return None  # lines, each of them an object; or a damaged file, of which the reader complains
-    fields = [name for name, value in whole.items() if isinstance(value, list) and _are_rows(value)]
+    fields = [
+        name
+        for name, value in whole.items()
+        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value)
+    ]
     if len(fields) > 1:
         raise InputError(f"{file} has rows in {' and '.join(fields)}: write each of them as a file.")
     if not fields and all(isinstance(value, (list, dict)) for value in whole.values()):
         raise InputError(f'{file} must be an array of objects, one for each row, or have it as in {{"data": [...]}}.')
     return whole[fields[0]] if fields else None
-
-
-def _are_rows(value: list[Any]) -> bool:
-    return bool(value) and all(isinstance(each, dict) for each in value)
 
 
 def fault_in(file: Path) -> str | None:

@@ -10,6 +10,7 @@ from attnreg.errors import InputError
 from attnreg.experiments.tasks.task import Task
 
 _TEXTS, _PACKED = (".jsonl", ".json", ".csv", ".tsv"), ("", ".gz", ".bz2", ".xz", ".zst")
+_ANY = f"{', '.join(_TEXTS)} or .parquet"
 SUFFIXES = (*(text + packed for text in _TEXTS for packed in _PACKED), ".parquet")
 VALIDATION = ("validation", "valid", "val", "dev")
 _SIMILAR = {"train": ("training",), "validation": ("evaluation", "eval")}
@@ -19,22 +20,12 @@ _PART = re.compile(r"-.*$|[_.]?\d+$")  # train-00000-of-00002, train-a, train_1,
 
 
 def suffix_of(file: Path) -> str | None:
-    """Return the known suffix of a file, or ``None``.
-
-    Example:
-        >>> suffix_of(Path("train.jsonl.gz")), suffix_of(Path("train.CSV")), suffix_of(Path("train.txt"))
-        ('.jsonl.gz', '.csv', None)
-    """
+    """Return the known suffix of a file, such as ``.jsonl.gz``, or ``None``."""
     return next((suffix for suffix in SUFFIXES if file.name.lower().endswith(suffix)), None)
 
 
 def format_of(file: Path) -> str:
-    """Return the format of a data file, whether it is packed or not.
-
-    Example:
-        >>> format_of(Path("train.jsonl.gz")), format_of(Path("train.parquet"))
-        ('jsonl', 'parquet')
-    """
+    """Return the format of a data file, packed or not, such as ``jsonl``."""
     return str(suffix_of(file)).split(".")[1]
 
 
@@ -44,14 +35,7 @@ def is_saved(folder: Path) -> bool:
 
 
 def spellings(split: str) -> tuple[str, ...]:
-    """Return the names under which a split may be stored.
-
-    Example:
-        >>> spellings("validation_matched")
-        ('validation_matched', 'valid_matched', 'val_matched', 'dev_matched')
-        >>> spellings("test")
-        ('test',)
-    """
+    """Return the names under which a split may be stored: those of ``validation_matched`` include ``dev_matched``."""
     if not split.startswith("validation"):
         return (split,)
     return tuple(word + split.removeprefix("validation") for word in VALIDATION)
@@ -69,15 +53,7 @@ def wanted_names(task: Task) -> dict[str, list[tuple[str, ...]]]:
 def choose_names(
     wanted: Mapping[str, Iterable[Collection[str]]], found: Collection[str], folder: Path
 ) -> dict[str, str]:
-    """Choose one of the names found for each split; a split that is not there is left out.
-
-    Args:
-        wanted: groups of spellings by split, as :func:`wanted_names` returns them.
-        found: the names in the folder.
-        folder: the folder, for messages.
-
-    Raises:
-        InputError: if a split is there under two spellings.
+    """Choose one of the names found for each split, or raise if there are two; a split without any is left out.
 
     Example:
         >>> wanted = {"train": [["train"]], "validation": [["validation", "dev"], ["test"]], "test": [["test"]]}
@@ -95,18 +71,13 @@ def choose_names(
 
 
 def folder_with_data(place: Path, names: Collection[str]) -> Path:
-    """Return the folder itself or, as on the hub, its only subfolder that has data (``data``, or a configuration).
+    """Return a folder itself or, as on the hub, its only subfolder that has data (``data``, or a configuration).
 
-    Args:
-        place: a folder, or a single file, which is returned.
-        names: names of splits to look for.
-
-    Raises:
-        InputError: if there is no such place, or several subfolders have data.
+    A single file is returned as it is.
     """
     if place.is_file():
         if suffix_of(place) is None:
-            raise InputError(f"Expected --data-dir to be a folder or a {_any_suffix()} file, got {place}.")
+            raise InputError(f"Expected --data-dir to be a folder or a {_ANY} file, got {place}.")
         return place
     if not place.is_dir():
         raise InputError(f"Expected --data-dir to be a folder or a file, got {place}: no such folder or file.")
@@ -123,14 +94,7 @@ def find_files(place: Path, names: Collection[str]) -> dict[str, list[Path]]:
     """Return where the rows of each split are, in order; :func:`parts_of` looks into folders.
 
     A split is one file, such as ``train.csv``, several, such as ``train-00000-of-00002.parquet``, or a folder of its
-    own, such as ``train/0000.parquet``.
-
-    Args:
-        place: a folder, or a single file, which is returned under the name :data:`WHOLE`.
-        names: names of splits to look for.
-
-    Raises:
-        InputError: if a link is broken.
+    own, such as ``train/0000.parquet``. If the place itself is a file, it is returned under the name :data:`WHOLE`.
     """
     if place.is_file():
         return {WHOLE: [place]}
@@ -145,14 +109,9 @@ def find_files(place: Path, names: Collection[str]) -> dict[str, list[Path]]:
 
 
 def parts_of(name: str, found: list[Path]) -> list[Path]:
-    """Return the files of a split, or the folder in which ``datasets`` has saved it.
+    """Return the files of a split, or the folder in which ``datasets`` has saved it, or raise if they do not fit.
 
-    Args:
-        name: the name under which the split was found.
-        found: where :func:`find_files` has found it.
-
-    Raises:
-        InputError: if a part is missing, files are in several formats, or one of several is the whole split.
+    ``name`` and ``found`` are those of :func:`find_files`.
     """
     where, files = found[0].parent, found
     if len(found) == 1 and found[0].is_dir():
@@ -168,14 +127,7 @@ def parts_of(name: str, found: list[Path]) -> list[Path]:
 
 
 def missing_split(split: str, found: Mapping[str, object], place: Path, hint: str = "") -> InputError:
-    """Return the error for a split that is not there: what is there, and what to do.
-
-    Args:
-        split: the split.
-        found: what was found, by name.
-        place: the folder or file.
-        hint: another way out, to end the sentence.
-    """
+    """Return the error for a split that is not there: what is there, and what to do; ``hint`` is another way out."""
     if WHOLE in found:
         return InputError(f"{place} has no splits: use --data-dir to give a folder with train and validation{hint}.")
     inside = _entries(place)
@@ -190,7 +142,7 @@ def missing_split(split: str, found: Mapping[str, object], place: Path, hint: st
     also = f", also as {', '.join(others)}" if others else ""
     return InputError(
         f"No {split} file in {place}, which {'has ' + shown(inside) if inside else 'is empty'}: add "
-        f"{split}.* ({_any_suffix()}{also}){hint}."
+        f"{split}.* ({_ANY}{also}){hint}."
     )
 
 
@@ -199,10 +151,6 @@ def shown(files: Iterable[Path]) -> str:
     names = [f"{file.name}/" if file.is_dir() else file.name for file in files]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-def _any_suffix() -> str:
-    return f"{', '.join(_TEXTS)} or .parquet"
 
 
 def _entries(folder: Path) -> list[Path]:

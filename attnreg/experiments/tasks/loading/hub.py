@@ -34,12 +34,9 @@ def reachable() -> bool:
 
 
 def offline_if_unreachable() -> bool:
-    """If the hub cannot be reached, switch the Hugging Face libraries to their local cache.
+    """Return whether the hub can be reached; if not, switch the Hugging Face libraries to their local cache.
 
     Without this, ``datasets`` retries for 23 seconds and ``transformers`` for 24 before they fail.
-
-    Returns:
-        whether the hub can be reached.
     """
     if reachable():
         return True
@@ -53,15 +50,7 @@ def offline_if_unreachable() -> bool:
 
 
 def read_hub(task: Task, names: Iterable[str]) -> dict[str, Dataset]:
-    """Return all splits of a task's data on the hub.
-
-    Args:
-        task: the task.
-        names: splits that must be there.
-
-    Raises:
-        InputError: if the data cannot be loaded, or a split is missing.
-    """
+    """Return all splits of a task's data on the hub; ``names`` are those that must be there."""
     import datasets
 
     assert task.hub is not None

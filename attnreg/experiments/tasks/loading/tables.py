@@ -15,14 +15,7 @@ import datasets
 import pyarrow
 
 from attnreg.errors import InputError, one_line
-from attnreg.experiments.tasks.loading.faults import (
-    DAMAGED,
-    check_columns_in,
-    columns_in,
-    opened,
-    reason_of,
-    rows_in_field,
-)
+from attnreg.experiments.tasks.loading.faults import DAMAGED, columns_in, opened, reason_of, rows_in_field
 from attnreg.experiments.tasks.loading.folder import VALIDATION, WHOLE, format_of, is_saved, shown, suffix_of
 
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -30,23 +23,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "tsv": {"sep": "\t", "quoting": csv.QUOTE_NONE, "keep_default_na": False},  # GLUE's format
 }
 _MORE_FIELDS = "__index_level_0__"  # pandas' name for the first field of rows with more fields than column names
-_FAILURES = (
-    datasets.exceptions.DatasetGenerationError,
-    pyarrow.ArrowException,
-    *DAMAGED,
-    ValueError,
-    IndexError,
-)
+_FAILURES = (datasets.exceptions.DatasetGenerationError, pyarrow.ArrowException, *DAMAGED, ValueError, IndexError)
 
 
 def read_saved(folder: Path) -> dict[str, datasets.Dataset] | None:
-    """Read a folder written by ``save_to_disk`` of ``datasets``; ``None`` if it is another folder.
+    """Read the splits of a folder written by ``save_to_disk`` of ``datasets``; ``None`` if it is another folder.
 
-    Returns:
-        the splits by name. A single data set has the name :data:`attnreg.experiments.tasks.loading.folder.WHOLE`.
-
-    Raises:
-        InputError: if a file is missing or damaged.
+    A single data set has the name :data:`attnreg.experiments.tasks.loading.folder.WHOLE`.
     """
     if not is_saved(folder):
         return None
@@ -63,11 +46,7 @@ def read_saved(folder: Path) -> dict[str, datasets.Dataset] | None:
 def read_images(folder: Path) -> dict[str, datasets.Dataset]:
     """Read a folder of images as the hub's ``imagefolder``: a folder for each split, with one for each class.
 
-    Returns:
-        the splits by name. Without splits, the name is :data:`attnreg.experiments.tasks.loading.folder.WHOLE`.
-
-    Raises:
-        InputError: if there is no such folder, or it has no images.
+    Without splits, the name is :data:`attnreg.experiments.tasks.loading.folder.WHOLE`.
     """
     if not folder.is_dir():
         raise InputError(f"Expected --data-dir to be a folder of images, got {folder}: no such folder.")
@@ -84,15 +63,9 @@ def read_images(folder: Path) -> dict[str, datasets.Dataset]:
 
 
 def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> datasets.Dataset:
-    """Read files of one format as one table.
+    """Read files of one format as one table, or one folder that ``datasets`` has saved.
 
-    Args:
-        files: the files, in order; or one folder that ``datasets`` has saved.
-        texts: columns that stay text even if they look like numbers.
-        label: the label column. It becomes text if a label far down is not a number.
-
-    Raises:
-        InputError: if a file is empty or damaged, or the files have different columns.
+    The columns ``texts`` stay text even if they look like numbers; ``label`` becomes text if a label far down is none.
     """
     if (saved := read_saved(files[0])) is not None:
         if WHOLE not in saved:
@@ -103,8 +76,7 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
     names, options = [label], _OPTIONS.get(format_of(files[0]))
     if options is not None:
         for file in files:
-            columns = columns_in(file, options["sep"], options["quoting"])
-            check_columns_in(file, columns, options["sep"], [*texts, label])
+            columns = columns_in(file, options["sep"], options["quoting"], [*texts, label])
             names += columns
     # Types of columns are inferred from the first rows; those which later rows do not fit are then read as text.
     attempts = [list(texts)] if options is None else [list(texts), sorted({*texts, *names} - {label}), [*texts, *names]]

@@ -13,9 +13,7 @@ def dropout_fields(config: Any) -> list[str]:
     A rate that is ``None`` follows another one and is left out. Rates of whole layers (``layerdrop``) are no dropout.
 
     Example:
-        >>> from transformers import BertConfig, GPT2Config
-        >>> dropout_fields(BertConfig())
-        ['attention_probs_dropout_prob', 'hidden_dropout_prob']
+        >>> from transformers import GPT2Config
         >>> dropout_fields(GPT2Config())
         ['attn_pdrop', 'embd_pdrop', 'resid_pdrop', 'summary_first_dropout']
     """
@@ -25,16 +23,7 @@ def dropout_fields(config: Any) -> list[str]:
 
 
 def dropout_options(config: Any, p: float | None, name: str) -> dict[str, Any]:
-    """Return the options that set all dropout rates of a configuration.
-
-    Args:
-        config: the configuration.
-        p: the rate; ``None`` changes nothing.
-        name: the model's name, for the message.
-
-    Raises:
-        InputError: if the configuration has no dropout rate.
-    """
+    """Return the options that set all dropout rates of a configuration; none if ``p`` is ``None``."""
     if p is None:
         return {}
     fields = dropout_fields(config)

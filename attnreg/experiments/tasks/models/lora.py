@@ -37,6 +37,8 @@ def with_lora(
 
     The weight W of each adapted linear layer becomes :math:`W + \frac{\alpha}{r} B A`, with B zero at the start.
 
+    The model of peft changes ``model`` in place.
+
     Args:
         model: a pretrained model.
         head: its auto class of transformers.
@@ -46,12 +48,6 @@ def with_lora(
             architecture).
         alpha: scale of the adapters (default: the rank, so that the scale :math:`\alpha / r` is 1).
         dropout: rate of dropout on the adapters' inputs.
-
-    Returns:
-        the model of peft, which has changed ``model`` in place.
-
-    Raises:
-        InputError: if peft is not installed or has no default for the model, or there is no such module.
 
     Reference:
         LoRA (arXiv 2106.09685), Section 4.1.
@@ -92,11 +88,7 @@ def with_lora(
 
 
 def adapter_base(folder: str) -> str | None:
-    """Return the model that a saved adapter belongs to; ``None`` if the folder holds no adapter.
-
-    Raises:
-        InputError: if the adapter's configuration cannot be read.
-    """
+    """Return the model that a saved adapter belongs to; ``None`` if the folder holds no adapter."""
     path = Path(folder) / CONFIG
     if not path.is_file():
         return None
@@ -107,11 +99,7 @@ def adapter_base(folder: str) -> str | None:
 
 
 def with_adapter(model: Any, folder: str) -> Any:
-    """Put a saved adapter on its model.
-
-    Raises:
-        InputError: if peft is not installed, or the adapter does not fit.
-    """
+    """Put a saved adapter on its model."""
     from safetensors import SafetensorError
 
     peft = _peft()
@@ -138,13 +126,7 @@ def is_adapted(model: Any) -> bool:
 
 
 def parameter_counts(model: Any) -> dict[str, int]:
-    """Return the number of parameters that train (``trained``) and of all (``all``); peft's backups do not count.
-
-    Example:
-        >>> import torch
-        >>> parameter_counts(torch.nn.Linear(2, 3))
-        {'trained': 9, 'all': 9}
-    """
+    """Return the number of parameters that train (``trained``) and of all (``all``); peft's backups do not count."""
     kept = [parameter for name, parameter in model.named_parameters() if ".original_module." not in name]
     return {"trained": sum(p.numel() for p in kept if p.requires_grad), "all": sum(p.numel() for p in kept)}
 

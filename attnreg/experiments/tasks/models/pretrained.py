@@ -16,24 +16,17 @@ from attnreg.experiments.tasks.models.dropout import dropout_options
 from attnreg.experiments.tasks.models.lora import adapter_base, saved_modules, with_adapter
 from attnreg.experiments.tasks.models.processor import load_processor
 from attnreg.experiments.tasks.models.tiny import tiny_model
-from attnreg.experiments.tasks.models.weights import class_warning, new_weights, weight_warnings
+from attnreg.experiments.tasks.models.weights import class_warnings, new_weights, weight_warnings
 from attnreg.experiments.tasks.task import Task
 
 
 class Loaded(NamedTuple):
-    """A model that was loaded.
-
-    Args:
-        model: the model.
-        tokenizer: its tokenizer.
-        new: names of its weights that were not pretrained, such as a new head's; ``None`` if none were.
-        warnings: one sentence for each doubt that the model is what was meant.
-    """
+    """A model that was loaded."""
 
     model: Any
     tokenizer: Any
-    new: frozenset[str] | None
-    warnings: tuple[str, ...] = ()
+    new: frozenset[str] | None  # names of weights that were not pretrained, such as a new head's; None if none were
+    warnings: tuple[str, ...] = ()  # one sentence for each doubt that the model is what was meant
 
 
 def load_model(task: Task, name: str | None = None, dropout: float | None = None) -> tuple[Any, Any]:
@@ -136,29 +129,19 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
     said = weight_warnings(model, info, name, kind.head_is_new)
     new = new_weights(info)
     if kind.has_classes and not new:
-        said.extend(sentence for sentence in [class_warning(names, task.labels, name)] if sentence is not None)
+        said += class_warnings(names, task.labels, name)
     return Loaded(model, tokenizer, new, tuple(said))
 
 
 def check_length(model: nn.Module, max_length: int) -> None:
-    """Check a maximum input length against the position embeddings of a model.
-
-    Raises:
-        InputError: if the model has fewer positions.
-    """
-    limit = _longest_input(model)
-    if limit is not None and max_length > limit:
-        raise InputError(f"Expected --max-length of at most {limit} for this model, got {max_length}.")
-
-
-def _longest_input(model: nn.Module) -> int | None:
-    """Return the longest input in tokens that the position embeddings allow; ``None`` if there is no limit."""
+    """Raise if a maximum input length is more than the position embeddings of a model allow."""
     limit = int(getattr(model.config, "max_position_embeddings", 0) or 0)
     tables = (m for name, m in model.named_modules() if name.endswith("position_embeddings"))
     table = next((m for m in tables if isinstance(m, nn.Embedding)), None)
     if table is not None and table.padding_idx is not None:
         limit -= table.padding_idx + 1  # RoBERTa counts positions from there
-    return limit if limit > 0 else None
+    if 0 < limit < max_length:
+        raise InputError(f"Expected --max-length of at most {limit} for this model, got {max_length}.")
 
 
 def _embeddings(model: Any) -> float:

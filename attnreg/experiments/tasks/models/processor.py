@@ -19,11 +19,7 @@ _FILES = {
 
 
 def load_processor(auto: str, name: str) -> Any:
-    """Load what prepares the inputs of a model.
-
-    Args:
-        auto: the auto class of transformers, ``AutoTokenizer`` or ``AutoImageProcessor``.
-        name: a folder or a hub name.
+    """Load what prepares the inputs of a model, with ``AutoTokenizer`` or ``AutoImageProcessor``.
 
     Raises:
         InputError: if the model comes without it, or with a tokenizer that knows no word.
@@ -49,13 +45,7 @@ def load_processor(auto: str, name: str) -> Any:
 
 
 def has_vocabulary(tokenizer: Any) -> bool:
-    """Whether a tokenizer has tokens besides the special ones, or needs none because it reads bytes or characters.
-
-    Example:
-        >>> from transformers import ByT5Tokenizer, CanineTokenizer, RobertaTokenizer
-        >>> [has_vocabulary(cls()) for cls in (ByT5Tokenizer, CanineTokenizer, RobertaTokenizer)]
-        [True, True, False]
-    """
+    """Whether a tokenizer has tokens besides the special ones, or needs none because it reads bytes or characters."""
     if not tokenizer.vocab_files_names:
         return True
     special = {*tokenizer.all_special_tokens, "▁"}  # sentencepiece's space, which an empty T5 tokenizer has

@@ -15,17 +15,7 @@ _SIZES: Mapping[str, Any] = {"hidden_size": 96, "num_hidden_layers": 3, "num_att
 
 
 def tiny_model(task: Task, dropout: float | None = None) -> tuple[Any, Any]:
-    """Make a BERT, or a GPT-2 for a causal language model, and its tokenizer, which splits text into words.
-
-    Args:
-        task: the task, whose kind says which head the model has.
-        dropout: rate of the model's own dropout (default: as in the architecture).
-
-    Example:
-        >>> from attnreg.experiments.tasks import get_task
-        >>> [type(part).__name__ for part in tiny_model(get_task("agreement"))]
-        ['BertForSequenceClassification', 'TokenizersBackend']
-    """
+    """Make a BERT, or a GPT-2 for a causal language model, and its tokenizer, which splits text into words."""
     return (_gpt2 if kind_class(task.kind).head == "AutoModelForCausalLM" else _bert)(task, dropout)
 
 

@@ -18,18 +18,10 @@ def new_weights(info: Mapping[str, Any]) -> frozenset[str]:
 
 
 def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_is_new: bool = True) -> list[str]:
-    """Return one sentence for each kind of weights that were probably meant to be read.
+    """Return one sentence for each kind of weights that were probably meant to be read, or raise if none was.
 
-    A new head is not mentioned, nor are weights of the checkpoint's own head that are left unused.
-
-    Args:
-        model: the loaded model.
-        info: the loading information of transformers.
-        name: the model's name, for messages.
-        head_is_new: whether a new head is usual; if not, it is mentioned too.
-
-    Raises:
-        InputError: if no weight of the pretrained part was read.
+    A new head is not mentioned if it is usual (``head_is_new``), nor are unused weights of the checkpoint's own head.
+    ``info`` is the loading information of transformers.
     """
     inside = _backbone(model)
     own = {key for key, _ in model.named_parameters() if key.startswith(inside)}
@@ -49,24 +41,13 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
     return [f"--model {name} {what}: {_listed(_modules(keys))}." for keys, what in found if keys]
 
 
-def class_warning(names: Sequence[str], labels: Sequence[str], name: str) -> str | None:
-    """Say that a classifier is used for other classes than those it was trained on.
-
-    Args:
-        names: the classes in the checkpoint's configuration.
-        labels: the classes of the task, as many.
-        name: the model's name, for messages.
-
-    Example:
-        >>> class_warning(["bad", "good"], ["no", "yes"], "bert")
-        'the classifier of --model bert is kept, but it was trained on bad, good: they become no, yes.'
-        >>> class_warning(["NO", "YES"], ["no", "yes"], "bert")
-    """
+def class_warnings(names: Sequence[str], labels: Sequence[str], name: str) -> list[str]:
+    """Say that a classifier, trained on the classes ``names``, is used for others, ``labels``, as many."""
     if [each.casefold() for each in names] == [each.casefold() for each in labels]:
-        return None
+        return []
     unnamed = list(names) == [f"LABEL_{number}" for number in range(len(names))]
     of = "it names no classes (id2label in config.json)" if unnamed else f"it was trained on {_listed(names)}"
-    return f"the classifier of --model {name} is kept, but {of}: they become {_listed(labels)}."
+    return [f"the classifier of --model {name} is kept, but {of}: they become {_listed(labels)}."]
 
 
 def _backbone(model: nn.Module) -> tuple[str, ...]:
