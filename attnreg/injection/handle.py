@@ -18,7 +18,7 @@ from attnreg.injection.running.attached_block import AttachedClassifier, attache
 from attnreg.injection.running.attention_mode import attached_modules
 from attnreg.injection.running.forward_pass import takes_two
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.shadow import AttachedEntry, Shadow, entries, input_names
+from attnreg.injection.running.shadow import AttachedEntry, Shadow, connect, entries, input_names, parts_of
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site
 
@@ -46,9 +46,11 @@ class AttachHandle:
         self._modules = {each.info.name: each.module for each in everywhere}
         self._left_out = found.left_out_besides(chosen) if chosen else ()
         last = [each for each in states if each.info.where == "pooled"]
-        around = [[call.module for call in site.sighting.running if not call.is_repeated] for site in sites]
+        calls = [site.sighting.running for site in sites]
+        around = [[call.module for call in running if not call.is_repeated] for running in calls]
         around += [list(each.around) for each in states if each not in last or len(last) == len(self._sites)]
         begins = entries(model, around)
+        parts = parts_of(begins, [*([call.module for call in running] for running in calls), *around[len(calls) :]])
         # A wrapper that takes `**inputs` does not tell what the model in it takes.
         has_two = any(takes_two(input_names(module)) for module in begins)
         passes = self._passes = Passes(model, provider, tuple(self._modules.values()), has_two=has_two)
@@ -58,8 +60,10 @@ class AttachHandle:
             *modules.values(),
             *attached_blocks(passes, found, chosen, states, modules),
             *(AttachedClassifier(passes, each.module, [each.info], each.info.name) for each in last),
-            *(AttachedEntry(passes, module, found.names[module]) for module in reversed(begins)),
+            *(AttachedEntry(passes, module, found.names[module], whole=False) for module in reversed(parts)),
+            *(AttachedEntry(passes, module, found.names[module], whole=True) for module in reversed(begins)),
         ]
+        connect(self._shadows)
         for attached in self._shadows:
             attached.install(self)
         self._hooks = [model.register_forward_pre_hook(functools.partial(_refuse_replicas, model))]

@@ -77,12 +77,14 @@ def takes_two(names: Iterable[str]) -> bool:
 
 @dataclass(eq=False)
 class Pass:
-    """One forward pass of an attached model, or of a module in it that contains all its attention.
+    """One forward pass of an attached model, or of a part of it.
 
     Args:
         module: the module at which it began.
+        whole: whether this module contains all attention.
+        is_open: whether it goes on when another part of the model is called.
         with_gradients: whether gradients were enabled when it began.
-        is_running: whether it has begun and not ended.
+        is_running: whether the module, or another part of the model in this pass, is running.
         padding: its padding masks, while it runs or is repeated.
         seed: the seed from which all its masks follow, once it draws.
         drew_first: whether it drew before its sites.
@@ -90,6 +92,8 @@ class Pass:
     """
 
     module: nn.Module | None = None
+    whole: bool = True
+    is_open: bool = False
     with_gradients: bool = False
     is_running: bool = False
     padding: Padding | None = None

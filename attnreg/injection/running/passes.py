@@ -69,29 +69,34 @@ class Passes:
 
     @contextmanager
     def having(self, **settings: Any) -> Iterator[None]:
-        """Set attributes within the block."""
+        """Set attributes within the block, in which no pass from outside goes on."""
         before = {name: getattr(self, name) for name in settings}
         vars(self).update(settings)
+        self.latest.is_open = False
         try:
             yield
         finally:
             vars(self).update(before)
+            self.latest.is_open = False
 
     def counted(self, number: int) -> Calls:
         """Return a counter of a module's calls, which begins anew with each pass."""
         self._calls.append(Calls(number))
         return self._calls[-1]
 
-    def begin(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str]) -> None:
-        """Begin a forward pass of the model, or of a module in it that contains all its attention.
+    def begin(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str], *, whole: bool = True) -> None:
+        """Begin a forward pass of the model, or of a module in it.
 
         Args:
             inputs: its inputs by name.
             module: the module.
             names: the names of all inputs that it takes.
+            whole: whether the module contains all attention.
         """
         padding = Padding(inputs, names, has_two=self._has_two)
-        now = self.latest = Pass(module, with_gradients=torch.is_grad_enabled(), is_running=True, padding=padding)
+        now = self.latest = Pass(
+            module, whole, not whole, with_gradients=torch.is_grad_enabled(), is_running=True, padding=padding
+        )
         self._has_trained |= now.with_gradients
         for calls in self._calls:
             calls.begin()
@@ -103,20 +108,38 @@ class Passes:
         if self._acts():
             self._masked = now
             with draws_from(self.seeds.begin(now)), self.asking():
-                if self.acts_on(module):
+                if self.acts_on(module) and (whole or not self._drawing_in_prepare()):
                     self.provider.prepare(inputs)
 
-    def end(self) -> None:
-        """End the forward pass."""
-        if self._acts():
+    def go_on(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str], *, begins: bool) -> None:
+        """Go on with a forward pass that consists of parts of the model, each called from outside, or begin one.
+
+        Args:
+            inputs: the inputs of the part by name.
+            module: the part.
+            names: the names of all inputs that it takes.
+            begins: whether the part has run in the latest pass, so that another begins.
+        """
+        now = self.latest
+        if begins or not now.is_open or now.with_gradients != torch.is_grad_enabled():
+            self.begin(inputs, module, names, whole=False)
+        else:
+            now.is_running, now.padding = True, Padding(inputs, names, has_two=self._has_two)
+
+    def end(self, *, completed: bool = False) -> None:
+        """End the forward pass, or what is called now of a pass that may go on in another part of the model."""
+        now = self.latest
+        if now.whole and self._acts():
             self.seeds.end(self._masked)
-        self.latest.is_running, self.latest.padding = False, None
+        now.is_running, now.padding = False, None
+        now.is_open &= completed
 
     @contextmanager
     def repeated(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str]) -> Iterator[None]:
         """Repeat a forward pass within a backward pass; raise if it would be masked, and the first one was not."""
         now = self.latest
-        if now.module is module:
+        is_latest = now.whole and now.module is module
+        if is_latest:
             now.padding = Padding(inputs, names, has_two=self._has_two)
             if self._acts():
                 self.seeds.repeat(self._masked)
@@ -129,7 +152,7 @@ class Passes:
         try:
             yield
         finally:
-            if now.module is module:
+            if is_latest:
                 now.padding = None
                 if self._acts():
                     self.seeds.end(self._masked)
@@ -149,7 +172,6 @@ class Passes:
             self._masked,
             site,
             place,
-            in_forward=self.in_forward,
             has_gradients=self.latest.has_gradients,
             only_latest=type(waits[0]).__name__ if waits else None,
         )
@@ -180,12 +202,13 @@ class Passes:
     def step(self) -> None:
         """Advance the provider's schedules, and forget what can no longer be repeated."""
         self.provider.step()
+        self.latest.is_open = False
         self.seeds.forget()
         self._paddings.forget()
 
     def check_entry(self, name: str) -> None:
         """Raise if attention runs outside a forward pass of the model, and the provider must know when one begins."""
-        if self.in_forward or self.taps or torch.compiler.is_compiling() or in_backward():
+        if self.latest.whole or self.taps or torch.compiler.is_compiling() or in_backward():
             return
         if waits := self._drawing_in_prepare():
             raise RuntimeError(

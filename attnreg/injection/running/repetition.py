@@ -80,30 +80,35 @@ class Calls:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._count = 0
+        self.done = 0
         self._ran: list[int] = []  # the calls that were not passed over, in order
 
     def begin(self) -> None:
         """Begin a forward pass of the model."""
-        self._count, self._ran = 0, []
+        self.done, self._ran = 0, []
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all calls of a pass have begun."""
+        return self.done >= self.number
 
     def pass_over(self) -> None:
         """Count the next call as done; its block is skipped in this forward pass."""
-        self._count += 1
+        self.done += 1
 
-    def next(self, *, in_forward: bool) -> int:
+    def next(self) -> int:
         """Return the index of the call that begins now, from 0."""
-        if in_forward:
-            self._ran.append(self._count)
-            self._count += 1
+        if not in_backward():
+            self._ran.append(self.done)
+            self.done += 1
             return self._ran[-1]
         if self.number == 1:
             return 0
-        if self._ran and in_backward():
+        if self._ran:
             # Gradient checkpointing recomputes a shared module's calls during the backward pass, last call first. After
             # the first call comes the last again, for a second backward pass.
             self._ran = [self._ran[-1], *self._ran[:-1]]
             return self._ran[0]
-        call = self._count % self.number
-        self._count += 1
+        call = self.done % self.number
+        self.done += 1
         return call

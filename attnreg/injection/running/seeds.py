@@ -10,6 +10,11 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import (
+    VmapInterpreter,
+    retrieve_all_functorch_interpreters,
+    temporarily_clear_interpreter_stack,
+)
 
 from attnreg import functional
 from attnreg.draws import Draws, new_seed
@@ -62,8 +67,6 @@ class Seeds:
     def begin(self, now: Pass) -> Draws:
         """Begin a forward pass; return the source of what is drawn before its sites."""
         if not torch.compiler.is_compiling():
-            if transformed():
-                return Draws()
             self._number += 1
         return Draws(functools.partial(self._before_the_sites, now), replayed=self._given is not None)
 
@@ -74,31 +77,26 @@ class Seeds:
 
     def end(self, now: Pass) -> None:
         """End a forward pass, or repeat its end; what is computed after it finds the generator elsewhere."""
-        if now.seed is not None:
+        if now.seed is not None and (torch.compiler.is_compiling() or not transformed()):
             self._after = new_seed()  # kept, because compiled code leaves out what nobody needs
 
-    def of(
-        self, now: Pass, site: Site, place: Place, *, in_forward: bool, has_gradients: bool, only_latest: str | None
-    ) -> Draws:
+    def of(self, now: Pass, site: Site, place: Place, *, has_gradients: bool, only_latest: str | None) -> Draws:
         """Return the source of what is drawn now at a place.
 
         Args:
             now: the latest pass in which the provider acts.
             site: the site.
             place: the place.
-            in_forward: whether the pass is running.
             has_gradients: whether what is computed now has gradients.
             only_latest: name of a provider that has masks for the latest pass only.
         """
         key = place, site.label
-        if torch.compiler.is_compiling():
+        if is_traced():
             return Draws(functools.partial(self._next, now, key, site))
-        if transformed():
-            return Draws()
         if in_backward():
             draws, known = Draws(functools.partial(self._again, key, site.name, only_latest)), self._done.knows(key)
         else:
-            noted = functools.partial(self._noted, now, key, site, in_forward=in_forward, has_gradients=has_gradients)
+            noted = functools.partial(self._noted, now, key, site, has_gradients=has_gradients)
             draws, known = Draws(noted), now.seed is not None
         if only_latest is not None and known:
             # This provider draws before the sites, so a pass must be known again even if they do not draw.
@@ -111,7 +109,10 @@ class Seeds:
 
     def _of_pass(self, now: Pass) -> Tensor:
         if now.seed is None:
-            drawn = new_seed()
+            if self._given is None and not torch.compiler.is_compiling() and transformed():
+                new_seed()  # raises if `vmap` allows no randomness
+            with _untransformed():
+                drawn = new_seed()
             now.seed = self.latest = drawn if self._given is None else self._given
         return now.seed
 
@@ -125,13 +126,11 @@ class Seeds:
         kind = PLACES.index(key[0]) * len(STACKS) + STACKS.index(site.stack)
         return _following(self._of_pass(now), ((count * len(PLACES) * len(STACKS) + kind) << 32) + site.layer)
 
-    def _noted(
-        self, now: Pass, key: tuple[Place, str], site: Site, *, in_forward: bool, has_gradients: bool
-    ) -> int | Tensor:
+    def _noted(self, now: Pass, key: tuple[Place, str], site: Site, *, has_gradients: bool) -> int | Tensor:
         here, begins = mark(), now.seed is None
-        seed = self._next(now, key, site) if in_forward else new_seed()
+        seed = self._next(now, key, site)
         if has_gradients:
-            self._done.note(key, here, _Seed(int(seed), self._number, begins or not in_forward))
+            self._done.note(key, here, _Seed(int(seed), self._number, begins))
         return seed
 
     def _again(self, key: tuple[Place, str], name: str, only_latest: str | None) -> int:
@@ -174,7 +173,8 @@ def _still(provider: Regularizer, device: torch.device | None) -> Iterator[None]
     """Raise if torch's generators move within the block, other than by the one seed that a pass or a site draws."""
     generator = torch.Generator()
     generator.set_state(torch.get_rng_state())
-    new_seed(generator)
+    with _untransformed():
+        new_seed(generator)
     on_gpu = None if device is None or device.type != "cuda" else torch.cuda.get_rng_state(device)
     before = torch.get_rng_state()
     yield
@@ -188,4 +188,23 @@ def _still(provider: Regularizer, device: torch.device | None) -> Iterator[None]
 
 
 def _following(seed: Tensor, number: int) -> int | Tensor:
-    return functional.fold_seed(seed if is_traced() else int(seed), number)
+    following = functional.fold_seed(seed if is_traced() else int(seed), number)
+    return following if torch.compiler.is_compiling() else _of_elements(following)
+
+
+def _of_elements(seed: int | Tensor) -> int | Tensor:
+    """Return a seed of its own for each element of every ``vmap(..., randomness="different")`` that is running."""
+    for running in retrieve_all_functorch_interpreters() if transformed() else ():
+        if isinstance(running, VmapInterpreter) and running.randomness() == "different":
+            with _untransformed():
+                elements = torch.arange(running.batch_size())
+            index: Any = torch._C._functorch._add_batch_dim(elements, 0, running.level())
+            seed = functional.fold_seed(seed, index)
+    return seed
+
+
+def _untransformed() -> AbstractContextManager[Any]:
+    """Make tensors within the block that may outlive the function transforms that are running."""
+    if torch.compiler.is_compiling() or not transformed():
+        return nullcontext()
+    return temporarily_clear_interpreter_stack()

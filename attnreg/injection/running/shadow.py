@@ -12,7 +12,7 @@ from torch import nn
 
 from attnreg.errors import NoAttentionError
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.repetition import in_backward
+from attnreg.injection.running.repetition import Calls, in_backward
 
 MARK = "_attnreg"
 What = TypeVar("What")
@@ -39,11 +39,17 @@ class Shadow(ABC, Generic[What]):
         self.whats = tuple(whats)
         self.name = name
         self.calls = passes.counted(len(self.whats))
+        self.inside: tuple[Calls, ...] = ()  # of the shadows in this module, its own included
+        self.installed: Any = None
         self._shadowed: Any = None
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the module's forward."""
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Go on with a forward pass that consists of parts, or begin one, because none is running."""
+        self.passes.go_on({}, self.module, (), begins=any(calls.is_done for calls in self.inside))
 
     def install(self, handle: object) -> None:
         """Replace the module's forward, which may already be replaced, and mark the module with the handle."""
@@ -51,24 +57,21 @@ class Shadow(ABC, Generic[What]):
         setattr(self.module, MARK, handle)
         forward = functools.partial(_forward, self)
         forward.__wrapped__ = self.module.forward  # type: ignore[attr-defined]  # for inspect.signature
-        self.module.forward = forward
+        self.module.forward = self.installed = forward
 
     def remove(self) -> None:
         """Restore the module's forward."""
-        forward = self.module.__dict__.get("forward")
-        if isinstance(forward, functools.partial) and forward.args and forward.args[0] is self:
+        if self.module.__dict__.get("forward") is self.installed:
             if self._shadowed is None:
                 del self.module.forward
             else:
                 self.module.forward = self._shadowed
-        self.whats = (None,)  # if something else has wrapped the forward since, it now calls the plain one
+        self.installed = None  # if something else has wrapped the forward since, it now calls the plain one
         self.module.__dict__.pop(MARK, None)
 
     def next(self) -> What | None:
         """Return the record of the call that begins now; raise if there are more calls than when it was attached."""
-        if not any(self.whats):
-            return None
-        call = self.calls.next(in_forward=self.passes.in_forward)
+        call = self.calls.next()
         if call >= len(self.whats):
             raise NoAttentionError(
                 f"{self.name} is called more often in this forward pass than when it was attached "
@@ -87,30 +90,51 @@ class Shadow(ABC, Generic[What]):
 def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
     if args and args[0] is shadow.module:
         args = args[1:]  # accelerate turns the forward into a bound method
-    return shadow.forward(*args, **kwargs)
+    passes = shadow.passes
+    if shadow.installed is None:
+        return shadow.plain(*args, **kwargs)
+    if passes.in_forward or in_backward():
+        return shadow.forward(*args, **kwargs)
+    try:
+        shadow.enter(args, kwargs)
+        output = shadow.forward(*args, **kwargs)
+    except BaseException:
+        passes.end()
+        raise
+    passes.end(completed=True)
+    return output
 
 
 class AttachedEntry(Shadow[None]):
-    """The attached model, or a module in it that contains all its attention. The outermost call begins a pass."""
+    """The attached model, or a module in it that contains several of its attentions.
 
-    def __init__(self, passes: Passes, module: nn.Module, name: str) -> None:
+    Args:
+        passes: the forward passes of the attached model.
+        module: the module.
+        name: its name.
+        whole: whether it contains all attention, so that each call from outside is a forward pass.
+    """
+
+    def __init__(self, passes: Passes, module: nn.Module, name: str, *, whole: bool) -> None:
         super().__init__(passes, module, (None,), name)
         self._names = input_names(module)
+        self._whole = whole
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a forward pass, or go on with one that consists of several parts."""
+        inputs = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        if self._whole:
+            self.passes.begin(inputs, self.module, self._names)
+        else:
+            self.passes.go_on(inputs, self.module, self._names, begins=any(calls.done for calls in self.inside))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's forward as one forward pass of the model."""
+        """Run the module's forward, again if gradient checkpointing recomputes it."""
+        if not in_backward():
+            return self.plain(*args, **kwargs)
         inputs = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        passes = self.passes
-        if in_backward():  # gradient checkpointing recomputes it
-            with passes.repeated(inputs, self.module, self._names):
-                return self.plain(*args, **kwargs)
-        if passes.in_forward:
+        with self.passes.repeated(inputs, self.module, self._names):
             return self.plain(*args, **kwargs)
-        try:
-            passes.begin(inputs, self.module, self._names)
-            return self.plain(*args, **kwargs)
-        finally:
-            passes.end()
 
 
 def input_names(module: nn.Module) -> list[str]:
@@ -139,3 +163,30 @@ def entries(model: nn.Module, around: Sequence[Sequence[nn.Module]]) -> list[nn.
             break
         shared.append(modules[0])
     return [model, *(module for module in shared if module is not model)]
+
+
+def parts_of(whole: Sequence[nn.Module], around: Sequence[Sequence[nn.Module]]) -> list[nn.Module]:
+    """Return the other modules that contain several attention modules, such as one of two encoders, outermost first.
+
+    ``around`` has the modules that contain each attention, outermost first; its own module is the last.
+
+    Example:
+        >>> text, image = nn.Module(), nn.Module()
+        >>> chains = [[text, nn.Module()], [text, nn.Module()], [image, nn.Module()]]
+        >>> parts_of([], chains) == [text]
+        True
+    """
+    held: dict[nn.Module, set[nn.Module]] = {}
+    for modules in around:
+        for module in modules[:-1]:
+            held.setdefault(module, set()).add(modules[-1])
+    return [module for module, inside in held.items() if len(inside) > 1 and module not in whole]
+
+
+def connect(shadows: Sequence[Shadow[Any]]) -> None:
+    """Tell each shadow which others are in its module."""
+    of: dict[nn.Module, list[Calls]] = {}
+    for shadow in shadows:
+        of.setdefault(shadow.module, []).append(shadow.calls)
+    for shadow in shadows:
+        shadow.inside = tuple(calls for module in shadow.module.modules() for calls in of.get(module, ()))
