@@ -160,6 +160,7 @@ class AttackerDefender(TrainingMethod):
         self.twin: FineTuning | None = None
         if credit.antithetic:
             self.twin = learner(copy.deepcopy(model), self.generator.opposite())
+        self._attackers = [self.attacker, *([] if self.twin is None else [self.twin])]
         self.defender = learner(model, None)
         self._teacher: Teacher | None = None
         if generator is not None:
@@ -199,10 +200,6 @@ class AttackerDefender(TrainingMethod):
     @override
     def learners(self) -> list[nn.Module]:
         return [learner.model for learner in (self.defender, *self._attackers)]
-
-    @property
-    def _attackers(self) -> list[FineTuning]:
-        return [self.attacker] if self.twin is None else [self.attacker, self.twin]
 
     @property
     def _alone(self) -> bool:
@@ -263,7 +260,10 @@ class AttackerDefender(TrainingMethod):
             self._copy_to_others(self.attacker if verdict.attacker_wins else self.defender)
         elif self.twin is not None:
             copy_learner(self.attacker, self.twin)
-        self._forget_round()
+        self._moves = 0
+        self._referee.forget()
+        if self._teacher is not None:
+            self._teacher.forget()
         self.wins[winner] += 1
         logs.update(
             attacker_score=verdict.attacker,
@@ -278,12 +278,6 @@ class AttackerDefender(TrainingMethod):
         for each in (self.defender, *self._attackers):
             if each is not source:
                 copy_learner(source, each)
-
-    def _forget_round(self) -> None:
-        self._moves = 0
-        self._referee.forget()
-        if self._teacher is not None:
-            self._teacher.forget()
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from attnreg.errors import InputError
 from attnreg.outputs import LossFunction, loss_of
 from attnreg.regularizer.abilities import that_look_at_batches
 from attnreg.regularizer.base import Regularizer
-from attnreg.training.method import Batch, Updater
+from attnreg.training.method import Batch, Updater, draws_repeated, put_back
 
 MOMENTUM = 0.9  # of the running deviation of credit
 STEP = 0.01  # length of the finite difference in the space of parameters, as in DARTS (arXiv 1806.09055)
@@ -188,7 +188,7 @@ class GradientTeacher(Teacher):
     def _across(self, batch: Batch, direction: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], float]:
         """Return u, with length :data:`STEP`, and what its slopes are multiplied by to be those of the cosine."""
         trained = dict(self.attacker.named_parameters())
-        with self._same_draws():
+        with draws_repeated(self.attacker):  # no pass may differ from the next by the model's own dropout
             gradients = self._gradients(batch, {name: trained[name] for name in direction})
         length = _length(gradients) or 1.0
         along = sum(float((direction[name] * each).sum()) for name, each in gradients.items()) / length**2
@@ -202,27 +202,18 @@ class GradientTeacher(Teacher):
         self, batch: Batch, masks: Sequence[Tensor], direction: Mapping[str, Tensor], sign: int
     ) -> list[Tensor]:
         """Return the gradient of the training loss with respect to the masks, at shifted parameters."""
-        with self._same_draws(), self._shifted(direction, sign):
+        with draws_repeated(self.attacker), self._shifted(direction, sign):
             found = self._gradients(batch, dict(enumerate(masks)))
         return [found.get(number, torch.zeros_like(mask)) for number, mask in enumerate(masks)]
-
-    def _same_draws(self) -> AbstractContextManager[None]:
-        """Let all passes begin with the same random state, so that they do not differ by the model's own dropout."""
-        device = next(self.attacker.parameters()).device
-        return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
     @contextmanager
     def _shifted(self, direction: Mapping[str, Tensor], sign: int) -> Iterator[None]:
         parameters = dict(self.attacker.named_parameters())
-        shifted = [parameters[name] for name in direction]
-        before = [each.detach().clone() for each in shifted]
-        try:
+        with put_back([parameters[name] for name in direction]):
             with torch.no_grad():
-                for parameter, each in zip(shifted, direction.values(), strict=True):
-                    parameter.add_(each, alpha=sign)
+                for name, each in direction.items():
+                    parameters[name].add_(each, alpha=sign)
             yield
-        finally:
-            _copy(before, shifted)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -46,11 +46,7 @@ class AttnRegCallback(TrainerCallback):
 
     @property
     def handle(self) -> AttachHandle:
-        """The handle of the provider.
-
-        Raises:
-            InputError: if the provider is not attached yet, because no Trainer has this callback.
-        """
+        """The handle of the provider; an error if it is not attached yet, because no Trainer has this callback."""
         if self._handle is None:
             raise InputError(
                 f"{type(self._provider).__name__} is not attached yet. Pass the callback to a Trainer as "
@@ -59,11 +55,7 @@ class AttnRegCallback(TrainerCallback):
         return self._handle
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Attach the provider, if the callback was created with one.
-
-        Raises:
-            InputError: if the provider needs a :class:`RegularizedTrainer`.
-        """
+        """Attach the provider, if the callback was created with one that needs no :class:`RegularizedTrainer`."""
         model = kwargs.get("model")
         if self._provider is not None and isinstance(model, nn.Module):
             _check_supported(self._provider, "a callback", "`RegularizedTrainer(provider=...)`")
@@ -192,9 +184,6 @@ def attach_in_trainer(model: nn.Module, provider: Regularizer) -> AttachHandle:
 
     Models of transformers and PEFT are taken as they are. Others, such as ``SentenceTransformer``, contain a model of
     transformers but take other inputs.
-
-    Raises:
-        InputError: if the model contains several models of transformers, so that the choice is the user's.
     """
     if isinstance(model, PreTrainedModel) or callable(getattr(model, "get_base_model", None)):  # of PEFT
         return attach(model, provider)
@@ -211,14 +200,12 @@ def attach_in_trainer(model: nn.Module, provider: Regularizer) -> AttachHandle:
 
 
 def _check_supported(provider: Regularizer, by: str, use: str) -> None:
-    """Refuse a provider that needs more than this Trainer or callback does."""
     for each in reversed(provider.parts()):  # inner ones first, to name them
         if why := _needs_more_than_masks(each):
             raise InputError(f"{type(each).__name__} {why}, which {by} does not support. Use {use}.")
 
 
 def _needs_more_than_masks(provider: Regularizer) -> str | None:
-    """Return what a provider needs besides running the attached model; ``None`` if nothing."""
     if provider.looks_at_batches:
         return "looks at each batch before the training step on it (`attribute`)"
     if type(provider).penalty is not Regularizer.penalty:

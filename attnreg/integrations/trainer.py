@@ -98,11 +98,7 @@ class RegularizedTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> torch.Tensor:
-        """Run all forward passes and the backward pass.
-
-        Raises:
-            InputError: if the provider looks at batches, and the model does not accept them as keyword arguments.
-        """
+        """Run all forward passes and the backward pass; a batch that is looked at first must be keyword arguments."""
         if self.handle is None:
             return super().training_step(model, inputs, num_items_in_batch)
         inputs = self._prepare_inputs(inputs)
@@ -179,11 +175,7 @@ class RegularizedTrainer(Trainer):
         return next((each.handle.provider for each in callbacks), None)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
-        """Create the optimizer, with the provider's learned parameters in their own group, without weight decay.
-
-        Raises:
-            InputError: if the optimizer was made elsewhere and lacks the provider's learned parameters.
-        """
+        """Create the optimizer, with the provider's learned parameters in their own group, without weight decay."""
         made_elsewhere = self.optimizer is not None
         if self.handle is None:
             return super().create_optimizer(*args, **kwargs)
@@ -230,10 +222,7 @@ class ADDropTrainer(RegularizedTrainer):
 class Seq2SeqADDropTrainer(ADDropTrainer, Seq2SeqTrainer):
     """:class:`ADDropTrainer` for sequence-to-sequence models, on top of :class:`transformers.Seq2SeqTrainer`.
 
-    Args:
-        args: arguments of :class:`transformers.Seq2SeqTrainer`.
-        provider: the provider or handle, as in :class:`ADDropTrainer`.
-        kwargs: keyword arguments of :class:`transformers.Seq2SeqTrainer`, except ``model_init``.
+    Its arguments are those of :class:`ADDropTrainer` and of :class:`transformers.Seq2SeqTrainer`.
     """
 
 

@@ -8,13 +8,7 @@ from torch import Tensor
 
 
 def pack(mask: Tensor) -> list[Tensor]:
-    """Pack a bool tensor; return its bytes and its shape, in which dimensions that were expanded have size 1.
-
-    Example:
-        >>> packed, shape = pack(torch.tensor([[True, False, True]]))
-        >>> packed, unpack([packed, shape])
-        (tensor([5], dtype=torch.uint8), tensor([[ True, False,  True]]))
-    """
+    """Pack a bool tensor; return its bytes and its shape, in which dimensions that were expanded have size 1."""
     for dim in range(mask.dim()):
         mask = mask.narrow(dim, 0, 1) if mask.stride(dim) == 0 and mask.shape[dim] else mask
     bits = mask.flatten().to(torch.uint8)

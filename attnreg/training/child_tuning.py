@@ -41,8 +41,7 @@ class ChildTuning(FineTuning):
     weights, and in F its moments still move them, as in the authors' code.
 
     Args:
-        model: as in :class:`FineTuning`.
-        optimizer: as in :class:`FineTuning`.
+        model, optimizer: as in :class:`FineTuning`.
         provider: as in :class:`FineTuning`; it does not act while the Fisher information is computed. Its own
             parameters are not masked.
         mode: "F" (a random child in each step) or "D" (the child of the highest Fisher information).
@@ -147,7 +146,6 @@ class ChildTuning(FineTuning):
         return {name: self.updater.mean(total) for name, total in sums.items()}
 
     def _choose(self, fisher: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the masks of the weights with the highest values."""
         values = torch.cat([value.flatten() for value in fisher.values()]) if fisher else torch.zeros(1)
         if not bool(values.isfinite().all()) or not bool(values.any()):
             raise InputError(

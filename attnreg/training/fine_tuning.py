@@ -44,6 +44,9 @@ class FineTuning(TrainingMethod):
     Before each step, the provider may look at the batch (``attribute``, the first pass of AD-DROP); ``TwoPass`` is
     another name for that. The provider's ``penalty`` is added to the loss.
 
+    A method of your own overrides a hook (:meth:`loss`, :meth:`before_update`, or ``step()``, which calls
+    :meth:`accumulate` and :meth:`update`) and saves what it counts.
+
     Args:
         model: a model whose output has a ``loss`` when it is given ``labels``.
         optimizer: holds the model's parameters, and the provider's if they are learned by the same loss.
@@ -76,35 +79,6 @@ class FineTuning(TrainingMethod):
         >>> result = method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])})
         >>> list(method.drop_rates())
         ['encoder.0']
-
-        With a loss of your own:
-
-        >>> def smoothed(outputs, batch):
-        ...     return torch.nn.functional.cross_entropy(outputs.logits, batch["labels"], label_smoothing=0.1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> method = FineTuning(model, optimizer, method.handle, loss_function=smoothed)
-        >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
-        torch.Size([])
-
-        A method of your own overrides a hook (:meth:`loss`, :meth:`before_update`, or ``step()``, which calls
-        :meth:`accumulate` and :meth:`update`) and saves what it counts:
-
-        >>> class NoisyGradients(FineTuning):
-        ...     steps = 0
-        ...     def before_update(self):
-        ...         self.steps += 1
-        ...         for parameter in self.model.parameters():
-        ...             if parameter.grad is not None:
-        ...                 parameter.grad.add_(torch.randn_like(parameter), alpha=0.01 / self.steps)
-        ...     def state_dict(self):
-        ...         return {**super().state_dict(), "steps": self.steps}
-        ...     def load_state_dict(self, state):
-        ...         super().load_state_dict(state)
-        ...         self.steps = state["steps"]
-        >>> method = NoisyGradients(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        >>> _ = method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])})
-        >>> method.state_dict()["steps"]
-        1
     """
 
     def __init__(
@@ -175,11 +149,7 @@ class FineTuning(TrainingMethod):
         """Change the gradients between clipping and the optimizer step; override it."""
 
     def accumulate(self, batch: Batch) -> Tensor:
-        """Add the gradients of a batch to those of the parameters, in micro-batches if there are any.
-
-        Returns:
-            the loss of the batch, 0-d, detached.
-        """
+        """Add the gradients of a batch to those of the parameters; return its loss, 0-d, detached."""
         self._network.train()
         self._rates = []
         if self.micro_batches == 1:
@@ -197,7 +167,7 @@ class FineTuning(TrainingMethod):
             self.handle.step()
 
     def _backward(self, batch: Batch, weight: float | None = None) -> Tensor:
-        """Accumulate the gradients of a batch, or of a part of it with its weight; return the loss."""
+        """Accumulate the gradients of a batch, or of a part of it with its weight."""
         if self.handle is not None and self.handle.active:
             self.handle.provider.attribute(self.model, batch)  # first pass, for providers that need one
         loss = self.loss(batch)

@@ -11,25 +11,6 @@ from attnreg.injection import Discovery, discover
 _FLAG = "_is_hf_initialized"  # transformers does not initialize what carries it
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the Transformer blocks of a model, from bottom to top.
-
-    Args:
-        model: any model that :func:`attnreg.attach` can find the attention of.
-
-    Raises:
-        NoAttentionError: if no attention is found.
-        InputError: if the blocks have no single order: there are several lists of them (encoder and decoder, stages of
-            an image model, two towers), they share weights (ALBERT), or attention runs outside of them.
-
-    Example:
-        >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3)
-        >>> [block is layer for block, layer in zip(blocks_of(model), model.layers)]
-        [True, True, True]
-    """
-    return _blocks(model, discover(model))
-
-
 def base_of(model: nn.Module) -> nn.Module:
     """Return the model without its head, its ``base_model``; the model itself if it has none."""
     base = getattr(model, "base_model", model)
@@ -42,17 +23,9 @@ def levels_of(model: nn.Module) -> list[list[nn.Parameter]]:
     What runs before the first block is below, such as embeddings and their normalization, and so is what only lends
     its weights, such as DeBERTa's relative positions. What runs after it is above, as is all outside of
     ``model.base_model``, such as a new head.
-
-    Raises:
-        InputError: see :func:`blocks_of`.
-
-    Example:
-        >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3, nn.LayerNorm(8))
-        >>> [len(level) for level in levels_of(model)]
-        [0, 12, 12, 12, 2]
     """
     found = discover(model)
-    blocks = _blocks(model, found)
+    blocks = blocks_of(model, found)
     level_of = {module: number for number, block in enumerate(blocks, 1) for module in block.modules()}
     within = set(base_of(model).modules())
     order = {module: number for number, module in enumerate(found.called)}
@@ -118,7 +91,13 @@ def reinitialize_top(model: nn.Module, layers: Count) -> list[str]:
     return [names[part] for part in parts]
 
 
-def _blocks(model: nn.Module, found: Discovery) -> list[nn.Module]:
+def blocks_of(model: nn.Module, found: Discovery | None = None) -> list[nn.Module]:
+    """Return the Transformer blocks of a model, from bottom to top.
+
+    They have no single order if there are several lists of them (encoder and decoder, stages of an image model, two
+    towers), they share weights (ALBERT), or attention runs outside of them.
+    """
+    found = found or discover(model)
     sites = [site for site in found.sites if site.info.stack != "cross"]
     names = {}  # of lists, in the order in which they run
     for site in sites:

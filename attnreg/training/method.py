@@ -1,10 +1,10 @@
-"""The base class of training methods, and the update step that they share."""
+"""The base class of training methods, and what their steps share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 
 Batch = Mapping[str, Tensor]
+_NO_DRAWS = ("cpu", "meta")  # the CPU's generator is always among the others
 
 
 @dataclass(frozen=True)
@@ -109,19 +110,14 @@ class TrainingMethod(ABC):
 
 
 class Updater:
-    """Turn a loss into an update: backward pass, clipping, optimizer step, schedule.
-
-    Args:
-        max_grad_norm: clip gradients to this norm; ``None`` does not clip.
-        accelerator: handles devices, precision and processes; ``None`` if the loop does.
-    """
+    """Turns a loss into an update: backward pass, clipping, optimizer step, schedule; alone or in several processes."""
 
     def __init__(self, max_grad_norm: float | None = 1.0, accelerator: Accelerator | None = None) -> None:
         self.max_grad_norm = max_grad_norm
         self.accelerator = accelerator
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Prepare a model and its optimizer with the accelerator, if there is one."""
+        """Wrap a model and its optimizer for the accelerator."""
         if self.accelerator is None:
             return model, optimizer
         return self.accelerator.prepare(model, optimizer)
@@ -193,14 +189,7 @@ class Updater:
         *,
         before: Callable[[], None] | None = None,
     ) -> None:
-        """Clip the gradients, update the parameters and the schedule, and clear the gradients.
-
-        Args:
-            model: the network whose gradients are clipped.
-            optimizer: the optimizer.
-            scheduler: the schedule of its learning rate.
-            before: called between clipping and the update.
-        """
+        """Clip the gradients, call ``before``, update the parameters and the schedule, and clear the gradients."""
         if self.max_grad_norm is not None:
             clip = nn.utils.clip_grad_norm_ if self.accelerator is None else self.accelerator.clip_grad_norm_
             clip(model.parameters(), self.max_grad_norm)
@@ -210,6 +199,24 @@ class Updater:
         if scheduler is not None:
             scheduler.step()
         optimizer.zero_grad(set_to_none=True)
+
+
+def draws_repeated(model: nn.Module) -> AbstractContextManager[None]:
+    """Let what follows the block draw from torch's global generators what the block draws."""
+    devices = [each for each in {parameter.device for parameter in model.parameters()} if each.type not in _NO_DRAWS]
+    return torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda")
+
+
+@contextmanager
+def put_back(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Give tensors the bits back, after the block, that they have now."""
+    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in kept:
+                tensor.copy_(value)
 
 
 def held_by(optimizer: Optimizer) -> set[int]:
@@ -224,10 +231,9 @@ def not_in(optimizer: Optimizer, provider: Regularizer) -> list[nn.Parameter]:
 
 
 def check_learned(optimizer: Optimizer, provider: Regularizer) -> None:
-    """Check that an optimizer holds all parameters that a provider learns by the model's loss.
+    """Refuse an optimizer that lacks parameters which a provider learns by the model's loss.
 
-    Raises:
-        InputError: if not. They are not added here, because the optimizer may already have a scheduler.
+    They are not added here, because the optimizer may already have a scheduler.
     """
     if missing := not_in(optimizer, provider):
         raise InputError(

@@ -14,21 +14,7 @@ def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch,
     """Split a batch by rows, each part with its weight: the loss of the batch is the weighted sum of theirs.
 
     A model's loss is a mean over rows or, where labels are -100 in places, over the other positions. Each part weighs
-    as much as it has of these. Parts without any are left out.
-
-    Args:
-        batch: the batch; each tensor in it has the same number of rows.
-        count: number of parts, at most the number of rows.
-        model: the model, which tells whether labels are shifted (causal language models).
-
-    Raises:
-        InputError: if the tensors differ in their number of rows.
-
-    Example:
-        >>> import torch
-        >>> batch = {"labels": torch.tensor([[1, -100], [2, 3]])}
-        >>> [weight for _, weight in split_batch(batch, 2, nn.Linear(1, 1))]
-        [0.3333333333333333, 0.6666666666666666]
+    as much as it has of these. Parts without any are left out. The model tells whether labels are shifted.
     """
     tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
     rows = {name: len(value) for name, value in tensors.items()}
@@ -54,11 +40,7 @@ def _terms(part: Batch, shifted: bool, rows: int) -> int:
 
 
 def check_splittable(provider: Regularizer) -> None:
-    """Check that a provider masks each row by itself, so that parts of a batch are masked as in the whole batch.
-
-    Raises:
-        InputError: if one decides for all rows of a batch at once.
-    """
+    """Check that a provider masks each row by itself, so that parts of a batch are masked as in the whole batch."""
     for each in provider.parts():
         if each.decides_for_batch:
             raise InputError(

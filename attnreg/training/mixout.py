@@ -22,20 +22,7 @@ from attnreg.training.method import Batch, StepResult
 
 
 def mix(weight: Tensor, pretrained: Tensor, replaced: Tensor, p: float) -> Tensor:
-    r"""Replace parts of a weight by their pretrained values and rescale, so that the expected weight is unchanged.
-
-    .. math:: \big( M \odot u + (1 - M) \odot w - p\, u \big) / (1 - p), \qquad M \sim \mathrm{Bernoulli}(p)
-
-    Args:
-        weight: current values w.
-        pretrained: pretrained values u, of the same shape.
-        replaced: mask M, bool, broadcastable to the weight, ``True`` = pretrained.
-        p: probability of ``True`` in the mask, below 1.
-
-    Example:
-        >>> mix(torch.tensor([3.0, 3.0]), torch.tensor([1.0, 1.0]), torch.tensor([True, False]), p=0.5)
-        tensor([1., 5.])
-    """
+    """Replace parts of a weight by their pretrained values and rescale, so that the expected weight is unchanged."""
     return (torch.where(replaced, pretrained, weight) - p * pretrained) / (1 - p)
 
 
@@ -54,8 +41,7 @@ class Mixout(FineTuning):
 
     Args:
         model: a pretrained model whose output has a ``loss`` when it is given ``labels``.
-        optimizer: as in :class:`FineTuning`.
-        provider: as in :class:`FineTuning`.
+        optimizer, provider: as in :class:`FineTuning`.
         p: probability that an input neuron of a linear layer uses its pretrained weights, below 1.
         shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function``, ``objective`` and
             ``micro_batches``, see :class:`FineTuning`. The micro-batches of a step share M.

@@ -57,11 +57,7 @@ class ForwardPass:
         return self._run(batch)
 
     def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Make a forward pass; return its loss and its logits.
-
-        Raises:
-            InputError: if the output has no logits with gradients.
-        """
+        """Make a forward pass; return its loss and its logits, which must have gradients."""
         loss, output = self(batch)
         logits = predictions_of(output)
         if logits is None or not logits.requires_grad:  # TRL's SFTTrainer returns those of a pass without gradients
@@ -72,11 +68,7 @@ class ForwardPass:
         return loss, logits
 
     def disagreement(self, batch: Batch, logits: Tensor, other: Tensor) -> Tensor:
-        """Return the :func:`disagreement` of the logits of two passes on the batch.
-
-        Raises:
-            InputError: if the batch has no labels, or they do not fit the logits.
-        """
+        """Return the :func:`disagreement` of the logits of two passes on the batch."""
         return disagreement(logits, other, aligned_labels(self.model, needed_labels_of(batch, logits)))
 
     def _check_recomputation(self, provider: Regularizer) -> None:
@@ -117,12 +109,7 @@ class Objective(ABC):
 
     @abstractmethod
     def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
-        """Return the loss of a batch, 0-d.
-
-        Args:
-            forward: makes forward passes of the model.
-            batch: the batch.
-        """
+        """Return the loss of a batch, 0-d; ``forward`` makes the forward passes."""
 
     def check(self, model: nn.Module, provider: Regularizer | None) -> None:
         """Refuse a model or a provider that does not fit; called before the provider is attached.

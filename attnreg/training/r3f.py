@@ -132,9 +132,7 @@ class R3F(FineTuning):
         model: as in :class:`FineTuning`, with ``get_input_embeddings()``.
         optimizer: as in :class:`FineTuning`.
         provider: as in :class:`FineTuning`.
-        weight: as in :class:`R3FLoss`.
-        eps: as in :class:`R3FLoss`.
-        noise: as in :class:`R3FLoss`.
+        weight, eps, noise: as in :class:`R3FLoss`.
         shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` and ``micro_batches``, see
             :class:`FineTuning`.
 

@@ -64,9 +64,7 @@ class RDrop(FineTuning):
     """Fine-tune with the objective :class:`RDropLoss`: two forward passes under different dropout must agree.
 
     Args:
-        model: as in :class:`FineTuning`.
-        optimizer: as in :class:`FineTuning`.
-        provider: as in :class:`FineTuning`.
+        model, optimizer, provider: as in :class:`FineTuning`.
         alpha: as in :class:`RDropLoss`.
         shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (of each pass) and
             ``micro_batches``, see :class:`FineTuning`.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from accelerate.utils import DistributedType
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack, override
 
@@ -17,7 +16,7 @@ from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
-from attnreg.training.method import Batch, StepResult, held_by
+from attnreg.training.method import Batch, StepResult, draws_repeated, held_by, put_back
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 
@@ -38,9 +37,7 @@ class SAM(FineTuning):
     own gradient. A gradient that is zero or not finite perturbs nothing.
 
     Args:
-        model: as in :class:`FineTuning`.
-        optimizer: as in :class:`FineTuning`.
-        provider: as in :class:`FineTuning`.
+        model, optimizer, provider: as in :class:`FineTuning`.
         rho: size of the perturbation: its L2 norm over all parameters.
         shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function``, ``objective`` and
             ``micro_batches``, see :class:`FineTuning`.
@@ -86,10 +83,9 @@ class SAM(FineTuning):
 
     @override
     def step(self, batch: Batch) -> StepResult:
-        again = replay(self.model.parameters())
-        loss = self.accumulate(batch)
+        with draws_repeated(self.model):
+            loss = self.accumulate(batch)
         with self._perturbed():
-            again()
             worst = self.accumulate(batch)
         self.update()
         return StepResult(self.updater.mean(loss), {"perturbed_loss": self.updater.mean(worst)})
@@ -99,14 +95,9 @@ class SAM(FineTuning):
         """Move the weights up the accumulated gradients, and clear these; put the same bits back after the block."""
         weights = [weight for weight in self._weights if weight.grad is not None]
         # Running statistics would count the perturbed model, too.
-        kept = [(tensor, tensor.detach().clone()) for tensor in (*weights, *self.model.buffers())]
-        try:
+        with put_back((*weights, *self.model.buffers())):
             self._ascend(weights)
             yield
-        finally:
-            with torch.no_grad():
-                for tensor, value in kept:
-                    tensor.copy_(value)
 
     @torch.no_grad()
     def _ascend(self, weights: list[nn.Parameter]) -> None:
@@ -119,29 +110,3 @@ class SAM(FineTuning):
             # `where`, because zero times an infinite gradient is no number.
             weight.add_(torch.where(factor.to(weight.device) > 0, gradient * factor.to(gradient), 0.0))
         self.optimizer.zero_grad(set_to_none=True)
-
-
-def replay(tensors: Iterable[Tensor]) -> Callable[[], None]:
-    """Return a function that puts torch's global generators back to where they are now.
-
-    Args:
-        tensors: the generators of their devices are included, besides that of the CPU.
-
-    Example:
-        >>> again = replay([])
-        >>> first = torch.rand(3)
-        >>> again()
-        >>> torch.equal(torch.rand(3), first)
-        True
-    """
-    restore: list[Callable[[], None]] = [functools.partial(torch.set_rng_state, torch.get_rng_state())]
-    for device in {tensor.device for tensor in tensors}:
-        if device.type not in ("cpu", "meta"):
-            module = torch.get_device_module(device)
-            restore.append(functools.partial(module.set_rng_state, module.get_rng_state(device), device))
-
-    def again() -> None:
-        for each in restore:
-            each()
-
-    return again
