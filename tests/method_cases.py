@@ -49,6 +49,18 @@ def batches(number, rows=4, seed=1):
         yield {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": (ids[:, 0] > 9).long()}
 
 
+def weights(model):
+    """All parameters in one row."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def moved(model):
+    """The model after some training: away from what was pretrained."""
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
 def with_optimizer(method, model, optimizer, provider, sure, options):
     """Make a method of one model."""
     return method(model, optimizer(model), provider, **options)

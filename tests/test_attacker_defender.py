@@ -11,6 +11,7 @@ import transformers as hf
 import attnreg
 from attnreg.attendout.rewards import reinforce_loss
 from attnreg.training import AttackerDefender, FineTuning, Reinforce, Rewards, Rounds
+from tests.method_cases import weights
 
 
 def make_model(**options):
@@ -51,10 +52,6 @@ def make_game(model=None, variant=VARIANTS[0], **options):
         for record in (Rounds, Rewards)
     )
     return AttackerDefender(model, generator, adamw, rounds=rounds, rewards=rewards, **options)
-
-
-def weights(network):
-    return torch.cat([p.detach().flatten() for p in network.parameters()])
 
 
 def moments(learner):

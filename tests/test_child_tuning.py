@@ -8,15 +8,10 @@ import torch
 
 import attnreg
 from attnreg.training import ChildTuning, FineTuning
-from tests.method_cases import bert, sgd
-from tests.test_r_drop import IDS
+from tests.method_cases import bert, sgd, weights
+from tests.test_r_drop import BATCH, IDS
 
-BATCH = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}
 DATA = [{name: value[:2] for name, value in BATCH.items()}, {name: value[2:] for name, value in BATCH.items()}]
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def moved(model, step):
@@ -112,20 +107,6 @@ def test_weight_decay_alone_moves_what_is_masked(weight_decay):
     for name, mask in method.child.items():
         expected = before[name] * (1 - 1e-2 * weight_decay) ** 3
         torch.testing.assert_close(model.get_parameter(name)[~mask], expected[~mask], rtol=0, atol=1e-15)
-
-
-def test_a_resumed_run_keeps_its_child():
-    def broken():
-        raise AssertionError("the Fisher information is computed again")
-        yield
-
-    model = bert()
-    method = ChildTuning(model, sgd(model), mode="D", data=DATA)
-    method.step(BATCH)
-    again = ChildTuning(other := bert(), sgd(other), mode="D", data=broken())
-    again.load_state_dict(method.state_dict())
-    again.step(BATCH)
-    assert all(torch.equal(again.child[name], mask) for name, mask in method.child.items())
 
 
 def test_frozen_and_left_out_weights_are_no_candidates():

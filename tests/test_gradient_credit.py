@@ -16,7 +16,8 @@ from attnreg.attendout.decisions import Decisions
 from attnreg.errors import InputError
 from attnreg.training import AttackerDefender, GradientCredit, Rewards, Rounds
 from attnreg.training.method import Updater
-from tests.test_attacker_defender import adamw, make_batches, make_game, make_model, weights
+from tests.method_cases import weights
+from tests.test_attacker_defender import adamw, make_batches, make_game, make_model
 
 
 def case(**options):
@@ -42,12 +43,6 @@ def reward_gradient(model, reward):
     gradients = torch.autograd.grad(model(**reward).loss, list(model.parameters()), allow_unused=True)
     model.train()
     return [torch.zeros_like(p) if g is None else g for p, g in zip(model.parameters(), gradients, strict=True)]
-
-
-def alignment(model, batch, direction, *, create_graph=False):
-    """The product of the reward's gradient with that of the training loss under the current masks."""
-    gradients = training_gradient(model, batch, create_graph)
-    return sum((v * g).sum() for v, g in zip(direction, gradients, strict=True) if g is not None)
 
 
 def cosine(model, batch, direction, *, create_graph=False):
@@ -84,21 +79,6 @@ def test_the_finite_difference_is_the_derivative_of_the_cosine(decisions, monkey
         assert slope.abs().max() > 0
     assert torch.equal(weights(model), before)  # to the bit
     assert model.training
-
-
-def test_the_alignment_is_how_an_update_changes_the_reward_loss():
-    model, generator, batch, reward, _ = case()
-    direction = reward_gradient(model, reward)
-    with generator.relaxed(batch, 0.5):
-        predicted = float(alignment(model, batch, direction))
-        gradients = torch.autograd.grad(model(**batch).loss, list(model.parameters()), allow_unused=True)
-    model.eval()
-    before, rate = float(model(**reward).loss.detach()), 1e-6
-    with torch.no_grad():
-        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-            if gradient is not None:
-                parameter -= rate * gradient
-        assert float(model(**reward).loss) - before == pytest.approx(-rate * predicted, rel=1e-3)
 
 
 def test_the_mean_slope_over_a_decisions_values_is_the_difference_between_keeping_and_dropping():

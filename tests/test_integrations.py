@@ -13,6 +13,7 @@ import attnreg
 from attnreg.injection.running import seeds
 from attnreg.integrations import ADDropTrainer, AttnRegCallback, Seq2SeqADDropTrainer
 from tests.cases import MODELS, SMALL, TEXT
+from tests.method_cases import weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
 
@@ -50,10 +51,6 @@ def arguments(folder, cls=hf.TrainingArguments, **options):
         **options,
     }
     return cls(str(folder), **options)
-
-
-def weights(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def column(trainer, name):

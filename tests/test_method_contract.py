@@ -21,22 +21,14 @@ from tests.method_cases import (
     batches,
     bert,
     built_in,
+    moved,
+    weights,
     without_chance,
 )
+from tests.test_distributed import assert_close
 
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 splitting = pytest.mark.parametrize("case", [case for case in CASES if case.takes_micro_batches], ids=str)
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def moved(model):
-    """The model after some training: away from what was pretrained."""
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    return model
 
 
 PARTS = ("attnreg.training", "attnreg.attendout")
@@ -195,19 +187,6 @@ def test_its_networks(case):
     assert any(network is model for network in method.networks.values())
 
 
-def assert_close(a, b):
-    if isinstance(a, float):
-        assert a == pytest.approx(b, abs=1e-7)
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            assert_close(x, y)
-    elif isinstance(a, dict):
-        assert_close(sorted(a.items()), sorted(b.items()))
-    else:
-        assert a == b
-
-
 def test_two_processes_are_one(warm, tmp_path):
     script = attnreg.__file__.replace("attnreg/__init__.py", "tests/methods_in_processes.py")
     for processes in (1, 2):
@@ -218,8 +197,8 @@ def test_two_processes_are_one(warm, tmp_path):
     for name, record in alone.items():
         assert record["moved"] > 1e-3, name
         for other in (first, second):
-            assert_close((name, other[name]["steps"]), (name, record["steps"]))
-            assert_close((name, other[name]["weights"]), (name, record["weights"]))
+            for what in ("steps", "weights"):
+                assert_close((name, other[name][what]), (name, record[what]), within=1e-7)
     rewards = [logs["reward"] for loss, logs, events in alone[AttackerDefender.__name__]["steps"] if "reward" in logs]
     assert len(rewards) == 2
     assert all(reward != 0 for reward in rewards)

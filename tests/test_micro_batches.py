@@ -1,7 +1,5 @@
 """Micro-batches: the update, the schedules and the counts are those of whole batches."""
 
-import copy
-
 import pytest
 import torch
 import transformers as hf
@@ -13,7 +11,7 @@ from attnreg.training import SAM, FineTuning, RDrop, WeightedCrossEntropy
 from attnreg.training.micro_batches import split_batch
 from tests.cases import TRANSFORMERS
 from tests.commands import assert_sentence, ran, read_lines
-from tests.method_cases import bert, sgd, without_chance
+from tests.method_cases import bert, sgd, weights, without_chance
 
 IDS = torch.randint(1, 20, (5, 6), generator=torch.Generator().manual_seed(0))
 PADDED = torch.arange(6) < torch.tensor([6, 4, 3, 6, 2])[:, None]
@@ -29,44 +27,34 @@ def gpt2():
     return hf.GPT2LMHeadModel(config).double()
 
 
+def tagger():
+    return bert(hf.BertForTokenClassification, dropout=0.0, num_labels=3)
+
+
 def plain(model, **options):
     return FineTuning(model, sgd(model), **options)
 
 
-def with_ad_drop(model, **options):
-    return FineTuning(model, sgd(model), attnreg.AttributionProvider(p=0.4, q=1.0), **options)
+def in_double(output, batch):
+    """The loss of a causal model, whose own is in float32."""
+    logits, labels = output.logits[:, :-1], batch["labels"][:, 1:]
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def with_r_drop(model, **options):
-    return RDrop(model, sgd(model), alpha=0.7, **options)
-
-
-def with_causal_r_drop(model, **options):
-    def in_double(output, batch):  # the model's own loss is in float32
-        logits, labels = output.logits[:, :-1], batch["labels"][:, 1:]
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-    return RDrop(model, sgd(model), alpha=0.7, loss_function=in_double, **options)
-
-
-def with_sam(model, **options):
-    return SAM(model, sgd(model), attnreg.AttributionProvider(p=0.4, q=1.0), rho=0.3, **options)
-
-
-def weighted(model, **options):
-    return FineTuning(model, sgd(model), loss_function=WeightedCrossEntropy([0.3, 2.0]), **options)
+def ad_drop():
+    return {"provider": attnreg.AttributionProvider(p=0.4, q=1.0)}
 
 
 CASES = {
-    "numbers": (lambda: bert(dropout=0.0, num_labels=1), NUMBERS, plain),
-    "tokens": (lambda: bert(hf.BertForTokenClassification, dropout=0.0, num_labels=3), TOKENS, plain),
-    "causal": (gpt2, TOKENS, plain),
-    "weighted": (lambda: bert(dropout=0.0), BATCH, weighted),
-    "ad-drop": (lambda: bert(dropout=0.0), BATCH, with_ad_drop),
-    "r-drop of tokens": (lambda: bert(hf.BertForTokenClassification, dropout=0.0, num_labels=3), TOKENS, with_r_drop),
-    "r-drop of a causal model": (gpt2, TOKENS, with_causal_r_drop),
-    "sam with ad-drop": (lambda: bert(dropout=0.0), BATCH, with_sam),
-}
+    "numbers": (lambda: bert(dropout=0.0, num_labels=1), NUMBERS, FineTuning, dict),
+    "tokens": (tagger, TOKENS, FineTuning, dict),
+    "causal": (gpt2, TOKENS, FineTuning, dict),
+    "weighted": (lambda: bert(dropout=0.0), BATCH, FineTuning, lambda: {"loss_function": WeightedCrossEntropy([0.3, 2.0])}),
+    "ad-drop": (lambda: bert(dropout=0.0), BATCH, FineTuning, ad_drop),
+    "r-drop of tokens": (tagger, TOKENS, RDrop, lambda: {"alpha": 0.7}),
+    "r-drop of a causal model": (gpt2, TOKENS, RDrop, lambda: {"alpha": 0.7, "loss_function": in_double}),
+    "sam with ad-drop": (lambda: bert(dropout=0.0), BATCH, SAM, lambda: {**ad_drop(), "rho": 0.3}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [2, 7])
@@ -74,22 +62,18 @@ CASES = {
 def test_an_update_is_that_of_the_whole_batch(case, count, monkeypatch):
     if case == "causal" and Version("5.16") > TRANSFORMERS:
         pytest.skip("this version of transformers computes the loss of causal language models in float32")
-    make, batch, method_of = CASES[case]
+    make, batch, kind, options = CASES[case]
     without_chance(monkeypatch)
-    model = make()
-    whole, split = copy.deepcopy(model), copy.deepcopy(model)
-    steps = []
-    for network, parts in ((whole, 1), (split, count)):
-        method = method_of(network, micro_batches=parts)
-        assert method.micro_batches == parts
+    losses, ends = [], []
+    for parts in (1, count):
+        model = make()
+        method = kind(model, sgd(model), micro_batches=parts, **options())
         torch.manual_seed(3)
-        steps.append(method.step(batch).loss.item())
-    assert steps[0] == pytest.approx(steps[1], abs=1e-12)
-    moved = 0.0
-    for a, b, old in zip(whole.parameters(), split.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-        moved += (a - old).abs().sum().item()
-    assert moved > 1e-3
+        losses.append(method.step(batch).loss.item())
+        ends.append(weights(model))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
+    assert (ends[0] - weights(make())).abs().sum() > 1e-3
 
 
 def test_parts_without_labels_are_left_out():
@@ -98,19 +82,14 @@ def test_parts_without_labels_are_left_out():
     parts = split_batch(batch, 5, bert())
     assert [len(part["labels"]) for part, _ in parts] == [1, 1]
     assert [weight for _, weight in parts] == [6 / 8, 2 / 8]
-    whole, split = (bert(hf.BertForTokenClassification, dropout=0.0, num_labels=3) for _ in range(2))
+    whole, split = tagger(), tagger()
     plain(whole).step(batch)
     plain(split, micro_batches=5).step(batch)
-    for a, b in zip(whole.parameters(), split.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
-class Mine(hf.GPT2LMHeadModel):
-    """A causal language model of a user."""
+    torch.testing.assert_close(weights(whole), weights(split), rtol=0, atol=1e-12)
 
 
 def test_labels_of_a_class_of_ones_own_are_shifted_too():
-    assert shifts_labels(Mine(hf.GPT2Config(**SIZES)))
+    assert shifts_labels(type("Mine", (hf.GPT2LMHeadModel,), {})(hf.GPT2Config(**SIZES)))
     assert not shifts_labels(bert(hf.BertForTokenClassification))
 
 

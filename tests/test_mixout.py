@@ -7,7 +7,6 @@ import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers as hf
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -15,17 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from attnreg.training import Mixout
 from attnreg.training.mixout import mix
-from tests.method_cases import bert, sgd
-from tests.test_r_drop import IDS
-
-BATCH = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}
-
-
-def moved(model):
-    """The model after some training: away from what was pretrained."""
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    return model
+from tests.method_cases import bert, moved, sgd
+from tests.test_r_drop import BATCH
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.9])
@@ -41,12 +31,7 @@ def test_mixing_is_the_formula_unit_by_unit_and_keeps_the_mean(p):
             assert got[o, i].item() == pytest.approx(expected.item(), abs=1e-12)
     mean = p * mix(w, u, torch.tensor(True), p) + (1 - p) * mix(w, u, torch.tensor(False), p)
     torch.testing.assert_close(mean, w)
-
-
-def test_gradients_are_those_of_the_formula():
-    w, u = (torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    replaced = torch.tensor([True, False, True])
-    assert torch.autograd.gradcheck(lambda w: mix(w, u.detach(), replaced, 0.4), (w,))
+    assert torch.autograd.gradcheck(lambda w: mix(w, u, replaced, p), (w.requires_grad_(),))
 
 
 def test_a_share_p_of_the_inputs_of_each_layer_has_its_pretrained_weights():
@@ -160,15 +145,3 @@ def test_under_autocast():
     moved(model).train()
     with torch.autocast("cpu", torch.bfloat16):
         assert all(x.isfinite().all() for x in run(model))
-
-
-def test_it_draws_back_to_the_pretrained_weights():
-    """Least squares with mixout adds a ridge around the pretrained weights: p / (1 - p) for inputs of variance 1."""
-    torch.manual_seed(0)
-    u, w, p = torch.tensor([1.0]), torch.tensor([3.0], requires_grad=True), 0.75
-    replaced = torch.rand(20000, 1) < p
-    x, y = torch.ones(20000), torch.full((20000,), 3.0)
-    loss = F.mse_loss(mix(w, u, replaced, p)[:, 0] * x, y)
-    assert loss.item() == pytest.approx(p / (1 - p) * (3.0 - 1.0) ** 2, rel=0.05)
-    loss.backward()
-    assert w.grad > 0

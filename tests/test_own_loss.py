@@ -12,9 +12,8 @@ from attnreg.training import FineTuning, GradientCredit
 from attnreg.training.method import Updater
 from tests.commands import ran, read_lines
 from tests.method_cases import bert, sgd
-from tests.test_r_drop import IDS
+from tests.test_r_drop import BATCH, IDS
 
-BATCH = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}
 WITHOUT_LABELS = {"input_ids": IDS}
 
 

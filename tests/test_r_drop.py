@@ -9,11 +9,12 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from attnreg.training import FineTuning, RDrop
+from attnreg.training import RDrop
 from attnreg.training.objective import disagreement
 from tests.method_cases import bert, sgd
 
 IDS = torch.arange(1, 13).view(3, 4)
+BATCH = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}
 
 
 def slow_symmetric_kl(a, b):
@@ -79,18 +80,6 @@ def test_a_step_follows_the_gradient_of_half_the_papers_loss(kind, options, labe
         torch.testing.assert_close(ours, theirs - 0.1 * theirs.grad)
 
 
-def test_without_any_dropout_it_is_plain_fine_tuning():
-    batch = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}
-    plain, twice = bert(dropout=0.0), bert(dropout=0.0)
-    losses = [
-        method.step(batch).loss.item()
-        for method in (FineTuning(plain, sgd(plain)), RDrop(twice, sgd(twice), alpha=3.0))
-    ]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
-    for ours, theirs in zip(twice.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 class Recorder(attnreg.AttentionDropout):
     def __init__(self):
         super().__init__(0.5)
@@ -112,7 +101,7 @@ def test_the_providers_masks_differ_between_the_passes_and_its_penalty_is_their_
     model, provider = bert(dropout=0.0), Recorder()
     method = RDrop(model, sgd(model), provider, alpha=0.0)
     torch.manual_seed(1)
-    loss = method.step({"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}).loss
+    loss = method.step(BATCH).loss
     assert provider.prepared == 2
     assert len(provider.masks) == 4
     for layer in range(2):
@@ -142,7 +131,7 @@ def test_a_model_without_logits_is_refused():
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
 def test_gradient_checkpointing_with_masks_drawn_per_pass_is_refused_and_with_others_exact():
-    batch, gradients = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}, []
+    gradients = []
     for checkpointed in (False, True):
         model = bert()
         provider = attnreg.AttentionDropout(0.3) & attnreg.LayerDrop(0.3)
@@ -150,13 +139,13 @@ def test_gradient_checkpointing_with_masks_drawn_per_pass_is_refused_and_with_ot
         if checkpointed:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         torch.manual_seed(1)
-        method.step(batch)
+        method.step(BATCH)
         gradients.append(torch.cat([p.flatten() for p in model.parameters()]))
     assert torch.equal(*gradients)
     attnreg.detach(model)
     method = RDrop(model, sgd(model), Recorder() & attnreg.AttentionDropout(0.1))
     with pytest.raises(ValueError, match="R-Drop with Recorder does not work under gradient checkpointing"):
-        method.step(batch)
+        method.step(BATCH)
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
@@ -168,7 +157,6 @@ def test_what_draws_at_each_call_goes_with_gradient_checkpointing():
         lambda model: attnreg.AdversarialAttention.for_model(model, price=0.5),
         lambda model: attnreg.ContextualDropout.for_model(model),
     ]
-    batch = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}
     for make in providers:
         trained = []
         for checkpointed in (False, True):
@@ -179,7 +167,7 @@ def test_what_draws_at_each_call_goes_with_gradient_checkpointing():
             if checkpointed:
                 model.gradient_checkpointing_enable({"use_reentrant": False})
             torch.manual_seed(1)
-            method.step(batch)
+            method.step(BATCH)
             trained.append(torch.cat([p.flatten() for p in (*model.parameters(), *provider.parameters())]))
         assert torch.equal(*trained), type(provider).__name__
 
@@ -198,7 +186,7 @@ def test_what_is_drawn_once_per_pass_does_not(make, name):
     method = RDrop(model, sgd(model), make(model).double())
     model.gradient_checkpointing_enable({"use_reentrant": False})
     with pytest.raises(ValueError, match=f"R-Drop with {name} does not work under gradient checkpointing"):
-        method.step({"input_ids": IDS, "labels": torch.tensor([0, 1, 1])})
+        method.step(BATCH)
 
 
 @pytest.mark.parametrize(

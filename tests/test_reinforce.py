@@ -11,7 +11,8 @@ from attnreg.errors import InputError
 from attnreg.training import AttackerDefender, GradientCredit, Reinforce, Rewards, Rounds
 from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Updater
-from tests.test_attacker_defender import adamw, make_batches, make_game, make_model, weights
+from tests.method_cases import weights
+from tests.test_attacker_defender import adamw, make_batches, make_game, make_model
 
 
 def generator(**options):
@@ -184,17 +185,6 @@ def test_scaled_rewards_keep_their_scale_and_no_difference_gives_no_update():
     assert abs(sizes[2]) < 2e-3
     square = (0.1 * 0.9**2 + 0.1 * 0.9 + 0) * 1e-6 / (1 - 0.9**3)
     assert sizes[2] == pytest.approx(1e-6 / square**0.5, rel=1e-3)
-
-
-def test_a_game_of_equal_networks_teaches_nothing():
-    game = make_game(steps=1, score=lambda network, batch: torch.ones(len(batch["labels"])))
-    first, *rest = make_batches(5)
-    game.step(first)
-    before = weights(game.generator)
-    for batch in rest:
-        game.step(batch)
-    assert torch.equal(weights(game.generator), before)
-    assert game.rounds == 5
 
 
 def test_both_attackers_begin_each_round_alike_and_part_under_opposite_masks():

@@ -11,14 +11,8 @@ from torch import nn
 
 import attnreg
 from attnreg.training import SAM, FineTuning
-from tests.method_cases import bert, sgd
-from tests.test_r_drop import IDS
-
-BATCH = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+from tests.method_cases import bert, sgd, weights
+from tests.test_r_drop import BATCH
 
 
 def slow_step(model, rho, lr, max_norm=None, seed=1):
