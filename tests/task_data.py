@@ -1,8 +1,13 @@
 """Made-up data in the hub's columns, one maker for each kind of task, and a tiny random model for each."""
 
+import bz2
+import gzip
 import json
+import lzma
 import random
 
+import datasets
+import pandas as pd
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
@@ -56,17 +61,34 @@ def make(maker, count, seed):
 
 
 def write(folder, train=96, validation=32, maker=pair, **others):
-    """Splits as JSON lines; ``others`` are further splits, by name."""
-    folder.mkdir(exist_ok=True)
-    splits = {"train": make(maker, train, 0), "validation": make(maker, validation, 1), **others}
+    """Made-up splits as JSON lines; ``others`` are further splits, by name."""
+    return write_splits(folder, train=make(maker, train, 0), validation=make(maker, validation, 1), **others)
+
+
+def write_splits(folder, suffix="jsonl", **splits):
+    """A file of rows for each split; of a data set, a .parquet file."""
     for split, rows in splits.items():
-        write_rows(folder / f"{split}.jsonl", rows)
+        write_rows(folder / f"{split}.{'parquet' if isinstance(rows, datasets.Dataset) else suffix}", rows)
     return folder
 
 
+PACKED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
 def write_rows(path, rows):
-    """A file of JSON lines."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    """A file of rows in the format that its name says, also packed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    form = (path.with_suffix("") if path.suffix in PACKED else path).suffix.lower()
+    if form == ".parquet":
+        (rows if isinstance(rows, datasets.Dataset) else datasets.Dataset.from_list(rows)).to_parquet(path)
+        return
+    if form == ".jsonl":
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    elif form == ".json":
+        text = json.dumps(rows, indent=1)
+    else:
+        text = pd.DataFrame(rows).to_csv(sep="\t" if form == ".tsv" else ",", index=False)
+    path.write_bytes(PACKED.get(path.suffix, bytes)(text.encode()))
 
 
 def word_pieces(texts, vocab_size=80):

@@ -164,11 +164,6 @@ def test_names_with_spaces_and_other_letters(cli, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_column_of_labels_is_no_text(cli):
-    args = ["recipe", "finetune", "--task", "custom", "--data-dir", "data", "--label-column", "text"]
-    assert_sentence(cli(*args, "--text-columns", "text"), 2, "Column text holds the labels, so it cannot be a text or choice column, too")  # fmt: skip
-
-
 def test_a_parquet_file_with_other_types(tmp_path):
     import pandas as pd
 

@@ -1,16 +1,13 @@
 """Folders of data as they lie: saved by datasets, in parts, in subfolders, under other names; and what is refused."""
 
-import bz2
-import gzip
 import json
-import lzma
 
 import datasets
-import pandas as pd
 import pytest
 
 from attnreg.errors import InputError
 from attnreg.experiments.tasks import choose_task, get_task, load_splits
+from tests import task_data as made
 from tests.commands import assert_sentence, ran
 
 QUICK = ["--epochs", 1, "--device", "cpu"]
@@ -22,26 +19,6 @@ def rows(count=8, **values):
 
 def table(*args, **values):
     return datasets.Dataset.from_list(rows(*args, **values))
-
-
-PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
-
-
-def write(path, content):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix in PACK:
-        plain = path.with_suffix("")
-        write(plain, content)
-        path.write_bytes(PACK[path.suffix](plain.read_bytes()))
-        plain.unlink()
-    elif path.suffix == ".parquet":
-        datasets.Dataset.from_list(content).to_parquet(path)
-    elif path.suffix.lower() == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in content))
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(content, indent=1))
-    else:
-        pd.DataFrame(content).to_csv(path, sep="\t" if path.suffix == ".tsv" else ",", index=False)
 
 
 def sizes(folder, task="cola"):
@@ -76,7 +53,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_files_as_they_lie(tmp_path, layout):
     for name in LAYOUTS[layout]:
-        write(tmp_path / name, rows(3 if "train" in name.lower() else 2))
+        made.write_rows(tmp_path / name, rows(3 if "train" in name.lower() else 2))
     splits = load_splits(get_task("cola"), tmp_path)
     assert {name: len(split) for name, split in splits.items()} == {"train": 6, "validation": 2}
     assert splits["train"]["label"][:] == [0, 1, 0, 0, 1, 0]
@@ -85,7 +62,7 @@ def test_files_as_they_lie(tmp_path, layout):
 def test_glues_own_names_of_the_splits_of_mnli(tmp_path):
     row = {"premise": "a", "hypothesis": "b", "label": "neutral"}
     for number, name in enumerate(("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv"), 1):
-        write(tmp_path / name, [row] * number)
+        made.write_rows(tmp_path / name, [row] * number)
     assert sizes(tmp_path, "mnli") == {"train": 1, "validation": 2, "validation_mismatched": 3}
 
 
@@ -113,7 +90,7 @@ def test_paths_are_no_patterns(cli, tmp_path):
     for name in ("d?", "dx", "a::b [1]*"):
         count = 3 if name == "dx" else 2
         for split in ("train", "dev"):
-            write(tmp_path / name / f"{split}.csv", rows(count))
+            made.write_rows(tmp_path / name / f"{split}.csv", rows(count))
     for name in ("d?", "dx", "a::b [1]*"):
         count = 3 if name == "dx" else 2
         assert sizes(tmp_path / name) == {"train": count, "validation": count}
@@ -121,7 +98,7 @@ def test_paths_are_no_patterns(cli, tmp_path):
 
 def test_links(cli, tmp_path):
     for name in ("train", "dev"):
-        write(tmp_path / "real" / "split" / f"{name}.csv", rows())
+        made.write_rows(tmp_path / "real" / "split" / f"{name}.csv", rows())
     links = tmp_path / "links"
     links.mkdir()
     (links / "train.csv").symlink_to(tmp_path / "real" / "split" / "train.csv")
@@ -134,8 +111,8 @@ def test_links(cli, tmp_path):
 
 
 def test_train_alone_when_rows_of_it_are_held_out(cli, tmp_path):
-    write(tmp_path / "file" / "reviews.csv", rows())
-    write(tmp_path / "folder" / "train.jsonl", rows())
+    made.write_rows(tmp_path / "file" / "reviews.csv", rows())
+    made.write_rows(tmp_path / "folder" / "train.jsonl", rows())
     table().save_to_disk(tmp_path / "saved")
     for place in ("file/reviews.csv", "folder", "saved"):
         recipe = "scheduled-bernoulli" if place == "saved" else "finetune"
@@ -144,7 +121,7 @@ def test_train_alone_when_rows_of_it_are_held_out(cli, tmp_path):
         ran(cli(*args, "--validation-rows", 2))
     assert "attention.png" in ran(cli("plot", "out-saved")).output
     assert_sentence(cli("evaluate", "out-file/"), 1, "out-file was trained on rows of file/reviews.csv: use --data-dir")
-    write(tmp_path / "new.json", rows(3))
+    made.write_rows(tmp_path / "new.json", rows(3))
     for split in ("validation", "test"):
         result = ran(cli("evaluate", "out-file/", "--data-dir", "new.json", "--split", split, "--device", "cpu"))
         assert f"{split}, 3 rows" in result.output
@@ -172,21 +149,21 @@ def test_train_alone_when_rows_of_it_are_held_out(cli, tmp_path):
 )  # fmt: skip
 def test_what_is_refused_says_what_is_there(tmp_path, files, says):
     for name in files:
-        write(tmp_path / name, rows(2))
+        made.write_rows(tmp_path / name, rows(2))
     with pytest.raises(InputError, match=says):
         sizes(tmp_path)
 
 
 def test_files_that_do_not_fit_are_named(cli, tmp_path):
-    write(tmp_path / "notes.txt", rows())
+    made.write_rows(tmp_path / "notes.txt", rows())
     assert_sentence(cli("recipe", "finetune", "--data-dir", "notes.txt"), 1, "Expected --data-dir to be a folder or a .*.parquet file, got notes.txt")  # fmt: skip
     datasets.DatasetDict(train=table()).save_to_disk(tmp_path / "saved")
     assert_sentence(cli("recipe", "finetune", "--data-dir", "saved"), 1, "No validation split in saved, which has train: save it too, or score on rows")  # fmt: skip
     (tmp_path / "saved" / "train" / "state.json").unlink()
     assert_sentence(cli("recipe", "finetune", "--data-dir", "saved"), 1, "Cannot read saved as a saved data set: No such file")  # fmt: skip
-    write(tmp_path / "data" / "train-1.jsonl", rows())
-    write(tmp_path / "data" / "train-2.jsonl", [{"sentence": "a", "label": "acceptable"}])
-    write(tmp_path / "data" / "dev.json", rows())
+    made.write_rows(tmp_path / "data" / "train-1.jsonl", rows())
+    made.write_rows(tmp_path / "data" / "train-2.jsonl", [{"sentence": "a", "label": "acceptable"}])
+    made.write_rows(tmp_path / "data" / "dev.json", rows())
     assert_sentence(cli("recipe", "finetune", "--data-dir", "data"), 1, "Cannot read train-1.jsonl, train-2.jsonl as one table, their columns or types differ: ")  # fmt: skip
     (tmp_path / "data" / "train-2.jsonl").write_text("{")
     assert_sentence(cli("recipe", "finetune", "--data-dir", "data"), 1, "Line 1 of data/train-2.jsonl must be one JSON object")  # fmt: skip
@@ -197,12 +174,23 @@ def test_files_that_do_not_fit_are_named(cli, tmp_path):
 
 def test_columns_given_one_by_one(cli, tmp_path):
     for split in ("train", "dev"):
-        write(tmp_path / "data" / f"{split}.json", [{"a": "the boy", "b": "sleeps", "y": n % 2} for n in range(4)])
-    args = ["--task", "custom", "--data-dir", "data", "--label-column", "y", "--model"]
-    from tests.task_data import tiny_bert
-
-    tiny_bert(tmp_path / "bert")
-    args += ["bert", "--max-length", 16, *QUICK]
+        made.write_rows(
+            tmp_path / "data" / f"{split}.json", [{"a": "the boy", "b": "sleeps", "y": n % 2} for n in range(4)]
+        )
+    made.tiny_bert(tmp_path / "bert")
+    args = [
+        "--task",
+        "custom",
+        "--data-dir",
+        "data",
+        "--label-column",
+        "y",
+        "--model",
+        "bert",
+        "--max-length",
+        16,
+        *QUICK,
+    ]
     for output, columns in (
         ("one", ["--text-columns", "a,b"]),
         ("two", ["--text-columns", "a", "--text-columns", "b"]),
@@ -214,13 +202,13 @@ def test_columns_given_one_by_one(cli, tmp_path):
 
 
 def test_an_evaluation_is_told_of_the_test_split(tmp_path):
-    write(tmp_path / "test" / "0.csv", [{"premise": "a", "hypothesis": "b", "label": "entailment"}])
+    made.write_rows(tmp_path / "test" / "0.csv", [{"premise": "a", "hypothesis": "b", "label": "entailment"}])
     with pytest.raises(InputError, match=r"No validation file in .*, which has test/: add .*, or use --split test\.$"):
         load_splits(get_task("hans"), tmp_path)
 
 
 def test_a_whole_file_of_ones_own(tmp_path):
-    write(tmp_path / "train.json.gz", rows())
+    made.write_rows(tmp_path / "train.json.gz", rows())
     custom = choose_task("custom", text_columns="sentence")
     with pytest.raises(InputError, match=r"train.json.gz has no splits: use --data-dir to give a folder"):
         load_splits(custom, tmp_path / "train.json.gz")

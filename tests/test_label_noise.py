@@ -1,6 +1,7 @@
 """Wrong labels: how they are drawn, which rows get them, and what a report says of them."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from datasets import Dataset
 
 from attnreg.experiments.setup.sampling import mislabel
 from attnreg.experiments.tasks import get_task, load_model, load_splits
-from tests.commands import assert_sentence, ran
+from tests.commands import assert_sentence, ran, read_lines
 
 NOISY = ["--train-size", 200, "--label-noise", 0.3, "--epochs", 1, "--batch-size", 50, "--device", "cpu"]
 
@@ -56,11 +57,9 @@ def test_rows_held_out_for_the_whole_run_do_not_count_as_trained_on(cli, tmp_pat
 def test_rows_held_out_of_train_are_noisy_and_dev_rows_are_not(cli, tmp_path):
     def labels_of(*options):
         ran(cli("recipe", "finetune", *NOISY[:2], *NOISY[4:], *options, "--output-dir", "out"))
-        lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
-        import shutil
-
+        found = np.array([line["label"] for line in read_lines(tmp_path / "out" / "predictions.jsonl")])
         shutil.rmtree(tmp_path / "out")
-        return np.array([json.loads(line)["label"] for line in lines])
+        return found
 
     held = ["--validation-rows", 100]
     assert (labels_of(*held) != labels_of(*held, "--label-noise", 0.3)).sum() == 30

@@ -10,6 +10,7 @@ from attnreg.errors import InputError
 from attnreg.experiments.tasks import TASKS, get_task, load_model, load_splits
 from attnreg.experiments.tasks.kinds import kind_class
 from tests.commands import assert_sentence, invoke, ran, read_lines
+from tests.task_data import write_rows
 
 SMALL = ["--epochs", 2, "--train-size", 128, "--output-dir", "out"]
 
@@ -43,10 +44,8 @@ def test_fifteen_percent_of_words_are_guessed_most_of_them_hidden(kind, encoded)
     assert not (guessed & ~words).any()
     assert torch.equal(batch["labels"][guessed], whole[guessed])
     assert torch.equal(batch["input_ids"][~guessed], whole[~guessed])
-    for share, of, expected in (
-        (guessed, words, 0.15),
-        (batch["input_ids"] == kind.tokenizer.mask_token_id, guessed, 0.8),
-    ):
+    hidden = batch["input_ids"] == kind.tokenizer.mask_token_id
+    for share, of, expected in ((guessed, words, 0.15), (hidden, guessed, 0.8)):
         n = int(of.sum())
         assert abs(float(share[of].float().mean()) - expected) < 5 * (expected * (1 - expected) / n) ** 0.5
 
@@ -100,28 +99,6 @@ def test_what_is_pre_trained_is_fine_tuned(cli, pretrained):
     ran(cli("recipe", "finetune", "--model", pretrained, *SMALL[:-1], "tuned"))
 
 
-def test_a_corpus_of_ones_own(cli, pretrained, tmp_path):
-    from attnreg.experiments.tasks.agreement import corpus
-
-    for split in ("train", "validation"):
-        texts = [json.dumps({"text": row["sentence"]}) for row in corpus(split)[:64]]
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(texts))
-    own = [
-        "--task",
-        "custom",
-        "--kind",
-        "masked-lm",
-        "--text-columns",
-        "text",
-        "--data-dir",
-        tmp_path,
-        "--max-length",
-        32,
-    ]
-    ran(cli("recipe", "pretrain", "--model", pretrained, *own, "--epochs", 1, "--output-dir", "own"))
-    assert json.loads((tmp_path / "own" / "result.json").read_text())["rows"] == 64
-
-
 def test_other_tasks_and_models_are_one_sentence(cli, tmp_path):
     assert "agreement-words" in TASKS
     result = cli("recipe", "pretrain", "--task", "agreement", *SMALL)
@@ -140,18 +117,18 @@ def test_empty_lines_are_left_out(kind):
         kind.encode(texts.select([0, 2]))
 
 
-def test_a_corpus_with_empty_lines(cli, pretrained, tmp_path):
+def test_a_corpus_of_ones_own_with_empty_lines(cli, pretrained, tmp_path):
     from attnreg.experiments.tasks.agreement import corpus
 
     own = ["--task", "custom", "--kind", "masked-lm", "--text-columns", "text", "--data-dir", tmp_path, "--epochs", 1]
     own += ["--model", pretrained, "--max-length", 32, "--batch-size", 2]
     for split in ("train", "validation"):
         texts = [text for row in corpus(split)[:8] for text in (row["sentence"], "", "", " ")]
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+        write_rows(tmp_path / f"{split}.jsonl", [{"text": text} for text in texts])
     ran(cli("recipe", "pretrain", *own, "--output-dir", "own"))
     assert json.loads((tmp_path / "own" / "result.json").read_text())["rows"] == 8
     assert len(read_lines(tmp_path / "own" / "predictions.jsonl")) == 8
-    (tmp_path / "train.jsonl").write_text("\n".join([json.dumps({"text": ""})] * 3))
+    write_rows(tmp_path / "train.jsonl", [{"text": ""}] * 3)
     result = cli("recipe", "pretrain", *own, "--output-dir", "none")
     assert_sentence(result, 1, "None of 3 rows has a token to predict in column text: check the text")
     assert not (tmp_path / "none").exists()

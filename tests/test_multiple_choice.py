@@ -1,6 +1,5 @@
 """Multiple-choice data as it is published: forms of choices, forms of answers, and what is refused."""
 
-import json
 import random
 
 import pytest
@@ -52,11 +51,8 @@ def rows_of(choices, answer, texts=TEXTS, right=RIGHT):
 
 
 def load(folder, rows, dev=None, **options):
-    folder.mkdir()
-    for split, some in (("train", rows), ("validation", rows if dev is None else dev)):
-        made.write_rows(folder / f"{split}.jsonl", some)
     task = choose_task("custom", kind="multiple-choice", text_columns="q", label_column="answer", **options)
-    return load_data(task, folder)
+    return load_data(task, made.write_splits(folder, train=rows, validation=rows if dev is None else dev))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -114,7 +110,6 @@ def test_columns_that_hold_no_choices(tmp_path):
 
 def test_a_run_on_lists_with_letters(cli, tmp_path):
     made.tiny_bert(tmp_path / "bert")
-    (tmp_path / "data").mkdir()
     rng = random.Random(0)
     for split in ("train", "test"):
         rows = []
@@ -122,7 +117,7 @@ def test_a_run_on_lists_with_letters(cli, tmp_path):
             right, cue = rng.randrange(3), rng.choice(["red", "green", "blue"])
             texts = [cue if number == right else "one" for number in range(3)]
             rows.append({"q": cue, "choices": {"text": texts, "label": ["A", "B", "C"]}, "answerKey": "ABC"[right]})
-        (tmp_path / "data" / f"{split}.json").write_text(json.dumps(rows))
+        made.write_rows(tmp_path / "data" / f"{split}.json", rows)
     args = ["--task", "custom", "--kind", "multiple-choice", "--text-columns", "q", "--choice-columns", "choices", "--label-column", "answerKey"]  # fmt: skip
     ran(cli("recipe", "ad-drop", *args, "--data-dir", "data", "--validation-rows", 8, "--label-noise", 0.25, "--model", "bert", "--epochs", 1, "--max-length", 16, "--device", "cpu", "--output-dir", "out"))  # fmt: skip
     assert {record["label"] for record in read_lines(tmp_path / "out" / "predictions.jsonl")} == {0, 1, 2}

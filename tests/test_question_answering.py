@@ -127,9 +127,8 @@ def test_answers_are_the_best_spans_of_all_windows(loaded):
     for record, windows, row in zip(records, found, rows, strict=True):
         (score, ids), null = max(span for span, _ in windows), min(null for _, null in windows)
         assert record["label"] == row["answers"]["text"]
-        assert kind.tokenizer(record["prediction"], add_special_tokens=False)["input_ids"] == (
-            [] if null > score else list(ids)
-        )
+        predicted = kind.tokenizer(record["prediction"], add_special_tokens=False)["input_ids"]
+        assert predicted == ([] if null > score else list(ids))
         assert record["prediction"] in row["context"]
         empty += null > score
     answered = [number for number, each in enumerate(encoded["reference"]) if each["answers"]]
@@ -188,10 +187,8 @@ def test_loss_rewards_targets_and_r_drop_take_start_and_end_as_two_classes(loade
     assert float(output.loss) == pytest.approx(-float(each.mean()), abs=1e-6)
     right = sum((p.argmax(-1) == at).float() for p, at in zip(log_p, gold, strict=True)) / 2
     assert correctness(model, batch).tolist() == right.tolist()
-    for name, wanted in (
-        ("predicted", sum(float(p.max(-1).values.sum()) for p in log_p)),
-        ("label", 2 * float(each.sum())),
-    ):
+    best = sum(float(p.max(-1).values.sum()) for p in log_p)
+    for name, wanted in (("predicted", best), ("label", 2 * float(each.sum()))):
         target = Target(name).for_model(model)
         assert float(target.score(output, batch, target.classes(output, batch))) == pytest.approx(wanted, abs=1e-4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -276,8 +273,6 @@ def test_what_does_not_fit_is_one_sentence(loaded, tmp_path, bert):
     slow = SimpleNamespace(is_fast=False)
     with pytest.raises(InputError, match="does not tell which characters a token has: choose a model with a fast"):
         kind_class("question-answering").fit_tokenizer(slow, "x")
-    with pytest.raises(UsageError, match="to be one of answer_f1, exact_match, got 'f1'"):
-        choose_task("custom", kind="question-answering", metric="f1")
 
 
 @pytest.fixture
@@ -293,9 +288,7 @@ def test_a_run_is_saved_and_evaluated(cli, args, tmp_path, undrawn):
         dev = json.loads((tmp_path / recipe / "result.json").read_text())["dev"]
         ran(cli("evaluate", recipe, "--data-dir", tmp_path / "data"))
         result = json.loads(next((tmp_path / recipe / "evaluations").iterdir()).read_text())
-        assert {name: result["metrics"][name] for name in ("answer_f1", "exact_match")} == {
-            name: dev[name] for name in ("answer_f1", "exact_match")
-        }
+        assert all(result["metrics"][name] == dev[name] for name in ("answer_f1", "exact_match"))
         records = read_lines(tmp_path / recipe / "predictions.jsonl")
         assert len(records) == 12
         assert set(records[0]) == {"label", "prediction"}
@@ -310,9 +303,7 @@ def test_attendout_plays(cli, args, tmp_path):
     ran(cli("recipe", "attendout", *args, *game, "--rewards", "Rewards(score='accuracy')", "--output-dir", "out"))
     assert any("winner" in line for line in read_lines(tmp_path / "out" / "telemetry.jsonl"))
     result = cli("recipe", "attendout", *args, *game, "--rewards", "Rewards(score='metric')", "--output-dir", "other")
-    assert_sentence(
-        result, 2, "Expected score 'loss' in --rewards for the question-answering task custom, got 'metric'"
-    )
+    assert_sentence(result, 2, "Expected score 'loss' in --rewards for the question-answering task custom, got 'metric'")  # fmt: skip
     result = cli("recipe", "attendout", *args, *game, "--reward-data", "half-dev", "--output-dir", "other")
     assert_sentence(result, 2, "--reward-data half-dev would divide windows of the same question")
 

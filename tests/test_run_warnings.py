@@ -32,28 +32,9 @@ def warned(result, folder="out"):
     return [line.removeprefix("Warning: ") for line in lines]
 
 
-def write(folder, train, validation):
-    folder.mkdir()
-    for split, rows in (("train", train), ("validation", validation)):
-        made.write_rows(folder / f"{split}.jsonl", rows)
-
-
 def run(cli, home, *options, task="mnli", recipe="finetune"):
-    args = [
-        "--task",
-        task,
-        "--data-dir",
-        "data",
-        "--model",
-        "bert",
-        "--epochs",
-        1,
-        "--max-length",
-        32,
-        "--device",
-        "cpu",
-    ]
-    return warned(ran(cli("recipe", recipe, *args, *options, "--output-dir", "out")), home / "out")
+    args = ["--data-dir", "data", "--model", "bert", "--epochs", 1, "--max-length", 32, "--device", "cpu", *options]
+    return warned(ran(cli("recipe", recipe, "--task", task, *args, "--output-dir", "out")), home / "out")
 
 
 def pairs(count, words=3, labels=LABELS, start=0):
@@ -64,24 +45,21 @@ def pairs(count, words=3, labels=LABELS, start=0):
 
 
 def test_data_with_nothing_wrong_gives_no_warning(cli, home):
-    write(home / "data", pairs(12), pairs(6, start=20))
+    made.write_splits(home / "data", train=pairs(12), validation=pairs(6, start=20))
     assert run(cli, home) == []
 
 
 def test_dev_rows_that_are_in_train(cli, home):
-    write(home / "data", pairs(12), [*pairs(2, start=10), *pairs(3, start=20)])
+    made.write_splits(home / "data", train=pairs(12), validation=[*pairs(2, start=10), *pairs(3, start=20)])
     assert run(cli, home) == [
         "2 of 5 dev rows are also in train (same texts), so the score is too high: remove such rows from train."
     ]
 
 
 def test_classes_that_no_training_row_has(cli, home):
-    write(home / "data", pairs(12, labels=LABELS[:2]), pairs(6, start=20))
+    made.write_splits(home / "data", train=pairs(12, labels=LABELS[:2]), validation=pairs(6, start=20))
     assert run(cli, home) == ["no training row has the class contradiction: raise --train-size, or add such rows."]
-
-
-def test_a_single_class_among_the_rows_drawn(cli, home):
-    write(home / "data", pairs(12), pairs(6, start=20))
+    (home / "out").rename(home / "before")
     (warning,) = run(cli, home, "--train-size", 1)
     assert warning.startswith("all training rows have the class ")
     assert warning.endswith(", so there is nothing to learn.")
@@ -89,7 +67,7 @@ def test_a_single_class_among_the_rows_drawn(cli, home):
 
 def test_tags_that_no_training_row_has(cli, home):
     rows = [{"tokens": ["Anna", "went", made.WORDS[number]], "ner_tags": ["B-PER", "O", "O"]} for number in range(8)]
-    write(home / "data", rows[:6], rows[6:])
+    made.write_splits(home / "data", train=rows[:6], validation=rows[6:])
     (warning,) = run(cli, home, task="conll2003")
     assert warning == (
         "no training row has the classes I-PER, B-ORG, I-ORG, B-LOC, I-LOC and 2 more: raise --train-size, or add such rows."
@@ -113,7 +91,7 @@ def test_a_kind_of_ones_own_is_not_warned_of_classes():
 
 
 def test_inputs_that_are_cut(cli, home):
-    write(home / "data", [*pairs(9), *pairs(2, words=40, start=9)], pairs(6, start=20))
+    made.write_splits(home / "data", train=[*pairs(9), *pairs(2, words=40, start=9)], validation=pairs(6, start=20))
     assert run(cli, home) == []  # 2 of 11 are less than a fifth
     (home / "out").rename(home / "before")
     made.write_rows(home / "data" / "train.jsonl", [*pairs(9), *pairs(3, words=40, start=9)])
@@ -124,7 +102,9 @@ def test_inputs_that_are_cut(cli, home):
 
 def test_classes_that_are_probably_one(cli, home):
     rows = [{"text": f"red {word}", "label": ["yes", "no", "Yes "][i % 3]} for i, word in enumerate(made.WORDS[:9])]
-    write(home / "data", [{"text": " ", "label": "no"}, *rows], [{"text": "blue", "label": "no"}])
+    made.write_splits(
+        home / "data", train=[{"text": " ", "label": "no"}, *rows], validation=[{"text": "blue", "label": "no"}]
+    )
     assert run(cli, home, "--text-columns", "text", task="custom") == [
         "the classes 'Yes ' and 'yes' differ only in case or spaces: spell classes alike in all rows.",
         "1 of 10 training rows has no text in text: remove or fill them.",
@@ -133,11 +113,8 @@ def test_classes_that_are_probably_one(cli, home):
 
 def test_tokens_that_the_tokenizer_does_not_know(cli, home):
     texts = ["ρόδα red", "κάππα 7 one", "red one two"]  # 3 of 8 tokens: words of other letters, and a digit
-    write(
-        home / "data",
-        [{"sentence": text, "label": i % 2} for i, text in enumerate(texts)],
-        [{"sentence": "far", "label": 1}],
-    )
+    rows = [{"sentence": text, "label": i % 2} for i, text in enumerate(texts)]
+    made.write_splits(home / "data", train=rows, validation=[{"sentence": "far", "label": 1}])
     (warning,) = run(cli, home, task="cola")
     assert warning == (
         "38% of the tokens in the training inputs are unknown to the tokenizer ([UNK]): check that the tokenizer belongs "
@@ -158,7 +135,7 @@ def test_a_look_at_tokens_leaves_the_tokenizer_as_it_was():
 
 def test_choices_that_are_probably_counted_from_one(cli, home):
     rows = [{"q": "red", "a": "one", "b": "two", "c": "", "label": 1 + number % 2} for number in range(4)]
-    write(home / "data", rows, [{**rows[0], "q": "blue"}])
+    made.write_splits(home / "data", train=rows, validation=[{**rows[0], "q": "blue"}])
     options = ["--kind", "multiple-choice", "--text-columns", "q", "--choice-columns", "a,b,c"]
     assert run(cli, home, *options, task="custom") == [
         "the first choice is right in no training row: numbers of choices count from 0, not from 1.",
@@ -167,7 +144,7 @@ def test_choices_that_are_probably_counted_from_one(cli, home):
 
 
 def test_a_baseline_does_not_repeat_the_warnings(cli, home):
-    write(home / "data", pairs(40, labels=LABELS[:2]), pairs(6, start=50))
+    made.write_splits(home / "data", train=pairs(40, labels=LABELS[:2]), validation=pairs(6, start=50))
     game = ["--batch-size", 4, "--round-steps", 1, "--epochs", 2, "--game", 1]
     given = run(cli, home, *game, recipe="attendout")
     assert sum(warning.startswith("no training row has the class") for warning in given) == 1
@@ -194,9 +171,8 @@ def test_a_loss_grew_if_no_epoch_is_as_good_as_the_first(losses, grew):
 
 
 def test_inputs_that_evaluation_cuts(cli, home):
-    write(home / "data", pairs(9), pairs(6, start=20))
+    made.write_splits(home / "data", train=pairs(9), validation=pairs(6, start=20))
     run(cli, home)
-    (home / "long").mkdir()
     made.write_rows(home / "long" / "validation.jsonl", pairs(6, words=40, start=20))
     longest = 1 + 40 + 1 + 2 + 1
     cut = f"Warning: 6 of 6 validation inputs of long (100%) are cut by --max-length 32; the longest has {longest} tokens."

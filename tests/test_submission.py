@@ -69,20 +69,8 @@ def test_the_two_files_of_mnli(cli, home):
         (["--task", "hans"], 2, "--submission is for the tasks of GLUE, cola, .*: remove it for hans"),
     ]:  # fmt: skip
         assert_sentence(cli("evaluate", "out", "--submission", "other", *args), code, says)
-    ran(
-        cli(
-            "recipe",
-            "finetune",
-            "--task",
-            "cola",
-            "--data-dir",
-            "one.jsonl",
-            "--validation-rows",
-            4,
-            *QUICK[:-1],
-            "whole",
-        )
-    )
+    held = ["--task", "cola", "--data-dir", "one.jsonl", "--validation-rows", 4]
+    ran(cli("recipe", "finetune", *held, *QUICK[:-1], "whole"))
     says = "whole was trained on rows of one.jsonl: use --data-dir to give other rows"
     assert_sentence(cli("evaluate", "whole", "--submission", "other"), 1, says)
     (home / "data" / "test_mismatched.jsonl").unlink()

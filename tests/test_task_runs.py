@@ -71,11 +71,7 @@ def test_every_kind_is_learned(cli, home, undrawn, tmp_path, task):
     ("name", "options"),
     [
         pytest.param("ad-drop", ["--q", 0.5, "--layers", "all"], marks=pytest.mark.slow),
-        pytest.param(
-            "ad-drop",
-            ["--method", "integrated_gradients", "--steps", 2, "--target", "label", "--every", 1, "--offset", 0],
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("ad-drop", ["--method", "integrated_gradients", "--steps", 2, "--target", "label", "--every", 1, "--offset", 0], marks=pytest.mark.slow),
         ("attendout", ["--round-steps", 2, "--no-baseline"]),
     ],
 )  # fmt: skip
@@ -152,9 +148,7 @@ CUSTOM = {
 @pytest.mark.parametrize("kind", CUSTOM)
 def test_a_set_of_ones_own(cli, home, tmp_path, kind):
     rows, options, metrics = CUSTOM[kind]
-    made.write(tmp_path / "mine", train=0, validation=0)
-    for split in ("train", "validation"):
-        made.write_rows(tmp_path / "mine" / f"{split}.jsonl", rows * 6)
+    made.write_splits(tmp_path / "mine", train=rows * 6, validation=rows * 6)
     model = home / ("marian" if kind == "seq2seq" else "bert")
     args = ["--task", "custom", "--kind", kind, *options, "--data-dir", "mine", "--model", model, "--epochs", 1, *QUICK]
     ran(cli("recipe", "finetune", *args, "--output-dir", "out"))
@@ -168,9 +162,7 @@ def test_a_model_of_mnli_on_hans(cli, home, tmp_path):
     assert cli(*recipe(home, "finetune", "mnli", "--output-dir", "out")).exit_code == 0
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     rows = [{**row, "label": int(row["label"] > 0)} for row in made.make(made.pair, 32, 1)]  # as mnli's validation
-    made.write(tmp_path / "hans", train=0, validation=0)
-    made.write_rows(tmp_path / "hans" / "validation.jsonl", rows)
-    (tmp_path / "hans" / "train.jsonl").unlink()
+    made.write_splits(tmp_path / "hans", validation=rows)
     result = ran(cli("evaluate", "out", "--task", "hans", "--data-dir", "hans"))
     written = json.loads((tmp_path / "out" / "evaluations" / "hans.json").read_text())
     assert re.search(rf"hans, validation, 32 rows: accuracy {written['metrics']['accuracy']:.4f}", result.output)
@@ -189,20 +181,12 @@ def test_a_model_of_mnli_on_hans(cli, home, tmp_path):
     assert written["metrics"] == {"accuracy": right / 32}
     for args, code, says in [
         (["--task", "conll2003", "--data-dir", "x"], 1, "Expected a classification task for the model of out"),
-        (
-            ["--task", "sst2", "--data-dir", home / "mnli"],
-            1,
-            "Missing columns in split validation of .*: sentence. Task 'sst2' needs sentence, label;",
-        ),
-        (
-            ["--task", "hans"],
-            1,
-            "The hub cannot be reached, and .* for task 'hans' is not in the local cache: use --data-dir",
-        ),
+        (["--task", "sst2", "--data-dir", home / "mnli"], 1, "Missing columns in split validation of .*: sentence. Task 'sst2' needs sentence, label;"),
+        (["--task", "hans"], 1, "The hub cannot be reached, and .* for task 'hans' is not in the local cache: use --data-dir"),
         (["--task", "hans", "--data-dir", "hans", "--split", "test"], 1, "No labelled test split in hans"),
         (["--task", "hans", "--kind", "tokens"], 2, "--kind is only for --task custom"),
         (["--task", "nothing"], 2, "Expected a task among"),
-    ]:
+    ]:  # fmt: skip
         assert_sentence(cli("evaluate", "out", *args), code, says)
     assert [path.name for path in (tmp_path / "out" / "evaluations").iterdir()] == ["hans.json"]
     made.write_rows(tmp_path / "hans" / "validation.jsonl", [{"sentence": "a", "label": 1}])
@@ -216,37 +200,9 @@ def test_what_cannot_be_evaluated(cli, tmp_path):
     assert_sentence(cli("evaluate", "empty"), 1, "No model in empty/model")
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "says"),
-    [
-        (["--task", "hans"], 2, "Task 'hans' is for evaluation only. .* `attnreg evaluate RUN --task hans`"),
-        (["--task", "custom", "--text-columns", "a"], 2, "--task custom needs --data-dir"),
-        (["--task", "custom"], 2, "--task custom needs --text-columns"),
-        (["--task", "cola", "--metric", "bleu"], 2, "Expected --metric for a classification task to be one of"),
-        (["--task", "ptb-pos"], 1, "Task 'ptb-pos' is not on the hub: use --data-dir"),
-        (["--task", "wmt16-en-ro", "--data-dir", "HOME/wmt16-en-ro", "--model", "HOME/bert", "--max-length", 32], 1, r"The task needs AutoModelForSeq2SeqLM, which does not support the architecture of --model .* \(bert\)"),
-        (["--task", "conll2003", "--data-dir", "HOME/mnli", "--model", "HOME/bert"], 1, "Missing columns in .* Task 'conll2003' needs tokens, ner_tags;"),
-    ],
-)  # fmt: skip
-def test_bad_input_leaves_nothing(cli, home, tmp_path, args, code, says):
-    args = [str(arg).replace("HOME", str(home)) for arg in args]
-    assert_sentence(cli("recipe", "finetune", *args), code, says)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_lists_that_csv_cannot_hold(cli, home, tmp_path):
-    (tmp_path / "data").mkdir()
-    for split in ("train", "validation"):
-        (tmp_path / "data" / f"{split}.csv").write_text("tokens,ner_tags\n\"['Anna']\",\"['B-PER']\"\n")
-    result = cli("recipe", "finetune", "--task", "conll2003", "--data-dir", "data", "--model", home / "bert")
-    assert_sentence(result, 1, r"Expected a list in column tokens, got .* use \.jsonl or \.parquet, because \.csv and \.tsv cannot store lists")  # fmt: skip
-
-
 def test_a_test_split_that_is_what_is_scored_on(cli, home, tmp_path):
     rows = [{"text": text, "label": label} for text, label in (("red one", 0), ("green one", 1))] * 8
-    (tmp_path / "imdb").mkdir()
-    for split, some in (("train", rows), ("test", rows[:6])):
-        made.write_rows(tmp_path / "imdb" / f"{split}.jsonl", some)
+    made.write_splits(tmp_path / "imdb", train=rows, test=rows[:6])
     args = ["--task", "imdb", "--data-dir", "imdb", "--model", home / "bert", "--epochs", 1, *QUICK]
     assert cli("recipe", "finetune", *args, "--output-dir", "out").exit_code == 0
     scores = []

@@ -12,30 +12,14 @@ from attnreg.experiments.tasks.kinds import kind_class
 from tests import task_data as made
 
 
-def write(folder, **splits):
-    folder.mkdir(exist_ok=True)
-    for split, rows in splits.items():
-        if isinstance(rows, list):
-            made.write_rows(folder / f"{split}.jsonl", rows)
-        else:
-            rows.to_parquet(folder / f"{split}.parquet")
-    return folder
-
-
 def test_labels_by_name_by_number_and_as_the_data_names_them(tmp_path):
     rows = [{"sentence1": "a", "sentence2": "b", "label": label} for label in ("not_entailment", "entailment")]
-    folder = write(tmp_path / "names", train=rows, validation=rows)
+    folder = made.write_splits(tmp_path / "names", train=rows, validation=rows)
     kind = kind_class("classification")
     assert kind.gold(get_task("rte"), load_splits(get_task("rte"), folder)["train"]) == [1, 0]
-    features = datasets.Features(
-        {
-            "sentence1": datasets.Value("string"),
-            "sentence2": datasets.Value("string"),
-            "label": datasets.ClassLabel(names=["not_entailment", "entailment"]),  # in another order than the task's
-        }
-    )
-    table = datasets.Dataset.from_list(rows, features=features)
-    folder = write(tmp_path / "parquet", train=table, validation=table)
+    names = datasets.ClassLabel(names=["not_entailment", "entailment"])  # in another order than the task's
+    table = datasets.Dataset.from_list(rows).cast_column("label", names)
+    folder = made.write_splits(tmp_path / "parquet", train=table, validation=table)
     task, splits = load_data(get_task("rte"), folder)
     assert list(splits["train"]["label"]) == [0, 1]
     assert kind.gold(task, splits["train"]) == [1, 0]
@@ -45,18 +29,12 @@ def test_the_hubs_integer_tags_mean_the_same_as_their_names(tmp_path):
     names = list(get_task("conll2003").labels)
     tags = ["B-PER", "I-PER", "O"]
     numbers = {"tokens": ["Anna", "Smith", "went"], "ner_tags": [names.index(tag) for tag in tags], "id": "0"}
-    features = datasets.Features(
-        {
-            "id": datasets.Value("string"),
-            "tokens": datasets.List(datasets.Value("string")),
-            "ner_tags": datasets.List(datasets.ClassLabel(names=names)),
-        }
+    named = datasets.Dataset.from_list([numbers]).cast_column(
+        "ner_tags", datasets.List(datasets.ClassLabel(names=names))
     )
     task, kind = get_task("conll2003"), kind_class("tokens")
-    for number, table in enumerate(
-        ([numbers], [{**numbers, "ner_tags": tags}], datasets.Dataset.from_list([numbers], features=features))
-    ):
-        folder = write(tmp_path / str(number), train=table, validation=table)
+    for number, table in enumerate(([numbers], [{**numbers, "ner_tags": tags}], named)):
+        folder = made.write_splits(tmp_path / str(number), train=table, validation=table)
         assert kind.gold(task, load_splits(task, folder)["train"]) == [[1, 2, 0]]
 
 
@@ -74,7 +52,7 @@ def test_labels_of_ones_own_set_are_read_off_all_of_it(tmp_path):
             (rows(1.0, 3.0), rows(1.0), ("1", "3")),
         ]
     ):
-        folder = write(tmp_path / str(number), train=train, validation=validation)
+        folder = made.write_splits(tmp_path / str(number), train=train, validation=validation)
         task, splits = load_data(custom, folder)
         assert task.labels == names
         first = train[0]["stars"]
@@ -84,23 +62,25 @@ def test_labels_of_ones_own_set_are_read_off_all_of_it(tmp_path):
 
 def test_splits_by_the_hubs_names(tmp_path):
     rows = made.make(made.pair, 4, 0)
-    folder = write(tmp_path / "mnli", train=rows, validation_matched=rows[:3], validation_mismatched=rows[:2])
+    folder = made.write_splits(
+        tmp_path / "mnli", train=rows, validation_matched=rows[:3], validation_mismatched=rows[:2]
+    )
     splits = load_splits(get_task("mnli"), folder)
     assert {name: len(rows) for name, rows in splits.items()} == {
         "train": 4, "validation": 3, "validation_mismatched": 2,
     }  # fmt: skip
-    assert list(load_splits(get_task("mnli"), write(tmp_path / "plain", train=rows, validation=rows))) == [
+    assert list(load_splits(get_task("mnli"), made.write_splits(tmp_path / "plain", train=rows, validation=rows))) == [
         "train", "validation",
     ]  # fmt: skip
     reviews = [{"text": "good", "label": 1}, {"text": "bad", "label": 0}]
-    folder = write(tmp_path / "imdb", train=reviews, test=reviews[:1])
+    folder = made.write_splits(tmp_path / "imdb", train=reviews, test=reviews[:1])
     assert {name: len(rows) for name, rows in load_splits(get_task("imdb"), folder).items()} == {
         "train": 2, "validation": 1,
     }  # fmt: skip
     hans = [{"premise": "a", "hypothesis": "b", "label": "non-entailment"}]
-    assert list(load_splits(get_task("hans"), write(tmp_path / "hans", validation=hans))) == ["validation"]
+    assert list(load_splits(get_task("hans"), made.write_splits(tmp_path / "hans", validation=hans))) == ["validation"]
     unlabelled = [{**row, "label": -1.0} for row in made.make(made.similarity, 2, 0)]
-    folder = write(tmp_path / "stsb", train=made.make(made.similarity, 2, 0),
+    folder = made.write_splits(tmp_path / "stsb", train=made.make(made.similarity, 2, 0),
                    validation=made.make(made.similarity, 2, 1), test=unlabelled)  # fmt: skip
     assert "test" not in load_splits(get_task("stsb"), folder)
 
@@ -110,7 +90,7 @@ def test_splits_by_the_hubs_names(tmp_path):
     [
         ("stsb", {"label": math.nan}, "Expected finite numbers in column label, got nan in row 2 of split train"),
         ("stsb", {"label": None}, "Expected finite numbers in column label, got None in row 2 of split train"),
-        ("conll2003", {"tokens": "Anna went"}, "Expected a list in column tokens, got .*split train"),
+        ("conll2003", {"tokens": "Anna went"}, "Expected a list in column tokens, got .*split train .*: use .jsonl or .parquet, because .csv and .tsv cannot store lists"),
         ("conll2003", {"ner_tags": ["O"]}, "Expected one label in column ner_tags for each word .* got 2 words and 1 labels in row 2"),
         ("conll2003", {"tokens": [], "ner_tags": []}, "got 0 words and 0 labels in row 2"),
         ("conll2003", {"tokens": ["a", None]}, "Expected words in column tokens, got None in row 2"),
@@ -131,20 +111,18 @@ def test_bad_rows_are_named(tmp_path, task, change, says):
     if change.get("label") == "maybe":
         rows = [{**row, "label": "neutral"} for row in rows]
     bad = [rows[0], {**rows[1], **change}, rows[2]]
-    folder = write(tmp_path / "data", train=bad, validation=rows)
+    folder = made.write_splits(tmp_path / "data", train=bad, validation=rows)
     with pytest.raises(InputError, match=says):
         load_splits(get_task(task), folder)
 
 
 def test_columns_that_are_missing(tmp_path):
     rows = [{"tokens": ["a"], "tags": ["O"]}]
-    folder = write(tmp_path / "tags", train=rows, validation=rows)
-    with pytest.raises(
-        InputError, match=r"ner_tags. Task 'conll2003' needs tokens, ner_tags; the data has tokens, tags"
-    ):
+    folder = made.write_splits(tmp_path / "tags", train=rows, validation=rows)
+    with pytest.raises(InputError, match=r"ner_tags. Task 'conll2003' needs tokens, ner_tags; the data has tokens, tags"):  # fmt: skip
         load_splits(get_task("conll2003"), folder)
     rows = [{"en": "red", "ro": "rot"}]
-    folder = write(tmp_path / "flat", train=rows, validation=rows)
+    folder = made.write_splits(tmp_path / "flat", train=rows, validation=rows)
     with pytest.raises(InputError, match=r"translation. Task 'wmt16-en-ro' needs translation; the data has en, ro"):
         load_splits(get_task("wmt16-en-ro"), folder)
     with pytest.raises(InputError, match="Task 'ptb-pos' is not on the hub: use --data-dir"):
@@ -162,7 +140,7 @@ def test_columns_that_are_missing(tmp_path):
 )  # fmt: skip
 def test_labels_that_do_not_fit_the_metric(tmp_path, options, rows, says):
     data = [{"text": ["a"] if options.get("kind") else "a", "label": label} for label in rows]
-    folder = write(tmp_path / "data", train=data, validation=data)
+    folder = made.write_splits(tmp_path / "data", train=data, validation=data)
     with pytest.raises(InputError, match=says):
         load_data(choose_task("custom", text_columns="text", **options), folder)
 
@@ -172,54 +150,42 @@ def test_a_class_that_is_not_trained_on_is_named(tmp_path):
         return [{"text": "a", "label": label} for label in labels]
 
     custom = choose_task("custom", text_columns="text")
-    for number, (train, others, says) in enumerate(
-        [
-            (rows(True, False), {"validation": rows(0, 1)}, "Label '0' in column label of split validation of"),
-            (
-                rows("x", "y"),
-                {"validation": rows("x"), "test": rows("x", "z")},
-                "Label 'z' in column label of split test of",
-            ),
-        ]
+    for train, others, says in (
+        (rows(True, False), {"validation": rows(0, 1)}, "Label '0' in column label of split validation of"),
+        (
+            rows("x", "y"),
+            {"validation": rows("x"), "test": rows("x", "z")},
+            "Label 'z' in column label of split test of",
+        ),
     ):
-        folder = write(tmp_path / str(number), train=train, **others)
         with pytest.raises(InputError, match=f"{says} .* does not occur in split train"):
-            load_data(custom, folder)
+            load_data(custom, made.write_splits(tmp_path / "data", train=train, **others))
     words = [{"text": ["a", "b"], "label": ["X", "Y"]}]
-    folder = write(tmp_path / "words", train=words, validation=[{"text": ["a"], "label": ["Z"]}])
+    folder = made.write_splits(tmp_path / "words", train=words, validation=[{"text": ["a"], "label": ["Z"]}])
     with pytest.raises(InputError, match="Label 'Z' in column label of split validation of"):
         load_data(choose_task("custom", kind="tokens", text_columns="text"), folder)
-    named = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["x", "y", "z"])})
-    tables = [datasets.Dataset.from_list(some, features=named) for some in (rows("x", "y"), rows("z"))]
-    folder = write(tmp_path / "named", train=tables[0], validation=tables[1])
+    named = datasets.ClassLabel(names=["x", "y", "z"])
+    tables = [datasets.Dataset.from_list(some).cast_column("label", named) for some in (rows("x", "y"), rows("z"))]
+    folder = made.write_splits(tmp_path / "named", train=tables[0], validation=tables[1])
     assert load_data(custom, folder)[0].labels == ("x", "y", "z")
-
-
-def tables(folder, suffix, **splits):
-    folder.mkdir()
-    for split, rows in splits.items():
-        text = "\n".join(("," if suffix == "csv" else "\t").join(row) for row in rows)
-        (folder / f"{split}.{suffix}").write_text(text + "\n")
-    return folder
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
 def test_the_bad_label_of_a_column_is_the_one_that_is_named(tmp_path, suffix):
-    head = ("sentence", "label")
-    good, bad = ([head, *(("red", label) for label in labels)] for labels in (("0", "1"), ("0", "1", "1", "0", "?")))
-    folder = tables(tmp_path / "cola", suffix, train=bad, validation=good)
+    good, bad = ([{"sentence": "red", "label": label} for label in labels] for labels in ("01", "0110?"))
+    folder = made.write_splits(tmp_path / "cola", suffix, train=bad, validation=good)
     with pytest.raises(InputError, match=r"Expected labels 0 \(unacceptable\), .* got '\?' in row 5 of split train"):
         load_splits(get_task("cola"), folder)
-    head, rows = ("sentence1", "sentence2", "label"), [("a", "b", "1.5"), ("a", "b", "2")]
-    folder = tables(tmp_path / "stsb", suffix, train=[head, *rows, ("a", "b", "?")], validation=[head, *rows])
+    rows = [{"sentence1": "a", "sentence2": "b", "label": label} for label in ("1.5", "2", "?")]
+    folder = made.write_splits(tmp_path / "stsb", suffix, train=rows, validation=rows[:2])
     with pytest.raises(InputError, match=r"Expected finite numbers in column label, got '\?' in row 3 of split train"):
         load_splits(get_task("stsb"), folder)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_bad_label_far_down_is_named(tmp_path):
-    rows = [("sentence", "label"), *[("red", "1")] * 12_000]  # more than are read at a time
-    folder = tables(tmp_path / "many", "csv", train=[*rows, ("red", "?")], validation=rows)
+    rows = [{"sentence": "red", "label": "1"}] * 12_000  # more than are read at a time
+    folder = made.write_splits(tmp_path / "many", "csv", train=[*rows, {**rows[0], "label": "?"}], validation=rows)
     with pytest.raises(InputError, match=r"got '\?' in row 12001 of split train"):
         load_splits(get_task("cola"), folder)
     gc.collect()  # datasets leaves a file open where reading fails
@@ -230,7 +196,7 @@ def test_labels_that_are_numbers_as_text(tmp_path):
         rows = made.make(maker, 4, 0) if maker else [{"sentence": "a", "label": label} for label in (0, 1)]
         gold = gold or [row["label"] for row in rows]
         text = [{**row, "label": str(row["label"])} for row in rows]
-        splits = load_splits(get_task(name), write(tmp_path / name, train=text, validation=rows))
+        splits = load_splits(get_task(name), made.write_splits(tmp_path / name, train=text, validation=rows))
         kind = kind_class(get_task(name).kind)
         assert kind.gold(get_task(name), splits["train"]) == gold
 
@@ -238,8 +204,11 @@ def test_labels_that_are_numbers_as_text(tmp_path):
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
 def test_columns_of_numbers_are_text_where_text_is_wanted(tmp_path, suffix):
     options = {"text_columns": "question", "label_column": "answer"}
-    rows = [("question", "a", "b", "answer"), ("007", "1", "2.50", "0"), ("12", "NA", "-4", "1")]
-    folder = tables(tmp_path / "data", suffix, train=rows, validation=rows)
+    rows = [
+        {"question": "007", "a": "1", "b": "2.50", "answer": "0"},
+        {"question": "12", "a": "NA", "b": "-4", "answer": "1"},
+    ]
+    folder = made.write_splits(tmp_path / "data", suffix, train=rows, validation=rows)
     custom = choose_task("custom", kind="multiple-choice", choice_columns="a,b", **options)
     train = load_splits(custom, folder)["train"]
     assert train[:] == {"question": ["007", "12"], "a": ["1", "NA"], "b": ["2.50", "-4"], "answer": [0, 1]}
@@ -252,8 +221,8 @@ def test_a_test_split_without_labels_is_left_alone(tmp_path):
     for number, test in enumerate(
         ([{"sentence": "a"}], [{"sentence": "a", "label": None}], [{"sentence": "a", "label": ""}])
     ):
-        folder = write(tmp_path / str(number), train=rows, validation=rows, test=test)
+        folder = made.write_splits(tmp_path / str(number), train=rows, validation=rows, test=test)
         assert list(load_splits(get_task("cola"), folder)) == ["train", "validation"]
     pairs = made.make(made.translation, 2, 0)
-    folder = write(tmp_path / "wmt", train=pairs, validation=pairs, test=[{"translation": {"en": "red"}}])
+    folder = made.write_splits(tmp_path / "wmt", train=pairs, validation=pairs, test=[{"translation": {"en": "red"}}])
     assert list(load_splits(get_task("wmt16-en-ro"), folder)) == ["train", "validation"]
