@@ -82,7 +82,7 @@ autodoc_inherit_docstrings = False  # an override without a docstring is describ
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
-napoleon_custom_sections = ["Shape", "Reference", "With a loss of your own"]
+napoleon_custom_sections = ["Shape", "Reference"]
 napoleon_use_ivar = True
 
 # Gallery: scripts in `gallery` make pages in `examples`; a script that fails stops the build.

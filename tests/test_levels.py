@@ -13,7 +13,7 @@ from attnreg.training import adamw, named_optimizer, reinitialize_top
 from attnreg.training.levels import blocks_of, levels_of
 from tests.cases import MODELS, SMALL, TEXT
 from tests.commands import assert_sentence, ran, read_lines
-from tests.test_r_drop import IDS, bert
+from tests.method_cases import bert
 
 ONE_STACK = [case for case in MODELS if case.stacks in ({"encoder": 2}, {"decoder": 2}) and case.name != "albert"]
 OTHERS = {"albert": "runs more than once", "t5": "in 2 lists, encoder.block, decoder.block", "bart": "in 2 lists", "marian": "in 2 lists"}  # fmt: skip
@@ -86,17 +86,6 @@ def test_rates_fall_from_block_to_block(name):
     for path, parameter in model.named_parameters():
         exponent = 2 if ".embeddings." in path else 1 if ".layer.0." in path else 0
         assert found[id(parameter)] == (pytest.approx(0.1 * 0.5**exponent), 0.3 if parameter.dim() > 1 else 0.0), path
-
-
-def test_a_step_moves_each_block_by_its_own_rate():
-    model = bert(dropout=0.0)
-    before = copy.deepcopy(model)
-    optimizer = named_optimizer("sgd", model, 0.1, weight_decay=0.0, layerwise_decay=0.5)
-    model(input_ids=IDS, labels=torch.tensor([0, 1, 1])).loss.backward()
-    optimizer.step()
-    for (path, new), old in zip(model.named_parameters(), before.parameters(), strict=True):
-        rate = 0.025 if ".embeddings." in path else 0.05 if ".layer.0." in path else 0.1
-        torch.testing.assert_close(new, old - rate * new.grad)
 
 
 def test_frozen_weights_are_left_out_and_without_decay_groups_are_as_ever():

@@ -333,22 +333,22 @@ def test_a_cached_loss_is_refused(tmp_path, models):
         trainer.train()
 
 
-BLOCKS = {
-    "one_line.py": "llama",
-    "sft.py": "llama",
-    "dpo.py": "llama",
-    "sentence.py": "bert",
-    "few_shot.py": "bert",
-    "classifier.py": None,
+BLOCKS = {  # the model and the package that each needs
+    "one_line.py": ("llama", "trl"),
+    "sft.py": ("llama", "trl"),
+    "dpo.py": ("llama", "trl"),
+    "sentence.py": ("bert", "sentence_transformers"),
+    "few_shot.py": ("bert", "setfit"),
+    "classifier.py": (None, "lightning"),
 }
-NEEDS = {"one_line.py": "trl", "sft.py": "trl", "dpo.py": "trl", "sentence.py": "sentence_transformers", "few_shot.py": "setfit", "classifier.py": "lightning"}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_run(warm, tmp_path, models, name):
-    pytest.importorskip(NEEDS[name], reason=EXTRA)
-    args = [] if BLOCKS[name] is None else [models / BLOCKS[name]]
+    model, package = BLOCKS[name]
+    pytest.importorskip(package, reason=EXTRA)
+    args = [] if model is None else [models / model]
     output = run_script(warm, ROOT / "docs/trainer.md", name, *args, cwd=tmp_path)
     assert "attnreg" not in output, output  # no warning of ours
     if args:

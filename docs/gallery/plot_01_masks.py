@@ -1,6 +1,6 @@
 """
 Attach a regularizer and look at its masks
-=======================================
+==========================================
 
 Attach regularizers to a tiny BERT, one after the other, and draw what one training pass drops in the four heads of each
 layer. White is dropped. ``DropKey`` drops whole keys here, ``DropAttention`` windows of keys, ``DropHead`` whole heads.

@@ -1,6 +1,6 @@
 """
 Compose regularizers
-=================
+====================
 
 ``a & b`` applies both masks: what either of them drops is dropped. ``OnLayers`` restricts a regularizer to some layers.
 Three regularizers act together here; the bars show what each drops alone, and the line what all of them drop together.

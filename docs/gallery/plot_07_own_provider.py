@@ -1,6 +1,6 @@
 """
 A regularizer of your own
-======================
+=========================
 
 A regularizer is one class with one method: it takes a site and returns a mask. This one drops far keys more often than
 near ones. It can be attached to any model, composed and scheduled like the built-in ones.
