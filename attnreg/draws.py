@@ -25,6 +25,9 @@ class Draws:
         seed: the seed: an integer, or int64, 0-d, or a function that returns it at the first draw; ``None`` takes a new
             one from torch's generator for each draw.
         replayed: whether the numbers repeat those of an earlier pass.
+        part: index of the part, if an attention is computed in parts with other queries and keys. Each has its own
+            numbers, other than those of shape ``()`` and ``(H,)``, which hold for all.
+        first_query: index of the first query in the sequence.
 
     Example:
         >>> draws, again = Draws(3), Draws(3)
@@ -34,9 +37,16 @@ class Draws:
     """
 
     def __init__(
-        self, seed: int | Tensor | Callable[[], int | Tensor] | None = None, *, replayed: bool = False
+        self,
+        seed: int | Tensor | Callable[[], int | Tensor | None] | None = None,
+        *,
+        replayed: bool = False,
+        part: int = 0,
+        first_query: int = 0,
     ) -> None:
         self.replayed = replayed
+        self.first_query = first_query
+        self._part = part
         self._seed = seed
         self._count = 0
 
@@ -46,11 +56,25 @@ class Draws:
         if self._seed is None:
             return None
         seed = self._seed() if callable(self._seed) else self._seed
-        self._seed = seed if is_traced() else int(seed)
+        self._seed = seed if seed is None or is_traced() else int(seed)
         return self._seed
 
+    def at(self, *, part: int = 0, first_query: int = 0) -> Draws:
+        """Return the source of another part of the same attention, which has the same seed."""
+        return Draws(lambda: self.seed, replayed=self.replayed, part=part, first_query=first_query)
+
+    def first_query_of(self, shape: Sequence[int], by_query: bool | None = None) -> int:
+        """Return the index of the first query in draws of this shape; 0 if queries share them."""
+        by_query = len(shape) == 4 and shape[-2] > 1 if by_query is None else by_query
+        return self.first_query if by_query else 0
+
     def uniform(
-        self, shape: Sequence[int], *, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+        self,
+        shape: Sequence[int],
+        *,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+        by_query: bool | None = None,
     ) -> Tensor:
         """Draw numbers in ``[0, 1)``, multiples of 2^-24.
 
@@ -58,26 +82,39 @@ class Draws:
             shape: their shape, ``(B, H, Q, K)`` or another.
             device: their device, which does not change them.
             dtype: their dtype.
+            by_query: whether they differ by query (default: if the shape has several queries).
         """
-        return functional.seeded_uniform(self.next_seed(), shape, device=device).to(dtype)
+        seed, first = self.next_seed(whole=len(shape) < 2), self.first_query_of(shape, by_query)
+        return functional.seeded_uniform(seed, shape, device=device, first_query=first).to(dtype)
 
-    def keep(self, shape: Sequence[int], p: float | Tensor, *, device: torch.device | None = None) -> Tensor:
+    def keep(
+        self,
+        shape: Sequence[int],
+        p: float | Tensor,
+        *,
+        device: torch.device | None = None,
+        by_query: bool | None = None,
+    ) -> Tensor:
         """Draw decisions, bool, ``True`` = kept, which is the case with probability 1 - p.
 
         Args:
             shape: their shape, ``(B, H, Q, K)`` or another.
             p: drop probability; a tensor must be 0-d.
             device: their device, which does not change them.
+            by_query: whether they differ by query (default: if the shape has several queries).
         """
-        return functional.seeded_keep(self.next_seed(), shape, p, device=device)
+        seed, first = self.next_seed(whole=len(shape) < 2), self.first_query_of(shape, by_query)
+        return functional.seeded_keep(seed, shape, p, device=device, first_query=first)
 
-    def next_seed(self) -> int | Tensor:
-        """Return a seed of its own for each draw."""
+    def next_seed(self, *, whole: bool = False) -> int | Tensor:
+        """Return a seed of its own for each draw, and for each part of an attention unless it is for the ``whole``."""
         seed = self.seed
         if seed is None:
             drawn = new_seed()
             return drawn if is_traced() else int(drawn)
         self._count += 1
+        if self._part and not whole:
+            seed = functional.fold_seed(seed, -self._part)
         return functional.fold_seed(seed, self._count)
 
 
@@ -88,23 +125,34 @@ class DrawsHere:
     device: torch.device
     draws: Draws
 
-    def keep(self, p: float | Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    def keep(self, p: float | Tensor, shape: Sequence[int] | None = None, *, by_query: bool | None = None) -> Tensor:
         """Draw decisions, bool, ``True`` = kept, which is the case with probability 1 - p.
 
         Args:
             p: drop probability; a tensor must be 0-d.
             shape: their shape (default: that of the site).
+            by_query: whether they differ by query (default: if the shape has several queries, or is that of the site).
+                If so, a pass with a cache of earlier keys continues where the pass before it ended.
         """
-        return self.draws.keep(self.shape if shape is None else shape, p, device=self.device)
+        shape, by_query = (self.shape, True) if shape is None else (shape, by_query)
+        return self.draws.keep(shape, p, device=self.device, by_query=by_query)
 
-    def uniform(self, shape: Sequence[int] | None = None, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    def uniform(
+        self,
+        shape: Sequence[int] | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        by_query: bool | None = None,
+    ) -> Tensor:
         """Draw numbers in ``[0, 1)``.
 
         Args:
             shape: their shape (default: that of the site).
             dtype: their dtype.
+            by_query: as in :meth:`keep`.
         """
-        return self.draws.uniform(self.shape if shape is None else shape, device=self.device, dtype=dtype)
+        shape, by_query = (self.shape, True) if shape is None else (shape, by_query)
+        return self.draws.uniform(shape, device=self.device, dtype=dtype, by_query=by_query)
 
     def normal(self, shape: Sequence[int] | None = None, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Draw numbers of the standard normal distribution, up to 5.4 in size.
@@ -151,6 +199,7 @@ class Drawn:
         shape: ``(B, H, Q, K)``, with 1 where positions share a decision.
         device: device of the kernel.
         rescale: whether kept attention weights are divided by 1 - p.
+        first_query: index of the first query in the sequence.
 
     Example:
         >>> drawn = Drawn(3, 0.5, (2, 1, 4, 4))
@@ -164,10 +213,11 @@ class Drawn:
     shape: tuple[int, int, int, int]
     device: torch.device | None = None
     rescale: bool = False
+    first_query: int = 0
 
     def written_out(self) -> Tensor:
         """Return the decisions as a tensor, bool, in this shape."""
-        return functional.seeded_keep(self.seed, self.shape, self.p, device=self.device)
+        return functional.seeded_keep(self.seed, self.shape, self.p, device=self.device, first_query=self.first_query)
 
     def factors(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return what attention weights are multiplied by, in this shape: bool, or with ``rescale`` of this dtype."""
@@ -183,7 +233,7 @@ class Drawn:
         """Return the decisions of some queries, ``(B, H, len(queries), K)``."""
         batch, heads, rows, keys = self.shape
         b, h = (torch.arange(size, device=queries.device) for size in (batch, heads))
-        q = queries if rows > 1 else torch.zeros_like(queries)
+        q = (queries if rows > 1 else torch.zeros_like(queries)) + self.first_query
         k = torch.arange(keys, device=queries.device)
         return functional.keep_at(self.seed, b[:, None, None, None], h[:, None, None], q[:, None], k, self.p)
 
@@ -192,7 +242,7 @@ class Drawn:
         batch, heads, queries, keys = self.shape
         b, h, q = (torch.arange(size, device=self.device) for size in (batch, heads, queries))
         # The words of a row are in memory, since hashing them takes 64 bits, and the drop rate, since it may change.
-        first, second = row_words(self.seed, b[:, None, None], h[:, None], q)
+        first, second = row_words(self.seed, b[:, None, None], h[:, None], q + self.first_query)
         steps = key_steps(torch.arange(keys, device=self.device))  # the kernel may hold k in 32 or in 64 bits
         p = torch.as_tensor(self.p, dtype=torch.float32, device=self.device)
 

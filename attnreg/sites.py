@@ -59,7 +59,7 @@ class SiteInfo(Site):
         heads: H, or ``None`` if it is not known before attention is computed.
         head_size: D, or ``None`` if the model exposes only scores, not queries and keys.
         shares_keys: whether all queries of a sample share their keys. If not, each query has its own keys (a local
-            layout); B then counts queries, and Q is 1.
+            layout; B then counts queries, and Q is 1), or each part of the attention has (``in_parts``).
         in_parts: whether a forward pass may compute the site in several calls, such as one per image of a batch; the
             regularizer is then asked for a mask in each.
 
@@ -174,17 +174,21 @@ class AttentionSite(SiteInfo, DrawsHere):
         """Return the valid positions of some query rows ``(R,)``, bool, broadcastable to ``(B, H, R, K)``."""
         return None if self.valid is None else self.valid.expand(self.shape)[:, :, queries]
 
-    def dropping(self, p: float | Tensor, shape: tuple[int, int, int, int] | None = None) -> Mask:
+    def dropping(
+        self, p: float | Tensor, shape: tuple[int, int, int, int] | None = None, *, by_query: bool | None = None
+    ) -> Mask:
         """Return a mask that drops scores independently with probability p; in ``flex_attention``, within the kernel.
 
         Args:
             p: drop probability; a tensor must be 0-d.
             shape: ``(B, H, Q, K)``, with 1 where positions share a decision (default: that of the scores).
+            by_query: as in :meth:`keep`.
         """
-        shape = self.shape if shape is None else shape
+        shape, by_query = (self.shape, True) if shape is None else (shape, by_query)
         if self.in_kernel:
-            return Mask(drawn=(Drawn(self.draws.next_seed(), p, shape, self.device),))
-        return Mask(scores=self.keep(p, shape))
+            first = self.draws.first_query_of(shape, by_query)
+            return Mask(drawn=(Drawn(self.draws.next_seed(), p, shape, self.device, first_query=first),))
+        return Mask(scores=self.keep(p, shape, by_query=by_query))
 
     def dropping_weights(self, p: float, *, rescale: bool = True) -> Mask:
         """Return a mask that drops attention weights independently; in ``flex_attention``, within the kernel.
@@ -193,7 +197,8 @@ class AttentionSite(SiteInfo, DrawsHere):
             p: drop probability.
             rescale: divide kept weights by 1 - p.
         """
-        drawn = Drawn(self.draws.next_seed(), p, self.shape, self.device, rescale)
+        first = self.draws.first_query_of(self.shape, by_query=True)
+        drawn = Drawn(self.draws.next_seed(), p, self.shape, self.device, rescale, first)
         return Mask(drawn_weights=(drawn,)) if self.in_kernel else Mask(weights=drawn.factors(self.dtype))
 
     def scores(self) -> Tensor:

@@ -86,7 +86,7 @@ def test_attention_that_is_not_square(form):
     assert site.layout.dims == dims
     assert (site.layout.sinks_before, site.layout.sinks_after) == sinks
     assert (site.info.stack, site.info.heads) == (stack, heads)
-    assert site.info.shares_keys == (form is not handwritten.local)
+    assert site.info.shares_keys == (form not in (handwritten.local, handwritten.blocks))
 
 
 FORMS = [*handwritten.SAME, *OTHERS, handwritten.pieces, handwritten.halves_of_values, handwritten.differential, handwritten.twice, handwritten.probabilities]  # fmt: skip

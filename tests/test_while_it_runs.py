@@ -1,12 +1,18 @@
 """What the dry run measured, and what scores look like, is read off each pass."""
 
+import copy
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 import attnreg
 from attnreg.errors import NoAttentionError
+from tests import handwritten
 from tests.sweep.checks import Answer
 
 
@@ -118,3 +124,142 @@ def test_the_number_of_sinks_is_read_off_each_pass():
         model.number = 2
         with pytest.raises(NoAttentionError, match="2 columns that belong to no query, but 3 when the model was att"):
             model(torch.randint(0, 50, (4, 8)))
+
+
+class Chunked(nn.Module):
+    """Attention with queries in chunks of 2 that save memory; or at once. With ``causal``, a chunk sees fewer keys."""
+
+    def __init__(self, causal=False):
+        super().__init__()
+        self.qkv, self.size, self.causal = nn.Linear(32, 96).double(), 2, causal
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        out, length = [], x.shape[1]
+        for begin in range(0, length, self.size):
+            end = min(begin + self.size, length)
+            seen = end if self.causal else length
+            later = torch.arange(seen) > torch.arange(begin, end)[:, None] if self.causal else torch.tensor(False)
+            scores = (q[:, :, begin:end] @ k[:, :, :seen].mT).masked_fill(later, -torch.inf)
+            out.append(scores.softmax(-1) @ v[:, :, :seen])
+        return torch.cat(out, 2)
+
+
+ALIKE = {
+    "AttentionDropout": lambda: attnreg.AttentionDropout(0.5),
+    "DropHead": lambda: attnreg.DropHead(0.5),
+    "AttentionLayerDrop": lambda: attnreg.AttentionLayerDrop(0.5),
+    "DropKey, shared": lambda: attnreg.DropKey(0.5, share_queries=True),
+    "DropAttention": lambda: attnreg.DropAttention(0.5, window=2),
+    "DropAttention, columns": lambda: attnreg.DropAttention(0.5, "column"),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ALIKE)
+def test_queries_in_chunks_are_masked_as_at_once(name, causal):
+    torch.manual_seed(0)
+    chunked, x = Chunked(causal).train(), torch.randn(2, 6, 32).double()
+    whole = copy.deepcopy(chunked)
+    whole.size = 100
+    outs, rates = [], []
+    for model in (chunked, whole):
+        with attnreg.attach(model, ALIKE[name](), example_inputs=(x,)) as handle:
+            torch.manual_seed(1)
+            outs.append(torch.stack([model(x), model(torch.cat([x, x], 1))[:, :, :6], model(x)]))
+            rates += handle.drop_rates().values()
+    assert torch.allclose(*outs)
+    assert rates[0] == pytest.approx(rates[1], abs=1e-6)
+
+
+LOCAL = "each query has its own keys: choose other attention"
+PER_SAMPLE = [attnreg.DropHead(0.5), attnreg.DropKey(0.5, share_queries=True), attnreg.DropAttention(0.5, "column")]
+
+
+@pytest.mark.parametrize("provider", PER_SAMPLE, ids=lambda provider: type(provider).__name__)
+def test_what_holds_for_a_sample_is_refused_where_each_query_has_its_own_keys(provider):
+    inputs = {"input_ids": torch.randint(1, 20, (2, 7))}
+    with pytest.raises(ValueError, match=f"{type(provider).__name__}.* {LOCAL}"):
+        attnreg.attach(handwritten.Layers(handwritten.local), provider, example_inputs=inputs)
+    blocks = handwritten.Layers(handwritten.blocks)
+    if isinstance(provider, attnreg.DropHead):
+        attnreg.attach(blocks, provider, example_inputs=inputs).detach()
+    else:
+        with pytest.raises(ValueError, match="each part has its own keys"):
+            attnreg.attach(blocks, provider, example_inputs=inputs)
+
+
+def test_a_head_is_dropped_in_all_blocks_of_a_sparse_attention():
+    model = handwritten.Layers(handwritten.blocks)
+    seen = []
+    with attnreg.attach(model, attnreg.DropHead(0.5), example_inputs={"input_ids": torch.randint(1, 20, (2, 7))}):
+        for layer in model.modules():
+            if isinstance(layer, handwritten.Attention):
+                layer.o.register_forward_pre_hook(lambda _, args: seen.append((args[0] == 0).unflatten(-1, (4, -1))))
+        model(torch.randint(1, 20, (3, 9)))
+    for dropped in seen:
+        heads = dropped.all(-1)  # (B, Q, H)
+        assert torch.equal(heads.any(1), heads.all(1))
+        assert heads.any()
+
+
+CACHED = {
+    "scores": lambda: attnreg.AttentionDropout(0.5, placement="scores"),
+    "weights": lambda: attnreg.AttentionDropout(0.5),
+    "DropHead": lambda: attnreg.DropHead(0.5),
+    "DropKey": lambda: attnreg.DropKey(0.5, share_heads=True),
+    "DropKey, shared": lambda: attnreg.DropKey(0.5, share_queries=True),
+    "DropAttention": lambda: attnreg.DropAttention(0.5),
+    "AttentionLayerDrop": lambda: attnreg.AttentionLayerDrop(0.5),
+}
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", CACHED)
+def test_a_cached_continuation_equals_the_full_pass(name, kernel):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        initializer_range=0.3,
+        attn_implementation=kernel,
+    )
+    model, ids = LlamaForCausalLM(config).eval(), torch.randint(1, 99, (2, 8))
+    padding = torch.ones(2, 8, dtype=torch.long)
+    padding[1, :2] = 0
+    with attnreg.attach(model, CACHED[name]()) as handle, torch.no_grad(), handle.replay(7):
+        for mask in (padding, None):
+            full = model(input_ids=ids, attention_mask=mask).logits
+            for cache in (DynamicCache(config=config), StaticCache(config=config, max_cache_len=11)):
+                parts = []
+                for begin, end in ((0, 5), (5, 6), (6, 8)):
+                    given = None if mask is None else mask[:, :end]
+                    out = model(input_ids=ids[:, begin:end], attention_mask=given, past_key_values=cache)
+                    parts.append(out.logits)
+                difference = (torch.cat(parts, 1) - full)[padding.bool()].abs().max()
+                assert difference < 1e-4, (mask is None, type(cache).__name__)
+
+
+@pytest.mark.parametrize("keeps_state", [True, False])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_repeats_any_number_of_parts(reentrant, keeps_state):
+    torch.manual_seed(0)
+    model = handwritten.Layers(handwritten.pieces).double().train()
+    ids = torch.randint(1, 20, (100, 3))  # each sample is a part
+    inputs = {"input_ids": ids[:2]}
+    gradients = []
+    with attnreg.attach(model, attnreg.AttentionDropout(0.5), example_inputs=inputs):
+        for checkpoints in (False, True):
+            if checkpoints:
+                for layer in model.layers:
+                    layer.forward = functools.partial(
+                        checkpoint, layer.forward, use_reentrant=reentrant, preserve_rng_state=keeps_state
+                    )
+            torch.manual_seed(1)
+            model.zero_grad()
+            model(input_ids=ids).pow(2).sum().backward()
+            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert torch.allclose(*gradients)

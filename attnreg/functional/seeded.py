@@ -72,13 +72,16 @@ def keep_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor, p: f
     return _at_least(_hashed(row_words(seed, b, h, q), key_steps(k)), p)
 
 
-def seeded_uniform(seed: int | Tensor, shape: Sequence[int], *, device: torch.device | None = None) -> Tensor:
+def seeded_uniform(
+    seed: int | Tensor, shape: Sequence[int], *, device: torch.device | None = None, first_query: int = 0
+) -> Tensor:
     """Return the random numbers at all positions of a tensor.
 
     Args:
         seed: any integer; or int64, 0-d, so that compiled code serves all seeds.
         shape: ``(..., H, Q, K)`` or fewer dimensions; those before H together count samples.
         device: device of the result, which does not change the bits.
+        first_query: index of the first query.
 
     Returns:
         float32 in ``[0, 1)``, in this shape.
@@ -88,11 +91,16 @@ def seeded_uniform(seed: int | Tensor, shape: Sequence[int], *, device: torch.de
         >>> bool(whole[1, 2, 3, 4] == uniform_at(7, *torch.tensor([1, 2, 3, 4])))
         True
     """
-    return _everywhere(seed, shape, device, None)
+    return _everywhere(seed, shape, device, None, first_query)
 
 
 def seeded_keep(
-    seed: int | Tensor, shape: Sequence[int], p: float | Tensor, *, device: torch.device | None = None
+    seed: int | Tensor,
+    shape: Sequence[int],
+    p: float | Tensor,
+    *,
+    device: torch.device | None = None,
+    first_query: int = 0,
 ) -> Tensor:
     """Decide at all positions of a tensor whether to keep them.
 
@@ -101,6 +109,7 @@ def seeded_keep(
         shape: ``(..., H, Q, K)`` or fewer dimensions; those before H together count samples.
         p: drop probability; a tensor must be 0-d.
         device: device of the result, which does not change the bits.
+        first_query: index of the first query.
 
     Returns:
         bool, in this shape, ``True`` = kept.
@@ -110,7 +119,7 @@ def seeded_keep(
         >>> bool(keep[1, 2, 3, 4] == keep_at(7, *torch.tensor([1, 2, 3, 4]), p=0.3))
         True
     """
-    return _everywhere(seed, shape, device, p)
+    return _everywhere(seed, shape, device, p, first_query)
 
 
 def fold_seed(seed: int | Tensor, number: int) -> int | Tensor:
@@ -157,11 +166,11 @@ def key_steps(k: Tensor) -> Tensor:
 
 
 def _everywhere(
-    seed: int | Tensor, shape: Sequence[int], device: torch.device | None, p: float | Tensor | None
+    seed: int | Tensor, shape: Sequence[int], device: torch.device | None, p: float | Tensor | None, first_query: int
 ) -> Tensor:
     rows, keys = _row_shape(shape), shape[-1] if len(shape) else 1
     b, h, q = (torch.arange(size, device=device).view(view) for size, view in zip(rows, VIEWS, strict=True))
-    words = row_words(seed, b, h, q)
+    words = row_words(seed, b, h, q + first_query)
     k = torch.arange(keys, device=device)
     if words[0].is_cpu and words[0].numel() and not is_traced():
         found = _in_chunks(words, k, p)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
+from torch import nn
 from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import one_of, probability, true_or_false, whole_number
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
-from attnreg.sites import AttentionSite
+from attnreg.regularizers._parts.keys import check_shared_keys
+from attnreg.sites import AttentionSite, SiteInfo
 
 Mode = Literal["element", "column"]
 
@@ -64,11 +67,16 @@ class DropAttention(MaskProvider):
         self.gradient_through_sum = true_or_false("gradient_through_sum", gradient_through_sum)
 
     @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        if self.mode == "column":
+            check_shared_keys("DropAttention(mode='column') drops a key for all queries", sites)
+
+    @override
     def forward(self, site: AttentionSite) -> Mask | None:
         batch, heads, queries, keys = site.shape
         rows = queries if self.mode == "element" else 1
         shape = batch, heads, rows, keys
-        uniform = site.uniform((*shape[:-1], keys + self.window - 1))
+        uniform = site.uniform((*shape[:-1], keys + self.window - 1), by_query=self.mode == "element")
         keep = functional.sample_windows(shape, self.p, self.window, uniform=uniform)
         # Dropping scores gives the same values and gradients, and runs in the fused kernel.
         return Mask(scores=keep) if self.gradient_through_sum else Mask(normalized=keep, detach_sum=True)

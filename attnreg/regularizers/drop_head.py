@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from torch import nn
 from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import Probability, probability
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
-from attnreg.sites import AttentionSite
+from attnreg.regularizers._parts.keys import check_shared_keys
+from attnreg.sites import AttentionSite, SiteInfo
 
 
 class DropHead(MaskProvider):
@@ -42,6 +46,10 @@ class DropHead(MaskProvider):
     def __init__(self, p: Probability = 0.2) -> None:
         super().__init__()
         self.p = probability("p", p)
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        check_shared_keys("DropHead drops a head for all queries of a sample", sites, in_parts=True)
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:

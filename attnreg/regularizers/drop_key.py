@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from torch import nn
 from typing_extensions import override
 
 from attnreg.arguments import Probability, probability, true_or_false
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
-from attnreg.sites import AttentionSite
+from attnreg.regularizers._parts.keys import check_shared_keys
+from attnreg.sites import AttentionSite, SiteInfo
 
 
 class DropKey(MaskProvider):
@@ -48,7 +52,12 @@ class DropKey(MaskProvider):
         self.share_queries = true_or_false("share_queries", share_queries)
 
     @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        if self.share_queries:
+            check_shared_keys("DropKey(share_queries=True) drops a key for all queries", sites)
+
+    @override
     def forward(self, site: AttentionSite) -> Mask | None:
         batch, heads, queries, keys = site.shape
         shape = batch, 1 if self.share_heads else heads, 1 if self.share_queries else queries, keys
-        return site.dropping(self.p, shape)
+        return site.dropping(self.p, shape, by_query=not self.share_queries)

@@ -14,6 +14,7 @@ from attnreg.arguments import true_or_false, whole_number
 from attnreg.errors import InputError
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
+from attnreg.regularizers._parts.keys import check_shared_keys
 from attnreg.sites import AttentionSite, SiteInfo
 
 
@@ -76,11 +77,7 @@ class StructuralMask(MaskProvider):
             )
         for site in sites:
             self._check_heads(site)
-            if not site.shares_keys:
-                raise InputError(
-                    f"StructuralMask compares positions of one sequence, but at {site.name} each query has its own "
-                    "keys: choose other attention with `modules=...`."
-                )
+        check_shared_keys("StructuralMask compares positions of one sequence", sites)
 
     def _check_heads(self, site: SiteInfo) -> None:
         if self.heads is None or site.heads is None:

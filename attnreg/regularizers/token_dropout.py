@@ -12,9 +12,9 @@ from typing_extensions import override
 from attnreg import functional
 from attnreg.arguments import probability
 from attnreg.draws import draws_of_pass
-from attnreg.errors import InputError
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
+from attnreg.regularizers._parts.keys import check_shared_keys
 from attnreg.sites import AttentionSite, SiteInfo
 
 
@@ -58,12 +58,7 @@ class TokenDropout(MaskProvider):
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        for site in sites:
-            if not site.shares_keys:
-                raise InputError(
-                    f"TokenDropout drops tokens for all queries, but at {site.name} each query has its own keys: "
-                    "choose other attention with `modules=...`."
-                )
+        check_shared_keys("TokenDropout drops tokens for all queries", sites)
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:

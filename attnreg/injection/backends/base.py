@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,12 @@ from typing_extensions import override
 from attnreg.injection.backends.layout import Layout
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, SiteInfo
+
+#: ``"rows"`` have their own queries and keys, such as one image or window each, and another batch may have more;
+#: ``"queries"`` have their own queries, and the same keys or the first ones of these; ``"blocks"`` have their own
+#: queries, and layouts may differ (block-sparse attention); ``"values"`` have the same queries and keys, but other
+#: values
+Parts = Literal["rows", "queries", "blocks", "values"]
 
 BY_FUNCTION: dict[Callable[..., Any], Backend] = {}
 
@@ -49,6 +55,7 @@ class Asked:
     info: SiteInfo
     layout: Layout
     again: bool = False  # the same queries and keys as before, with other values
+    parts: Parts | None = None  # how the attention is split, if it is computed in several parts
 
 
 #: finds the valid positions of some query rows ``(R,)``, or of all (``None``), bool, broadcastable to ``(B, H, R, K)``

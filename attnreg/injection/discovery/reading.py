@@ -78,7 +78,7 @@ def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None 
         relation = "cross"
     before, after = _sinks(query_part, key_part, layout, shape, dim, origins) if relation == "self" else (0, 0)
     _, _, rows, columns = layout.sizes(shape)
-    layout = replace(layout, sinks_before=before, sinks_after=after, rest_asks=rows == columns - before - after)
+    layout = replace(layout, sinks_before=before, sinks_after=after, rest_asks=0 < before + after == columns - rows)
     streams = frozenset(origins.streams(query_part))
     in_order = relation != "self" or not _is_shuffled(query_part, key_part, layout)
     return Reading(layout, relation, keys, sure, streams, (query_part, key_part), in_order)

@@ -6,18 +6,19 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attnreg.errors import NoAttentionError
+from attnreg.injection.backends.base import Parts
 from attnreg.injection.backends.layout import Layout
 from attnreg.injection.discovery.blocks import Block, block_of, number_layers
 from attnreg.injection.discovery.finder import Sighting
 from attnreg.injection.discovery.origins import NOTHING, compact
+from attnreg.injection.discovery.reading import Reading
 from attnreg.sites import SiteInfo, Stack
-
-Parts = Literal["rows", "blocks", "values"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +80,7 @@ def sites_of(model: nn.Module, names: Mapping[nn.Module, str], sightings: Sequen
             stack=stack,
             heads=sighting.heads,
             head_size=sighting.head_size,
-            shares_keys=reading.layout.has_queries,
+            shares_keys=reading.layout.has_queries and parts.get(sighting, (None,))[0] != "blocks",
             in_parts=sighting in parts,
         )
         block = block_of(model, path, sighting.running)
@@ -121,12 +122,7 @@ def _stack(sighting: Sighting) -> Stack:
 
 
 def _in_parts(sightings: Sequence[Sighting]) -> dict[Sighting, tuple[Parts, list[Sighting]]]:
-    """Group the sightings of attention that is computed in parts: by the first part, the kind and the other parts.
-
-    Kinds: ``"rows"`` have their own queries and keys, such as one image or window each, and another batch may have
-    more; ``"blocks"`` have their own queries, and layouts may differ (block-sparse attention); ``"values"`` have the
-    same queries and keys, but other values.
-    """
+    """Group the sightings of attention that is computed in parts: by the first part, the kind and the other parts."""
     groups: dict[int, list[Sighting]] = defaultdict(list)
     for sighting in sightings:
         groups[id(sighting.place)].append(sighting)
@@ -135,7 +131,7 @@ def _in_parts(sightings: Sequence[Sighting]) -> dict[Sighting, tuple[Parts, list
         kinds = {_kind(a, b) for a, b in itertools.combinations([first, *others], 2)}
         if None in kinds or not kinds or kinds > {"values"}:
             continue
-        found[first] = "blocks" if "blocks" in kinds else min(kind for kind in kinds if kind), others
+        found[first] = next(kind for kind in kinds if kind) if len(kinds) == 1 else "blocks", others
     return found
 
 
@@ -150,7 +146,20 @@ def _kind(a: Sighting, b: Sighting) -> Parts | None:
     if {one.relation, other.relation} != {"self"} or not one.streams & other.streams:
         return None
     queries, keys = (_are_apart(mine, theirs) for mine, theirs in zip(one.rows, other.rows, strict=True))
-    return None if not queries else "rows" if alike and keys else "blocks"
+    if not queries:
+        return None
+    return "rows" if alike and keys else "queries" if alike and _begin_alike(one, other) else "blocks"
+
+
+def _begin_alike(one: Reading, other: Reading) -> bool:
+    """Whether two readings have the same keys, or one the first keys of the other."""
+    if not one.layout.has_queries:
+        return False
+    a, b = (
+        torch.stack([each.layout.canonical(end) for end in each.rows[1]]).amax((2, 3)) for each in (one, other)
+    )  # (2, B, K)
+    keys = min(a.shape[-1], b.shape[-1])
+    return torch.equal(a[..., :keys], b[..., :keys])
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from attnreg.draws import Draws
 from attnreg.errors import InputError, NoAttentionError
+from attnreg.functional.seeded import is_traced
 from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Asked, Call
-from attnreg.injection.backends.base import FindValid, LazySite, Masking
+from attnreg.injection.backends.base import FindValid, LazySite, Masking, Parts
 from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.discovery import Discovery
-from attnreg.injection.discovery.sites import Parts
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.shadow import Shadow
 from attnreg.injection.running.soft_masks import SoftMasks
@@ -35,7 +36,7 @@ class Planned:
         info: its site; ``None`` if it is not attention, or not chosen.
         layout: layout of its scores.
         parts: how it is split, if it is computed in several parts. ``"values"`` share one mask, each of the ``"rows"``
-            gets its own (their number may vary), and each of the ``"blocks"`` is planned separately.
+            and ``"queries"`` gets its own (their number may vary), and each of the ``"blocks"`` is planned separately.
     """
 
     backend: str
@@ -60,6 +61,8 @@ class AttentionMode(Masking):
         self._asked: set[int] = set()
         self._latest: Mask | None = None
         self._soft_masks = SoftMasks()
+        self._draws: dict[str, Draws] = {}
+        self._parts: dict[str, tuple[int, int]] = {}  # the numbers of parts and of their queries so far
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -86,7 +89,7 @@ class AttentionMode(Masking):
             return None
         number = matching[0]
         planned = self._plan[number]
-        self._at = number if planned.parts in ("rows", "values") else number + 1
+        self._at = number if planned.parts in ("rows", "queries", "values") else number + 1
         if planned.info is None:
             return None
         again = planned.parts == "values" and number in self._asked
@@ -98,7 +101,7 @@ class AttentionMode(Masking):
         layout = planned.layout.of_pass(call.shape)
         if heads is not None:
             layout = replace(layout, dims="fqk" if rank == 3 else STANDARD, heads=heads if rank == 3 else 1)
-        return Asked(planned.info, layout, again)
+        return Asked(planned.info, layout, again, planned.parts)
 
     @override
     def allowed(self, scores: Tensor) -> Tensor:
@@ -126,17 +129,30 @@ class AttentionMode(Masking):
             return None
         if site.again:
             return self._latest
-        draws = self.passes.draws_at(site.info, "attention")
-        given = {**vars(site.info), "device": like.device, "dtype": like.dtype, "draws": draws, **given}
+        given = {**vars(site.info), "device": like.device, "dtype": like.dtype, **given}
+        given["draws"] = draws = self._draws_of(site, shape[2])
         if callable(valid):
             asked: AttentionSite = LazySite(shape=shape, find_valid=valid, **given)  # type: ignore[arg-type]
         else:
             asked = AttentionSite(shape=shape, valid=valid, **given)  # type: ignore[arg-type]
+        if site.parts is None and site.info.stack == "decoder":
+            draws.first_query = _first_query(asked)
         with self.passes.asking(like.device):
             mask = self.passes.provider.mask_at(asked)
         self._latest = None if mask is None else _checked(mask, asked, type(self.passes.provider).__name__)
         self.passes.rates.note(asked, self._latest)
         return self._latest
+
+    def _draws_of(self, site: Asked, queries: int) -> Draws:
+        """Return the source of draws. All parts of an attention have one seed, and queries go on from part to part."""
+        first = self._draws.get(site.info.name)
+        if first is None:
+            first = self._draws[site.info.name] = self.passes.draws_at(site.info, "attention")
+            self._parts[site.info.name] = 1, queries
+            return first
+        part, query = self._parts[site.info.name]
+        self._parts[site.info.name] = part + 1, query + queries
+        return first.at(part=part) if site.parts == "rows" else first.at(first_query=query)
 
     @override
     def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
@@ -148,6 +164,18 @@ class AttentionMode(Masking):
         if self.tap is not None:
             own = self.tap(own)
         return layout.with_keys(weights, own)
+
+
+def _first_query(site: AttentionSite) -> int:
+    """Return the position of the first query among the keys of causal attention: after those of a cache."""
+    queries, keys = site.shape[2:]
+    if queries == keys:
+        return 0
+    valid = None if is_traced() else site.valid_of(torch.zeros(1, dtype=torch.long, device=site.device))
+    if valid is None:
+        return keys - queries
+    seen = valid.expand(*valid.shape[:-1], keys).flatten(0, -2).any(0).nonzero()  # the last key is the query's own
+    return int(seen[-1]) if len(seen) else keys - queries
 
 
 def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:

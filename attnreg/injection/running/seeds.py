@@ -20,7 +20,7 @@ from attnreg import functional
 from attnreg.draws import Draws, new_seed
 from attnreg.functional.seeded import is_traced, transformed
 from attnreg.injection.running.forward_pass import Pass
-from attnreg.injection.running.repetition import Computation, Computations, in_backward, mark, waiting
+from attnreg.injection.running.repetition import Computations, in_backward, mark, waiting
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site, Stack, Where
 
@@ -135,7 +135,7 @@ class Seeds:
 
     def _again(self, key: tuple[Place, str], name: str, only_latest: str | None) -> int:
         found, is_marked = self._done.candidates(key)
-        found = _next_part(found) if is_marked else waiting(found)
+        found = found if is_marked else waiting(found)
         if len({each.what.seed for each in found}) != 1:
             raise RuntimeError(
                 f"Gradient checkpointing repeats {name} without its random state, and any of {len(found)} forward "
@@ -155,17 +155,6 @@ class Seeds:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_given": None}
-
-
-def _next_part(found: list[Computation[_Seed]]) -> list[Computation[_Seed]]:
-    """Return the part of a site that is repeated next, in the order of its parts; all of them if it has only one."""
-    parts = [each for each in found if each.what.number == found[-1].what.number]
-    if len(parts) == 1 or len({each.what.seed for each in found}) != len(parts):
-        return found
-    if all(each.repeated for each in parts):  # they may be repeated again, in a second backward pass
-        for each in parts:
-            each.repeated = False
-    return waiting(parts)[:1]
 
 
 @contextmanager
