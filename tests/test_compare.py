@@ -234,15 +234,6 @@ def test_on_a_ray_cluster(finished, spawn, tmp_path):
     assert results(tmp_path / "study") == results(finished[0] / "study")
 
 
-def test_a_run_that_fails_is_named(cli, tmp_path):
-    result = cli("compare", "finetune", "finetune --max-length 100", *SMALL, "--seeds", 1, "--output-dir", "study")
-    assert result.exit_code == 1
-    assert "Traceback" not in result.output
-    assert "1 of the runs failed. The log of the first, " in result.output
-    assert "Expected --max-length of at most 64 for this model, got 100" in result.output.replace("\n", " ")
-    assert (tmp_path / "study" / "finetune" / "seed0" / "result.json").is_file()
-
-
 @pytest.mark.parametrize(
     ("args", "message", "code"),
     [
@@ -251,6 +242,10 @@ def test_a_run_that_fails_is_named(cli, tmp_path):
         (["finetune 'a"], "No closing quotation", 2),
         (["finetune", "finetune"], "Expected each method once", 2),
         (["ad-drop --q 0.3", "ad-drop  --q 0.3"], "Expected each method once", 2),
+        (["a=finetune", "a=ad-drop"], "Expected each method once, got 'a=finetune' and 'a=ad-drop'", 2),
+        (["finetune", "finetune=ad-drop"], "Expected each method once, got 'finetune' and 'finetune=ad-drop'", 2),
+        (["finetune", "search=ad-drop"], "A comparison has a folder search: choose another name than in 'search=ad-drop'", 2),
+        (["finetune", "a=nothing"], "Expected a recipe among", 2),
         (["finetune", "ad-drop --q 2"], "Invalid value for '--q'", 2),
         (["finetune", "ad-drop --q {0.1,x}"], "Invalid value for '--q'", 2),
         (["finetune", "ad-drop --seed 3"], "--seed must be the same for all methods: remove it from 'ad-drop --seed 3'", 2),

@@ -14,7 +14,7 @@ from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.results.plots.comparison import plot_confusion, plot_forest, plot_search, plot_seeds
 from attnreg.experiments.results.plots.style import PAGE, darkened, picture
 from attnreg.experiments.tasks.metrics import METRICS
-from tests.test_compare_study import study_of, table, write
+from tests.test_compare_study import LABELS, reported, study_of, table, write
 from tests.test_plots import keeping
 
 SEEDS = 3
@@ -28,24 +28,15 @@ def logits_of(number, seed):
 
 def metrics_of(number, seed):
     """Made-up evaluations after three epochs; AttendOut's other network is among them."""
-    records = [
-        {
-            "network": "model",
-            "epoch": epoch,
-            "step": epoch * 10,
-            "accuracy": 0.5 + 0.05 * epoch + 0.01 * seed * number,
-            "loss": 1 / epoch + number + 0.1 * seed,
-        }
-        for epoch in (1, 2, 3)
-    ]
+    records = []
+    for epoch in (1, 2, 3):
+        scores = {"accuracy": 0.5 + 0.05 * epoch + 0.01 * seed * number, "loss": 1 / epoch + number + 0.1 * seed}
+        records.append({"network": "model", "epoch": epoch, "step": epoch * 10, **scores})
     return [*records, {**records[-1], "network": "other", "accuracy": 0.0}]
 
 
-LABELS = [0, 1] * 50
-
-
 @pytest.fixture(scope="module")
-def reported(tmp_path_factory):
+def compared(tmp_path_factory):
     """A finished comparison, its figures, its report as Markdown and as HTML."""
     study = study_of(tmp_path_factory.mktemp("compared"), *NAMES, seeds=SEEDS, equal_time=False)
     for run in study.runs():
@@ -53,11 +44,8 @@ def reported(tmp_path_factory):
         score = 0.7 + 0.02 * run.seed * number
         best = {"network": "model", "epoch": 3, "accuracy": score}
         write(run, score, classes=["no", "yes"], best_epoch=best)
-        logits = logits_of(number, run.seed)
-        rows = [
-            {"label": label, "prediction": int(row.argmax()), "logits": row.tolist()}
-            for label, row in zip(LABELS, logits, strict=True)
-        ]
+        pairs = zip(LABELS, logits_of(number, run.seed), strict=True)
+        rows = [{"label": label, "prediction": int(row.argmax()), "logits": row.tolist()} for label, row in pairs]
         for name, lines in (("predictions", rows), ("metrics", metrics_of(number, run.seed))):
             (run.folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with keeping() as figures:
@@ -65,8 +53,8 @@ def reported(tmp_path_factory):
     return study, figures, (study.folder / "report.md").read_text(), (study.folder / "report.html").read_text()
 
 
-def test_each_figure_has_its_files(reported):
-    study, _, report, page = reported
+def test_each_figure_has_its_files(compared):
+    study, _, report, page = compared
     names = ["differences", "seeds", "learning", "confusion", "reliability"]
     assert re.findall(r"\]\(plots/(\w+)\.png\)", report) == names  # the differences come first
     for name in names:
@@ -77,8 +65,8 @@ def test_each_figure_has_its_files(reported):
     assert "prefers-color-scheme: dark" in page
 
 
-def test_contents_lead_to_the_headings(reported):
-    _, _, report, page = reported
+def test_contents_lead_to_the_headings(compared):
+    _, _, report, page = compared
     headings = re.findall(r"^## (.*)$", report, re.M)
     assert headings[:3] == ["Differences to finetune", "Scores", "Learning curves"]
     assert re.findall(r"^- \[(.*)\]\(#", report, re.M) == headings
@@ -89,9 +77,7 @@ def test_contents_lead_to_the_headings(reported):
 
 def test_lines_of_the_page_do_not_end_within_an_option(tmp_path, undrawn):
     study = study_of(tmp_path, "finetune", "ad-drop --p 0.3 --first-pass train", equal_time=False)
-    for run in study.runs():
-        write(run, 0.5 + 0.1 * run.seed)
-    write_report(study)
+    reported(study)
     page = (study.folder / "report.html").read_text()
     name = '<span class="word">ad-drop</span> <span class="word">--p</span> 0.3 <span class="word">--first-pass</span>'
     assert f'<td class="text">{name} train</td>' in page
@@ -100,8 +86,8 @@ def test_lines_of_the_page_do_not_end_within_an_option(tmp_path, undrawn):
     assert "pre { background: var(--code); padding: .6rem; white-space: pre-wrap; }" in page
 
 
-def test_the_forest_has_the_differences_of_the_table(reported):
-    _, figures, report, _ = reported
+def test_the_forest_has_the_differences_of_the_table(compared):
+    _, figures, report, _ = compared
     (axes,) = figures["differences"].axes
     assert [label.get_text() for label in axes.get_yticklabels()] == NAMES[1:]
     bars = [line for line in axes.lines if line.get_linestyle() == "-" and len(set(line.get_ydata())) == 1]
@@ -115,8 +101,8 @@ def test_the_forest_has_the_differences_of_the_table(reported):
     assert low == -high
 
 
-def test_curves_are_means_over_seeds_of_the_returned_network(reported):
-    _, figures, _, _ = reported
+def test_curves_are_means_over_seeds_of_the_returned_network(compared):
+    _, figures, _, _ = compared
     score, loss = figures["learning"].axes
     for key, axes in (("accuracy", score), ("loss", loss)):
         for number, (line, band) in enumerate(zip(axes.lines, axes.collections, strict=True)):
@@ -128,8 +114,8 @@ def test_curves_are_means_over_seeds_of_the_returned_network(reported):
     assert [text.get_text() for text in figures["learning"].legends[0].get_texts()] == NAMES
 
 
-def test_confusion_is_that_of_the_predictions(reported):
-    _, figures, report, _ = reported
+def test_confusion_is_that_of_the_predictions(compared):
+    _, figures, report, _ = compared
     found = table(report, "Classes")
     for number, axes in enumerate(figures["confusion"].axes):
         predicted = [logits_of(number, seed).argmax(1) for seed in range(SEEDS)]
@@ -145,8 +131,8 @@ def test_confusion_is_that_of_the_predictions(reported):
             assert row["dev rows"] == "50"
 
 
-def test_reliability_is_that_of_the_logits(reported):
-    _, figures, _, _ = reported
+def test_reliability_is_that_of_the_logits(compared):
+    _, figures, _, _ = compared
     (axes,) = figures["reliability"].axes
     for number, line in enumerate(axes.lines[1:]):
         logits = np.concatenate([logits_of(number, seed) for seed in range(SEEDS)])
@@ -172,11 +158,7 @@ def test_intervals_end_where_the_metric_does(tmp_path, undrawn):
         half = [stats.sem(each) * stats.t.ppf(0.975, 1) for each in scores.values()]
         assert ends[0] == pytest.approx((max(low, 0.745 - half[0]), high))
         assert ends[1] == pytest.approx((max(low, -half[1]), min(high, half[1])))
-        bar = next(
-            line
-            for line in figures["forest"].axes[0].lines
-            if len(line.get_xdata()) == 2 and line.get_ydata()[0] == 0 == line.get_ydata()[1]
-        )
+        bar = next(line for line in figures["forest"].axes[0].lines if list(line.get_ydata()) == [0, 0])
         assert list(bar.get_xdata()) == [low - high, high - low]
     assert METRICS["accuracy"].bounds == (0, 1)
     assert METRICS["matthews_correlation"].bounds == METRICS["pearson"].bounds == (-1, 1)
@@ -220,7 +202,6 @@ def test_a_task_without_classes_has_no_figures_of_classes(tmp_path, undrawn):
         write(run, 0.5 + 0.1 * run.seed, dev={"accuracy": 0.5, "loss": 0.5, "calibration_error": None})
         rows = [{"label": float(n), "prediction": n + 0.5} for n in range(9)]
         (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_report(study)
-    report = (study.folder / "report.md").read_text()
+    report = reported(study)
     assert re.findall(r"\]\(plots/(\w+)\.png\)", report) == ["differences", "seeds"]
     assert "There are no learning curves: dev was scored in a single epoch" in report

@@ -6,25 +6,16 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, matthews_corrcoef
 
-from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.tasks import get_task
 from attnreg.experiments.tasks.kinds import kind_class
 from tests import task_data
 from tests.commands import invoke, ran, read_lines
-from tests.test_compare_study import LABELS, study_of, table, write
+from tests.test_compare_study import LABELS, reported, study_of, table, write
 from tests.test_plots import keeping
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 TRIVIAL = {"predictor": "majority class", "dev": {"accuracy": 0.55}, "train": {"accuracy": 0.6}}
-
-
-def reported(study):
-    """The report, and the figures."""
-    study.folder.mkdir(exist_ok=True)
-    with study.begun(), keeping() as figures:
-        write_report(study)
-    return (study.folder / "report.md").read_text(), figures
 
 
 def collapse(run):
@@ -56,22 +47,9 @@ def test_the_majority_is_that_of_the_training_rows(tmp_path):
 
 def test_regression_has_the_mean(tmp_path):
     data = task_data.write(tmp_path / "data", train=24, validation=16, maker=task_data.similarity)
-    model = task_data.tiny_bert(tmp_path / "model")
-    args = [
-        "--task",
-        "stsb",
-        "--data-dir",
-        data,
-        "--model",
-        model,
-        "--max-length",
-        32,
-        "--batch-size",
-        8,
-        "--epochs",
-        1,
-    ]
-    ran(invoke("recipe", "finetune", *args, "--device", "cpu", "--output-dir", tmp_path / "out"))
+    folders = ["--data-dir", data, "--model", task_data.tiny_bert(tmp_path / "model"), "--output-dir", tmp_path / "out"]
+    options = "--task stsb --max-length 32 --batch-size 8 --epochs 1 --device cpu"
+    ran(invoke("recipe", "finetune", *options.split(), *folders))
     trivial = json.loads((tmp_path / "out" / "result.json").read_text())["trivial"]
     assert trivial["predictor"] == "mean of train"
     assert trivial["dev"]["pearson"] == trivial["train"]["pearson"] == 0.0  # a constant has no correlation
@@ -81,10 +59,10 @@ def test_regression_has_the_mean(tmp_path):
 
 def test_the_majority_class_is_a_line_of_every_table_of_scores(tmp_path):
     study = study_of(tmp_path, "finetune", "ad-drop --q {0.1,0.3}", equal_time=False)
-    while pending := [run for run in study.runs() if not run.finished]:
-        for run in pending:
-            write(run, 0.7 + 0.01 * run.seed, trivial=TRIVIAL)
-    report, figures = reported(study)
+    for run in study.search_runs(study.methods[1]):
+        write(run, 0.7 + 0.01 * run.seed, trivial=TRIVIAL)
+    with keeping() as figures:
+        report = reported(study, trivial=TRIVIAL)
     scores, fit = table(report, "Scores")[-1], table(report, "Fit")[-1]
     assert scores == {"method": "majority class", "mean": "0.5500", "SD": "0.0000", "seeds, from 0": "0.550  0.550"}
     assert (fit["method"], fit["train"], fit["dev"], fit["gap"]) == ("majority class", "0.6000", "0.5500", "+0.0500")
@@ -99,9 +77,10 @@ def test_the_majority_class_is_a_line_of_every_table_of_scores(tmp_path):
 
 def test_a_comparison_with_older_runs_leaves_it_out(tmp_path):
     study = study_of(tmp_path, "finetune", "ad-drop", equal_time=False)
-    for run in study.runs():
-        write(run, 0.7 + 0.01 * run.seed, **({"trivial": TRIVIAL} if run.seed else {}))
-    assert "ajority class" not in reported(study)[0]
+    write(study.runs()[-1], 0.7, trivial=TRIVIAL)
+    report = reported(study)
+    assert "ajority class" not in report
+    assert "ollapsed" not in report  # the networks predict several classes
 
 
 def test_networks_that_predict_one_class_are_named(tmp_path):
@@ -110,17 +89,10 @@ def test_networks_that_predict_one_class_are_named(tmp_path):
         write(run, 0.5 + 0.1 * run.seed, trivial=TRIVIAL)
         if run.method.text == "ad-drop" and run.seed != 1:
             collapse(run)
-    report, _ = reported(study)
+    report = reported(study)
     marks = {row["method"]: row["collapsed"] for row in table(report, "Scores")}
     assert marks == {"finetune": "no", "ad-drop": "seeds 0, 2", "attention-dropout": "no", "majority class": "constant"}
     assert "Collapsed: ad-drop predicts the same class for all dev rows (seeds 0, 2)." in report
-
-
-def test_networks_with_several_classes_are_not_marked(tmp_path):
-    study = study_of(tmp_path, "finetune", "ad-drop", equal_time=False)
-    for run in study.runs():
-        write(run, 0.5 + 0.1 * run.seed)
-    assert "ollapsed" not in reported(study)[0]
 
 
 @pytest.mark.parametrize(
@@ -132,9 +104,7 @@ def test_networks_with_several_classes_are_not_marked(tmp_path):
 )
 def test_a_difference_without_an_interval_says_why(tmp_path, seeds, cell, note):
     study = study_of(tmp_path, "finetune", "ad-drop", seeds=seeds, equal_time=False)
-    for run in study.runs():
-        write(run, 0.5 + 0.1 * run.seed + 0.1 * (run.method.text == "ad-drop"))
-    report, _ = reported(study)
+    report = reported(study, lambda run: 0.5 + 0.1 * run.seed + 0.1 * (run.method.text == "ad-drop"))
     (row,) = table(report, "Differences to finetune")
     empty = ("95 % over seeds", "p", "p (Holm)", "detectable", "seeds for 0.01")
     assert [row[name] for name in ("difference", *empty)] == ["+0.1000", *[cell] * 5]
@@ -149,7 +119,7 @@ def test_no_cell_is_empty(tmp_path):
         noisy = "ad-drop" in run.method.text
         dev = {"accuracy": 0.5, "loss": 1.0, "calibration_error": None}
         write(run, 0.5, dev=dev, peak_memory_bytes=0, trivial=TRIVIAL, mislabelled=wrong if noisy else None)
-    report, _ = reported(study)
+    report = reported(study)
     rows = [line for line in report.splitlines() if line.startswith("|")]
     assert len(rows) > 12
     assert not [line for line in rows if any(not cell.strip() for cell in line.strip("|").split("|"))]

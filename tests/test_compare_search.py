@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from attnreg.errors import UsageError
-from attnreg.experiments.compare.report.comparison import write_report
-from tests.test_compare_study import study_of, table, write
+from tests.test_compare_study import reported, study_of, table, write
 from tests.test_plots import keeping
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -33,14 +32,9 @@ def search_of(tmp_path, text, scores):
     for run in study.search_runs(method):
         mean = scores[method.variants.index(run.method)]
         write(run, mean + (0.02 if run.seed == 1000 else -0.02))
-    for run in study.runs():
-        if not run.finished:
-            write(run, 0.5 + 0.1 * run.seed)
-    with study.begun():
-        with keeping() as figures:
-            write_report(study)
-        yield study
-        yield figures
+    with keeping() as figures:
+        reported(study)
+    return study, figures
 
 
 def test_a_search_over_two_options_is_a_heat_map(tmp_path):
@@ -73,10 +67,7 @@ def test_seeds_begin_where_they_are_told_to_and_never_meet_those_of_a_search(tmp
     study = study_of(tmp_path, "finetune", "attention-dropout", first_seed=30)
     study.check()
     assert [run.seed for run in study.runs()] == [30, 31, 30, 31]
-    for run in study.runs():
-        write(run, 0.5)
-    write_report(study)
-    report = (study.folder / "report.md").read_text()
+    report = reported(study, lambda run: 0.5)
     assert "--seeds 2 --first-seed 30" in report
     assert "seeds, from 30" in report
     study_of(tmp_path / "none", "finetune", "ad-drop", first_seed=999).check()  # nothing is searched
@@ -101,10 +92,7 @@ def test_the_baseline_is_searched_like_any_other(tmp_path):
     with study.begun():
         longer = [run for run in study.runs() if run.role == "equal time"]
         assert {run.method.text for run in longer} == {"finetune --learning-rate 2e-4 --epochs 20"}
-        for run in longer:
-            write(run, 0.5)
-        write_report(study)
-    report = (tmp_path / "study" / "report.md").read_text()
+        report = reported(study)
     assert (
         "did not have the same number of tries: finetune --learning-rate {1e-4,2e-4} (2), ad-drop --q {0.1,0.3} (2), "
         "attention-layerdrop (1)." in report

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 def study_of(tmp_path, *methods, **options):
     options = {"options": [], "seeds": 2, "folder": tmp_path / "study", "search_rows": 10, **options}
-    chosen = [Method(text) for text in methods]
+    chosen = [Method.parse(text) for text in methods]
     return Study(chosen, chosen[0], **options)
 
 
@@ -56,6 +56,15 @@ def write(run, score, seconds=10.0, **changes):
     wrong = round(100 * (1 - score))
     rows = [{"label": label, "prediction": label ^ (n < wrong)} for n, label in enumerate(LABELS)]
     (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def reported(study, score=lambda run: 0.5 + 0.1 * run.seed, **changes):
+    """The report of a comparison, whose missing runs are written down with these scores."""
+    for run in study.runs():
+        if not run.finished:
+            write(run, score(run), **changes)
+    write_report(study)
+    return (study.folder / "report.md").read_text()
 
 
 def table(report, heading):
@@ -96,8 +105,7 @@ def test_every_number_of_the_report(tmp_path):
     for run in study.runs():
         if run.role == "equal time":
             write(run, 0.71 + 0.01 * run.seed, 14.0)
-    write_report(study)
-    report = (tmp_path / "study" / "report.md").read_text()
+    report = reported(study)
     first = table(report, "Scores")[1]
     assert first == {
         "method": "ad-drop",
@@ -121,12 +129,8 @@ def test_every_number_of_the_report(tmp_path):
     assert (fit["train"], fit["dev"], fit["gap"]) == ("0.9000", f"{dev:.4f}", f"{0.9 - dev:+.4f}")
     assert (fit["train loss"], fit["dev loss"], fit["calibration error"]) == ("0.250", f"{1 - dev:.3f}", "0.100")
     cost = table(report, "Cost")[1]
-    assert (cost["time ratio"], cost["memory ratio"], cost["forward ratio"], cost["backward ratio"]) == (
-        "1.50",
-        "1.50",
-        "1.50",
-        "1.00",
-    )
+    ratios = {name: cost[f"{name} ratio"] for name in ("time", "memory", "forward", "backward")}
+    assert ratios == {"time": "1.50", "memory": "1.50", "forward": "1.50", "backward": "1.00"}
     assert (cost["active steps"], cost["layers"], cost["drop rate"]) == ("50%", "2 of 3", "0.200")
     nothing = table(report, "Cost")[2]  # a regularizer that dropped nothing does not look like none
     assert (nothing["active steps"], nothing["layers"], nothing["drop rate"]) == ("100%", "0 of 2", "0.000")
@@ -142,15 +146,11 @@ def test_every_number_of_the_report(tmp_path):
     assert "No options were searched" in report
 
 
-def test_what_cannot_be_measured_says_so(tmp_path):
+def test_environments_that_differ_are_told(tmp_path):
     study = study_of(tmp_path, "finetune", "ad-drop", equal_time=False)
     for run in study.runs():
-        write(run, 0.5 + 0.1 * run.seed, peak_memory_bytes=0, environment={"device": "cpu", "threads": run.seed})
-    with study.begun():
-        pass
-    write_report(study)
-    report = (tmp_path / "study" / "report.md").read_text()
-    assert table(report, "Cost")[1]["memory ratio"] == "not measured"
+        write(run, 0.5 + 0.1 * run.seed, environment={"device": "cpu", "threads": run.seed})
+    report = reported(study)
     assert "Warning: the environments of the runs differ: device cpu; threads 0 | device cpu; threads 1." in report
 
 
@@ -162,8 +162,7 @@ def test_on_a_cpu_times_are_cpu_times_and_elsewhere_the_clocks(tmp_path):
             environment = {"device": device, "threads": 1}
             cpu = 5.0 if plain else 10.0
             write(run, 0.5, 10.0 if plain else 90.0, training_cpu_seconds=cpu, environment=environment)
-        write_report(study)
-        rows = table((study.folder / "report.md").read_text(), "Cost")
+        rows = table(reported(study), "Cost")
         assert [row["time ratio"] for row in rows] == ["1.00", ratio]
         with study.begun():
             longer = study.equal_time_methods().values()
@@ -177,8 +176,7 @@ def test_with_folds_each_seed_has_its_own_rows(tmp_path):
         rows = read_lines(run.folder / "predictions.jsonl")
         own = [{**row, "label": row["label"] if number > run.seed else 1} for number, row in enumerate(rows)]
         (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
-    write_report(study)
-    report = (study.folder / "report.md").read_text()
+    report = reported(study)
     assert "Each method is scored on its seed's part of train, one of 2, instead of dev, after the last epoch" in report
     assert "95 % over dev rows" not in report
     assert "because each seed is scored on its own part of train" in report
@@ -193,8 +191,7 @@ def test_rounds_and_rewards_from_dev_are_told(tmp_path):
     for number, run in enumerate(study.runs()):
         own = run.method.text != "finetune"
         write(run, 0.5, **({"events": {"winner: attacker": 3 + number % 2, "winner: defender": 1}} if own else {}))
-    write_report(study)
-    report = (study.folder / "report.md").read_text()
+    report = reported(study)
     assert "The game had 4.5 rounds on average: the Attacker won 3.5, the Defender 1.0." in report
     assert "took its rewards from the dev rows, so its dev scores are biased" in report
 
@@ -204,8 +201,7 @@ def test_memorized_labels_are_in_the_report(tmp_path):
     for run in study.runs():
         share = 0.5 if run.method.text == "finetune" else 0.25
         write(run, 0.5, mislabelled={"rows": 40, "memorized": share + 0.1 * run.seed, "recovered": 0.3})
-    write_report(study)
-    report = (study.folder / "report.md").read_text()
+    report = reported(study)
     assert "40% of the training rows, and of rows held out of train, had a wrong label." in report
     fitted = table(report, "Fit")
     assert [(row["memorized"], row["recovered"]) for row in fitted] == [("0.550", "0.300"), ("0.300", "0.300")]
@@ -215,26 +211,10 @@ def test_memorized_labels_are_in_the_report(tmp_path):
 
 def test_rows_held_out_are_told(tmp_path):
     study = study_of(tmp_path, "finetune", "attention-layerdrop", equal_time=False)
-    with study.begun():
-        pass
     for run in study.runs():
         held_out = {"rows": 5, "epochs": 2} if "layerdrop" in run.method.text else None
         write(run, 0.5 + 0.1 * run.seed, held_out=held_out)
-    write_report(study)
-    report = (tmp_path / "study" / "report.md").read_text()
-    assert "In its first 2 epochs, attention-layerdrop held out 5 training rows for its reward" in report
-
-
-def test_the_same_time_needs_more_epochs_from_a_tenth_more(tmp_path):
-    seconds = {"finetune": 10.0, "ad-drop": 11.1, "sam": 10.9}
-    study = study_of(tmp_path, *seconds, options=["--epochs", "20"])
-    with study.begun():
-        pass
-    for run in study.runs():
-        write(run, 0.5, seconds=seconds[run.method.text])
-    study.decide()
-    (longer,) = (run for run in study.runs() if run.role == "equal time" and run.seed == 0)
-    assert longer.settings.epochs == 22
+    assert "In its first 2 epochs, attention-layerdrop held out 5 training rows for its reward" in reported(study)
 
 
 def test_early_stopping_is_told_and_ends_the_same_time(tmp_path):
@@ -248,8 +228,7 @@ def test_early_stopping_is_told_and_ends_the_same_time(tmp_path):
         write(run, 0.5 + 0.1 * run.seed, seconds=100.0 if on_dev else 10.0, stopping=end)
     study.decide()
     assert all(run.role == "final" for run in study.runs())  # patience decides how long the baseline trains
-    write_report(study)
-    report = (tmp_path / "study" / "report.md").read_text()
+    report = reported(study)
     assert (
         "finetune stopped after 3 evaluations without a better score on 40 rows held out of train, 6.5 of 20 epochs on "
         "average, and returned the network of the best evaluation, in epoch 3.0 on average." in report
@@ -273,8 +252,9 @@ def test_runs_from_before_an_option_count_as_with_its_default(tmp_path):
     old.write_text(json.dumps(config))
     study.folder.joinpath("study.json").write_text('{"equal_time_epochs": {}}')
     study.check()
-    write_report(study)
-    assert "The methods differ" not in (study.folder / "report.md").read_text()
+    report = reported(study)
+    assert "The methods differ" not in report
+    assert "Incomplete" not in report
 
 
 def test_one_comparison_at_a_time_works_on_a_folder(tmp_path):
@@ -319,23 +299,24 @@ def test_a_finished_run_is_tidied_once(tmp_path):
 
 
 def test_the_baseline_gets_the_same_time(tmp_path):
-    study = study_of(tmp_path, "finetune", "attendout", "attention-layerdrop", options=["--epochs", "10"])
+    times = {"finetune": (10.0, 12.0), "attendout": (24.0, 26.0), "ad-drop": (12.0, 12.3), "sam": (11.9, 12.1)}
+    study = study_of(tmp_path, *times, options=["--epochs", "10"])
     with study.begun():
         pass
-    times = {"finetune": (10.0, 12.0), "attendout": (24.0, 26.0), "attention-layerdrop": (11.0, 11.5)}
     for run in study.runs():
         write(run, 0.5, times[run.method.text][run.seed])
     assert not [run for run in study.runs() if run.role == "equal time"]
     study.decide()
     longer = [run for run in study.runs() if run.role == "equal time"]
-    assert [run.method.text for run in longer] == ["finetune --epochs 23"] * 2  # 10 * 25 / 11
+    planned = ["finetune --epochs 23"] * 2 + ["finetune --epochs 11"] * 2  # 10 * 25 / 11; 10 * 12.15 / 11; not sam's
+    assert [run.method.text for run in longer] == planned
     assert longer[0].settings.epochs == 23
     assert "--no-baseline" in next(run for run in study.runs() if run.method.text == "attendout").arguments
     for run in study.final_runs(Method("attendout")):  # times that come out otherwise do not change the plan
         result = json.loads((run.folder / "result.json").read_text()) | {"training_seconds": 99.0}
         (run.folder / "result.json").write_text(json.dumps(result))
     study.decide()
-    assert [run.method.text for run in study.runs() if run.role == "equal time"] == ["finetune --epochs 23"] * 2
+    assert [run.method.text for run in study.runs() if run.role == "equal time"] == planned
 
 
 def test_methods_that_come_to_the_same_runs_share_them(tmp_path):

@@ -8,7 +8,6 @@ import pytest
 import yaml
 from scipy import stats
 
-from attnreg.errors import InputError
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.plan import read_plan
 from attnreg.experiments.compare.report.plan import write_plan_report
@@ -73,6 +72,7 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
         ({"primary": ["high"]}, "Expected `primary` in .* to be a list of two methods"),
         ({"options": {"epoch": 2}}, "Unknown key 'epoch' in `options` in .* Did you mean epochs?"),
         ({"tasks": [{"task": "agreement", "seed": 1}]}, "Unknown key 'seed' in task 1 in"),
+        ({"tasks": "agreement"}, "Expected `tasks` in .* to be a list"),
         ({"tasks": [{}, {}]}, "Two comparisons in .* are called 'agreement': give one of them another `name`"),
         ({"seeds": 0}, "Expected `seeds` in .* to be a whole number of at least 1, got 0"),
         ({"equivalence": -1}, "Expected `equivalence` in .* to be a number above 0, got -1"),
@@ -261,8 +261,3 @@ def test_all_data_is_read_before_the_first_run(cli, tmp_path):
     says = "No validation file in good, .*, or score on rows of train with --validation-rows .in a comparison: --folds"
     assert_sentence(cli("compare", "--study", path), 1, says)
     assert not (tmp_path / "runs").exists()
-
-
-def test_tasks_that_are_no_list_are_refused(tmp_path):
-    with pytest.raises(InputError, match="to be a list"):
-        read_plan(file_of(tmp_path, tasks="agreement"))

@@ -74,16 +74,13 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
         study.check()
     if own["write_study"] is not None:
         _write(plan, own["write_study"])
-    elif own["dry_run"]:
-        from rich.console import Console
-
-        from attnreg.experiments.compare.make import describe
-
-        describe(list(plan.studies.values()), Console())
     else:
-        from attnreg.experiments.compare.make import make
+        from attnreg.experiments.compare.make import describe, make
 
-        make(plan, own["launcher"], own["jobs"], own["threads"], of_file=own["study"] is not None)
+        if own["dry_run"]:
+            describe(plan)
+        else:
+            make(plan, own["launcher"], own["jobs"], own["threads"], of_file=own["study"] is not None)
 
 
 def _from_command(own: dict[str, Any], methods: tuple[str, ...], seeds: int, options: dict[str, Any]) -> Plan:
@@ -100,14 +97,8 @@ def _from_command(own: dict[str, Any], methods: tuple[str, ...], seeds: int, opt
     if baseline is None:
         raise UsageError(f"Expected --baseline to be one of the methods, got {wanted!r}.")
     folder = own["output_dir"] or Path("runs") / f"compare-{options['task']}"
-    study = Study(
-        methods=chosen,
-        baseline=baseline,
-        options=common_options(given(options)),
-        seeds=seeds,
-        folder=folder,
-        **{name: own[name] for name in _OF_STUDY},
-    )
+    further = {name: own[name] for name in _OF_STUDY}
+    study = Study(chosen, baseline, common_options(given(options)), seeds, folder, **further)
     return Plan({options["task"]: study}, folder)
 
 

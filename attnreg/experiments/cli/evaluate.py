@@ -13,53 +13,34 @@ from attnreg.experiments.options.settings import DATA, DEVICES, OUTPUT, shared_o
 from attnreg.experiments.tasks.built_in import TASKS
 
 RUNNING = "Running"
+_OPTIONS = (
+    option("--task", group=DATA, help=f"One of {', '.join(TASKS)} (default: the run's)."),
+    *shared_options("task"),
+    option("--data-dir", group=DATA,
+           help="Folder with validation or test, or one file (default: the run's own)."),
+    option("--split", group=DATA, type=click.Choice(["validation", "test"]),
+           help="Split to score (default: validation)."),
+    option("--submission", group=DATA, type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+           help="Instead of scoring, write GLUE's file (such as CoLA.tsv) for the test split into this folder."),
+    option("--class", "classes", group=DATA, multiple=True, metavar="LABEL=CLASS",
+           help="The model's class for a label of the data, such as pos=positive; repeatable."),
+    option("--max-length", group=DATA, type=click.IntRange(min=4),
+           help="Maximum tokens per input; longer inputs are cut (default: the run's)."),
+    option("--name", group=OUTPUT,
+           help="Name of the file with the scores (default: by task, data folder and split)."),
+    option("--batch-size", group=RUNNING, type=click.IntRange(1, 100_000), default=64,
+           help="Rows per forward pass."),
+    option("--device", group=RUNNING, type=click.Choice(DEVICES),
+           help="Device (default: the best available)."),
+)  # fmt: skip
+EPILOG = "Example: attnreg evaluate runs/finetune-mnli-seed0 --task hans --data-dir DIR"
 
 
-@click.command(
-    "evaluate",
-    cls=GroupedCommand,
-    epilog="Example: attnreg evaluate runs/finetune-mnli-seed0 --task hans --data-dir DIR",
-)
+@click.command("evaluate", cls=GroupedCommand, epilog=EPILOG)
 @click.argument("run", type=click.Path(path_type=Path))
-@option("--task", group=DATA, help=f"One of {', '.join(TASKS)} (default: the run's).")
-@together(shared_options("task"))
-@option("--data-dir", group=DATA, help="Folder with validation or test, or one file (default: the run's own).")
-@option("--split", group=DATA, type=click.Choice(["validation", "test"]), help="Split to score (default: validation).")
-@option(
-    "--submission",
-    group=DATA,
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Instead of scoring, write GLUE's file (such as CoLA.tsv) for the test split into this folder.",
-)
-@option(
-    "--class",
-    "classes",
-    group=DATA,
-    multiple=True,
-    metavar="LABEL=CLASS",
-    help="The model's class for a label of the data, such as pos=positive; repeatable.",
-)
-@option(
-    "--max-length",
-    group=DATA,
-    type=click.IntRange(min=4),
-    help="Maximum tokens per input; longer inputs are cut (default: the run's).",
-)
-@option("--name", group=OUTPUT, help="Name of the file with the scores (default: by task, data folder and split).")
-@option("--batch-size", group=RUNNING, type=click.IntRange(1, 100_000), default=64, help="Rows per forward pass.")
-@option("--device", group=RUNNING, type=click.Choice(DEVICES), help="Device (default: the best available).")
+@together(_OPTIONS)
 def evaluate(
-    run: Path,
-    data_dir: str | None,
-    split: str | None,
-    submission: Path | None,
-    classes: tuple[str, ...],
-    max_length: int | None,
-    name: str | None,
-    batch_size: int,
-    device: str | None,
-    **options: Any,
+    run: Path, split: str | None, submission: Path | None, classes: tuple[str, ...], name: str | None, **options: Any
 ) -> None:
     """Score a trained model on other data or on another task.
 
@@ -69,17 +50,11 @@ def evaluate(
     """
     from attnreg.experiments.results.saved_model import score_saved, submit_saved
 
-    shared: dict[str, Any] = {
-        "data_dir": data_dir,
-        "max_length": max_length,
-        "batch_size": batch_size,
-        "device": device,
-    }
+    shared = {option: options.pop(option) for option in ("data_dir", "max_length", "batch_size", "device")}
     if submission is not None:
         if split == "validation":
             raise UsageError("--submission is for the test split: remove --split validation.")
-        files = submit_saved(run, submission, options, **shared)
-        for file, rows in files.items():
+        for file, rows in submit_saved(run, submission, options, **shared).items():
             click.echo(f"Predictions of {rows} rows saved to {file}")
         return
     split = split or "validation"

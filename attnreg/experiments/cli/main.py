@@ -68,10 +68,5 @@ def main() -> None:
     """Attention regularizers for fine-tuning Transformers."""
 
 
-main.add_command(recipe)
-main.add_command(compare)
-main.add_command(search)
-main.add_command(evaluate)
-main.add_command(plot)
-main.add_command(list_)
-main.add_command(copy)
+for command in (recipe, compare, search, evaluate, plot, list_, copy):
+    main.add_command(command)

@@ -11,9 +11,8 @@ from attnreg.errors import InputError
 
 @click.command("plot", epilog="Example: attnreg plot runs/attendout-agreement-seed0")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--layer", type=click.IntRange(min=0), default=0, show_default=True, help="Layer of the attention plot, from 0."
-)
+@click.option("--layer", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Layer of the attention plot, from 0.")  # fmt: skip
 def plot(run: Path, layer: int) -> None:
     """Plot drop rates, convergence and attention of a run.
 

@@ -48,11 +48,8 @@ EPILOG = "Example: attnreg search --task cola --runs 60 --space 'providers: {Dro
 @together((*_OPTIONS, *shared_options("task", "all"), without_rows("use --search-rows")))
 def search(
     space: str | None,
-    runs: int,
     seeds: int,
     search_rows: int,
-    prune_p: float,
-    sampler_seed: int,
     jobs: int | None,
     threads: int,
     output_dir: Path | None,
@@ -75,14 +72,9 @@ def search(
     read = read_space(space)
     model = _model(options) if read.candidates else None
     folder = output_dir or Path("runs") / f"search-{options['task']}"
-    made = Search(
-        space=read,
-        layers=_layers(model) if read.needs_layers else None,
-        held_out=HeldOut(common_options(given(options)), folder, seeds, search_rows),
-        runs=runs,
-        sampler_seed=sampler_seed,
-        prune_p=prune_p,
-    )
+    own = {name: options.pop(name) for name in ("runs", "sampler_seed", "prune_p")}
+    held_out = HeldOut(common_options(given(options)), folder, seeds, search_rows)
+    made = Search(read, _layers(model) if read.needs_layers else None, held_out, **own)
     made.check(model)
     del model
     console, stopped = Console(), False
@@ -119,11 +111,9 @@ def _show(made: Search, trials: Trials, console: Console, command: Sequence[str]
     from attnreg.experiments.compare.report import search as report
     from attnreg.experiments.results.document import print_table
 
-    table = report.write_report(made, trials, command)
-    winner = made.winner(trials)
+    table, winner = report.write_report(made, trials, command), made.winner(trials)
     if table is None or winner is None:
-        failed = [trial for trial in trials.all if trial.failure is not None]
-        if failed:
+        if failed := [trial for trial in trials.all if trial.failure is not None]:
             raise InputError(f"No trial has finished. trial-{failed[0].number} failed: {failed[0].failure}")
         return
     print_table(console, table)

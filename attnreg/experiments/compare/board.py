@@ -22,11 +22,7 @@ def say(console: Console, *texts: str) -> None:
 class Board:
     """Print a line for each run that ends and, on a terminal, a live table of progress, scores and time left.
 
-    Args:
-        runs: all runs, including finished ones.
-        jobs: number of runs at a time, to estimate the time left.
-        console: where to print.
-        budget: the number of runs in the end, if more runs will become known.
+    ``runs`` are all runs, including finished ones; ``budget`` is their number in the end, if more will become known.
     """
 
     def __init__(self, runs: Sequence[PlannedRun], jobs: int, console: Console, *, budget: int | None = None) -> None:

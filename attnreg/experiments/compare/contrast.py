@@ -13,12 +13,7 @@ from attnreg.experiments.compare.statistics import Difference, holm, paired_diff
 
 @dataclass(frozen=True)
 class Contrast:
-    """Two groups with the same seeds.
-
-    Args:
-        mine: runs of a method.
-        other: the runs that they are compared with.
-    """
+    """Runs of a method, and those with the same seeds that they are compared with."""
 
     mine: Group
     other: Group
@@ -41,7 +36,7 @@ def contrasts(pairs: Iterable[tuple[Group, Group]]) -> list[Contrast]:
 
 
 def difference_rows(found: Sequence[Contrast]) -> list[list[str]]:
-    """Return the mean, the interval, p and p adjusted over all of these contrasts, for each."""
+    """Return the :func:`difference_cells` of each, with p adjusted over all of these contrasts."""
     adjusted = holm([each.difference.p for each in found])
     return [difference_cells(each.difference, p, len(each.gaps)) for each, p in zip(found, adjusted, strict=True)]
 

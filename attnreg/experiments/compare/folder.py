@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,37 +18,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """The folder of a comparison or a search, with a JSON file that says what it was made with.
-
-    Args:
-        path: the folder.
-        kind: ``"comparison"`` or ``"search"``, for messages.
-        file: name of the JSON file.
-    """
+    """The folder of a comparison or a search (its ``kind``), with a JSON ``file`` that says what it was made with."""
 
     path: Path
     kind: str
     file: str
 
     def check(self) -> None:
-        """Check that the folder is new, or of the same kind.
-
-        Raises:
-            InputError: if it holds other files.
-        """
+        """Refuse a folder that holds other files."""
         held = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
         if held - {LOCK} and self.file not in held:
             raise InputError(f"--output-dir {self.path} holds files but no {self.kind}: choose another folder.")
 
     def read(self, part: Callable[[dict[str, Any]], T]) -> T | None:
-        """Return a part of what the folder was made with; ``None`` for a new folder.
-
-        Args:
-            part: function of the file's content.
-
-        Raises:
-            InputError: if the file cannot be read, or has no such part.
-        """
+        """Return a part of what the folder was made with, as a function of it gives it; ``None`` for a new folder."""
         path = self.path / self.file
         try:
             return part(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
@@ -60,13 +43,7 @@ class OutputFolder:
         with replaced_file(self.path / self.file) as file:
             json.dump(content, file, indent=2)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Create and lock the folder for the duration of the block.
-
-        Raises:
-            InputError: if the folder cannot be written to, or another process has locked it.
-        """
+    def locked(self) -> AbstractContextManager[None]:
+        """Create and lock the folder for the duration of the block."""
         busy = f"Another {self.kind} is writing to {self.path}: wait for it, or choose another --output-dir."
-        with locked(self.path, busy):
-            yield
+        return locked(self.path, busy)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import getitem
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,12 +20,7 @@ from attnreg.experiments.tasks.metrics import CONFUSION
 
 @dataclass(frozen=True)
 class Group:
-    """Finished runs of one method that differ only in their seed.
-
-    Args:
-        name: the method's name in the report.
-        runs: the runs, in the order of their seeds.
-    """
+    """Finished runs of one method that differ only in their seed, in the order of their seeds."""
 
     name: str
     runs: Sequence[PlannedRun]
@@ -71,11 +67,13 @@ class Group:
 
     def values(self, *path: str) -> list[float]:
         """Return the number under these keys of ``result.json``, per seed."""
-        return [float(_at(result, path)) for result in self.results]
+        results: list[Any] = self.results
+        return [float(reduce(getitem, path, result)) for result in results]
 
-    def has(self, *path: str) -> bool:
-        """Whether every result has a number under these keys."""
-        return all(_at(result, path) is not None for result in self.results)
+    @property
+    def calibrated(self) -> bool:
+        """Whether every result has a calibration error on dev."""
+        return all(result["dev"]["calibration_error"] is not None for result in self.results)
 
     def mean(self, *path: str) -> float:
         """Return the mean over seeds of the number under these keys."""
@@ -92,11 +90,6 @@ class Group:
     def labels(self) -> NDArray[np.int64]:
         """Labels of the dev rows."""
         return np.array([row["label"] for row in self.records[0]])
-
-    @property
-    def size(self) -> int:
-        """Number of dev rows."""
-        return len(self.records[0])
 
     @cached_property
     def records(self) -> list[list[dict[str, Any]]]:
@@ -129,10 +122,7 @@ class Group:
         return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
 
     def class_scores(self, classes: int) -> list[list[float]]:
-        """Return precision, recall and F1 of each class, means over seeds.
-
-        The precision of a class that is never predicted is 0.
-        """
+        """Return precision (0 for a class that is never predicted), recall and F1 of each class, means over seeds."""
         from sklearn.metrics import precision_recall_fscore_support  # late: it is slow to import
 
         numbers = list(range(classes))
@@ -151,11 +141,7 @@ def class_names(groups: Sequence[Group]) -> list[str]:
 
 
 def check_rows(groups: Sequence[Group]) -> None:
-    """Check that all runs have the same dev labels; with folds, those of the same seed.
-
-    Raises:
-        InputError: if the data has changed between two runs.
-    """
+    """Refuse runs with different dev labels; with folds, those of the same seed."""
     first: dict[int, tuple[Path, list[Any]]] = {}
     for group in groups:
         for run, records in zip(group.runs, group.records, strict=True):
@@ -167,9 +153,3 @@ def check_rows(groups: Sequence[Group]) -> None:
                     f"{run.folder} has other dev labels than {folder}: the data changed between the runs. Remove the "
                     "older folder and repeat the command."
                 )
-
-
-def _at(result: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        result = result[name]
-    return result

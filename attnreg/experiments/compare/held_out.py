@@ -17,15 +17,9 @@ State = Literal["running", "complete", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Trial:
-    """A method that is tried, and its score per seed so far.
+    """A method that is tried, and its scores on held-out rows so far, in the order of the seeds.
 
-    Args:
-        number: the trial's number in its search.
-        method: the method.
-        scores: the scores on held-out rows, in the order of the seeds.
-        state: ``"running"``, ``"complete"``, ``"stopped"`` (early) or ``"failed"``.
-        failure: why it has failed.
-        ended_after: the number of runs that the search had made when the trial ended.
+    ``failure`` is why it has failed; ``ended_after`` is the number of runs that the search had made when it ended.
     """
 
     number: int
@@ -52,12 +46,7 @@ class Trial:
 
 
 def score_cells(scores: Sequence[float]) -> list[str]:
-    """Return the mean and the scores of single seeds for a table.
-
-    Example:
-        >>> score_cells([0.5, 0.75])
-        ['0.6250', '0.500  0.750']
-    """
+    """Return the mean and the scores of single seeds for a table."""
     return [f"{fmean(scores):.4f}", "  ".join(f"{score:.3f}" for score in scores)]
 
 
@@ -69,13 +58,9 @@ def best(trials: Sequence[Trial]) -> Trial | None:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How trials are scored: on rows held out from train, with the same seeds for all.
+    """How trials are scored: on rows held out from train, with the same seeds (from 1000) for all.
 
-    Args:
-        options: options of every run, as typed.
-        folder: the output folder of the comparison or the search.
-        seeds: runs per complete trial, with seeds from 1000.
-        rows: rows held out from train by each run.
+    ``options`` are those of every run, as typed; ``folder`` is the output folder of the comparison or the search.
     """
 
     options: Sequence[str]

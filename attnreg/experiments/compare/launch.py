@@ -57,9 +57,7 @@ def usual_jobs(threads: int, on_cpu: bool) -> int:
 def local(jobs: int, threads: int) -> Launcher:
     """Return a launcher that runs several processes at a time on this machine.
 
-    Args:
-        jobs: number of processes.
-        threads: CPU threads of each. It does not depend on ``jobs``, because results depend on it in their last bits.
+    ``threads`` of each do not depend on ``jobs``, because results depend on them in their last bits.
     """
 
     def launch(runs: Sequence[PlannedRun], board: Board) -> None:
@@ -100,12 +98,7 @@ def local(jobs: int, threads: int) -> Launcher:
 def ray(threads: int, on_cpu: bool) -> Launcher:
     """Return a launcher for the Ray cluster at ``RAY_ADDRESS``, or on this machine. All nodes must share the folder.
 
-    Args:
-        threads: CPUs per run.
-        on_cpu: use no GPU. Otherwise each run gets one GPU, if the cluster has any.
-
-    Raises:
-        InputError: if Ray is not installed, or no machine of the cluster has ``threads`` CPUs.
+    Each run gets ``threads`` CPUs and, unless ``on_cpu``, one GPU, if the cluster has any.
     """
     try:
         import ray as engine
@@ -139,16 +132,7 @@ def ray(threads: int, on_cpu: bool) -> Launcher:
 
 
 def commands(runs: Sequence[PlannedRun], threads: int, echo: Callable[[str], None]) -> int:
-    """Print one shell command per run, for your own scheduler. Runs that are in progress are skipped.
-
-    Args:
-        runs: the unfinished runs.
-        threads: CPU threads per run.
-        echo: function that prints a line.
-
-    Returns:
-        the number of printed commands.
-    """
+    """Print one shell command per unfinished run that is not in progress; return how many."""
     waiting = [run for run in runs if not run.reader.running]
     for run in waiting:
         run.prepare()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import fmean
 
 import click
@@ -24,15 +23,8 @@ from attnreg.experiments.results.document import print_table
 def make(plan: Plan, launcher: str, jobs: int | None, threads: int, *, of_file: bool) -> None:
     """Make the runs of comparisons that have not finished, and show the results.
 
-    Args:
-        plan: the comparisons.
-        launcher: ``"local"``, ``"ray"`` or ``"commands"``.
-        jobs: number of runs at a time on this machine (default: as many as fit).
-        threads: CPU threads per run.
-        of_file: whether the comparisons are of a study file, which has a report of its own.
-
-    Raises:
-        InputError: if the data cannot be read, runs have failed, or the runs were stopped by hand.
+    ``launcher`` is ``"local"``, ``"ray"`` or ``"commands"``; ``of_file``: a study file has a report of its own. Raises
+    an ``InputError`` in the end if runs have failed or were stopped by hand.
     """
     console, troubles, stopped = Console(), list[str](), False
     for study in plan.studies.values():
@@ -107,30 +99,26 @@ def _print_commands(study: Study, threads: int) -> bool:
 
 def _show(study: Study, console: Console) -> None:
     """Write the report of what has finished, and print its tables."""
-    shown = write_report(study)
-    for table in shown:
-        print_table(console, table)
-    if not shown:
-        return
-    say(console, *study.missing(), f"Report saved to {study.folder}/report.md and {study.folder}/report.html.")
+    if shown := write_report(study):
+        for table in shown:
+            print_table(console, table)
+        say(console, *study.missing(), f"Report saved to {study.folder}/report.md and {study.folder}/report.html.")
 
 
-def describe(studies: Sequence[Study], console: Console) -> None:
+def describe(plan: Plan) -> None:
     """Print the runs of comparisons that are known so far, their number, and an estimate of their time."""
-    left, known = 0.0, True
-    for study in studies:
+    console, left, known, total = Console(), 0.0, True, 0
+    for study in plan.studies.values():
         runs = study.runs()
+        total += len(runs)
         say(console, f"{study.folder}: {len(runs)} runs, {len(finished_of(runs))} finished")
         if unknown := [method.name for method in study.methods if study.chosen(method) is None]:
             say(console, f"  {', '.join(unknown)}: {study.seeds} more runs of each, once its search has finished")
+        done = finished_of(runs)
+        known = known and bool(done or not runs)
         for run in runs:
-            state = "finished" if run.finished else "to run"
-            say(console, f"  {run.method.name}, {run.role}, seed {run.seed}: {state}")
-        done = [run.seconds for run in finished_of(runs)]
-        known = known and bool(done or all(run.finished for run in runs))
-        for run in runs:
-            same = [each.seconds for each in finished_of(runs) if each.method == run.method]
-            left += 0.0 if run.finished or not done else fmean(same or done)
-    total = sum(len(study.runs()) for study in studies)
+            say(console, f"  {run.method.name}, {run.role}, seed {run.seed}: {'finished' if run in done else 'to run'}")
+            same = [each.seconds for each in done if each.method == run.method]
+            left += 0.0 if run in done or not done else fmean(same or [each.seconds for each in done])
     estimate = f"about {left / 60:.0f} min of computing left" if known else "no estimate of time before a run of each"
     say(console, f"{total} runs in all; {estimate}.")

@@ -33,14 +33,8 @@ _SEARCHED_OPTION = re.compile(r"(--[\w-]+)[ =]['\"]?\{([^{}]*)\}")
 class Winner:
     """The best method of a search, and what finding it took.
 
-    Args:
-        method: the recipe with its options.
-        score: the mean score on held-out rows.
-        task: the task of the search.
-        trials: the number of methods that were tried.
-        runs: the number of their runs.
-        seeds: runs per complete trial, with seeds from 1000.
-        rows: rows held out from train to score them on.
+    ``score`` is the mean over ``seeds`` (per complete trial, from 1000) on ``rows`` held out from train; ``trials`` and
+    ``runs`` are how many were made.
     """
 
     method: str
@@ -53,11 +47,7 @@ class Winner:
 
     @classmethod
     def read(cls, folder: Path) -> Winner:
-        """Read the winner from the folder of a search.
-
-        Raises:
-            InputError: if the folder holds no winner.
-        """
+        """Read the winner from the folder of a search."""
         path = folder / WINNER
         try:
             content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -79,21 +69,12 @@ class Winner:
 class Method:
     """A recipe and its options, as typed after ``attnreg recipe``.
 
-    Values in braces, as in ``ad-drop --q {0.1,0.3}``, are searched with rows held out from train.
-
-    Args:
-        text: the recipe and its options.
-        alias: a short name for reports and folders, if any.
-        folder: the folder of the search that it won, if any.
+    Values in braces, as in ``ad-drop --q {0.1,0.3}``, are searched with rows held out from train. ``alias`` is a short
+    name for reports and folders, ``folder`` that of the search that the method won, if any.
 
     Example:
         >>> [variant.text for variant in Method("ad-drop --p 0.3 --q {0.1,0.3}").variants]
         ['ad-drop --p 0.3 --q 0.1', 'ad-drop --p 0.3 --q 0.3']
-        >>> Method("ad-drop --p 0.3").slug
-        'ad-drop--p0.3'
-        >>> high = Method.parse("high=ad-drop --p 0.3")
-        >>> high.name, high.text, high.slug
-        ('high', 'ad-drop --p 0.3', 'high')
     """
 
     text: str
@@ -102,12 +83,7 @@ class Method:
 
     @classmethod
     def parse(cls, typed: str) -> Method:
-        """Read ``RECIPE --options``, ``NAME=RECIPE --options`` or ``NAME=@FOLDER``, the winner of a search.
-
-        Raises:
-            UsageError: if a folder of the comparison has this name, or the winner of a search has none.
-            InputError: if the folder holds no winner.
-        """
+        """Read ``RECIPE --options``, ``NAME=RECIPE --options`` or ``NAME=@FOLDER``, the winner of a search."""
         if typed.startswith("@"):
             raise UsageError(f"Give the winner of a search a name, as in best={typed}.")
         found = _ALIAS.match(typed)
@@ -143,11 +119,7 @@ class Method:
 
     @property
     def words(self) -> list[str]:
-        """The recipe's name and its options, split as by a shell.
-
-        Raises:
-            UsageError: if the text is empty or its quotes do not match.
-        """
+        """The recipe's name and its options, split as by a shell."""
         try:
             words = shlex.split(self.text)
         except ValueError as error:
@@ -158,11 +130,7 @@ class Method:
 
     @property
     def command(self) -> RecipeCommand:
-        """The recipe's command.
-
-        Raises:
-            UsageError: if there is no such recipe.
-        """
+        """The recipe's command."""
         return load_command(self.words[0])
 
     @property
@@ -208,12 +176,7 @@ class Method:
 
 
 def default_baseline(methods: Sequence[Method]) -> Method:
-    """Return the method that the others are compared with unless one is named: plain fine-tuning, or else the first.
-
-    Example:
-        >>> default_baseline([Method.parse("ad-drop"), Method.parse("plain=finetune --epochs 3")]).name
-        'plain'
-    """
+    """Return the method that the others are compared with unless one is named: plain fine-tuning, or else the first."""
     return next((method for method in methods if method.words[0] == "finetune"), methods[0])
 
 
@@ -221,17 +184,12 @@ def common_options(options: Mapping[str, object]) -> list[str]:
     """Return options as they are typed, from their values by name; ``None`` and ``False`` are left out.
 
     Example:
-        >>> common_options({"train_size": 500, "model": None, "stratified": True})
-        ['--train-size', '500', '--stratified']
-        >>> common_options({"report_to": ("tensorboard", "wandb")})
-        ['--report-to', 'tensorboard', '--report-to', 'wandb']
+        >>> common_options({"train_size": 500, "model": None, "stratified": True, "report_to": ("a", "b")})
+        ['--train-size', '500', '--stratified', '--report-to', 'a', '--report-to', 'b']
     """
-    words = []
-    for name, value in options.items():
-        for one in value if isinstance(value, tuple) else [value]:
-            flag = f"--{name.replace('_', '-')}"
-            words += [] if one is None or one is False else [flag] if one is True else [flag, str(one)]
-    return words
+    pairs = [(name, each) for name, v in options.items() for each in (v if isinstance(v, tuple) else [v])]
+    given = [(f"--{name.replace('_', '-')}", each) for name, each in pairs if each is not None and each is not False]
+    return [word for flag, each in given for word in ([flag] if each is True else [flag, str(each)])]
 
 
 def values_of(words: Sequence[str]) -> dict[str, str | bool]:

@@ -25,14 +25,10 @@ _SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
 
 @dataclass(frozen=True)
 class Plan:
-    """Comparisons of the same methods on several tasks.
+    """Comparisons of the same methods on several tasks, by name; the output folder has a folder for each of them.
 
-    Args:
-        studies: the comparisons, by name.
-        primary: the two methods whose difference the study is about, the second subtracted from the first.
-        equivalence: differences below it count as equal in practice.
-        score_on: what networks are also scored on, by name of the comparison.
-        folder: the output folder, with a folder for each comparison.
+    ``primary`` names the two methods whose difference the study is about, the second subtracted from the first;
+    differences below ``equivalence`` count as equal in practice; ``score_on`` is what networks are also scored on.
     """
 
     studies: Mapping[str, Study]
@@ -43,16 +39,7 @@ class Plan:
 
 
 def read_plan(path: Path, folder: Path | None = None) -> Plan:
-    """Read a study file.
-
-    Args:
-        path: the YAML file.
-        folder: the output folder (default: the file's ``output_dir``, or else ``runs/NAME`` after the file).
-
-    Raises:
-        InputError: if the file cannot be read, or a key or a value is wrong.
-        UsageError: if a method is wrong.
-    """
+    """Read a study file; the output folder is by default the file's ``output_dir``, or else ``runs/NAME`` after it."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -65,8 +52,7 @@ def read_plan(path: Path, folder: Path | None = None) -> Plan:
     place = folder or Path(whole.get("output_dir") or Path("runs") / path.stem)
     common = _options(whole.get("options", {}), f"`options` in {path}")
     tasks = whole.get("tasks") or [{}]
-    if not isinstance(tasks, list):
-        raise InputError(f"Expected `tasks` in {path} to be a list, got {tasks!r}.")
+    _check(isinstance(tasks, list), "tasks", path, "a list", tasks)
     shared_scores = _scorings(whole.get("score_on", []), path)
     studies: dict[str, Study] = {}
     score_on: dict[str, list[Scoring]] = {}
@@ -93,7 +79,10 @@ def read_plan(path: Path, folder: Path | None = None) -> Plan:
             score_on[name] = scorings
     if any(score_on[name] and not study.keep_models for name, study in studies.items()):
         raise InputError(f"`score_on` in {path} needs the models: remove `keep_models: false`.")
-    return Plan(studies, place, _contrast(whole.get("primary"), methods, path), _region(whole, path), score_on)
+    region = whole.get("equivalence")
+    number = isinstance(region, (int, float)) and not isinstance(region, bool)
+    _check(region is None or (number and region > 0), "equivalence", path, "a number above 0", region)
+    return Plan(studies, place, _contrast(whole.get("primary"), methods, path), region, score_on)
 
 
 def written(study: Study) -> str:
@@ -125,29 +114,17 @@ def _methods(content: Any, path: Path) -> list[Method]:
 
 
 def _named(name: Any, methods: Sequence[Method], key: str, path: Path) -> Method:
-    found = next((method for method in methods if name in (method.name, method.text)), None)
-    if found is None:
-        known = ", ".join(method.name for method in methods)
-        raise InputError(f"Expected `{key}` in {path} to be one of the methods, {known}, got {name!r}.")
-    return found
+    found = [method for method in methods if name in (method.name, method.text)]
+    _check(found, key, path, f"one of the methods, {', '.join(method.name for method in methods)}", name)
+    return found[0]
 
 
 def _contrast(content: Any, methods: Sequence[Method], path: Path) -> tuple[str, str] | None:
     if content is None:
         return None
-    if not isinstance(content, list) or len(content) != 2:
-        raise InputError(f"Expected `primary` in {path} to be a list of two methods, got {content!r}.")
+    _check(isinstance(content, list) and len(content) == 2, "primary", path, "a list of two methods", content)
     first, second = (_named(name, methods, "primary", path).name for name in content)
     return first, second
-
-
-def _region(whole: Mapping[str, Any], path: Path) -> float | None:
-    value = whole.get("equivalence")
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        raise InputError(f"Expected `equivalence` in {path} to be a number above 0, got {value!r}.")
-    return float(value)
 
 
 def _options(content: Any, where: str) -> dict[str, Any]:
@@ -167,21 +144,18 @@ def _expanded(entry: dict[str, Any], common: Mapping[str, Any], where: str) -> I
 
 
 def _scorings(content: Any, path: Path) -> list[Scoring]:
-    if not isinstance(content, list):
-        raise InputError(f"Expected `score_on` in {path} to be a list, got {content!r}.")
+    _check(isinstance(content, list), "score_on", path, "a list", content)
     made = []
     for each in content:
         given = _mapping(each, _SCORING, f"`score_on` in {path}")
         entry = {key.replace("-", "_"): value for key, value in given.items()}
         split = entry.get("split", "validation")
-        if split not in ("validation", "test"):
-            raise InputError(f"Expected `split` in {path} to be validation or test, got {split!r}.")
+        _check(split in ("validation", "test"), "split", path, "validation or test", split)
         usual = Path(entry["data_dir"]).name if "data_dir" in entry else entry.get("task", split)
         pairs = _mapping(entry.get("classes", {}), None, f"`classes` in {path}")
         classes = {str(theirs): str(ours) for theirs, ours in pairs.items()}
-        length = entry.get("max_length")
-        if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 4):
-            raise InputError(f"Expected `max_length` in {path} to be a whole number of at least 4, got {length!r}.")
+        if (length := entry.get("max_length")) is not None:
+            _number(length, "max_length", path, least=4)
         name = str(entry.get("name", usual))
         made.append(Scoring(name, entry.get("task"), entry.get("data_dir"), split, classes, length))
     names = [scoring.name for scoring in made]
@@ -200,12 +174,16 @@ def _mapping(content: Any, known: set[str] | None, where: str) -> dict[Any, Any]
 
 
 def _number(value: Any, key: str, path: Path, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"Expected `{key}` in {path} to be a whole number of at least {least}, got {value!r}.")
-    return value
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    _check(whole and value >= least, key, path, f"a whole number of at least {least}", value)
+    return int(value)
 
 
 def _yes_or_no(value: Any, key: str, path: Path) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(f"Expected `{key}` in {path} to be true or false, got {value!r}.")
-    return value
+    _check(isinstance(value, bool), key, path, "true or false", value)
+    return bool(value)
+
+
+def _check(right: object, key: str, path: Path, expected: str, value: object) -> None:
+    if not right:
+        raise InputError(f"Expected `{key}` in {path} to be {expected}, got {value!r}.")

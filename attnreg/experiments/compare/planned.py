@@ -21,13 +21,8 @@ Role = Literal["final", "search", "equal time"]
 class PlannedRun:
     """A run that the comparison needs, finished or not.
 
-    Args:
-        method: the method to run.
-        role: ``"final"`` (reported), ``"search"`` or ``"equal time"`` (longer baseline).
-        seed: the seed.
-        options: options of all runs of the comparison, and those that the role adds.
-        folder: the run folder.
-        keep_model: whether to keep the model after the run.
+    Its role is ``"final"`` (reported), ``"search"`` or ``"equal time"`` (longer baseline); ``options`` are those of all
+    runs of the comparison, and those that the role adds.
     """
 
     method: Method
@@ -68,10 +63,8 @@ class PlannedRun:
         """Why the run has ended without a result: the last line of its log; ``None`` if it has not failed."""
         if self.finished or not self.log.is_file() or self.reader.running:
             return None
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return next(
-            (line for line in reversed(lines) if line.startswith("Error: ")), lines[-1] if lines else "no output"
-        )
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[::-1] or ["no output"]
+        return next((line for line in lines if line.startswith("Error: ")), lines[0])
 
     @property
     def result(self) -> dict[str, Any]:
@@ -96,11 +89,7 @@ class PlannedRun:
         return self.reader.predictions
 
     def check(self) -> None:
-        """Check that the run can use its folder.
-
-        Raises:
-            InputError: if the folder holds other files, or a run with other options.
-        """
+        """Refuse a folder with other files, or a run with other options."""
         if not self.folder.exists():
             return
         if not (self.folder / "config.json").is_file():
@@ -113,11 +102,7 @@ class PlannedRun:
             )
 
     def check_data(self) -> None:
-        """Read the data of ``--data-dir``, to tell before any run what is wrong with it.
-
-        Raises:
-            InputError: if the data cannot be read, does not fit the task, or has too few rows.
-        """
+        """Read the data of ``--data-dir``, to tell before any run what is wrong with it."""
         from attnreg.experiments.setup.sampling import choose_rows  # late: it is slow to import
         from attnreg.experiments.tasks.loading.data import load_data
 
@@ -170,8 +155,3 @@ class PlannedRun:
 def finished_of(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Return the runs that have a result."""
     return [run for run in runs if run.finished]
-
-
-def finished(runs: Sequence[PlannedRun]) -> bool:
-    """Whether all runs have a result."""
-    return all(run.finished for run in runs)

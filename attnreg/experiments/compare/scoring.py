@@ -17,13 +17,8 @@ from attnreg.experiments.compare.study import Study
 class Scoring:
     """Further data, on which finished networks are also scored.
 
-    Args:
-        name: its name in files and tables.
-        task: the task (default: that of the comparison).
-        data_dir: the data folder (default: that of the comparison).
-        split: ``"validation"`` or ``"test"``.
-        classes: class of the model for each class of the data, where names differ.
-        max_length: maximum tokens per input (default: that of the comparison).
+    ``name`` is for files and tables; ``None`` stands for what the comparison has; ``classes`` gives the class of the
+    model for each class of the data, where names differ.
     """
 
     name: str
@@ -38,11 +33,7 @@ class Scoring:
         return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in self.name)
 
     def of(self, run: PlannedRun) -> dict[str, Any] | None:
-        """Return the metrics of a run on these data; ``None`` until it is scored on them.
-
-        Raises:
-            InputError: if its evaluation cannot be read.
-        """
+        """Return the metrics of a run on these data; ``None`` until it is scored on them."""
         from attnreg.experiments.results.saved_model import request  # late: it imports torch
 
         path = run.folder / "evaluations" / f"{self._file}.json"
@@ -76,13 +67,7 @@ class Scoring:
 
 
 def score_further(study: Study, scorings: Sequence[Scoring], device: str | None = None) -> list[str]:
-    """Score the finished runs of a comparison that are not scored yet; return one sentence for each that fails.
-
-    Args:
-        study: the comparison.
-        scorings: what to score on.
-        device: device (default: the best available).
-    """
+    """Score the finished runs of a comparison that are not scored yet; return one sentence for each that fails."""
     runs = [run for group in study.groups().values() for run in group.runs] if scorings else []
     missing = [(run, scoring) for run in runs for scoring in scorings if scoring.of(run) is None]
     with warnings.catch_warnings():

@@ -12,19 +12,13 @@ from scipy import optimize, stats
 
 from attnreg.errors import InputError
 
+POWER = 0.8
 MOST_SEEDS = 100_000
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean paired difference.
-
-    Args:
-        mean: mean of the differences.
-        low: lower end of the confidence interval.
-        high: upper end of the confidence interval.
-        p: two-sided p-value of the hypothesis that the mean is 0.
-    """
+    """A mean paired difference, the ends of its confidence interval, and the two-sided p-value that the mean is 0."""
 
     mean: float
     low: float
@@ -38,25 +32,10 @@ class Difference:
 
 
 def paired_difference(scores: ArrayLike, others: ArrayLike, confidence: float = 0.95) -> Difference:
-    """Student's paired t-test and confidence interval, over seeds.
+    """Student's paired t-test and confidence interval, over seeds, from one score per seed of each method.
 
-    It tells what other seeds (other data orders and head initializations) would change on the same dev rows.
-
-    Args:
-        scores: ``(n,)``, one per seed.
-        others: ``(n,)``, the other method's scores for the same seeds.
-        confidence: confidence level of the interval (default: 0.95).
-
-    Returns:
-        the difference; interval and p are NaN for a single seed, or if all differences are equal.
-
-    Raises:
-        InputError: if the two do not have the same length.
-
-    Example:
-        >>> difference = paired_difference([3.0, 4.0, 6.0], [1.0, 3.0, 4.0])
-        >>> round(difference.mean, 3), round(difference.low, 3), round(difference.p, 3)
-        (1.667, 0.232, 0.038)
+    It tells what other seeds (other data orders and head initializations) would change on the same dev rows. Interval
+    and p are NaN for a single seed, or if all differences are equal.
     """
     a, b = np.asarray(scores, float), np.asarray(others, float)
     if a.shape != b.shape or a.ndim != 1 or not len(a):
@@ -75,7 +54,6 @@ def bootstrap_over_rows(
     predictions: Sequence[ArrayLike],
     others: Sequence[ArrayLike],
     *,
-    confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
@@ -89,12 +67,11 @@ def bootstrap_over_rows(
         labels: ``(n,)``.
         predictions: predicted classes ``(n,)`` for each seed.
         others: predicted classes ``(n,)`` of the other method for each seed.
-        confidence: confidence level of the interval (default: 0.95).
         resamples: number of bootstrap samples.
         seed: seed of the resampling.
 
     Returns:
-        lower and upper end of the interval.
+        lower and upper end of the 95 % interval.
     """
     gold, ours, theirs = np.asarray(labels), np.asarray(predictions), np.asarray(others)
     classes = 1 + int(max(gold.max(), ours.max(), theirs.max()))
@@ -116,7 +93,6 @@ def bootstrap_over_rows(
         vectorized=True,
         batch=200,
         n_resamples=resamples,
-        confidence_level=confidence,
         method="percentile",
         rng=np.random.default_rng(seed),
     )
@@ -124,16 +100,10 @@ def bootstrap_over_rows(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values for multiple comparisons by Holm's step-down method, which controls the family-wise error rate.
+    """Adjust p-values for multiple comparisons; NaN stays NaN and does not count.
 
-    Args:
-        p_values: one per comparison; NaN stays NaN and does not count.
-
-    Returns:
-        adjusted p-values, in the same order.
-
-    Reference:
-        Holm, A Simple Sequentially Rejective Multiple Test Procedure (1979).
+    The family-wise error rate is controlled by Holm's step-down method: Holm, A Simple Sequentially Rejective Multiple
+    Test Procedure (1979).
 
     Example:
         >>> holm([0.01, 0.04, 0.03])
@@ -148,22 +118,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def practically_equal(gaps: ArrayLike, region: float) -> float:
-    """Test that a mean paired difference lies within a region of practical equivalence (two one-sided t-tests).
+    """Test that a mean paired difference lies between -``region`` and ``region`` (two one-sided t-tests).
 
-    Args:
-        gaps: ``(n,)``, differences of single seeds.
-        region: r, above 0: differences between -r and r count as equal in practice.
-
-    Returns:
-        the p-value of the hypothesis that they differ by more: if it is small, they are equal in practice. NaN for one
-        seed.
-
-    Reference:
-        Schuirmann, A comparison of the two one-sided tests procedure (1987).
-
-    Example:
-        >>> round(practically_equal([0.001, -0.002, 0.001, 0.0], 0.005), 4)
-        0.0029
+    Return the p-value of the hypothesis that it does not: if it is small, the methods are equal in practice. NaN for
+    one seed. Reference: Schuirmann, A comparison of the two one-sided tests procedure (1987).
     """
     each = np.asarray(gaps, float)
     if len(each) < 2:
@@ -175,36 +133,23 @@ def practically_equal(gaps: ArrayLike, region: float) -> float:
     return float(max(above, below))
 
 
-def power(difference: float, deviation: float, seeds: int, level: float = 0.05) -> float:
-    """Return the probability that a two-sided paired t-test over seeds finds a true difference.
+def power(difference: float, deviation: float, seeds: int) -> float:
+    """Return the probability that a two-sided paired t-test over at least 2 seeds finds a true mean difference.
 
-    Args:
-        difference: the true mean difference.
-        deviation: standard deviation of the differences of single seeds.
-        seeds: number of seeds, at least 2.
-        level: significance level.
+    ``deviation`` is the standard deviation of the differences of single seeds; the significance level is 0.05.
 
     Example:
         >>> round(power(0.01, 0.0133, 16), 3)
         0.803
     """
     freedom, shift = seeds - 1, difference / deviation * math.sqrt(seeds)
-    limit = stats.t.ppf(1 - level / 2, freedom)
+    limit = stats.t.ppf(1 - 0.05 / 2, freedom)
     other = stats.nct.cdf(-limit, freedom, shift)  # of the wrong sign; scipy gives NaN where it is next to nothing
     return float(stats.nct.sf(limit, freedom, shift) + np.nan_to_num(other))
 
 
-def seeds_needed(difference: float, deviation: float, wanted: float = 0.8, level: float = 0.05) -> int | None:
-    """Return the smallest number of seeds with which a paired t-test finds a true difference with a given power.
-
-    Args:
-        difference: the true mean difference, above 0.
-        deviation: standard deviation of the differences of single seeds.
-        wanted: power, the probability of finding it.
-        level: significance level.
-
-    Returns:
-        the number, or ``None`` above 100 000.
+def seeds_needed(difference: float, deviation: float) -> int | None:
+    """Return the smallest number of seeds with which the :func:`power` is 0.8; ``None`` above 100 000.
 
     Example:
         >>> seeds_needed(0.01, 0.0133), seeds_needed(0.01, 0.0), seeds_needed(1e-6, 1.0)
@@ -213,54 +158,34 @@ def seeds_needed(difference: float, deviation: float, wanted: float = 0.8, level
     if not deviation:
         return 2
     low, high = 1, 2
-    while power(difference, deviation, high, level) < wanted:
+    while power(difference, deviation, high) < POWER:
         low, high = high, 2 * high
         if high > MOST_SEEDS:
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if power(difference, deviation, middle, level) >= wanted else (middle, high)
+        low, high = (low, middle) if power(difference, deviation, middle) >= POWER else (middle, high)
     return high
 
 
-def detectable(deviation: float, seeds: int, wanted: float = 0.8, level: float = 0.05) -> float:
-    """Return the true difference that a paired t-test over these seeds finds with a given power; NaN for one seed.
-
-    Example:
-        >>> round(detectable(0.0133, 16), 4)
-        0.01
-    """
+def detectable(deviation: float, seeds: int) -> float:
+    """Return the true difference for which the :func:`power` is 0.8; NaN for one seed."""
     if seeds < 2:
         return math.nan
     if not deviation:
         return 0.0
     high = 0.01
-    while power(high, 1.0, seeds, level) < wanted:
+    while power(high, 1.0, seeds) < POWER:
         high *= 2
-    return float(deviation * optimize.brentq(lambda effect: power(effect, 1.0, seeds, level) - wanted, 0.0, high))
+    return float(deviation * optimize.brentq(lambda effect: power(effect, 1.0, seeds) - POWER, 0.0, high))
 
 
-def mean_over_tasks(
-    gaps: Sequence[ArrayLike], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> tuple[float, float, float]:
-    """Mean of the tasks' mean differences, with a bootstrap interval over tasks and seeds.
+def mean_over_tasks(gaps: Sequence[ArrayLike], *, resamples: int = 10_000, seed: int = 0) -> tuple[float, float, float]:
+    """Mean of the tasks' mean differences, and the ends of its 95 % bootstrap interval; NaN for a single task.
 
     Each resample draws tasks, and for each drawn task its seeds, with replacement. The interval tells what other tasks
-    of this sort and other seeds would change; with few tasks it is too narrow.
-
-    Args:
-        gaps: for each task, the paired differences of its seeds, ``(n,)``.
-        confidence: confidence level of the interval.
-        resamples: number of bootstrap samples.
-        seed: seed of the resampling.
-
-    Returns:
-        the mean, and the lower and the upper end of the interval, which are NaN for a single task.
-
-    Example:
-        >>> mean, low, high = mean_over_tasks([[0.01, 0.02], [0.03, 0.04]])
-        >>> round(mean, 3), low < mean < high
-        (0.025, True)
+    of this sort and other seeds would change; with few tasks it is too narrow. ``gaps`` are the paired differences of
+    the seeds, for each task.
     """
     each = [np.asarray(gap, float) for gap in gaps]
     if not each or not all(len(gap) for gap in each):
@@ -272,23 +197,15 @@ def mean_over_tasks(
     means = np.stack([draw.choice(gap, (resamples, len(each), len(gap))).mean(-1) for gap in each], -1)
     tasks = draw.integers(len(each), size=(resamples, len(each)))
     drawn = np.take_along_axis(means, tasks[..., None], -1)[..., 0].mean(-1)
-    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(drawn, [0.025, 0.975])
     return mean, float(low), float(high)
 
 
 def probability_of_improvement(scores: Sequence[ArrayLike], others: Sequence[ArrayLike]) -> float:
     """Probability that a run of one method scores higher than a run of another, averaged over tasks; ties count half.
 
-    Args:
-        scores: for each task, the scores of a method's seeds.
-        others: for each task, the scores of the other method's seeds.
-
-    Reference:
-        Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice (2021).
-
-    Example:
-        >>> probability_of_improvement([[1.0, 2.0]], [[0.0, 2.0]])
-        0.625
+    Both give the scores of the seeds for each task. Reference: Agarwal et al., Deep Reinforcement Learning at the Edge
+    of the Statistical Precipice (2021).
     """
     each = []
     for mine, theirs in zip(scores, others, strict=True):
@@ -298,13 +215,7 @@ def probability_of_improvement(scores: Sequence[ArrayLike], others: Sequence[Arr
 
 
 def mean_ranks(scores: Sequence[Sequence[ArrayLike]]) -> NDArray[np.float64]:
-    """Rank the methods on each task and seed (1 is the best, ties share), and average.
-
-    Args:
-        scores: for each task and method, the scores of the seeds.
-
-    Returns:
-        ``(methods,)``.
+    """Rank the methods on each task and seed (1 is the best, ties share), and average; scores are by task and method.
 
     Example:
         >>> mean_ranks([[[0.5, 0.6], [0.7, 0.6]]]).tolist()

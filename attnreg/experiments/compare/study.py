@@ -13,26 +13,16 @@ from attnreg.experiments.compare.folder import OutputFolder
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import FIRST_SEED, HeldOut, Trial, best
 from attnreg.experiments.compare.method import OF_ALL, Method
-from attnreg.experiments.compare.planned import PlannedRun, Role, finished, finished_of
+from attnreg.experiments.compare.planned import PlannedRun, Role, finished_of
 
 EQUAL_TIME_FROM = 1.1
 
 
 @dataclass(frozen=True)
 class Study:
-    """A comparison of methods over seeds.
+    """A comparison of methods over seeds; the fields are the options of ``attnreg compare``.
 
-    Args:
-        methods: the methods.
-        baseline: the method, one of ``methods``, that the others are compared with.
-        options: options of every run, as typed.
-        seeds: number of seeds.
-        folder: the output folder.
-        equal_time: also train the baseline as long as each method that takes at least 10 % longer.
-        search_seeds: runs per combination of values in braces, with seeds from 1000.
-        search_rows: rows held out from train to score combinations on.
-        keep_models: keep the models of finished runs; checkpoints are always removed.
-        first_seed: the first of the seeds.
+    ``baseline`` is one of ``methods``; ``options`` are those of every run, as typed.
     """
 
     methods: Sequence[Method]
@@ -47,12 +37,7 @@ class Study:
     first_seed: int = 0
 
     def check(self) -> None:
-        """Check the methods, their options and the folder, before any run starts.
-
-        Raises:
-            UsageError: if a method, or an option of a method, is wrong.
-            InputError: if the folder holds other files, or runs with other options.
-        """
+        """Check the methods, their options and the folder, before any run starts."""
         slugs = [method.slug for method in self.methods]
         if twice := [method.typed for method in self.methods if slugs.count(method.slug) > 1]:
             raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
@@ -86,10 +71,7 @@ class Study:
         return list({run.folder: run for run in reversed(runs)}.values())[::-1]  # two methods may come to the same run
 
     def set_outdated_aside(self) -> list[str]:
-        """Move runs whose data, recipe or attnreg has changed to the folder ``outdated``; say what is made anew.
-
-        Call it whenever new runs have become known.
-        """
+        """Move known runs whose data, recipe or attnreg has changed to ``outdated``; say what is made anew."""
         reasons = Counter[str]()
         first = 1 + max((int(path.name) for path in (self.folder / "outdated").glob("[0-9]*")), default=0)
         for run in self.runs():
@@ -141,11 +123,12 @@ class Study:
         """Say which runs have not finished, why, and how to go on; nothing for a complete comparison."""
         runs = self.runs()
         chosen = {method.name: self.chosen(method) for method in self.methods}
-        if finished(runs) and None not in chosen.values():
+        done = len(finished_of(runs))
+        if done == len(runs) and None not in chosen.values():
             return
         yield (
-            f"Incomplete: {len(finished_of(runs))} of {len(runs)} runs have finished. Differences use the seeds that "
-            "both methods have. Repeat the command to go on."
+            f"Incomplete: {done} of {len(runs)} runs have finished. Differences use the seeds that both methods have. "
+            "Repeat the command to go on."
         )
         for name, method in chosen.items():
             if method is None:
@@ -173,10 +156,7 @@ class Study:
         return " over ".join("?" if chosen is None else chosen.text for chosen in pair)
 
     def decide(self) -> None:
-        """Once all methods have run, choose the epochs for which the baseline takes as long as each of them.
-
-        The choice is made once per method and saved, because measured times vary.
-        """
+        """Choose, once for each method and when all have run, the epochs for which the baseline takes as long."""
         groups = self.groups()
         if sum(len(group.runs) for group in groups.values()) < len(self.methods) * self.seeds:
             return
@@ -187,18 +167,13 @@ class Study:
         for method, group in groups.items():
             if self._pair(method) not in decided and method != self.baseline:
                 ratio = group.training_time / plain.training_time
-                decided[self._pair(method)] = (
-                    max(epochs + 1, round(epochs * ratio)) if ratio >= EQUAL_TIME_FROM else None
-                )
+                longer = max(epochs + 1, round(epochs * ratio))
+                decided[self._pair(method)] = longer if ratio >= EQUAL_TIME_FROM else None
         self._write(decided)
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """Create and lock the folder for the duration of the block.
-
-        Raises:
-            InputError: if the folder cannot be written to, or another comparison has locked it.
-        """
+        """Create and lock the folder for the duration of the block."""
         with self._output.locked():
             self._write(self._decided())
             self.decide()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from attnreg.experiments.compare.contrast import contrasts
 from attnreg.experiments.compare.group import Group, check_rows, class_names
@@ -20,10 +21,7 @@ _MOST_CLASSES = 20  # to show one by one
 
 
 def write_report(study: Study) -> list[Table]:
-    """Write the report of a comparison, of the runs that have finished; return the tables to print on the screen.
-
-    Without any finished run there is no report, and no table.
-    """
+    """Write the report of the runs that have finished, if there are any; return the tables to print on the screen."""
     groups = list(study.groups().values())
     if not groups:
         return []
@@ -67,8 +65,7 @@ def write_report(study: Study) -> list[Table]:
     blocks += [Heading("Learning curves"), *figures.learning(groups, folder)]
     text = (
         f"Train is the score on {baseline.results[0]['train_rows_scored']} of the training rows. "
-        + ("The calibration error is the expected calibration error on dev, with 15 bins."
-           if baseline.has("dev", "calibration_error")
+        + ("The calibration error is the expected calibration error on dev, with 15 bins." if baseline.calibrated
            else "There is no calibration error, because predictions are not one class per row.")
     )  # fmt: skip
     if any(group.results[0].get("mislabelled") for group in groups):
@@ -193,8 +190,9 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     when = "at the end of training" if True in stopping else "after the last epoch"
     scored = "dev" if baseline.folds is None else f"its seed's part of train, one of {baseline.folds}, instead of dev,"
     yield (
-        f"{_count(len(baseline.runs), 'seed')}; {baseline.results[0]['rows']} training rows, {baseline.size} dev rows; "
-        f"{common}. Each method is scored on {scored} {when}, with the network that it returns."
+        f"{_count(len(baseline.runs), 'seed')}; {baseline.results[0]['rows']} training rows, "
+        f"{len(baseline.labels)} dev rows; {common}. Each method is scored on {scored} {when}, with the network that "
+        "it returns."
     )
     if "label_noise" not in different and (noise := _config(baseline, "label_noise")):
         yield f"{noise:.0%} of the training rows, and of rows held out of train, had a wrong label."
@@ -246,29 +244,27 @@ def _made(study: Study) -> str:
     return f"{start}: {' | '.join(described)}."
 
 
-def _tries(study: Study, groups: Sequence[Group], folder: Path) -> list[Block]:
+def _tries(study: Study, groups: Sequence[Group], folder: Path) -> Iterator[Block]:
     counts = {method.name: method.tries for method in study.methods}
     if max(counts.values()) == 1:
-        return [Paragraph("No options were searched: each method has one set of options.")]
-    blocks: list[Block] = []
+        yield Paragraph("No options were searched: each method has one set of options.")
     if len(set(counts.values())) > 1:
         tried = ", ".join(f"{name} ({count})" for name, count in counts.items())
-        blocks.append(Paragraph(f"The methods did not have the same number of tries: {tried}."))
+        yield Paragraph(f"The methods did not have the same number of tries: {tried}.")
     for method in study.methods:
         if (won := method.winner) is not None:
-            text = (
+            yield Paragraph(
                 f"{method.name} is the winner of the search in {method.folder}: {_count(won.trials, 'trial')} in "
                 f"{_count(won.runs, 'run')} on {won.task}, scored on {won.rows} rows held out from train. Dev was not "
                 "used."
             )
-            blocks.append(Paragraph(text))
     if (searched := tables.tries(study)) is not None:
-        text = (
+        yield Paragraph(
             f"Values in braces were selected by the mean score on {study.search_rows} rows held out from train, over "
             f"{_count(study.search_seeds, 'separate seed')}. Dev was not used."
         )
-        blocks += [Paragraph(text), searched, *figures.searches(study, groups[0].metric, folder)]
-    return blocks
+        yield searched
+        yield from figures.searches(study, groups[0].metric, folder)
 
 
 def _count(number: object, noun: str) -> str:
@@ -280,23 +276,16 @@ def _write_csv(study: Study) -> None:
     rows = []
     for run in finished_of(study.runs()):
         result = run.result
-        rows.append(
-            {
-                "method": run.method.name,
-                "role": run.role,
-                "seed": run.seed,
-                "scored_on": result["scored_on"],
-                "metric": result["metric"],
-                "score": run.score,
-                **{f"dev_{name}": value for name, value in result["dev"].items()},
-                **{f"train_{name}": value for name, value in result["train"].items()},
-                "best_epoch": result["best_epoch"]["epoch"],
-                **{f"stopping_{name}": value for name, value in (result.get("stopping") or {}).items()},
-                **{f"mislabelled_{name}": value for name, value in (result.get("mislabelled") or {}).items()},
-                "best_epoch_score": result["best_epoch"][result["metric"]],
-                **{name: result["config"][name] for name in ("epochs", "batch_size", "learning_rate", "train_size")},
-                **{name: value for name, value in result.items() if isinstance(value, (int, float))},
-                "folder": run.folder.relative_to(study.folder).as_posix(),
-            }
-        )
+        row = {"method": run.method.name, "role": run.role, "seed": run.seed, "scored_on": result["scored_on"]}
+        row |= {"metric": result["metric"], "score": run.score}
+        row |= _prefixed(result, "dev") | _prefixed(result, "train") | {"best_epoch": result["best_epoch"]["epoch"]}
+        row |= _prefixed(result, "stopping") | _prefixed(result, "mislabelled")
+        row["best_epoch_score"] = result["best_epoch"][result["metric"]]
+        row |= {name: result["config"][name] for name in ("epochs", "batch_size", "learning_rate", "train_size")}
+        row |= {name: value for name, value in result.items() if isinstance(value, (int, float))}
+        rows.append(row | {"folder": run.folder.relative_to(study.folder).as_posix()})
     document.save_csv(rows, study.folder / "results.csv")  # search runs have fewer metrics
+
+
+def _prefixed(result: Mapping[str, Any], part: str) -> dict[str, Any]:
+    return {f"{part}_{name}": value for name, value in (result.get(part) or {}).items()}

@@ -77,18 +77,16 @@ def calibration(groups: Sequence[Group], folder: Path) -> list[Block]:
         return []
     path = folder / "reliability.png"
     plot_reliability(found, path)
-    return [
-        Picture(
-            path,
-            f"Accuracy of the dev rows whose prediction has this confidence, in {_BINS} bins, over all seeds. "
-            "A larger point stands for more rows. Below the dotted line, networks are too sure of themselves.",
-        )
-    ]
+    text = (
+        f"Accuracy of the dev rows whose prediction has this confidence, in {_BINS} bins, over all seeds. "
+        "A larger point stands for more rows. Below the dotted line, networks are too sure of themselves."
+    )
+    return [Picture(path, text)]
 
 
 def _reliability(group: Group) -> Reliability | None:
     """Return accuracy by confidence, over the rows of all seeds; ``None`` if the networks have no probabilities."""
-    if not group.has_classes or not group.has("dev", "calibration_error") or "logits" not in group.records[0][0]:
+    if not group.has_classes or not group.calibrated or "logits" not in group.records[0][0]:
         return None
     logits = np.array([row["logits"] for records in group.records for row in records])
     shifted = np.exp(logits - logits.max(1, keepdims=True))

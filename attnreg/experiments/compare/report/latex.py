@@ -47,12 +47,7 @@ def latex(table: Table, caption: str) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Escape the characters that LaTeX reads as commands.
-
-    Example:
-        >>> escaped("50 % of {a_b}")
-        '50 \\% of \\{a\\_b\\}'
-    """
+    """Escape the characters that LaTeX reads as commands."""
     return "".join(_SPECIAL.get(sign, sign) for sign in text)
 
 

@@ -77,10 +77,10 @@ def _scores(plan: Plan, groups: Groups) -> Table:
     names = [method.name for method in next(iter(plan.studies.values())).methods]
     rows = []
     for task, methods in groups.items():
-        metric = next(iter(methods.values())).metric
+        first = next(iter(methods.values()))
         cells = [_mean(methods[name].scores) if name in methods else "not run" for name in names]
-        trivial = next(iter(methods.values())).trivial
-        rows.append([task, metric.replace("_", " "), *cells, "none" if trivial is None else _mean(trivial[1])])
+        trivial = "none" if first.trivial is None else _mean(first.trivial[1])
+        rows.append([task, first.metric.replace("_", " "), *cells, trivial])
     return Table(["task", "metric", *names, "trivial"], rows, texts=(0, 1))
 
 
@@ -93,16 +93,15 @@ def _differences(plan: Plan, groups: Groups) -> Table | None:
     found = [(pair, task, each) for pair in _declared(plan) for task, each in _by_task(groups, pair).items()]
     if not found:
         return None
-    header, region = ["difference of", "task", "difference", "95 % over seeds", "p", "p (Holm)"], plan.equivalence
-    rows = []
-    for (pair, task, each), cells in zip(found, difference_rows([each for *_, each in found]), strict=True):
-        rows.append([f"{pair[0]} - {pair[1]}", task, *cells])
-        rows[-1] += [] if region is None else [_p_or_reason(practically_equal(each.gaps, region))]
-    return Table([*header, *([] if region is None else [f"p (equal within {region:g})"])], rows, texts=(0, 1))
-
-
-def _p_or_reason(value: float) -> str:
-    return "1 seed" if math.isnan(value) else p_cell(value)
+    header = ["difference of", "task", "difference", "95 % over seeds", "p", "p (Holm)"]
+    cells = difference_rows([each for *_, each in found])
+    rows = [[" - ".join(pair), task, *row] for (pair, task, _), row in zip(found, cells, strict=True)]
+    if plan.equivalence is not None:
+        header.append(f"p (equal within {plan.equivalence:g})")
+        for row, (*_, each) in zip(rows, found, strict=True):
+            equal = practically_equal(each.gaps, plan.equivalence)
+            row.append("1 seed" if math.isnan(equal) else p_cell(equal))
+    return Table(header, rows, texts=(0, 1))
 
 
 def _across(plan: Plan, groups: Groups) -> Table | None:

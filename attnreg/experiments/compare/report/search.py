@@ -22,10 +22,7 @@ _ENOUGH = 10  # complete trials, to say which parameters matter
 def write_report(search: Search, trials: Trials, command: Sequence[str]) -> Table | None:
     """Write the winner and the report; return the table of the best trials, or ``None`` if no trial is complete.
 
-    Args:
-        search: the search.
-        trials: its trials.
-        command: the words of the command that made it.
+    ``command`` are the words of the command that made the search.
     """
     winner = search.winner(trials)
     if winner is None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean, stdev
-from typing import Any
 
 from attnreg.experiments.compare.contrast import Contrast, difference_rows
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import score_cells
-from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.statistics import bootstrap_over_rows, detectable, seeds_needed
 from attnreg.experiments.compare.study import Study
@@ -19,16 +17,13 @@ from attnreg.experiments.tasks.metrics import CONFUSION, METRICS
 
 
 def scores(groups: Sequence[Group], baseline: Group) -> Table:
-    """Mean, standard deviation, and the score of every seed; last, the trivial predictor.
-
-    Networks that predict a single class are in a column of their own, if there are any.
-    """
+    """Mean, standard deviation, the score of every seed, and collapsed networks; last, the trivial predictor."""
     header = ["method", "mean", "SD", f"seeds, from {groups[0].runs[0].seed}"]
     trivial = [] if baseline.trivial is None else [baseline.trivial]
     rows = []
     for name, values in [*((group.name, group.scores) for group in groups), *trivial]:
-        deviation = f"{stdev(values):.4f}" if len(values) > 1 else "1 seed"
-        rows.append([name, f"{fmean(values):.4f}", deviation, "  ".join(f"{score:.3f}" for score in values)])
+        mean, each = score_cells(values)
+        rows.append([name, mean, f"{stdev(values):.4f}" if len(values) > 1 else "1 seed", each])
     if any(group.collapsed for group in groups):
         header.append("collapsed")
         for row, group in zip(rows, groups, strict=False):
@@ -61,7 +56,7 @@ def one_point(group: Group) -> float:
 
 
 def _power(gaps: Sequence[float], point: float) -> list[str]:
-    """Return the difference that these seeds would show, and how many seeds would show one of a point."""
+    """Return the difference that a test over these seeds would find, and how many seeds would find one of a point."""
     if len(gaps) < 2:
         return ["1 seed", "1 seed"]
     deviation = stdev(gaps)
@@ -72,18 +67,14 @@ def _power(gaps: Sequence[float], point: float) -> list[str]:
 
 
 def fit(groups: Sequence[Group], baseline: Group) -> Table:
-    """Score and loss on train and dev, the calibration error, and what became of training rows with a wrong label.
-
-    The last line is the trivial predictor, which has no loss.
-    """
+    """Scores, losses, calibration, and what became of training rows with a wrong label; last, the trivial predictor."""
     header = ["method", "train", "dev", "gap", "train loss", "dev loss", "calibration error"]
     noisy = any(group.results[0].get("mislabelled") for group in groups)
     rows = []
     for group in groups:
         train, dev = group.mean("train", group.metric), group.mean("dev", group.metric)
         losses = [f"{group.mean(split, 'loss'):.3f}" for split in ("train", "dev")]
-        calibrated = group.has("dev", "calibration_error")
-        calibration = f"{group.mean('dev', 'calibration_error'):.3f}" if calibrated else "none"
+        calibration = f"{group.mean('dev', 'calibration_error'):.3f}" if group.calibrated else "none"
         rows.append([group.name, f"{train:.4f}", f"{dev:.4f}", f"{train - dev:+.4f}", *losses, calibration])
         if noisy:
             measured, names = group.results[0].get("mislabelled"), ("memorized", "recovered")
@@ -146,25 +137,16 @@ def equal_time(found: Sequence[Contrast]) -> Table:
 def options(study: Study, groups: Sequence[Group]) -> Table:
     """The options of each method, and the number of combinations that were tried to select them."""
     rows, methods = [], {method.name: method for method in study.methods}
+    as_given = ["as given"] if any(method.alias for method in study.methods) else []
     for group in groups:
-        method = methods[group.name]
-        own: dict[str, Any] = dict(group.results[0]["config"]["own"])
-        shared = {name: group.results[0]["config"][name] for name in not_common(groups)}
+        method, config = methods[group.name], group.results[0]["config"]
+        values = {**{name: config[name] for name in not_common(groups)}, **config["own"]}
         flag = group.runs[0].settings.flag
-        told = [as_typed(flag(name), value) for name, value in {**shared, **own}.items()]
-        rows.append([method.name, " ".join(text for text in told if text) or "none", _tries(method)])
-    header = ["method", "options", "tries"]
-    if any(method.alias for method in study.methods):
-        header.insert(1, "as given")
-        for row in rows:
-            row.insert(1, methods[row[0]].text)
-        return Table(header, rows, texts=(0, 1, 2))
-    return Table(header, rows, texts=(0, 1))
-
-
-def _tries(method: Method) -> str:
-    """Return the number of tries, and for the winner of ``attnreg search`` that of their runs."""
-    return str(method.tries) if method.winner is None else f"{method.tries} ({method.winner.runs} runs)"
+        told = " ".join(filter(None, (as_typed(flag(name), value) for name, value in values.items())))
+        tries = str(method.tries) if method.winner is None else f"{method.tries} ({method.winner.runs} runs)"
+        rows.append([method.name, *([method.text] if as_given else []), told or "none", tries])
+    header = ["method", *as_given, "options", "tries"]
+    return Table(header, rows, texts=range(len(header) - 1))
 
 
 def not_common(groups: Sequence[Group]) -> list[str]:
@@ -191,10 +173,5 @@ def tries(study: Study) -> Table | None:
 
 
 def seeds_of(seeds: Sequence[int]) -> str:
-    """Name seeds.
-
-    Example:
-        >>> seeds_of([0]), seeds_of([0, 2])
-        ('seed 0', 'seeds 0, 2')
-    """
+    """Name seeds, as in "seed 0" or "seeds 0, 2"."""
     return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"

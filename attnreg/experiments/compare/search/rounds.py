@@ -24,13 +24,8 @@ from attnreg.experiments.compare.search.trials import Trials
 class Search:
     """A search for the best options and the best composition of providers.
 
-    Args:
-        space: what is varied.
-        layers: the number of layers of the model, if known.
-        held_out: how trials are scored.
-        runs: the budget: the largest number of runs.
-        sampler_seed: the seed of the draws.
-        prune_p: the p below which a trial is stopped.
+    ``layers`` is the number of layers of the model, if known; ``runs`` the budget; ``prune_p`` the p below which a
+    trial is stopped.
     """
 
     space: Space
@@ -43,12 +38,7 @@ class Search:
     def check(self, model: Any) -> None:
         """Check the space, its lowest and highest values, the folder and the data, before any run starts.
 
-        Args:
-            model: the model of the task, for which each provider is built once; ``None`` if there are none.
-
-        Raises:
-            UsageError: if the space has an option that all trials must share, or an option or a value is wrong.
-            InputError: if the folder holds other files or another search, or the data does not fit the task.
+        Each provider is built once for ``model``, that of the task; ``None`` if there are no providers.
         """
         from attnreg.regularizer.expressions import parse_provider  # late: it imports torch
 
@@ -87,11 +77,7 @@ class Search:
 
     @contextmanager
     def begun(self) -> Iterator[Trials]:
-        """Create and lock the folder for the duration of the block; yield the trials.
-
-        Raises:
-            InputError: if the folder cannot be written to, or another search has locked it.
-        """
+        """Create and lock the folder for the duration of the block; yield the trials."""
         with self._output.locked():
             self._output.write(self._settings)
             path = self._output.path / "optuna.log"
@@ -113,12 +99,6 @@ class Search:
 
         The runs of a round are made at the same time, one per trial, and their scores are told in order. So the draws
         do not depend on how long the runs take.
-
-        Args:
-            trials: the trials.
-            launch: starts runs.
-            jobs: number of trials at a time.
-            console: where to print.
         """
         while pending := self._round(trials, jobs, console):
             running = {trial.number: trial for trial in trials.running}

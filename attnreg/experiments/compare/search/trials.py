@@ -35,15 +35,9 @@ _STATES: dict[TrialState, State] = {
 
 
 class Trials:
-    """The trials in a file, from which a search that was killed goes on as if it had not been.
+    """The trials in optuna's journal, from which a search that was killed goes on as if it had not been.
 
-    Args:
-        path: optuna's journal.
-        space: what to draw from.
-        layers: the number of layers of the model, if known.
-        seeds: runs per complete trial.
-        sampler_seed: the seed of the draws.
-        prune_p: the p below which a trial is stopped (Wilcoxon's signed-rank test against the best trial).
+    A trial is stopped at a p below ``prune_p`` (Wilcoxon's signed-rank test against the best trial).
     """
 
     def __init__(
