@@ -1,11 +1,13 @@
 """Which device is used, and what is said where there is no such device."""
 
+import json
+
 import pytest
 import torch
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare import launch
-from attnreg.experiments.setup.device import choose_device
+from attnreg.experiments.setup.device import choose_device, set_threads
 from tests.commands import assert_sentence, ran
 
 
@@ -47,3 +49,23 @@ def test_other_names_are_refused(name):
     hint = r" To choose a GPU, set CUDA_VISIBLE_DEVICES\." if name == "cuda:1" else ""
     with pytest.raises(InputError, match=rf"^Expected --device to be cpu, cuda or mps, got '{name}'\.{hint}$"):
         choose_device(name)
+
+
+def test_a_small_model_trains_with_one_thread_unless_told_otherwise(cli, tmp_path, monkeypatch):
+    before = torch.get_num_threads()
+    few = ("recipe", "finetune", "--epochs", 1, "--train-size", 32, "--device", "cpu")
+    try:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        for threads, options, variable in ((1, (), None), (3, ("--threads", 3), None), (2, (), "2")):
+            torch.set_num_threads(2)
+            if variable is not None:
+                monkeypatch.setenv("OMP_NUM_THREADS", variable)
+            out = f"out{threads}"
+            ran(cli(*few, *options, "--output-dir", out))
+            assert json.loads((tmp_path / out / "result.json").read_text())["environment"]["threads"] == threads
+            assert f"CPU threads: {threads} (--threads)." in (tmp_path / out / "report.md").read_text()
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        torch.set_num_threads(2)
+        assert set_threads(None, 5_000_001) == 2
+    finally:
+        torch.set_num_threads(before)

@@ -174,7 +174,12 @@ def test_attendout_compares_with_plain_fine_tuning_on_the_same_data_and_seed(fin
     result = ran(cli("recipe", "attendout", *SMALL, "--round-steps", 2, "--output-dir", "out"))
     for name in ("defender", "attacker", "plain", "Drop rate per layer"):
         assert name in result.output
-    assert "| plain fine-tuning | " in (tmp_path / "out" / "report.md").read_text()
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "| plain fine-tuning | " in text
+    assert "One seed is no evidence" in text
+    assert "attnreg compare finetune attendout --task agreement --seeds 10" in text
+    assert re.search(r"epoch 1/2 .* about \d+ s left\n", result.output)  # there is no terminal
+    assert not re.search(r"epoch 2/2 .* left\n", result.output)
     plain = read_lines(tmp_path / "out" / "baseline" / "metrics.jsonl")
     assert plain == read_lines(finished[0] / "finetune" / "metrics.jsonl")
     game = read_lines(tmp_path / "out" / "metrics.jsonl")

@@ -33,6 +33,7 @@ NOT_COMPARED = {
     "output_dir",
     "resume",
     "device",
+    "threads",
     "save_steps",
     "report_to",
     "flags",
@@ -197,6 +198,12 @@ class Settings:
         type=click.IntRange(0, LARGEST),
     )
     device: str | None = _training("Device (default: the best available).", None, type=click.Choice(DEVICES))
+    threads: int | None = _training(
+        "CPU threads (default: 1 for a model of at most 5 million parameters, else torch's own number).",
+        None,
+        scope="run",
+        type=_POSITIVE,
+    )
     mixed_precision: str | None = _training(
         "Mixed precision (default: float32).", None, type=click.Choice(["bf16", "fp16"])
     )

@@ -69,6 +69,12 @@ def report(
         notes = [*notes, f"The network of the last epoch ({history.epoch}) is returned, scored and saved."]
     if (perplexity := history.of(history.returned)[-1].get("perplexity")) is not None:
         notes = [*notes, f"Perplexity on {run.scored_on} rows after the last epoch: {perplexity:.4g}."]
+    if plain is not None:
+        notes = [
+            *notes,
+            "One seed is no evidence that a method is better. To compare over seeds: "
+            f"attnreg compare finetune {settings.recipe} --task {settings.task} --seeds 10",
+        ]
     notes = [*notes, *run.remarks]
     notes += [] if plain is None else [f"Plain fine-tuning: {remark}" for remark in plain[0].remarks]
     scores = Table(header, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,8 @@ class Progress:
         self._live = Live(Group(self._bar, self._state), console=self._console, transient=True)
         self._task = self._bar.add_task(run.settings.recipe, total=run.total_steps, completed=history.step)
         self._metrics: dict[str, float] = {}
+        self._history, self._began = history, history.step
+        self._clock = time.monotonic()
 
     def step(self, history: History, telemetry: Telemetry) -> None:
         """Update the bar after a training step."""
@@ -59,10 +62,18 @@ class Progress:
         held_out = f"  on stopping rows {record[key]:.4f}" if key in record else ""
         self._console.print(
             f"epoch {record['epoch']}/{self._run.epochs}  {record['network']:<9} {self._run.scored_on} loss "
-            f"{record['loss']:.4f}  {metric} {record[metric]:.4f}{held_out}{dropped}",
+            f"{record['loss']:.4f}  {metric} {record[metric]:.4f}{held_out}{dropped}{self._left()}",
             highlight=False,
             soft_wrap=True,
         )
+
+    def _left(self) -> str:
+        """Estimate the time that is left, where no bar shows it."""
+        done, left = self._history.step - self._began, self._run.total_steps - self._history.step
+        if self._console.is_terminal or not done or not left:
+            return ""
+        seconds = (time.monotonic() - self._clock) * left / done
+        return f"  about {seconds:.0f} s left" if seconds < 100 else f"  about {seconds / 60:.0f} min left"
 
     def __enter__(self) -> Progress:
         self._live.start()

@@ -1,7 +1,8 @@
-"""The device of a run: which one is used, what it is called, and how much memory was needed."""
+"""The device of a run: which one is used, with how many threads, what it is called, how much memory was needed."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import torch
 
 from attnreg.errors import InputError
 from attnreg.experiments.options.settings import DEVICES
+
+SMALL = 5_000_000  # parameters
 
 
 def choose_device(name: str | None = None) -> torch.device:
@@ -25,6 +28,19 @@ def choose_device(name: str | None = None) -> torch.device:
     if name != "cpu":
         raise InputError(f"No {name} device found. Use --device cpu, or leave --device out.")
     return torch.device("cpu")
+
+
+def set_threads(threads: int | None, parameters: int) -> int:
+    """Set and return the number of CPU threads: a small model, unless told otherwise, gets one.
+
+    A second thread does not make a step of a small model faster, and threads that wait for each other make it several
+    times slower while the machine is busy. ``OMP_NUM_THREADS`` counts as being told.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    elif parameters <= SMALL and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    return torch.get_num_threads()
 
 
 def device_name(device: torch.device) -> str:

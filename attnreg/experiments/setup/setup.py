@@ -19,7 +19,7 @@ from attnreg.experiments.folder.writer import RunFolder
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order
 from attnreg.experiments.setup.data_checks import data_warnings
-from attnreg.experiments.setup.device import choose_device
+from attnreg.experiments.setup.device import choose_device, set_threads
 from attnreg.experiments.setup.sampling import choose_rows, mislabel
 from attnreg.experiments.setup.stopping import STOPPING, Selection
 from attnreg.experiments.setup.trackers import check_trackers, flattened, tracked
@@ -88,8 +88,11 @@ class Setup:
         set_seed(settings.seed)
         self.model, self.tokenizer = self._load()
         self.parameters = parameter_counts(self.model)
+        threads = set_threads(settings.threads, self.parameters["all"])
         # Sentences that are printed before training and repeated in the report.
         self.remarks: list[str] = []
+        if device.type == "cpu":
+            self.remarks.append(f"CPU threads: {threads} (--threads).")
         if (p := settings.model_dropout) is not None:
             self.remarks.append(f"--model-dropout {p:g} set {', '.join(dropout_fields(self.model.config))}.")
         if settings.reinit_layers:
