@@ -4,7 +4,7 @@ import gc
 import os
 import subprocess
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -52,8 +52,7 @@ def cli(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def warm():
     """Starts processes that need not import anything first."""
-    with closing(Warm()) as starter:
-        yield starter
+    return Warm()
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ from attnreg.experiments.cli.main import main
 from tests.test_compare import launch, started_by
 from tests.warm import Warm
 
-launch.subprocess = started_by(Warm.forked())
+launch.subprocess = started_by(Warm("fork"))
 {before}
 main(sys.argv[1:])
 """

@@ -1,104 +1,86 @@
 """Processes of their own that begin where importing has ended.
 
 Starting Python and importing torch, transformers and datasets takes ten times as long as most runs of these tests. So
-one process imports them, and each command runs in a fork of it: with memory, files, signals and limits of its own, and
-with an end of its own. What must be seen to start from nothing is started by ``subprocess`` all the same.
+Python's fork server imports them, by importing this module, and each command runs in a fork of it: with memory, files,
+signals and limits of its own, and with an end of its own. What must be seen to start from nothing is started by
+``subprocess`` all the same.
 """
 
-import atexit
-import contextlib
 import gc
 import importlib
-import json
+import multiprocessing
 import os
 import runpy
-import select
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
+from multiprocessing import connection, forkserver
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
-NUMBER = struct.Struct("q")
+IN_THE_SERVER = "ATTNREG_FORK_SERVER"
+DEV_ROWS = 200
 
 
 class Warm:
-    """Starts what ``python -m MODULE``, ``python -c CODE`` and ``python FILE`` would."""
+    """Starts what ``python -m MODULE``, ``python -c CODE`` and ``python FILE`` would, in forks of a server.
 
-    def __init__(self):
-        self._socket, theirs = socket.socketpair()
-        # What tests of this process have found out of the network is not known to others.
-        environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-        with theirs:
-            self._server = subprocess.Popen(
-                [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
-                cwd=ROOT,
-                env={**environment, "JE_ARROW_MALLOC_CONF": "background_thread:false"},  # a thread
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
+    In what has been started so, ``"fork"`` as method starts forks of that process itself.
+    """
 
-    @classmethod
-    def forked(cls):
-        """One that starts forks of what this process is now: for what was started by another one."""
-        starter = cls.__new__(cls)
-        starter._socket, theirs = socket.socketpair()
-        if os.fork() == 0:
-            starter._socket.close()
-            start(theirs)
-        theirs.close()
-        return starter
+    def __init__(self, method="forkserver"):
+        self._context = multiprocessing.get_context(method)
+        if method == "forkserver":
+            self._context.set_forkserver_preload([__name__])
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(ROOT)
+                patch.setenv(IN_THE_SERVER, "1")
+                patch.setenv("JE_ARROW_MALLOC_CONF", "background_thread:false")  # a thread
+                # What tests of this process have found out of the network is not known to others.
+                patch.delenv("HF_HUB_OFFLINE", raising=False)
+                forkserver.ensure_running()
 
     def popen(self, command, *, stdin=None, stdout=None, stderr=None, env=None, cwd=None):
         """As ``subprocess.Popen``, for a command of ``sys.executable`` whose errors go where its output goes."""
         assert (command[0], stderr) == (sys.executable, subprocess.STDOUT)
         if env is not None and env.get("OMP_NUM_THREADS") != os.environ["OMP_NUM_THREADS"]:  # it is read at the start
             return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd)
-        return Process(self._socket, command[1:], stdin, stdout, env, cwd)
+        return Process(self._context, command[1:], stdin, stdout, env, cwd)
 
     def run(self, *words, cwd, timeout, processes=1):
         """Run to its end, perhaps as so many processes that train together; gives its exit code and what it printed."""
-        with Process(self._socket, words, cwd=cwd, processes=processes) as process:
+        with Process(self._context, words, cwd=cwd, processes=processes) as process:
             output, _ = process.communicate(timeout)
         return process.returncode, output
-
-    def close(self):
-        """Start no more."""
-        self._socket.close()  # which ends the server
-        self._server.wait()
 
 
 class Process:
     """As much of ``subprocess.Popen`` as is used here; without ``stdout``, what is printed is kept in a file."""
 
-    def __init__(self, server, words, stdin=None, stdout=None, env=None, cwd=None, processes=1):
+    _lock = threading.Lock()  # to start one process asks for the ends of all others, and one thread alone may ask
+
+    def __init__(self, context, words, stdin=None, stdout=None, env=None, cwd=None, processes=1):
         self.returncode = None
         self.stdin = None
         self._kept = tempfile.TemporaryFile() if stdout is None else None  # noqa: SIM115
-        self._channel, theirs = socket.socketpair()
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(theirs)
-            if stdin == subprocess.PIPE:
-                reading, writing = os.pipe()
-                self.stdin = os.fdopen(writing, "wb")
-                source = stack.enter_context(os.fdopen(reading, "rb"))
-            else:
-                source = stack.enter_context(Path(os.devnull).open("rb"))
-            output = self._kept if stdout is None else stdout
-            socket.send_fds(server, [b"!"], [theirs.fileno(), source.fileno(), output.fileno()])
-        request = {
-            "words": [str(word) for word in words],
-            "processes": processes,
-            "cwd": os.fspath(cwd or Path.cwd()),
-            "env": dict(os.environ if env is None else env),
-        }
-        self._channel.sendall(json.dumps(request).encode() + b"\n")
-        self.pid = self._answer()
+        if stdin == subprocess.PIPE:
+            source, writing = os.pipe()
+            self.stdin = os.fdopen(writing, "wb")
+            os.register_at_fork(after_in_child=self.stdin.close)  # or no process would see the end of its input
+        else:
+            source = os.open(os.devnull, os.O_RDONLY)
+        output = os.dup((self._kept or stdout).fileno())
+        words = [str(word) for word in words]
+        # As connections, files find their way through the server.
+        with connection.Connection(source) as source, connection.Connection(output) as output, self._lock:
+            given = (source, output, dict(os.environ if env is None else env), os.fspath(cwd or Path.cwd()))
+            self._process = context.Process(target=be, args=(words, processes, *given))
+            self._process.start()
+        self.pid = self._process.pid
 
     def __enter__(self):
         return self
@@ -112,18 +94,15 @@ class Process:
 
     def poll(self):
         """Its exit code, if it has ended by now: minus the signal where one has ended it."""
-        if self.returncode is None and select.select([self._channel], [], [], 0)[0]:
-            self.wait()
+        with self._lock:
+            self.returncode = self._process.exitcode
         return self.returncode
 
     def wait(self, timeout=None):
         """Its exit code, when it has ended."""
-        if self.returncode is None:
-            if not select.select([self._channel], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
-            self.returncode = self._answer()
-            self._channel.close()
-        return self.returncode
+        if not connection.wait([self._process.sentinel], timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return self.poll()
 
     def communicate(self, timeout=None):
         """What it has printed, when it has ended; and ``None``, as errors are printed to the same place."""
@@ -144,11 +123,41 @@ class Process:
         """End it."""
         self.send_signal(signal.SIGKILL)
 
-    def _answer(self):
-        return NUMBER.unpack(self._channel.recv(NUMBER.size, socket.MSG_WAITALL))[0]
+
+def be(words, processes, source, output, environment, folder):
+    """Be what Python would be with these arguments, or several of it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for file, numbers in ((source, [0]), (output, [1, 2])):
+        for number in numbers:
+            os.dup2(file.fileno(), number)
+        file.close()
+    sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing has put another one there
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    if processes == 1:
+        return begin(words)
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        1, 1, processes, run_id="tests", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0,
+        start_method="fork",
+    )  # fmt: skip
+    return elastic_launch(config, begin)(words)  # as ``torchrun``, but for forks of this process
 
 
-DEV_ROWS = 200
+def begin(words):
+    """Run a module, code or a file."""
+    first, *others = words
+    if first == "-c":
+        sys.argv, sys.path[0] = [first, *others[1:]], ""
+        exec(compile(others[0], "<string>", "exec"), {"__name__": "__main__"})
+    elif first == "-m":
+        sys.argv, sys.path[0] = others, str(Path.cwd())
+        runpy.run_module(others[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = [first, *others], str(Path(first).parent)
+        runpy.run_path(first, run_name="__main__")
 
 
 def with_few_dev_rows():
@@ -198,108 +207,8 @@ def warm_up():
         load_model(get_task("agreement"))[0].save_pretrained(folder)
 
 
-def serve(server):
-    """Start what is asked for. Returns in what was started, with the words of its command and how often it is wanted."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
-    while True:
-        message, files, _, _ = socket.recv_fds(server, 1, 3)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass  # of the keepers, those that have ended
-        if not message:
-            end(0)
-        if os.fork() == 0:
-            server.close()
-            return keep(*files)
-        for file in files:
-            os.close(file)
-
-
-def keep(channel, source, output):
-    """Fork once more, tell the number of that process, and how it has ended."""
-    channel = socket.socket(fileno=channel)
-    with channel.makefile() as lines:
-        request = json.loads(lines.readline())
-    child = os.fork()
-    if child:
-        os.close(source)
-        os.close(output)
-        channel.sendall(NUMBER.pack(child))
-        _, status = os.waitpid(child, 0)
-        with contextlib.suppress(BrokenPipeError):  # nobody wants to know
-            channel.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
-        os._exit(0)
-    channel.close()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for file, number in ((source, 0), (output, 1), (output, 2)):
-        os.dup2(file, number)
-    os.close(source)
-    os.close(output)
-    os.environ.clear()
-    os.environ.update(request["env"])
-    os.chdir(request["cwd"])
-    return request["words"], request["processes"]
-
-
-def start_some(processes, words):
-    """As ``torchrun``, but for forks of this process."""
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    options = {
-        "run_id": "tests",
-        "rdzv_backend": "c10d",
-        "rdzv_endpoint": "localhost:0",
-        "max_restarts": 0,
-        "start_method": "fork",
-    }
-    elastic_launch(LaunchConfig(1, 1, processes, **options), begin)(words)
-
-
-def begin(words):
-    """Be what Python would be with these arguments."""
-    first, *others = words
-    if first == "-c":
-        sys.argv, sys.path[0] = [first, *others[1:]], ""
-        exec(compile(others[0], "<string>", "exec"), {"__name__": "__main__"})
-    elif first == "-m":
-        sys.argv, sys.path[0] = others, str(Path.cwd())
-        runpy.run_module(others[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv, sys.path[0] = [first, *others], str(Path(first).parent)
-        runpy.run_path(first, run_name="__main__")
-
-
-def start(server):
-    """Serve; in what is started, be it, and end."""
-    words, processes = serve(server)
-    try:
-        if processes > 1:
-            start_some(processes, words)
-        else:
-            begin(words)
-    except SystemExit as error:
-        if error.code is not None and not isinstance(error.code, int):
-            raise
-        end(error.code or 0)
-    end(0)
-
-
-def end(code):
-    """End as Python does, but leave the memory to the system: to take it apart lasts longer than most commands."""
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def main():
+if os.environ.get(IN_THE_SERVER):
     gc.disable()
     warm_up()
     gc.freeze()  # or looking for garbage would copy all of it
     gc.enable()
-    start(socket.socket(fileno=int(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    main()
