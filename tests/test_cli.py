@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import transformers as hf
 from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -253,11 +252,6 @@ def test_without_a_network_the_answer_comes_soon(warm, tmp_path):
     assert "(cola) for task 'cola' is not in the local cache: use --data-dir" in output
     # Once, and without waiting: left alone, the libraries try again for 23 seconds.
     assert output.endswith("tried [('127.0.0.1', 9)]\n")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the device asked for is there")
-def test_a_device_that_is_not_there(cli):
-    assert_sentence(cli("recipe", "finetune", "--device", "cuda"), 1, "No cuda device found. Use --device cpu")
 
 
 def test_names_in_printed_tables_are_whole():

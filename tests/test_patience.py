@@ -15,19 +15,7 @@ from tests.commands import assert_sentence, invoke, ran, read_lines
 from tests.test_run_data import make, texts, trained_on
 from tests.test_stopping import at_step, contents, listen_to_ctrl_c  # noqa: F401 (a fixture)
 
-SMALL = [
-    "--epochs",
-    8,
-    "--train-size",
-    128,
-    "--batch-size",
-    32,
-    "--device",
-    "cpu",
-    "--metric",
-    "accuracy",
-    "--keep-checkpoints",
-]
+SMALL = ["--epochs", 8, "--train-size", 128, "--batch-size", 32, "--device", "cpu", "--metric", "accuracy", "--keep-checkpoints"]  # fmt: skip
 EARLY = {
     "finetune": ["--patience", 2],
     "attendout": ["--patience", 1, "--round-steps", 2, "--game", 0.5, "--no-baseline"],
@@ -155,20 +143,6 @@ def test_rows_to_stop_on_are_held_out_of_everything_else(tmp_path):
     assert [trained_on(run, epoch) for epoch in range(4)] == [len(everything) - 370 - n for n in (reward, reward, 0, 0)]
     assert make(tmp_path, patience=1, stop_on="dev").stopping is None
     assert len(make(tmp_path, train_size=None, patience=1).stopping.references) == min(256, len(everything) // 10)
-
-
-def test_a_constant_rate_stays(tmp_path):
-    for name, expected in {"constant": {1e-3}, "linear": None}.items():
-        run = make(tmp_path, schedule=name)
-        optimizer = run.optimizer(run.model)
-        schedule = run.schedule(optimizer)
-        rates = []
-        for _ in range(run.total_steps):
-            rates.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            schedule.step()
-        assert set(rates) == expected if expected else (rates[0], max(rates)) == (0.0, 1e-3)
-    assert optimizer.param_groups[0]["lr"] == 0
 
 
 @pytest.mark.parametrize(

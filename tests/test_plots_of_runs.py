@@ -1,7 +1,6 @@
 """``attnreg plot`` on runs that differ from the usual: other tasks, a single round, an untrained model."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -89,24 +88,3 @@ def test_attention_of_an_untrained_model_is_not_black(tmp_path):
     assert 0.4 < shade < 0.9  # grey
     assert list(image.to_rgba([0.0, 1.0])[:, 0]) == [1.0, 0.0]  # the whole range of weights, in every picture
     assert axes.get_title() == "attention (square-root scale)"
-
-
-def test_the_picture_of_a_probe_is_drawn_again(tmp_path):
-    folder = tmp_path / "run"
-    args = ["--epochs", 1, "--train-size", 32, "--p", 0.5, "--q", "0,1", "--device", "cpu"]
-    with keeping() as first:
-        ran(invoke("recipe", "probe", *args, "--output-dir", folder))
-    shutil.rmtree(folder / "plots")
-    with keeping() as again:
-        assert str(folder / "plots" / "probe.png") in ran(invoke("plot", folder)).stdout.split()
-    assert (folder / "plots" / "probe.png").is_file()
-    drawn = [
-        [
-            (line.get_label(), list(line.get_xdata()), list(line.get_ydata()))
-            for axes in saved["probe"].axes
-            for line in axes.lines
-        ]
-        for saved in (first, again)
-    ]
-    assert drawn[0] == drawn[1]
-    assert len(drawn[0]) == 8

@@ -48,13 +48,8 @@ def test_a_default_may_depend_on_the_task(args):
 
 @pytest.mark.parametrize("name", PAPER)
 def test_an_option_that_is_given_wins_before_and_after_it(name):
-    given = {
-        "schedule": "linear",
-        "stop_on": "held-out",
-        "method": "random",
-        "first_pass": "eval",
-        "select": "last",
-    }.get(name, "3")
+    others = {"schedule": "linear", "stop_on": "held-out", "method": "random", "first_pass": "eval", "select": "last"}
+    given = others.get(name, "3")
     words = [f"--{name.replace('_', '-')}", given]
     for args in (["--regime", "paper", *words], [*words, "--regime", "paper"]):
         got = settings(*args)

@@ -80,6 +80,20 @@ def test_the_picture_shows_the_table(probed):
             assert list(line.get_ydata()) == pytest.approx([float(row[3]) for row in mine], abs=1e-4)
 
 
+def drawn(figure):
+    return [[line.get_label(), *map(list, line.get_data())] for axes in figure.axes for line in axes.lines]
+
+
+def test_the_picture_is_drawn_again(probed):
+    folder, _, figure = probed
+    (folder / "plots" / "probe.png").unlink()
+    with keeping() as again:
+        assert str(folder / "plots" / "probe.png") in ran(invoke("plot", folder)).stdout.split()
+    assert (folder / "plots" / "probe.png").is_file()
+    assert drawn(again["probe"]) == drawn(figure)
+    assert len(drawn(figure)) == 8
+
+
 def test_the_kept_model_is_plain(probed):
     folder, _, _ = probed
     assert not (folder / "provider").exists()

@@ -1,13 +1,14 @@
 """Warnings of data and of training that is probably not meant: on stderr, and in the report."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 from datasets import Dataset
 
 from attnreg.experiments.runs.divergence import growing_loss
-from attnreg.experiments.setup.data_checks import data_warnings, unknown_tokens
+from attnreg.experiments.setup.data_checks import data_warnings, shared_rows, unknown_tokens
 from attnreg.experiments.tasks import get_task, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
@@ -54,6 +55,8 @@ def test_dev_rows_that_are_in_train(cli, home):
     assert run(cli, home) == [
         "2 of 5 dev rows are also in train (same texts), so the score is too high: remove such rows from train."
     ]
+    train, dev = (Dataset.from_dict({"sentence": texts}) for texts in (["a", "b"], ["b", "c"]))
+    assert shared_rows(get_task("cola"), train, dev).startswith("1 of 2 dev rows is also in train")
 
 
 def test_classes_that_no_training_row_has(cli, home):
@@ -153,8 +156,8 @@ def test_a_baseline_does_not_repeat_the_warnings(cli, home):
 def test_a_loss_that_only_grows(cli, tmp_path):
     args = ["--train-size", 64, "--epochs", 3, "--learning-rate", 1, "--schedule", "constant", "--device", "cpu"]
     (warning,) = warned(ran(cli("recipe", "finetune", *args, "--output-dir", "out")), tmp_path / "out")
-    assert warning.startswith("the training loss grew from ")
-    assert warning.endswith("(up to epoch 3): lower --learning-rate, unless the regularizer became stronger.")
+    grew = r"the training loss grew from \d\.\d{4} \(mean up to epoch 1\) to \d+\.\d{4} \(up to epoch 3\): "
+    assert re.fullmatch(grew + "lower --learning-rate, unless the regularizer became stronger.", warning)
 
 
 @pytest.mark.parametrize(

@@ -215,11 +215,6 @@ def test_rewards_from_the_dev_set_are_warned_of(cli, tmp_path):
     assert "Warning: rewards came from the dev set" in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_rewards_from_the_training_batches(cli):
-    options = ["--reward-data", "train", "--no-baseline", "--round-steps", 1]
-    ran(cli("recipe", "attendout", "--epochs", 1, "--train-size", 64, *options))
-
-
 VARIANTS = {
     "heads": (["--generator", "GNetProvider(num_heads='heads')"], {"num_heads": 6, "masks_per_layer": 1}),
     "shared": (["--generator", "GNetProvider(share_embeddings=True)"], {"shared_tables": ["tokens", "positions"]}),

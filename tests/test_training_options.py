@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import attnreg
-from attnreg.experiments.folder.writer import RunFolder
 from attnreg.experiments.options.settings import OPTIMIZERS, SCHEDULES
+from attnreg.experiments.runs import loop
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.run import Run
 from attnreg.training import named_optimizer
@@ -81,9 +81,9 @@ def test_a_game_with_another_optimizer_goes_on_to_the_same_end(cli, tmp_path, mo
     own = ["--no-baseline", "--round-steps", 1, "--warmup", 0, "--game", 1, "--save-steps", 3, "--keep-checkpoints"]
     args = ["recipe", "attendout", *TINY, *own, "--optimizer", "adafactor", "--learning-rate", 1e-3]
     ran(cli(*args, "--output-dir", "whole"))
-    keep = RunFolder.save_checkpoint
+    keep = loop.write_state
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "save_checkpoint", lambda folder, step, state: step < 4 and keep(folder, step, state))
+        patch.setattr(loop, "write_state", lambda folder, step, state: step < 4 and keep(folder, step, state))
         ran(cli(*args, "--output-dir", "half"))
     (tmp_path / "half" / "result.json").unlink()
     assert [path.name for path in (tmp_path / "half" / "checkpoints").iterdir()] == ["step-0000003"]

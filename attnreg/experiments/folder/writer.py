@@ -86,7 +86,7 @@ class RunFolder:
         except (OSError, SafetensorError) as error:
             raise StoppedError(
                 f"Cannot write the run's files: {error}. {self.last_good()}",
-                can_go_on=any(self.checkpoints.glob("step-*")),
+                can_go_on=RunReader(self.path).resumable,
             ) from error
 
     def remove_checkpoints(self) -> None:
@@ -112,12 +112,7 @@ class RunFolder:
     def begun(self) -> bool:
         """Whether the folder holds a checkpoint or an evaluation, which starting over would lose."""
         metrics = self.path / "metrics.jsonl"
-        return any(self.checkpoints.glob("step-*")) or (metrics.is_file() and metrics.stat().st_size > 0)
-
-    @property
-    def has_provider(self) -> bool:
-        """Whether the folder holds a saved provider."""
-        return (self.path / "provider").is_dir()
+        return RunReader(self.path).resumable or (metrics.is_file() and metrics.stat().st_size > 0)
 
     def write(self, name: str, record: Mapping[str, Any]) -> None:
         """Write ``name.json`` atomically."""

@@ -271,13 +271,7 @@ class Settings:
         return content_of(self.recipe_file, self.data_dir)
 
     def command(self) -> str:
-        """Return the command that repeats the run: its recipe, and all options that affect the results.
-
-        Example:
-            >>> from attnreg.experiments.runs.command import load_command
-            >>> load_command("mixout").settings(["--p", "0.5", "--seed", "3"]).command()
-            'attnreg recipe mixout --task agreement --max-length 32 ... --select last --seed 3 --p 0.5'
-        """
+        """Return the command that repeats the run: its recipe, and all options that affect the results."""
         shared = [each for each in dataclasses.fields(self) if "option" in each.metadata]
         kept = [each for each in shared if each.name not in NOT_COMPARED and each.name != "task"]
         changed = [each.name for each in kept if getattr(self, each.name) != each.default]

@@ -34,13 +34,9 @@ class Predictions(NamedTuple):
 
 @torch.no_grad()
 def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Accelerator | None = None) -> Predictions:
-    """Predict in eval mode, then restore the network's mode.
+    """Predict in eval mode, then restore the network's mode. An accelerator splits the same rows over its processes.
 
-    Args:
-        network: returns ``logits``, and ``loss`` when it is given labels.
-        labelled: the rows.
-        kind: the kind of task.
-        accelerator: splits the rows over its processes. All of them must call this function with the same rows.
+    The network returns ``logits``, and ``loss`` when it is given labels.
     """
     rank, processes = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
     training = network.training
@@ -64,7 +60,13 @@ def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Acc
 def evaluate(
     network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Accelerator | None = None
 ) -> dict[str, float]:
-    """Compute the loss and the task's metrics in eval mode. The arguments are those of :func:`predict`.
+    """Compute the loss and the task's metrics in eval mode.
+
+    Args:
+        network: returns ``logits``, and ``loss`` when it is given labels.
+        labelled: the rows.
+        kind: the kind of task.
+        accelerator: splits the rows over its processes. All of them must call this function with the same rows.
 
     Returns:
         The metrics by name, and ``"loss"`` (mean over labels) if the network returns one.

@@ -34,12 +34,13 @@ def report(
     rows = []
     for name, its_run, its_history, network in entries:
         records = its_history.of(network)
-        best = max(records, key=lambda record: record[metric])
+        best, ended = its_history.best(metric, network), records[-1]["epoch"]
         rows.append(
             [
                 name,
                 *([_returned(its_run, its_history, network)] if stopping else []),
-                f"{records[-1][metric]:.4f}" + _of_epoch(records[-1]["epoch"], its_run.epochs),
+                # AttendOut's other network stops when the game ends.
+                f"{records[-1][metric]:.4f}" + (f" (epoch {ended})" if ended != its_run.epochs else ""),
                 _at(best, metric),
                 f"{records[-1]['loss']:.4f}",
                 str(len(its_run.train_rows)),
@@ -56,11 +57,15 @@ def report(
     settings = run.settings
     title = f"{settings.recipe} on {settings.task}: {metric} on {run.scored_on} rows, seed {settings.seed}"
     console = Console(quiet=not run.folder.writer)
-    notes = [*notes, _activity(history)] if rates or run.folder.has_provider else list(notes)
+    notes = [*notes, _activity(history)] if rates or (run.folder.path / "provider").is_dir() else list(notes)
     if played := rounds_played(history.events):
         notes = [*notes, played]
     if (wrong := history.mislabelled) is not None:
-        notes = [*notes, _memorized(wrong)]
+        notes = [
+            *notes,
+            f"{wrong['rows']} training rows had a wrong label: the network gives {wrong['memorized']:.1%} of them this "
+            f"label (it memorized it), and {wrong['recovered']:.1%} the true one.",
+        ]
     if stopping:
         notes = [*notes, _stopped(run, history)]
         notes += [] if plain is None else [f"Plain fine-tuning: {_stopped(*plain)}"]
@@ -119,11 +124,6 @@ def _stopped(run: Setup, history: History) -> str:
     return f"{end} The network of epoch {returned} is returned, scored and saved."
 
 
-def _of_epoch(epoch: int, epochs: int) -> str:
-    """Name the epoch unless it is the last one; AttendOut's other network stops when the game ends."""
-    return "" if epoch == epochs else f" (epoch {epoch})"
-
-
 def _activity(history: History) -> str:
     """Summarize in one sentence how often the regularizer was active and how much it dropped."""
     if not history.active_steps:
@@ -134,13 +134,6 @@ def _activity(history: History) -> str:
         return f"{active} and dropped nothing."
     mean = sum(dropping) / len(dropping)
     return f"{active} and dropped {mean:.1%} in {len(dropping)} of {len(history.drop_rates)} sites."
-
-
-def _memorized(wrong: Mapping[str, Any]) -> str:
-    return (
-        f"{wrong['rows']} training rows had a wrong label: the network gives {wrong['memorized']:.1%} of them this "
-        f"label (it memorized it), and {wrong['recovered']:.1%} the true one."
-    )
 
 
 def rounds_played(events: Mapping[str, int], runs: int = 1) -> str:

@@ -45,17 +45,9 @@ def score_saved(
 ) -> tuple[Path, dict[str, Any]]:
     """Score the network that a run returned and write it to the run's ``evaluations``; return the file and its content.
 
-    Args:
-        run: the run folder.
-        options: ``task`` and the other options of :func:`attnreg.experiments.tasks.choose_task`; ``None`` means the
-            run's own.
-        data_dir: as in :func:`attnreg.experiments.tasks.load_splits` (default: the run's, if the task is the run's).
-        split: ``"validation"`` (all validation sets of the task) or ``"test"``.
-        max_length: maximum input length in tokens (default: the run's).
-        batch_size: rows per batch.
-        device: device (default: the best available).
-        name: name of the written file, without suffix (default: by task, data folder and split).
-        classes: other names for classes of the data, by their labels there.
+    Options that are ``None`` are the run's own: ``task`` and what defines one, the data if the task is the run's, and
+    the maximum length. The split is ``"validation"`` (all validation sets of the task) or ``"test"``; ``name`` is that
+    of the written file, without suffix; ``classes`` are other names for classes of the data, by their labels there.
     """
     asked = request(options, data_dir, split, max_length, classes)
     config, task, own_classes, data_dir = _wanted(run, options, data_dir)
@@ -134,7 +126,9 @@ def _wanted(
         raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
     classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
     if data_dir is None and task.name == own.name:
-        data_dir = _own_data(run, config, own)
+        data_dir = config.get("data_dir")
+        if data_dir is not None and WHOLE in names_in(own, Path(data_dir)).values():
+            raise InputError(f"{run} was trained on rows of {data_dir}: use --data-dir to give other rows.")
     return config, task, classes, data_dir
 
 
@@ -182,13 +176,6 @@ def _task(config: Mapping[str, Any], options: Mapping[str, str | None]) -> Task:
     name = options.get("task") or config["task"]
     own = config if name == config["task"] else {}
     return choose_task(name, **{option: options.get(option) or own.get(option) for option in TASK_OPTIONS})
-
-
-def _own_data(run: Path, config: Mapping[str, Any], own: Task) -> str | None:
-    data_dir = config.get("data_dir")
-    if data_dir is not None and WHOLE in names_in(own, Path(data_dir)).values():
-        raise InputError(f"{run} was trained on rows of {data_dir}: use --data-dir to give other rows.")
-    return data_dir
 
 
 def _is_validation(split: str, task: Task, data_dir: str | None) -> bool:

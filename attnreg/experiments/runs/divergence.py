@@ -59,11 +59,6 @@ def growing_loss(lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mappi
     """Return a warning if the mean training loss was never again as low as before the first evaluation.
 
     Lines are those of ``telemetry.jsonl``, whose ``loss`` is the mean over the steps since the last line.
-
-    Example:
-        >>> lines = [{"step": 10, "loss": 0.7}, {"step": 20, "loss": 0.9}]
-        >>> growing_loss(lines, [{"epoch": 1, "step": 10}, {"epoch": 2, "step": 20}])
-        'Warning: the training loss grew from 0.7000 (mean up to epoch 1) to 0.9000 (up to epoch 2): lower ...'
     """
     sums = [[0.0, 0] for _ in evaluations]
     before = 0

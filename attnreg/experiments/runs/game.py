@@ -38,12 +38,7 @@ def read_credit(text: str) -> str:
 
 
 def credit_of(text: str) -> Credit:
-    """Make a credit from an expression.
-
-    Example:
-        >>> credit_of("Reinforce(per='sample')").per
-        'sample'
-    """
+    """Make a credit from an expression."""
     return parse_call(text, {"Reinforce": Reinforce, "GradientCredit": GradientCredit})
 
 
@@ -87,15 +82,7 @@ def too_few(rounds: int) -> str | None:
 
 
 class RewardRows:
-    """The rows that the rounds of a run are scored on.
-
-    Args:
-        run: the run.
-        data: which rows.
-        rows: number of rows to hold out.
-        fresh: draw this many of them anew for each round.
-        epochs: number of epochs in which held-out rows are not trained on.
-    """
+    """The rows that the rounds of a run are scored on, ``fresh`` of them at a time; ``rows`` may be held out."""
 
     def __init__(self, run: Setup, data: RewardData, rows: int, fresh: int | None, epochs: int) -> None:
         self._run, self._data, self._fresh = run, data, fresh

@@ -34,15 +34,7 @@ def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "de
 
 
 def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev") -> str | None:
-    """Say how many dev rows have the same texts as a training row.
-
-    Example:
-        >>> from datasets import Dataset
-        >>> from attnreg.experiments.tasks import get_task
-        >>> train, dev = (Dataset.from_dict({"sentence": texts}) for texts in (["a", "b"], ["b", "c"]))
-        >>> shared_rows(get_task("cola"), train, dev)
-        '1 of 2 dev rows is also in train (same texts), so the score is too high: remove such rows from train.'
-    """
+    """Say how many dev rows have the same texts as a training row."""
     known = set(_texts(task, train))
     count = sum(texts in known for texts in _texts(task, dev))
     if not count:

@@ -44,12 +44,7 @@ def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tu
 
 
 def stratified(labels: Sequence[Hashable], size: int) -> list[int]:
-    """Choose rows in their order, so that each class has its share, up to rounding.
-
-    Example:
-        >>> stratified(["a", "a", "b", "a", "b", "a"], 3)
-        [0, 1, 2]
-    """
+    """Choose rows in their order, so that each class has its share, up to rounding."""
     of_class = _of_class(labels)
     exact = {label: size * len(rows) / len(labels) for label, rows in of_class.items()}
     count = {label: int(share) for label, share in exact.items()}

@@ -15,18 +15,10 @@ STOPPING = "stopping"  # the rows held out for --patience, among the evaluated s
 class Selection:
     """Chooses the network to return; with patience, decides when to stop.
 
-    The best evaluation is the earliest one in a tie.
-
     Args:
         key: key of the score in the records of :attr:`attnreg.experiments.History.evaluations`.
         patience: number of evaluations in a row without a better score after which the run stops; ``None``: never.
         best: return the network of the best evaluation, whose weights are kept, instead of the last one.
-
-    Example:
-        >>> selection = Selection("accuracy", patience=2)
-        >>> records = [{"accuracy": score} for score in (0.6, 0.8, 0.8, 0.7)]
-        >>> selection.best(records) is records[1], [selection.is_over(records[:n]) for n in range(5)]
-        (True, [False, False, False, False, True])
     """
 
     def __init__(self, key: str, patience: int | None = None, *, best: bool = False) -> None:
@@ -36,7 +28,7 @@ class Selection:
         self.weights: dict[str, Tensor] = {}  # of the best network so far
 
     def best(self, records: Sequence[Record]) -> Record:
-        """Return the record of the best evaluation."""
+        """Return the record of the best evaluation; the earliest one in a tie."""
         return records[self._best(records)]
 
     def is_over(self, records: Sequence[Record]) -> bool:

@@ -91,7 +91,7 @@ def plot_attention(
         model: the model, with nothing attached.
         batch: model inputs of one row, with ``labels``.
         tokens: the tokens to plot; positions after them (padding) are left out.
-        provider: the provider; an :class:`attnreg.AttributionProvider` also shows attributions and candidate region.
+        provider: an :class:`attnreg.AttributionProvider` also shows attributions and candidate region.
         path: the PNG file to save.
         layer: index of the layer.
         head: index of the head (default: the head with the most attribution, or the first).

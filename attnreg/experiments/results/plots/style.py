@@ -39,8 +39,7 @@ COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MARKERS = "osD^vPX"
 DPI = 140
-VECTOR_FORMATS: tuple[str, ...] = ("pdf", "svg")
-_WITHOUT_DATE: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+VECTOR_FORMATS: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # without a date
 
 
 def styles() -> Iterator[Style]:
@@ -86,9 +85,9 @@ def picture(
         figure.draw_without_rendering()  # images have a fixed aspect, and the first layout does not know their size
     figure.savefig(path, dpi=DPI)
     if published:
-        for suffix in VECTOR_FORMATS:
+        for suffix, metadata in VECTOR_FORMATS.items():
             with rc_context({"svg.hashsalt": path.stem}):  # the same figure gives the same file
-                figure.savefig(path.with_suffix(f".{suffix}"), metadata=_WITHOUT_DATE[suffix])
+                figure.savefig(path.with_suffix(f".{suffix}"), metadata=metadata)
         darkened(figure).savefig(dark_path(path), dpi=DPI)
 
 
