@@ -127,7 +127,8 @@ def handle_of(model: nn.Module, provider: Regularizer) -> AttachHandle:
 
 def _handles(model: nn.Module) -> list[AttachHandle]:
     marks = (module.__dict__.get(MARK) for module in model.modules())
-    return list({id(mark): mark for mark in marks if mark is not None}.values())
+    handles = [mark.handle for mark in marks if mark is not None]
+    return list({id(handle): handle for handle in handles if handle is not None}.values())
 
 
 def _check_free(model: nn.Module, provider: Regularizer) -> None:

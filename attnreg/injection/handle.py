@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -15,10 +16,11 @@ from attnreg.injection.backends import Tap
 from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.running.attached_block import AttachedClassifier, attached_blocks
-from attnreg.injection.running.attention_mode import attached_modules
+from attnreg.injection.running.attention_mode import AttachedMethod, attached_methods, attached_modules
+from attnreg.injection.running.changes import Changes, Masked
 from attnreg.injection.running.forward_pass import takes_two
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.shadow import AttachedEntry, Shadow, connect, entries, input_names, parts_of
+from attnreg.injection.running.shadow import MARK, AttachedEntry, Mark, Shadow, connect, entries, input_names, parts_of
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site
 
@@ -58,6 +60,7 @@ class AttachHandle:
         modules = attached_modules(passes, found, chosen)
         self._shadows: list[Shadow[Any]] = [
             *modules.values(),
+            *attached_methods(passes, modules.values()),
             *attached_blocks(passes, found, chosen, states, modules),
             *(AttachedClassifier(passes, each.module, [each.info], each.info.name) for each in last),
             *(AttachedEntry(passes, module, found.names[module], whole=False) for module in reversed(parts)),
@@ -66,6 +69,10 @@ class AttachHandle:
         connect(self._shadows)
         for attached in self._shadows:
             attached.install(self)
+        masked = [each for each in self._shadows if not isinstance(each, (AttachedEntry, AttachedMethod))]
+        passes.changes = Changes(
+            model, [Masked(each.module, each.name, each.calls, each.installed) for each in masked], found.names
+        )
         self._hooks = [model.register_forward_pre_hook(functools.partial(_refuse_replicas, model))]
 
     @property
@@ -186,6 +193,20 @@ class AttachHandle:
         for hook in self._hooks:
             hook.remove()
         self._shadows, self._hooks = [], []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AttachHandle:
+        if id(self._passes.model) not in memo:
+            copy.deepcopy(self._passes.model, memo)
+            if id(self) in memo:
+                copied: AttachHandle = memo[id(self)]
+                return copied
+        copied = memo[id(self)] = object.__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        for attached, of_copy in zip(self._shadows, copied._shadows, strict=True):
+            if of_copy.installed is None:  # its module was copied before the model, as a part
+                of_copy.__dict__.update(copy.deepcopy(attached.__dict__, memo))
+                setattr(of_copy.module, MARK, Mark(copied, copied._passes.model))
+        return copied
 
     def __enter__(self) -> AttachHandle:
         return self

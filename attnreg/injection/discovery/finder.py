@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,6 +25,8 @@ from attnreg.injection.discovery.origins import compact
 from attnreg.injection.discovery.reading import Reading, read
 from attnreg.injection.discovery.tracing import Tracer
 
+Method = tuple[nn.Module, str]
+
 
 @dataclass(eq=False)
 class Sighting:
@@ -36,6 +41,7 @@ class Sighting:
         head_size: D, if the backend sees queries.
         weighted: whether its weights were multiplied by values.
         asked: its queries and keys, if the backend sees them.
+        methods: the methods through which its module's forward reached it.
     """
 
     backend: str
@@ -46,6 +52,7 @@ class Sighting:
     head_size: int | None = None
     weighted: bool = False
     asked: tuple[Tensor, Tensor] | None = None
+    methods: frozenset[Method] = frozenset()
 
     @property
     def rank(self) -> int:
@@ -187,6 +194,7 @@ class Finder(Noting):
             origin = self._origin_of_scores(call)
             reading = self._read(origin, call)
         sighting = Sighting(backend, call.shape, tuple(self._running), reading)
+        sighting.methods = self._methods(sighting.place.module)
         self.sightings.append(sighting)
         if call.query is None:
             out = func(*args, **kwargs)
@@ -242,6 +250,22 @@ class Finder(Noting):
         valid = valid[..., layout.sinks_before : keys - layout.sinks_after]
         is_square = valid.shape[-2] == queries == valid.shape[-1] > 1
         sighting.causal = is_square and not bool(valid.triu(1).any()) and bool(valid.tril(-1).any())
+
+    def _methods(self, place: nn.Module) -> frozenset[Method]:
+        """Return the methods of the model's modules that are running below the forward of a module."""
+        found = set()
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            code, local = frame.f_code, frame.f_locals
+            if code is Finder._forward.__code__ and local["module"] is place:
+                break
+            first = local.get(code.co_varnames[0]) if code.co_argcount else None
+            if isinstance(first, nn.Module) and first in self.names and not hasattr(nn.Module, code.co_name):
+                method = inspect.unwrap(getattr(type(first), code.co_name, len))
+                if getattr(method, "__code__", None) is code:
+                    found.add((first, code.co_name))
+            frame = frame.f_back
+        return frozenset(found)
 
     def _confirm(self, number: int | None) -> None:
         """Note that the weights of a sighting (``None``: other weights) are multiplied by values."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +19,7 @@ from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Asked, Call
 from attnreg.injection.backends.base import FindValid, LazySite, Masking, Parts
 from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.discovery import Discovery
+from attnreg.injection.discovery.finder import Method
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.shadow import Shadow
 from attnreg.injection.running.soft_masks import SoftMasks
@@ -37,6 +38,7 @@ class Planned:
         layout: layout of its scores.
         parts: how it is split, if it is computed in several parts. ``"values"`` share one mask, each of the ``"rows"``
             and ``"queries"`` gets its own (their number may vary), and each of the ``"blocks"`` is planned separately.
+        methods: the methods through which the module's forward reached it.
     """
 
     backend: str
@@ -44,6 +46,7 @@ class Planned:
     info: SiteInfo | None = None
     layout: Layout = field(default_factory=Layout)
     parts: Parts | None = None
+    methods: frozenset[Method] = frozenset()
 
 
 class AttentionMode(Masking):
@@ -112,10 +115,10 @@ class AttentionMode(Masking):
         # A transformers model may switch from a fused kernel to softmax, to return its weights.
         return planned.rank == rank and (planned.backend == backend or planned.layout.dims == STANDARD)
 
-    def check_all_seen(self) -> None:
-        """Raise at the end of the module's forward if there was less attention than when the model was attached."""
+    def check_seen(self, *, everything: bool) -> None:
+        """Raise if there was less attention than when the model was attached, or with ``everything=False``, none."""
         planned = [each.info for each in self._plan if each.info is not None]
-        if len(self._asked) != len(planned):
+        if len(self._asked) != len(planned) and (everything or not self._asked):
             raise NoAttentionError(
                 f"{self.name} hides its attention in this forward pass: {len(self._asked)} of {len(planned)} "
                 f"computations were seen; {self.passes.why_hidden}"
@@ -210,17 +213,20 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
     """Runs an attention module's forward under an :class:`AttentionMode` while the provider may act."""
 
     def __init__(
-        self, passes: Passes, module: nn.Module, plans: Sequence[tuple[Planned, ...] | None], name: str
+        self, passes: Passes, module: nn.Module, plans: Sequence[tuple[Planned, ...] | None], name: str, **given: Any
     ) -> None:
-        super().__init__(passes, module, plans, name)
+        super().__init__(passes, module, plans, name, **given)
         used = {planned.backend for plan in plans if plan is not None for planned in plan}
         self._patched = [name for name in sorted(used) if BACKENDS[name].needs_patches]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward, with the provider's masks if they apply to this call."""
+        return self._masked(self.module, args, kwargs)
+
+    def _masked(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plan = self.next()
         mode = None
-        if plan is not None and (self._is_tapped(plan) or self.passes.acts_on(self.module)):
+        if plan is not None and (self._is_tapped(plan) or self.passes.acts_on(module)):
             self.passes.check_entry(self.name)
             mode = AttentionMode(self.passes, plan, self.name)
         before, self.passes.mode = self.passes.mode, mode
@@ -231,7 +237,7 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
                 output = self._under_patches(*args, **kwargs) if self._patched else self.plain(*args, **kwargs)
         finally:
             self.passes.mode = before
-        mode.check_all_seen()
+        mode.check_seen(everything=self.module is module)
         return output
 
     def _under_patches(self, *args: Any, **kwargs: Any) -> Any:
@@ -250,6 +256,50 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
         return any(each.info is not None and each.info.label in self.passes.taps for each in plan)
 
 
+class AttachedMethod(AttachedModule):
+    """Masks attention in a method that an attached module's forward calls, where the method is called by itself.
+
+    Args:
+        passes: the forward passes of the attached model.
+        attached: the attached module.
+        where: the module of the method, which may be another.
+        method: name of the method.
+    """
+
+    def __init__(self, passes: Passes, attached: AttachedModule, where: nn.Module, method: str) -> None:
+        whats = [what and tuple(p for p in what if (where, method) in p.methods) for what in attached.whats]
+        super().__init__(passes, where, whats, attached.name, method=method)
+        self._attached = attached
+
+    @override
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        done = any(shadow.calls.is_done for shadow in (self, self._attached))
+        self.passes.go_on({}, self.module, (), begins=done)
+
+    @override
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the method, with the regularizer's masks unless the module's forward has called it."""
+        running = self.passes.mode
+        if isinstance(running, AttentionMode) and running.name == self.name:
+            return self.plain(*args, **kwargs)
+        if not self.passes.acts_on(self._attached.module) and not self.passes.taps:
+            return self.plain(*args, **kwargs)
+        return self._masked(self._attached.module, args, kwargs)
+
+
+def attached_methods(passes: Passes, modules: Iterable[AttachedModule]) -> list[AttachedMethod]:
+    """Return the attached methods through which the forwards of attached modules reach their attention."""
+    found = {
+        (attached, *method): None
+        for attached in modules
+        for plan in attached.whats
+        for planned in plan or ()
+        if planned.info is not None
+        for method in planned.methods
+    }
+    return [AttachedMethod(passes, *each) for each in found]
+
+
 def attached_modules(passes: Passes, found: Discovery, chosen: Set[str]) -> dict[nn.Module, AttachedModule]:
     """Return the attached modules of chosen attention; each expects in its calls what the dry run has seen in them."""
     sites = {part: site for site in found.sites if site.info.name in chosen for part in (site.sighting, *site.others)}
@@ -263,8 +313,9 @@ def attached_modules(passes: Passes, found: Discovery, chosen: Set[str]) -> dict
         if around is not None:
             layout = Layout() if sighting.reading is None else sighting.reading.layout
             site = sites.get(sighting)
-            what = (None, layout) if site is None else (site.info, layout, site.parts)
-            plans[around.module][around.index].append(Planned(sighting.backend, sighting.rank, *what))
+            info, parts = (None, None) if site is None else (site.info, site.parts)
+            planned = Planned(sighting.backend, sighting.rank, info, layout, parts, sighting.methods)
+            plans[around.module][around.index].append(planned)
     attached = {}
     for module, calls in plans.items():
         expected = [tuple(calls.get(index, ())) for index in range(max(calls) + 1)]

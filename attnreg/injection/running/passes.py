@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -10,14 +11,16 @@ import torch
 from torch import nn
 
 from attnreg.draws import Draws, draws_from
+from attnreg.errors import AsleepWarning
 from attnreg.functional.seeded import is_traced
 from attnreg.injection.backends import Tap
 from attnreg.injection.discovery.coverage import why_hidden
+from attnreg.injection.running.changes import Changes
 from attnreg.injection.running.forward_pass import Padding, Pass
 from attnreg.injection.running.rates import DropRates
 from attnreg.injection.running.repetition import Calls, Computations, in_backward, mark, waiting
 from attnreg.injection.running.seeds import Place, Seeds
-from attnreg.regularizer.abilities import Watch
+from attnreg.regularizer.abilities import PATIENCE, Watch
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site
 
@@ -50,6 +53,8 @@ class Passes:
         self._paddings: Computations[Padding] = Computations()
         self._has_trained = False  # whether any pass so far had gradients
         self._watch = Watch(provider)
+        self._steps_alone = 0  # since the latest training pass
+        self.changes = Changes(model, (), {})
 
     @property
     def in_forward(self) -> bool:
@@ -105,7 +110,10 @@ class Passes:
             self.rates.clear()
         if training and self.enabled:
             self._watch.training_pass()
+            self._steps_alone = 0
         if self._acts():
+            if not torch.compiler.is_compiling():
+                self.changes.check_modules()
             self._masked = now
             with draws_from(self.seeds.begin(now)), self.asking():
                 if self.acts_on(module) and (whole or not self._drawing_in_prepare()):
@@ -133,6 +141,8 @@ class Passes:
             self.seeds.end(self._masked)
         now.is_running, now.padding = False, None
         now.is_open &= completed
+        if completed and now.whole and now is self._masked and not torch.compiler.is_compiling():
+            self.changes.check_ran(self.acts_on)
 
     @contextmanager
     def repeated(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str]) -> Iterator[None]:
@@ -203,6 +213,14 @@ class Passes:
         """Advance the provider's schedules, and forget what can no longer be repeated."""
         self.provider.step()
         self.latest.is_open = False
+        self._steps_alone += 1
+        if self._steps_alone == PATIENCE and self.enabled:
+            warnings.warn(
+                f"{type(self.model).__name__} had no training pass in {PATIENCE} optimizer steps: attach to the model "
+                "that you train (a copy from before is not attached), and call it or its parts.",
+                AsleepWarning,
+                stacklevel=3,
+            )
         self.seeds.forget()
         self._paddings.forget()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from torch import nn
@@ -18,8 +20,25 @@ MARK = "_attnreg"
 What = TypeVar("What")
 
 
+@dataclass(eq=False)
+class Mark:
+    """The mark of a module that an attached model changed.
+
+    Args:
+        handle: the handle; ``None`` in a copy of a part of the model, which is plain: it would bring a copy of the
+            whole model, and stay attached to it.
+        model: the attached model.
+    """
+
+    handle: Any
+    model: nn.Module | None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mark:
+        return Mark(*copy.deepcopy((self.handle, self.model), memo)) if id(self.model) in memo else Mark(None, None)
+
+
 class Shadow(ABC, Generic[What]):
-    """Replaces the ``forward`` of one module instance.
+    """Replaces the ``forward``, or another method, of one module instance.
 
     Hooks would not work: any hook on a child of ``nn.TransformerEncoderLayer`` switches off its fast path, so that eval
     mode would no longer be bitwise the plain model. And no hook runs after a ``KeyboardInterrupt``, so a mode would
@@ -31,11 +50,15 @@ class Shadow(ABC, Generic[What]):
         whats: a record for each of the module's calls in one forward pass of the model; ``None`` for a call that runs
             unchanged. There is more than one if layers share the module (ALBERT).
         name: name of the module, for messages.
+        method: name of the method.
     """
 
-    def __init__(self, passes: Passes, module: nn.Module, whats: Sequence[What | None], name: str) -> None:
+    def __init__(
+        self, passes: Passes, module: nn.Module, whats: Sequence[What | None], name: str, *, method: str = "forward"
+    ) -> None:
         self.passes = passes
         self.module = module
+        self.method = method
         self.whats = tuple(whats)
         self.name = name
         self.calls = passes.counted(len(self.whats))
@@ -52,22 +75,31 @@ class Shadow(ABC, Generic[What]):
         self.passes.go_on({}, self.module, (), begins=any(calls.is_done for calls in self.inside))
 
     def install(self, handle: object) -> None:
-        """Replace the module's forward, which may already be replaced, and mark the module with the handle."""
-        self._shadowed = self.module.__dict__.get("forward")
-        setattr(self.module, MARK, handle)
+        """Replace the module's method, which may already be replaced, and mark the module with the handle."""
+        self._shadowed = self.module.__dict__.get(self.method)
+        setattr(self.module, MARK, Mark(handle, self.passes.model))
         forward = functools.partial(_forward, self)
-        forward.__wrapped__ = self.module.forward  # type: ignore[attr-defined]  # for inspect.signature
-        self.module.forward = self.installed = forward
+        forward.__wrapped__ = getattr(self.module, self.method)  # type: ignore[attr-defined]  # for inspect.signature
+        self.installed = forward
+        setattr(self.module, self.method, forward)
 
     def remove(self) -> None:
-        """Restore the module's forward."""
-        if self.module.__dict__.get("forward") is self.installed:
+        """Restore the module's method."""
+        if self.module.__dict__.get(self.method) is self.installed:
             if self._shadowed is None:
-                del self.module.forward
+                delattr(self.module, self.method)
             else:
-                self.module.forward = self._shadowed
+                setattr(self.module, self.method, self._shadowed)
         self.installed = None  # if something else has wrapped the forward since, it now calls the plain one
         self.module.__dict__.pop(MARK, None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shadow[What]:
+        # In a copy of a part of the model, see `Mark`, the module runs its plain forward.
+        copied = memo[id(self)] = object.__new__(type(self))
+        is_part = self.installed is None or id(self.passes.model) not in memo
+        names = ("module", "method", "_shadowed") if is_part else self.__dict__
+        copied.__dict__.update({"installed": None, **copy.deepcopy({name: vars(self)[name] for name in names}, memo)})
+        return copied
 
     def next(self) -> What | None:
         """Return the record of the call that begins now; raise if there are more calls than when it was attached."""
@@ -80,19 +112,19 @@ class Shadow(ABC, Generic[What]):
         return self.whats[call]
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's own forward."""
+        """Run the module's own method."""
         if self._shadowed is not None:
             return self._shadowed(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
+        return getattr(type(self.module), self.method)(self.module, *args, **kwargs)
 
 
 # Shadows are partials of a module-level function: closures could be neither pickled nor copied.
 def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
     if args and args[0] is shadow.module:
         args = args[1:]  # accelerate turns the forward into a bound method
-    passes = shadow.passes
     if shadow.installed is None:
         return shadow.plain(*args, **kwargs)
+    passes = shadow.passes
     if passes.in_forward or in_backward():
         return shadow.forward(*args, **kwargs)
     try:

@@ -1,0 +1,122 @@
+"""Notice what has changed in a model since it was attached, and attention that never runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import CellType
+from typing import Any
+
+from torch import nn
+
+from attnreg.errors import CoverageWarning, NoAttentionError
+from attnreg.injection.discovery.blocks import LISTS
+from attnreg.injection.running.repetition import Calls
+from attnreg.regularizer.abilities import PATIENCE
+
+AGAIN = "Call `handle.detach()`, then `attach` again"
+
+
+@dataclass(frozen=True, eq=False)
+class Masked:
+    """A module that is masked.
+
+    Args:
+        module: the module.
+        name: its name.
+        calls: its calls in the present forward pass.
+        forward: what its forward was replaced by.
+    """
+
+    module: nn.Module
+    name: str
+    calls: Calls
+    forward: Any
+
+
+class Changes:
+    """Raises if masked modules or the modules around them were replaced, and warns of those that never run.
+
+    Args:
+        model: the attached model.
+        masked: the modules that are masked.
+        names: the names of the model's modules.
+    """
+
+    def __init__(self, model: nn.Module, masked: Sequence[Masked], names: Mapping[nn.Module, str]) -> None:
+        self._masked = tuple(masked)
+        self._silent = tuple(masked)  # those that have not run so far
+        self._passes = 0
+        self._lists: dict[nn.Module, tuple[str, int]] = {}
+        self._places: dict[tuple[nn.Module, str], nn.Module] = {}
+        for each in masked:
+            parent = model
+            for key in names[each.module].split(".") if each.module is not model else ():
+                if isinstance(parent, LISTS):
+                    self._lists[parent] = names[parent], len(parent._modules)
+                child = parent._modules.get(key)
+                assert child is not None
+                self._places[parent, key] = child
+                parent = child
+        self._names = {module: names[module] for module in self._places.values()}
+
+    def check_modules(self) -> None:
+        """Raise if a module was replaced, or if a list of blocks has more or fewer of them than before."""
+        for (parent, key), child in self._places.items():
+            if parent._modules.get(key) is not child:
+                raise NoAttentionError(f"{self._names[child]} was replaced after it was attached. {AGAIN}.")
+        for blocks, (name, count) in self._lists.items():
+            if len(blocks._modules) != count:
+                now = len(blocks._modules)
+                raise NoAttentionError(f"{name} had {count} entries when it was attached, and has {now} now. {AGAIN}.")
+
+    def check_ran(self, acts_on: Callable[[nn.Module], bool]) -> None:
+        """Raise if a module did not run in the present pass, because its forward was replaced.
+
+        Warn of modules that have not run in many passes. ``acts_on`` tells which of them would have been masked.
+        """
+        for each in self._masked:
+            if each.calls.done or not acts_on(each.module):
+                continue
+            now = each.module.__dict__.get("forward")
+            if now is not each.forward and not _leads_to(now, each):
+                raise NoAttentionError(
+                    f"{each.name} was not masked, because its `forward` was replaced after it was attached. {AGAIN}."
+                )
+        if not self._silent:
+            return
+        self._silent = tuple(each for each in self._silent if not each.calls.done and acts_on(each.module))
+        self._passes += 1
+        if self._passes == PATIENCE and self._silent:
+            names = ", ".join(each.name for each in self._silent[:4]) + (", ..." if len(self._silent) > 4 else "")
+            warnings.warn(
+                f"{len(self._silent)} masked module(s) did not run in {PATIENCE} training passes: {names}. If you "
+                "train without them, choose the others with `modules=...`; if not, attach with `example_inputs` like "
+                "those that you train on.",
+                CoverageWarning,
+                stacklevel=2,
+            )
+            self._silent = ()
+
+
+def _leads_to(forward: Any, masked: Masked) -> bool:
+    """Whether a forward that was wrapped since may still call the one that was installed."""
+    waiting = [(forward, 4), *((value, 0) for name, value in vars(masked.module).items() if name != "forward")]
+    for found, depth in waiting:  # grows during the loop
+        if found is masked.forward:
+            return True
+        if depth:
+            waiting += [(each, depth - 1) for each in _held(found)]
+    return False
+
+
+def _held(function: Any) -> Iterator[Any]:
+    for name in ("__wrapped__", "func", "__func__"):
+        yield getattr(function, name, None)
+    yield from getattr(function, "args", ()) if isinstance(getattr(function, "args", ()), tuple) else ()
+    cells: Sequence[CellType] = getattr(function, "__closure__", None) or ()
+    for cell in cells:
+        with suppress(ValueError):  # not yet filled
+            yield cell.cell_contents

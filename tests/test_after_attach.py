@@ -1,0 +1,270 @@
+"""What changes in a model after attaching is noticed at the next pass: the pass is right, or refused."""
+
+import copy
+import functools
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as hf
+from torch import nn
+
+import attnreg
+from attnreg.errors import AsleepWarning, CoverageWarning, NoAttentionError
+from attnreg.injection.attachment import _handles
+
+
+def small(layers=3):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 30}
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return hf.BertModel(hf.BertConfig(num_hidden_layers=layers, **sizes, **rates), add_pooling_layer=False).train()
+
+
+IDS = torch.arange(12).view(2, 6)
+
+
+def replace_forward(model):
+    attention = model.encoder.layer[1].attention.self
+    attention.forward = types.MethodType(type(attention).forward, attention)
+
+
+def replace_block(model):
+    model.encoder.layer[1] = copy.deepcopy(small().encoder.layer[1])
+
+
+def replace_attention(model):
+    model.encoder.layer[1].attention.self = copy.deepcopy(model.encoder.layer[1].attention.self)
+
+
+def append_copy(model):
+    model.encoder.layer.append(copy.deepcopy(model.encoder.layer[1]))
+
+
+def append_new(model):
+    model.encoder.layer.append(small().encoder.layer[0])
+
+
+def remove_last(model):
+    del model.encoder.layer[2]
+
+
+def several_passes(model):
+    for _ in range(20):  # until each block has not been skipped
+        model(input_ids=IDS)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (replace_forward, r"encoder\.layer\.1\.attention\.self was not masked, because its `forward` was replaced"),
+        (replace_block, r"encoder\.layer\.1 was replaced after it was attached\. Call `handle\.detach\(\)`"),
+        (replace_attention, r"encoder\.layer\.1\.attention\.self was replaced"),
+        (append_copy, r"encoder\.layer had 3 entries when it was attached, and has 4 now"),
+        (append_new, r"encoder\.layer had 3 entries when it was attached, and has 4 now"),
+        (remove_last, r"encoder\.layer\.2 was replaced|encoder\.layer had 3 entries"),
+    ],
+)
+@pytest.mark.parametrize("make", [attnreg.AttentionDropout, attnreg.HiddenDropout, attnreg.LayerDrop])
+def test_a_part_that_is_replaced(change, sentence, make):
+    model, provider = small(), make(0.5)
+    handle = attnreg.attach(model, provider)
+    change(model)
+    if not (
+        change in (replace_forward, replace_attention) and make is attnreg.HiddenDropout
+    ):  # its blocks are the same
+        with pytest.raises(NoAttentionError, match=sentence):
+            several_passes(model)
+        with pytest.raises(NoAttentionError, match=sentence), handle.probing(), torch.no_grad():
+            several_passes(model)
+    with torch.no_grad():
+        plain = model(input_ids=IDS)[0]
+    with handle.disabled():
+        assert torch.equal(model(input_ids=IDS)[0], plain)
+    handle.detach()
+    assert not attnreg.is_attached(model)
+    assert torch.equal(model(input_ids=IDS)[0], plain)
+    with attnreg.attach(model, provider) as handle:
+        model(input_ids=IDS)
+        assert len(handle.sites) >= len(model.encoder.layer)
+
+
+def wrap_by_closure(module):
+    forward = module.forward
+    module.forward = lambda *args, **kwargs: forward(*args, **kwargs)
+
+
+def wrap_by_partial(module):
+    module.forward = functools.partial(module.forward)
+
+
+def wrap_as_accelerate(module):
+    module._old_forward = module.forward
+    module.forward = types.MethodType(lambda self, *args, **kwargs: self._old_forward(*args, **kwargs), module)
+
+
+@pytest.mark.parametrize("wrap", [wrap_by_closure, wrap_by_partial, wrap_as_accelerate])
+def test_a_forward_that_is_wrapped_is_masked(wrap):
+    model = small()
+    with attnreg.attach(model, attnreg.AttentionLayerDrop(1.0)) as handle:
+        for module in list(model.modules()):
+            wrap(module)
+        model(input_ids=IDS)
+        assert handle.drop_rates() == {f"encoder.{layer}": 1.0 for layer in range(3)}
+        for layer in model.encoder.layer:
+            layer.forward = types.MethodType(lambda self, x, *args, **kwargs: x, layer)  # skipped, as by LayerDrop
+        if wrap is not wrap_by_closure:
+            model(input_ids=IDS)
+
+
+def test_a_copy_of_a_part_is_plain():
+    model = small()
+    handle = attnreg.attach(model, attnreg.AttentionLayerDrop(1.0) & attnreg.HiddenDropout(0.5))
+    block = copy.deepcopy(model.encoder.layer[1])
+    assert not attnreg.is_attached(block)
+    x = torch.randn(2, 5, 16)
+    with handle.disabled():
+        expected = model.encoder.layer[1](x)
+    assert torch.equal(block(x), expected)
+    assert not any(held is handle.provider or isinstance(held, nn.Module) for held in vars(block).values())
+    encoder = copy.deepcopy(model.encoder)
+    with handle.disabled():
+        assert torch.equal(encoder(x)[0], model.encoder(x)[0])
+    handle.detach()
+    assert torch.equal(block(x), expected)
+    with attnreg.attach(copy.deepcopy(model), attnreg.AttentionLayerDrop(1.0)) as other:
+        assert len(other.sites) == 3
+
+
+class Holder(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.last, self.model = model.encoder.layer[2], model
+
+
+@pytest.mark.parametrize("what", ["model", "holder", "handle", "pair"])
+def test_a_copy_of_the_whole_is_attached_to_a_copy(what):
+    model = small()
+    handle = attnreg.attach(model, attnreg.AttentionLayerDrop(1.0))
+    if what == "model":
+        copied = copy.deepcopy(model)
+    elif what == "holder":  # in which a part comes first
+        copied = copy.deepcopy(Holder(model)).model
+    elif what == "handle":
+        copied = copy.deepcopy(handle)._passes.model
+    else:
+        _, copied = copy.deepcopy((handle, model))
+    (other,) = _handles(copied)
+    assert other is not handle
+    assert copied is not model
+    copied(input_ids=IDS)
+    assert other.drop_rates() == {f"encoder.{layer}": 1.0 for layer in range(3)}
+    assert handle.drop_rates() == {}
+    other.detach()
+    assert not attnreg.is_attached(copied)
+    assert not any("forward" in vars(module) for module in copied.modules())
+    assert attnreg.is_attached(model)
+
+
+class Encoding(nn.Module):
+    """Computes attention in a method of its own, or in one of another module."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.qkv, self.head = nn.Embedding(20, 16), nn.Linear(16, 48), nn.Linear(16, 2)
+
+    def attend(self, x):
+        q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2)
+
+    def encode(self, ids):
+        return self.attend(self.words(ids))
+
+    def again(self, x):
+        return self.attend(x) + x
+
+    def forward(self, ids):
+        return self.head(self.again(self.encode(ids)).mean(1))
+
+
+class Around(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Encoding()
+
+    def forward(self, ids):
+        return self.inner.encode(ids).mean(1)
+
+
+def test_attention_in_a_method_of_the_model():
+    model, ids = Encoding(), torch.randint(0, 20, (3, 6))
+    x = model.words(ids).detach()
+    with torch.no_grad():
+        plain = model.encode(ids), model.again(x)
+    handle = attnreg.attach(model, attnreg.AttentionDropout(0.5), example_inputs=(ids,))
+    assert len(handle.sites) == 2
+    out, seed = model.encode(ids), handle.seed
+    assert not torch.equal(out, plain[0])
+    assert handle.drop_rates().keys() == {"encoder.0"}
+    assert not torch.equal(model.encode(ids), out)
+    with handle.replay(seed):
+        assert torch.equal(model.encode(ids), out)
+    handle.step()
+    model.again(x)
+    assert handle.drop_rates().keys() == {"encoder.1"}
+    model(ids)
+    assert handle.drop_rates().keys() == {"encoder.0", "encoder.1"}
+    copied = copy.deepcopy(model)
+    assert not torch.equal(copied.encode(ids), copied.encode(ids))
+    with torch.no_grad():
+        assert torch.equal(model.encode(ids), plain[0])
+    with handle.disabled():
+        assert torch.equal(model.again(x), plain[1])
+    handle.detach()
+    assert torch.equal(model.encode(ids), plain[0])
+    assert not {"encode", "again", "attend"} & vars(model).keys()
+
+
+def test_attention_in_a_method_of_another_module():
+    model, ids = Around(), torch.randint(0, 20, (3, 6))
+    handle = attnreg.attach(model, attnreg.AttentionDropout(0.5), example_inputs=(ids,))
+    expected, seed = model(ids), handle.seed
+    with handle.replay(seed):
+        assert torch.equal(model.inner.encode(ids).mean(1), expected)
+    assert not torch.equal(model.inner.encode(ids).mean(1), expected)
+    handle.detach()
+    assert torch.equal(model.inner.encode(ids), model.inner.encode(ids))
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True) for _ in range(2))
+
+    def forward(self, x, both=True):
+        x = self.first(x)
+        return self.second(x) if both else x
+
+
+def test_attention_that_never_runs_is_said_once():
+    model, x = Two(), torch.randn(2, 4, 8)
+    with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(x,)):
+        for _ in range(99):
+            model(x, both=False)
+        with pytest.warns(
+            CoverageWarning, match=r"1 masked module\(s\) did not run in 100 training passes: second\.self_attn\."
+        ):
+            model(x, both=False)
+        for _ in range(101):
+            model(x, both=False)
+
+
+def test_a_model_that_is_not_the_one_that_is_trained():
+    model = Two()
+    with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(torch.randn(2, 4, 8),)) as handle:
+        for _ in range(99):
+            handle.step()
+        with pytest.warns(AsleepWarning, match="Two had no training pass in 100 optimizer steps"):
+            handle.step()
+        for _ in range(101):
+            handle.step()
