@@ -146,39 +146,6 @@ def test_bad_data_names_the_file_and_the_place(cli, tmp_path, data, damage, says
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".tsv", ".parquet"])
-def test_data_formats(cli, tmp_path, suffix):
-    import datasets
-
-    (tmp_path / "data").mkdir()
-    for split in ("train", "validation"):
-        path = tmp_path / "data" / f"{split}{suffix}"
-        table = datasets.Dataset.from_list(rows())
-        if suffix == ".parquet":
-            table.to_parquet(path)
-        elif "json" in suffix:
-            write_split(tmp_path / "data", split, rows(), suffix)
-        else:
-            table.to_csv(path, sep="\t" if suffix == ".tsv" else ",", index=False)
-    ran(cli("recipe", "finetune", "--data-dir", "data", "--epochs", 1, "--device", "cpu"))
-
-
-def test_tab_separated_files_have_no_quotes_and_words_stay_words(tmp_path):
-    from attnreg.experiments.tasks import get_task, load_splits
-
-    texts = ['He said "hi', 'yes "no" x', 'bye"', "NA", "null", "he, she"]
-    for split in ("train", "validation"):
-        lines = [f"{text}\t{number % 2}" for number, text in enumerate(texts)]
-        (tmp_path / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
-    rows = load_splits(get_task("cola"), tmp_path)["train"]
-    assert rows["sentence"][:] == texts
-    assert rows["label"][:] == [0, 1, 0, 1, 0, 1]
-    for split in ("train", "validation"):
-        (tmp_path / f"{split}.tsv").unlink()
-        (tmp_path / f"{split}.csv").write_text('sentence,label\n"NA, and ""so"" on",1\nNA,0\n')
-    assert load_splits(get_task("cola"), tmp_path)["train"]["sentence"][:] == ['NA, and "so" on', "NA"]
-
-
 @pytest.mark.parametrize("recipe", [["attention-layerdrop"], ["attendout", "--round-steps", 1, "--game", 1]], ids=["attention-layerdrop", "attendout"])  # fmt: skip
 def test_a_model_without_attention(cli, data, without_attention, recipe):
     result = cli("recipe", *recipe, "--data-dir", data, "--model", without_attention, "--max-length", 16, "--epochs", 2)
@@ -212,14 +179,6 @@ def test_an_output_folder_that_holds_something_is_left_alone(cli, tmp_path):
     before = {path: text for path, text in before.items() if path.name != "result.json"}
     assert_sentence(cli(*first, "--resume"), 1, "No checkpoint in out/checkpoints, although the run has evaluations")
     assert before == {path: path.read_bytes() for path in sorted((tmp_path / "out").rglob("*")) if path.is_file()}
-
-
-def test_a_damaged_checkpoint(cli, tmp_path):
-    first = ["recipe", "finetune", *QUICK, "--keep-checkpoints", "--output-dir", "out"]
-    assert cli(*first).exit_code == 0
-    tensors = next((tmp_path / "out" / "checkpoints").glob("*/tensors.safetensors"))
-    tensors.write_bytes(tensors.read_bytes()[:1000])
-    assert_sentence(cli(*first, "--resume"), 1, "The checkpoint out/checkpoints/.* is damaged: ")
 
 
 def test_a_recipe_file_that_cannot_be_imported(cli, tmp_path):

@@ -40,6 +40,7 @@ SAME = {
     "a field of rows": ("train.json", json.dumps({"version": "1.0", "tags": ["x"], "data": GOOD}, indent=1)),
     "lines in .json": ("train.json", lines(GOOD)),
     "one array in .jsonl": ("train.jsonl", json.dumps(GOOD)),
+    "packed lines": ("train.jsonl.gz", gzip.compress(lines(GOOD).encode())),
     "a packed field": ("train.json.gz", gzip.compress(json.dumps({"rows": GOOD}).encode())),
 }
 
@@ -57,8 +58,8 @@ def test_quotes_hold_lines_in_csv_only(tmp_path):
     _, rows = load(tmp_path, "train.csv", 'text,label\n"NA",neg\nnull,pos\n')
     assert rows["text"][:] == ["NA", "null"]
     (tmp_path / "train.csv").unlink()
-    _, rows = load(tmp_path, "train.tsv", 'text\tlabel\n"a "b" c\tneg\nd"\tpos\n')
-    assert rows["text"][:] == ['"a "b" c', 'd"']
+    _, rows = load(tmp_path, "train.tsv", 'text\tlabel\n"a "b" c\tneg\nd", e\tpos\nNA\tneg\n')
+    assert rows["text"][:] == ['"a "b" c', 'd", e', "NA"]
 
 
 REFUSED = [

@@ -19,6 +19,10 @@ def say(console: Console, *texts: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def _shown(run: PlannedRun) -> str:
+    return run.method.name if run.role == "final" else f"{run.method.name} ({run.role})"
+
+
 class Board:
     """Print a line for each run that ends and, on a terminal, a live table of progress, scores and time left.
 
@@ -49,8 +53,7 @@ class Board:
             else:
                 self.failed.append(run)
                 outcome = f"failed: see {run.log}"
-        name = f"{run.method.name} ({run.role})" if run.role != "final" else run.method.name
-        say(self._console, f"{name}, seed {run.seed}: {outcome}; {self._summary()}")
+        say(self._console, f"{_shown(run)}, seed {run.seed}: {outcome}; {self._summary()}")
 
     def _summary(self) -> str:
         done = sum(run.finished for run in self._runs)
@@ -75,13 +78,12 @@ class Board:
         for column in ("done", "running", "left", "score"):
             table.add_column(column, justify="right")
         with self._lock:
-            for role, text in dict.fromkeys((run.role, run.method.name) for run in self._runs):
-                runs = [run for run in self._runs if (run.role, run.method.name) == (role, text)]
+            for name in dict.fromkeys(map(_shown, self._runs)):
+                runs = [run for run in self._runs if _shown(run) == name]
                 scores = [run.score for run in runs if run.finished]
                 running = sum(run in self._running for run in runs)
                 score = f"{fmean(scores):.4f}" if scores else ""
                 score += f" ± {stdev(scores):.4f}" if len(scores) > 1 else ""
-                name = text if role == "final" else f"{text} ({role})"
                 left = len(runs) - len(scores) - running
                 table.add_row(name, str(len(scores)), str(running), str(left), score)
         return table

@@ -60,18 +60,8 @@ def bootstrap_over_rows(
     """Percentile bootstrap over dev rows, for the difference of a metric between two methods, averaged over seeds.
 
     It tells what other dev rows would change for the same networks. Both methods are scored on the same resampled rows.
-
-    Args:
-        metric: function of confusion matrices ``(..., C, C)``, a value of
-            :data:`attnreg.experiments.tasks.metrics.CONFUSION`.
-        labels: ``(n,)``.
-        predictions: predicted classes ``(n,)`` for each seed.
-        others: predicted classes ``(n,)`` of the other method for each seed.
-        resamples: number of bootstrap samples.
-        seed: seed of the resampling.
-
-    Returns:
-        lower and upper end of the 95 % interval.
+    Return the ends of the 95 % interval. ``metric`` is a function of confusion matrices ``(..., C, C)``; both methods
+    give predicted classes ``(n,)`` for each seed.
     """
     gold, ours, theirs = np.asarray(labels), np.asarray(predictions), np.asarray(others)
     classes = 1 + int(max(gold.max(), ours.max(), theirs.max()))

@@ -126,14 +126,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Space:
-    """What a search varies.
+    """What a search varies: options of a recipe, by flag, and which candidates, at most ``most``, are in a composition.
 
-    Args:
-        recipe: the recipe to run.
-        options: the values of its options, by flag.
-        candidates: the providers of which a composition is made, each of them in or out.
-        most: the largest number of providers in a composition.
-        content: the space as JSON can store it, to tell whether it has changed.
+    ``content`` is the space as JSON can store it, to tell whether it has changed.
     """
 
     recipe: str
