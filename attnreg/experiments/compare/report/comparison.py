@@ -191,8 +191,8 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     scored = "dev" if baseline.folds is None else f"its seed's part of train, one of {baseline.folds}, instead of dev,"
     yield (
         f"{_count(len(baseline.runs), 'seed')}; {baseline.results[0]['rows']} training rows, "
-        f"{len(baseline.labels)} dev rows; {common}. Each method is scored on {scored} {when}, with the network that "
-        "it returns."
+        f"{len(baseline.records[0])} dev rows; {common}. Each method is scored on {scored} {when}, with the network "
+        "that it returns."
     )
     if "label_noise" not in different and (noise := _config(baseline, "label_noise")):
         yield f"{noise:.0%} of the training rows, and of rows held out of train, had a wrong label."
