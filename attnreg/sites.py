@@ -285,7 +285,8 @@ class HiddenSite(HiddenInfo, DrawsHere):
         if self.padding_unknown:
             raise InputError(
                 f"The padding of the hidden states of {self.name} is unknown: they have {self.shape[1]} tokens, which "
-                "are not those of the attention mask. Use a provider that needs no lengths, or batches without padding."
+                "are not those of the attention mask, or the mask was not given when the model was attached. Attach "
+                "with `example_inputs` that hold it, use a regularizer that needs no lengths, or no padding."
             )
         everything = torch.ones(self.shape[:2], dtype=torch.bool, device=self.device)
         return everything if self.valid is None else self.valid

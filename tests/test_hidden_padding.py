@@ -165,3 +165,62 @@ def test_a_repeated_pass_that_cannot_be_told_from_another_is_refused():
         first, _ = model(x, some), model(x, some.clone())
         first.sum().backward()
         copy.deepcopy(handle)
+
+
+class OneMask(nn.Module):
+    """Blocks that give `attention_mask` to torch's attention, as what the argument `gives` says."""
+
+    def __init__(self, gives):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.gives = nn.Embedding(99, 16), gives
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True) for _ in range(2))
+
+    def forward(self, ids, attention_mask=None):
+        x = self.words(ids)
+        for layer in self.layers:
+            x = layer(x) if attention_mask is None else layer(x, **self.gives(attention_mask))
+        return x
+
+
+GIVES = {
+    "True is padding": lambda mask: {"src_key_padding_mask": mask},
+    "True is a token": lambda mask: {"src_key_padding_mask": ~mask},
+    "added": lambda mask: {"src_key_padding_mask": torch.zeros(mask.shape).masked_fill(mask, -torch.inf)},
+}
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("convention", GIVES)
+def test_a_mask_is_read_by_what_it_does_to_attention(convention, padded):
+    ids, padding = torch.randint(0, 99, (3, 8)), torch.arange(8) >= torch.tensor([[5], [8], [3]])
+    is_token = convention == "True is a token"
+    example = padding & padded
+    model, provider = OneMask(GIVES[convention]).train(), Scale("output")
+    with attnreg.attach(model, provider, example_inputs=(ids, example ^ is_token)):
+        model(ids, padding ^ is_token)
+    assert lengths(provider) == {"encoder.0.output": [5, 8, 3], "encoder.1.output": [5, 8, 3]}
+
+
+def test_a_mask_of_pairs_is_no_padding_also_with_as_many_samples_as_tokens():
+    model, provider = OneMask(lambda mask: {"src_mask": mask}).train(), Scale("output")
+    causal = torch.ones(8, 8, dtype=torch.bool).triu(1)
+    with attnreg.attach(model, provider, example_inputs=(torch.randint(0, 99, (2, 8)), causal)):
+        model(torch.randint(0, 99, (8, 8)), causal)
+    assert {tuple(each) for each in lengths(provider).values()} == {(8,) * 8}
+
+
+class Block(nn.TransformerEncoderLayer):
+    """Names its mask as nobody else."""
+
+    def forward(self, x, own=None):
+        return super().forward(x, src_key_padding_mask=own)
+
+
+def test_a_mask_that_the_dry_run_has_not_seen_is_not_guessed():
+    model, ids = OneMask(lambda mask: {"own": mask}).train(), torch.randint(0, 99, (3, 8))
+    model.layers = nn.ModuleList(Block(16, 2, 32, 0.0, batch_first=True) for _ in range(2))
+    with attnreg.attach(model, attnreg.HiddenCut(0.5), example_inputs=(ids,)):
+        model(ids)
+        with pytest.raises(ValueError, match=r"or the mask was not given when the model was attached. Attach with `ex"):
+            model(ids, torch.zeros(3, 8, dtype=torch.bool))

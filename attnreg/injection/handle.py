@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from attnreg.injection.backends import Tap
 from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
 from attnreg.injection.discovery.hidden import FoundHidden
+from attnreg.injection.discovery.padding import conventions_of
 from attnreg.injection.running.attached_block import AttachedClassifier, attached_blocks
 from attnreg.injection.running.attention_mode import AttachedMethod, attached_methods, attached_modules
 from attnreg.injection.running.changes import Changes, Masked
-from attnreg.injection.running.forward_pass import takes_two
+from attnreg.injection.running.forward_pass import Padding, takes_two
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.shadow import MARK, AttachedEntry, Mark, Shadow, connect, entries, input_names, parts_of
 from attnreg.regularizer.base import Regularizer
@@ -55,7 +56,8 @@ class AttachHandle:
         parts = parts_of(begins, [*([call.module for call in running] for running in calls), *around[len(calls) :]])
         # A wrapper that takes `**inputs` does not tell what the model in it takes.
         has_two = any(takes_two(input_names(module)) for module in begins)
-        passes = self._passes = Passes(model, provider, tuple(self._modules.values()), has_two=has_two)
+        padding = functools.partial(Padding, has_two=has_two, conventions=conventions_of(model, found.sites))
+        passes = self._passes = Passes(model, provider, tuple(self._modules.values()), padding)
         self.rates = passes.rates
         modules = attached_modules(passes, found, chosen)
         self._shadows: list[Shadow[Any]] = [

@@ -42,6 +42,7 @@ class Sighting:
         weighted: whether its weights were multiplied by values.
         asked: its queries and keys, if the backend sees them.
         methods: the methods through which its module's forward reached it.
+        tokens: bool, ``(B, K)``, the keys to which any query may attend, if queries share their keys.
     """
 
     backend: str
@@ -53,6 +54,7 @@ class Sighting:
     weighted: bool = False
     asked: tuple[Tensor, Tensor] | None = None
     methods: frozenset[Method] = frozenset()
+    tokens: Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -236,11 +238,14 @@ class Finder(Noting):
 
     def _describe(self, sighting: Sighting, reading: Reading, call: Call) -> None:
         layout = reading.layout
-        _, _, queries, keys = layout.sizes(call.shape)
-        valid = call.valid
+        batch, _, queries, keys = layout.sizes(call.shape)
+        valid = None if call.valid is None else layout.canonical_mask(call.valid, call.shape)
         if call.scores is not None:
             valid = allowed(layout.canonical(call.scores))
-        if valid is None or not layout.has_queries:
+        if not layout.has_queries:
+            return
+        if valid is None:
+            sighting.tokens = torch.ones(batch, layout.number_of_keys(keys), dtype=torch.bool)
             return
         valid = valid.expand(*valid.shape[:-2], valid.shape[-2], keys)
         if layout.has_sinks and not bool((valid.any(-2) & ~layout.are_keys(keys, valid.device)).any()):
@@ -248,6 +253,8 @@ class Finder(Noting):
             layout = replace(layout, sinks_before=0, sinks_after=0)
             sighting.reading = replace(reading, layout=layout)
         valid = valid[..., layout.sinks_before : keys - layout.sinks_after]
+        of_samples = valid.reshape(*[1] * (4 - valid.dim()), *valid.shape)
+        sighting.tokens = of_samples.any(2).any(1).expand(batch, -1)
         is_square = valid.shape[-2] == queries == valid.shape[-1] > 1
         sighting.causal = is_square and not bool(valid.triu(1).any()) and bool(valid.tril(-1).any())
 

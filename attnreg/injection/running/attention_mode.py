@@ -21,10 +21,16 @@ from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.discovery import Discovery
 from attnreg.injection.discovery.finder import Method
 from attnreg.injection.running.passes import Passes
+from attnreg.injection.running.repetition import checkpoint_hook, functions_around
 from attnreg.injection.running.shadow import Shadow
 from attnreg.injection.running.soft_masks import SoftMasks
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, SiteInfo
+
+CHECKPOINT_INSIDE = (
+    "{} runs gradient checkpointing inside its own forward, which would repeat its attention without masks. Checkpoint "
+    "the whole module, or the block around it, instead."
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class AttentionMode(Masking):
         self._asked: set[int] = set()
         self._latest: Mask | None = None
         self._soft_masks = SoftMasks()
+        self._around = None if torch.compiler.is_compiling() else (torch.is_grad_enabled(), checkpoint_hook())
         self._draws: dict[str, Draws] = {}
         self._parts: dict[str, tuple[int, int]] = {}  # the numbers of parts and of their queries so far
 
@@ -142,9 +149,28 @@ class AttentionMode(Masking):
             draws.first_query = _first_query(asked)
         with self.passes.asking(like.device):
             mask = self.passes.provider.mask_at(asked)
+        if mask is not None:
+            self._check_backward()
         self._latest = None if mask is None else _checked(mask, asked, type(self.passes.provider).__name__)
         self.passes.rates.note(asked, self._latest)
         return self._latest
+
+    def _check_backward(self) -> None:
+        """Raise if the backward pass would compute the attention again, or its gradient, without its masks."""
+        if self._around is None:
+            return
+        had_gradients, around = self._around
+        if checkpoint_hook() is not around:
+            raise NoAttentionError(CHECKPOINT_INSIDE.format(self.name))
+        if had_gradients and not torch.is_grad_enabled():
+            for function in functions_around(AttachedModule.forward.__code__):
+                if function.co_filename == torch.utils.checkpoint.__file__:
+                    raise NoAttentionError(CHECKPOINT_INSIDE.format(self.name))
+                raise NoAttentionError(
+                    f"{self.name} computes its attention in an autograd.Function ({function.co_qualname}), whose own "
+                    "backward pass does not know the masks. Compute it with torch's operations, or leave the module "
+                    "out with `modules=...`."
+                )
 
     def _draws_of(self, site: Asked, queries: int) -> Draws:
         """Return the source of draws. All parts of an attention have one seed, and queries go on from part to part."""

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnreg.functional.validity import allowed
+from attnreg.injection.discovery.padding import NAMES, OF_DECODERS, OF_ENCODERS, Convention, tokens_in
 from attnreg.sites import Stack
 
-ENCODER, DECODER = ("attention_mask", "src_key_padding_mask"), ("decoder_attention_mask", "tgt_key_padding_mask")
 DECODES = {"decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"}
 OF_BLOCKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
 
@@ -24,13 +23,20 @@ class Padding:
         inputs: the inputs of the model by name.
         names: the names of all inputs that the model takes.
         has_two: whether the model has an encoder and a decoder, so that the masks of one are not those of the other.
+        conventions: what the masks say, by name and rank, as the dry run has found out.
     """
 
     def __init__(
-        self, inputs: Mapping[str, Any] | None = None, names: Iterable[str] = (), *, has_two: bool = False
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        names: Iterable[str] = (),
+        *,
+        has_two: bool = False,
+        conventions: Mapping[tuple[str, int], Convention] | None = None,
     ) -> None:
         given = inputs or {}
-        self.masks = {name: given[name] for name in (*ENCODER, *DECODER) if given.get(name) is not None}
+        self.masks = {name: given[name] for name in NAMES if given.get(name) is not None}
+        self._conventions = conventions
         self.has_two = has_two or takes_two([*names, *given]) or "tgt_key_padding_mask" in {*names, *given}
 
     def tokens(
@@ -46,16 +52,30 @@ class Padding:
         Returns:
             bool, ``(B, T)``, or ``None`` without a mask; and whether there is a mask, but of other tokens.
         """
-        names = DECODER if stack == "decoder" and self.has_two else ENCODER
+        names = OF_DECODERS if stack == "decoder" and self.has_two else OF_ENCODERS
         masks = [(name, self.masks[name]) for name in names if name in self.masks]
         given = list((own or {}).items())
         # A block's attention mask comes last: it may let padding attend to everything, and then hides what is padding.
         certain = [each for each in given if "padding" in each[0]]
         for name, mask in (*certain, *masks, *given):
-            valid = _tokens_in(mask, is_padding="padding" in name)
-            if valid is not None and valid.shape[1] == shape[1] and valid.shape[0] in (1, shape[0]):
+            convention = self._convention(name, mask)
+            if convention in ("pairs", "other"):
+                continue
+            valid = tokens_in(mask, convention)
+            if valid.shape[1] == shape[1] and valid.shape[0] in (1, shape[0]):
                 return valid.expand(shape[:2]), False
-        return None, bool(masks)
+        return None, any(self._convention(name, mask) != "pairs" for name, mask in masks)
+
+    def _convention(self, name: str, mask: Any) -> Convention:
+        if not isinstance(mask, Tensor) or mask.dim() < 2:
+            return "other"
+        if self._conventions is not None and (name, mask.dim()) in self._conventions:
+            return self._conventions[name, mask.dim()]
+        if "padding" in name:
+            return "padding"
+        # In a model of one's own, True may be padding, and a mask of as many rows as samples may be one of pairs.
+        is_plain = self._conventions is None or mask.dim() > 2
+        return "token" if is_plain or not (mask.dtype == torch.bool or mask.is_floating_point()) else "other"
 
     def same(self, other: Padding) -> bool:
         """Whether two passes have the same masks."""
@@ -105,11 +125,3 @@ class Pass:
     def has_gradients(self) -> bool:
         """Whether what is computed now has gradients."""
         return self.with_gradients if self.is_running else torch.is_grad_enabled()
-
-
-def _tokens_in(mask: Any, *, is_padding: bool) -> Tensor | None:
-    if not isinstance(mask, Tensor) or mask.dim() < 2:
-        return None
-    is_added = mask.is_floating_point() and (is_padding or mask.dim() > 2)  # to scores
-    valid = allowed(mask) if is_added else mask.bool() ^ is_padding
-    return valid if valid.dim() == 2 else valid.flatten(1, -2).any(1)  # which keys any query may attend to

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -32,10 +32,12 @@ class Passes:
         model: the attached model.
         provider: the provider.
         modules: the modules at which it acts.
-        has_two: whether the model has an encoder and a decoder, each with its own padding masks.
+        padding: makes the padding masks of a pass from its inputs and the names of all inputs.
     """
 
-    def __init__(self, model: nn.Module, provider: Regularizer, modules: Sequence[nn.Module], *, has_two: bool) -> None:
+    def __init__(
+        self, model: nn.Module, provider: Regularizer, modules: Sequence[nn.Module], padding: Callable[..., Padding]
+    ) -> None:
         self.provider = provider
         self.latest = Pass()
         self._masked = Pass()  # the latest in which the provider acts
@@ -48,7 +50,7 @@ class Passes:
         self.why_hidden = why_hidden(model)
         self.model = model
         self._modules = tuple(modules)
-        self._has_two = has_two
+        self._padding = padding
         self._calls: list[Calls] = []
         self._paddings: Computations[Padding] = Computations()
         self._has_trained = False  # whether any pass so far had gradients
@@ -98,7 +100,7 @@ class Passes:
             names: the names of all inputs that it takes.
             whole: whether the module contains all attention.
         """
-        padding = Padding(inputs, names, has_two=self._has_two)
+        padding = self._padding(inputs, names)
         now = self.latest = Pass(
             module, whole, not whole, with_gradients=torch.is_grad_enabled(), is_running=True, padding=padding
         )
@@ -132,7 +134,7 @@ class Passes:
         if begins or not now.is_open or now.with_gradients != torch.is_grad_enabled():
             self.begin(inputs, module, names, whole=False)
         else:
-            now.is_running, now.padding = True, Padding(inputs, names, has_two=self._has_two)
+            now.is_running, now.padding = True, self._padding(inputs, names)
 
     def end(self, *, completed: bool = False) -> None:
         """End the forward pass, or what is called now of a pass that may go on in another part of the model."""
@@ -150,7 +152,7 @@ class Passes:
         now = self.latest
         is_latest = now.whole and now.module is module
         if is_latest:
-            now.padding = Padding(inputs, names, has_two=self._has_two)
+            now.padding = self._padding(inputs, names)
             if self._acts():
                 self.seeds.repeat(self._masked)
         if self.acts_on(module) and not self._has_trained:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any, Generic, TypeVar
 
 import torch
+import torch.utils.checkpoint
 
 REMEMBERED = 64  # computations of a place
 What = TypeVar("What")
@@ -16,6 +19,30 @@ What = TypeVar("What")
 def in_backward() -> bool:
     """Whether a backward pass is running, in which gradient checkpointing recomputes forward passes."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def checkpoint_hook() -> object | None:
+    """Return what stands for the innermost non-reentrant checkpoint that runs now; ``None`` outside of all."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks[1] if hooks is not None and hooks[1].__module__ == torch.utils.checkpoint.__name__ else None
+
+
+def functions_around(stop: CodeType | None = None) -> Iterator[CodeType]:
+    """Yield the code of each ``autograd.Function`` whose forward or backward runs now, innermost first.
+
+    Args:
+        stop: look only at what is called within this function.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    inner = None
+    while frame is not None and frame.f_code is not stop and frame.f_code is not _BACKWARD:
+        if frame.f_code in _APPLY and inner is not None:
+            yield inner
+        inner, frame = frame.f_code, frame.f_back
+
+
+_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+_APPLY = torch.autograd.Function.apply.__func__.__code__, torch.autograd.function.BackwardCFunction.apply.__code__
 
 
 def mark() -> int:
