@@ -263,3 +263,64 @@ def test_checkpointing_repeats_any_number_of_parts(reentrant, keeps_state):
             model(input_ids=ids).pow(2).sum().backward()
             gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     assert torch.allclose(*gradients)
+
+
+def core(q, k, v):
+    return (q @ k.mT).softmax(-1) @ v
+
+
+class Own(torch.autograd.Function):
+    """The usual hand-written backward pass of attention."""
+
+    @staticmethod
+    def forward(q, k, v):
+        return core(q, k, v)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            inputs = [each.detach().requires_grad_() for each in ctx.saved_tensors]
+            return torch.autograd.grad(core(*inputs), inputs, grad)
+
+
+def unused(q, k, v):
+    with torch.no_grad():  # no checkpoint, and no gradient to be wrong
+        return core(q, k, v) + 0 * q.sum()
+
+
+class Calling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.core = nn.Linear(32, 96).double(), core
+
+    def forward(self, x):
+        return self.core(*(t.unflatten(-1, (4, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1)))
+
+
+INSIDE = "Calling runs gradient checkpointing inside its own forward"
+REFUSED = {
+    "reentrant": (lambda *given: checkpoint(core, *given, use_reentrant=True), INSIDE),
+    "not reentrant": (lambda *given: checkpoint(core, *given, use_reentrant=False), INSIDE),
+    "own backward": (Own.apply, r"Calling computes its attention in an autograd.Function \(.*forward\)"),
+    "checkpointed, own backward": (lambda *given: checkpoint(Own.apply, *given, use_reentrant=False), INSIDE),
+}
+
+
+@pytest.mark.parametrize("placement", ["scores", "weights"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_attention_whose_backward_pass_does_not_know_the_masks_is_refused(name, placement):
+    model, x = Calling().train(), torch.randn(2, 6, 32).double()
+    with attnreg.attach(model, attnreg.AttentionDropout(0.5, placement), example_inputs=(x,)) as handle:
+        model.core, message = REFUSED[name]
+        with handle.disabled():
+            model(x).sum().backward()
+        with pytest.raises(NoAttentionError, match=message):
+            model(x)
+        model.core = unused
+        model(x)
+        model.core = core
+        checkpoint(model, x, use_reentrant=False).sum().backward()  # around the module it is right

@@ -166,8 +166,9 @@ class AttentionMode(Masking):
             for function in functions_around(AttachedModule.forward.__code__):
                 if function.co_filename == torch.utils.checkpoint.__file__:
                     raise NoAttentionError(CHECKPOINT_INSIDE.format(self.name))
+                name = getattr(function, "co_qualname", function.co_name)  # since Python 3.11
                 raise NoAttentionError(
-                    f"{self.name} computes its attention in an autograd.Function ({function.co_qualname}), whose own "
+                    f"{self.name} computes its attention in an autograd.Function ({name}), whose own "
                     "backward pass does not know the masks. Compute it with torch's operations, or leave the module "
                     "out with `modules=...`."
                 )

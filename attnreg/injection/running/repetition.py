@@ -42,7 +42,10 @@ def functions_around(stop: CodeType | None = None) -> Iterator[CodeType]:
 
 
 _BACKWARD = torch.autograd.graph._engine_run_backward.__code__
-_APPLY = torch.autograd.Function.apply.__func__.__code__, torch.autograd.function.BackwardCFunction.apply.__code__
+_APPLY = (
+    vars(torch.autograd.Function)["apply"].__func__.__code__,
+    torch.autograd.function.BackwardCFunction.apply.__code__,
+)
 
 
 def mark() -> int:
