@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -170,23 +171,27 @@ def new_seed(generator: torch.Generator | None = None) -> Tensor:
     return torch.randint(2**62, (), generator=generator)
 
 
-_latest: Draws | None = None
+_latest: dict[int, Draws | None] = {}  # by thread
 
 
 def draws_of_pass() -> Draws:
     """Return the source of the forward pass that begins, for ``prepare``; outside of one, a new source."""
-    return Draws() if _latest is None else _latest
+    return _latest.get(_thread()) or Draws()
 
 
 @contextmanager
 def draws_from(draws: Draws) -> Iterator[None]:
     """Make :func:`draws_of_pass` return a source within the block."""
-    global _latest
-    before, _latest = _latest, draws
+    thread = _thread()
+    before, _latest[thread] = _latest.get(thread), draws
     try:
         yield
     finally:
-        _latest = before
+        _latest[thread] = before
+
+
+def _thread() -> int:
+    return 0 if torch.compiler.is_compiling() else threading.get_ident()
 
 
 @dataclass(frozen=True, eq=False)

@@ -268,3 +268,120 @@ def test_a_model_that_is_not_the_one_that_is_trained():
             handle.step()
         for _ in range(101):
             handle.step()
+
+
+PARALLEL = """
+import sys
+import torch, torch.distributed as dist, torch.nn as nn, torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+import attnreg
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2,))
+
+class Attention(nn.Module):
+    def __init__(self, folded):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+        self.folded = folded
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (-1, 8)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        if self.folded:
+            folded = [t.flatten(0, 1) for t in (q, k, v)]
+            out = ((folded[0] @ folded[1].mT / 8**0.5).softmax(-1) @ folded[2]).view(q.shape)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v)
+        return self.o(out.transpose(1, 2).flatten(-2))
+
+for folded in (False, True):
+    x, model = torch.randn(2, 6, 32), Attention(folded).train()
+    handle = attnreg.attach(model, attnreg.HeadMask(1), example_inputs=(x,))
+    parallelize_module(model, mesh, {name: ColwiseParallel() for name in "qkv"} | {"o": RowwiseParallel()})
+    try:
+        model(x)
+    except attnreg.errors.NoAttentionError as error:
+        print(error)
+    handle.detach()
+    model(x)
+dist.destroy_process_group()
+"""
+
+
+def test_tensor_parallelism_is_refused(warm, tmp_path):
+    code, output = warm.run("-c", PARALLEL, cwd=tmp_path, timeout=100, processes=2)
+    assert code == 0, output
+    assert output.count("Attention has 2 heads in this forward pass, but had 4 when it was attached") == 2
+    assert output.count("Attention is split over several processes, and its samples and heads share a dimension") == 2
+
+
+def llama(device="cpu", **options):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    with torch.device(device):
+        return hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=30, **sizes, **options)).train()
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.parametrize("method", ["gradient", "integrated_gradients", "random"])
+def test_prompt_tuning_after_attaching(method):
+    peft = pytest.importorskip("peft")
+    model, provider = llama(), attnreg.AttributionProvider(p=0.5, q=1.0, method=method)
+    handle = attnreg.attach(model, provider)
+    tuned = peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).train()
+    batch, other = ({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids} for ids in (IDS, IDS + 1))
+    for _ in range(2):
+        provider.attribute(tuned, batch)
+        tuned(**batch).loss.backward()
+        assert min(handle.drop_rates().values()) > 0.2
+        handle.step()
+    if method != "random":
+        provider.attribute(tuned, batch)
+        with pytest.raises(ValueError, match="not on the batch that `attribute` looked at"):
+            tuned(**other)
+
+
+def test_a_model_on_the_meta_device():
+    model = llama("meta")
+    with attnreg.attach(llama(), attnreg.DropKey(0.5)) as expected:
+        sites = expected.sites
+    handle = attnreg.attach(model, attnreg.DropKey(0.5))
+    assert [vars(site) for site in handle.sites] == [vars(site) for site in sites]
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    assert model.lm_head.weight.requires_grad
+    torch.manual_seed(0)
+    other = llama()
+    model.load_state_dict(other.state_dict(), assign=True)
+    model.model.rotary_emb = other.model.rotary_emb  # its buffers are in no state
+    out, seed = model(input_ids=IDS).logits, handle.seed
+    with attnreg.attach(other, attnreg.DropKey(0.5)) as handle, handle.replay(seed):
+        assert torch.equal(other(input_ids=IDS).logits, out)
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+        self.register_buffer("mask", torch.full((6, 6), -torch.inf).triu(1))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q @ k.mT + self.mask).softmax(-1) @ v
+
+
+def test_a_mask_on_the_meta_device_is_unknown():
+    with torch.device("meta"):
+        model = Masked()
+    with pytest.raises(NoAttentionError, match="buffer mask is on the meta device, and may be a mask"):
+        attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(torch.randn(2, 6, 8),))
+
+
+def test_layers_of_layers():
+    model = small()
+    nested = attnreg.OnLayers(attnreg.OnLayers(attnreg.AttentionLayerDrop(1.0), [0, 1]), [1, 2])
+    with attnreg.attach(model, nested) as handle:
+        model(input_ids=IDS)
+        assert handle.drop_rates() == {"encoder.0": 0.0, "encoder.1": 1.0, "encoder.2": 0.0}
+    for inner, outer in (([0], [1]), ([7], [0]), ([0, 7], [0])):
+        with pytest.raises(ValueError, match=r"Expected layers among .* in OnLayers"):
+            attnreg.attach(model, attnreg.OnLayers(attnreg.OnLayers(attnreg.DropKey(0.5), inner), outer))

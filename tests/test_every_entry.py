@@ -1,6 +1,7 @@
 """Forward passes that begin elsewhere than at the model's `forward`: each has a seed, and can be repeated."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -189,3 +190,42 @@ class TestTransforms:
         ):
             per_sample(self.parameters, self.ids)
         assert not handle._passes.in_forward
+
+
+def test_replays_that_overlap_leave_the_fast_path_as_it_was():
+    models = [nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True) for _ in range(2)]
+    handles = [attnreg.attach(model, attnreg.DropKey(0.5)) for model in models]
+    x = torch.randn(2, 4, 8)
+    seeds = [(model(x), handle.seed) for model, handle in zip(models, handles, strict=True)]
+    first, second = (handle.replay(seed) for handle, (_, seed) in zip(handles, seeds, strict=True))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    with torch.no_grad():
+        assert torch.equal(models[1].eval()(x), seeds[1][0])  # still written out
+    second.__exit__(None, None, None)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_attaching_and_replaying_in_threads():
+    def work(number):
+        model, ids = Blocks(), torch.randint(0, 20, (2, 5), generator=torch.Generator().manual_seed(number))
+        for _ in range(3):
+            with attnreg.attach(model, attnreg.TokenDropout(0.5, 0.0), example_inputs=(ids,)) as handle:
+                out, seed = model(ids), handle.seed
+                for _ in range(3):
+                    with handle.probing(), torch.no_grad():
+                        model(ids)
+                return_value = out, seed, model, handle
+        return return_value
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(work, range(8)))
+    assert torch.backends.mha.get_fastpath_enabled()
+    for number, (out, seed, model, _) in enumerate(found):
+        ids = torch.randint(0, 20, (2, 5), generator=torch.Generator().manual_seed(number))
+        with (
+            attnreg.attach(model, attnreg.TokenDropout(0.5, 0.0), example_inputs=(ids,)) as handle,
+            handle.replay(seed),
+        ):
+            assert torch.equal(model(ids), out)

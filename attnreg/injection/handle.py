@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from types import TracebackType
@@ -188,6 +189,14 @@ class AttachHandle:
         with self._passes.having(taps=dict(taps), enabled=False), _written_out():
             yield
 
+    def inputs_of_tapped_pass(self) -> dict[str, Tensor]:
+        """Return the inputs of the first pass in a :meth:`tapped` block since the latest call of this method.
+
+        They are those of the attached model, also if it was called through a wrapper that changes them.
+        """
+        inputs, self._passes.tapped_inputs = self._passes.tapped_inputs, {}
+        return inputs
+
     def detach(self) -> None:
         """Restore the model. A second call does nothing."""
         for attached in reversed(self._shadows):
@@ -249,15 +258,29 @@ def _dropouts(module: nn.Module) -> dict[str, float]:
     return {name: p for name, p in {**plain, **inside}.items() if p > 0}
 
 
+class _FastPath:
+    """Torch's switch for the fast path of ``nn.TransformerEncoderLayer``, which blocks in any thread may hold off."""
+
+    lock = threading.Lock()
+    holders = 0
+    before = True
+
+
 @contextmanager
 def _written_out() -> Iterator[None]:
     """Switch off the fast path of ``nn.TransformerEncoderLayer``, which hides its attention, within the block."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    with _FastPath.lock:
+        if not _FastPath.holders:
+            _FastPath.before = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+        _FastPath.holders += 1
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
+        with _FastPath.lock:
+            _FastPath.holders -= 1
+            if not _FastPath.holders:  # blocks may end in any order
+                torch.backends.mha.set_fastpath_enabled(_FastPath.before)
 
 
 # Hooks are partials of module-level functions: closures could be neither pickled nor copied.

@@ -32,6 +32,10 @@ class OnLayers(Container):
         super().__init__()
         self.provider = a_regularizer(provider, "OnLayers")
         self.layers = layer_indices(layers, "OnLayers")
+        self._is_inside = False  # another OnLayers, which may leave some of its layers out
+        for each in provider.parts():
+            if isinstance(each, OnLayers):
+                each._is_inside = True
 
     @property
     @override
@@ -44,4 +48,8 @@ class OnLayers(Container):
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        self.provider.check(on_layers(sites, self.layers, "OnLayers"), model)
+        layers = self.layers
+        if self._is_inside and any(site.is_among(layers) for site in sites):
+            depth = max(site.num_layers for site in sites)
+            layers = [i for i in layers if not -depth <= i < depth or any(site.is_among([i]) for site in sites)]
+        self.provider.check(on_layers(sites, layers, "OnLayers"), model)

@@ -138,6 +138,7 @@ class AttributionProvider(MaskProvider):
         """
         self.clear()
         handle = handle_of(model, self)
+        handle.inputs_of_tapped_pass()  # forgets those of an attribution that failed
         if self.method in METHODS:
             self.attributions = explain(
                 model,
@@ -151,7 +152,7 @@ class AttributionProvider(MaskProvider):
                 training=self.first_pass == "train",
                 dtype=None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype),
             )
-        self._passes.made_first(batch)
+        self._passes.made_first(batch, handle.inputs_of_tapped_pass())
 
     def clear(self) -> None:
         """Forget the attributions, so that the next forward pass is not masked."""

@@ -128,16 +128,18 @@ class HeadMask(MaskProvider):
         if self.by != "importance":
             return
         self._passes.end()
+        handle = handle_of(model, self)
+        handle.inputs_of_tapped_pass()  # forgets those of an attribution that failed
         found = explain(
             model,
             batch,
-            handle_of(model, self),
+            handle,
             self._labels,
             method="gradient_times_attention",
             target=Target(_loss if self.target == "loss" else self.target),
         )
         self.importances = {label: functional.head_importance(value) for label, value in found.items()}
-        self._passes.made_first(batch)
+        self._passes.made_first(batch, handle.inputs_of_tapped_pass())
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:

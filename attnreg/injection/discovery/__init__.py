@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,9 @@ from attnreg.injection.discovery.coverage import NOT_CHOSEN, LeftOut, left_out, 
 from attnreg.injection.discovery.example_inputs import example_inputs as make_example_inputs
 from attnreg.injection.discovery.finder import Finder, Sighting
 from attnreg.injection.discovery.sites import FoundSite, sites_of
-from attnreg.injection.discovery.snapshot import unchanged
+from attnreg.injection.discovery.snapshot import materialized, unchanged
+
+ONE_AT_A_TIME = threading.Lock()  # a dry run changes global state of torch and restores it
 
 __all__ = ["Discovery", "FoundSite", "LeftOut", "discover"]
 
@@ -79,7 +82,8 @@ def discover(
         >>> [site.info.name for site in found.sites]
         ['layers.0.self_attn', 'layers.1.self_attn']
     """
-    finder, classifier = _dry_run(model, example_inputs)
+    with ONE_AT_A_TIME, materialized(model):
+        finder, classifier = _dry_run(model, example_inputs)
     _refuse_shuffled(finder.sightings)
     left = left_out(finder, model)
     sites = sites_of(model, finder.names, [sighting for sighting in finder.sightings if sighting.is_attention])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 from collections.abc import Iterator, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -145,10 +146,10 @@ class Finder(Noting):
     @contextmanager
     def _making_biases(self) -> Iterator[None]:
         """Let the model make ``CausalBias`` tensors within the block, which torch cannot under a dispatch mode."""
-        make = CausalBias.__new__  # inherited
+        make, thread = CausalBias.__new__, threading.get_ident()  # inherited
 
         def outside(cls: type[CausalBias], *args: Any) -> CausalBias:
-            with self._tracer.paused():
+            with self._tracer.paused() if threading.get_ident() == thread else nullcontext():
                 return make(cls, *args)
 
         setattr(CausalBias, "__new__", outside)  # noqa: B010 (mypy knows it as a method)

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from attnreg.errors import NoAttentionError
+
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
 ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size))
 FOREIGN: tuple[type, ...] = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
@@ -73,6 +75,46 @@ def unchanged(model: nn.Module) -> Iterator[list[Tensor]]:
             _restore(held, before)
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+@contextmanager
+def materialized(model: nn.Module) -> Iterator[None]:
+    """Hold zeros on the CPU in place of parameters and buffers on the meta device, within the block.
+
+    Zeros that nobody writes to take no memory. Attention is found by what depends on what, not by values.
+
+    Raises:
+        NoAttentionError: if a buffer may be a mask, whose values tell causal attention from other.
+    """
+    zeros: dict[int, Tensor] = {}
+    before: list[tuple[dict[str, Any], str, Tensor]] = []
+    for name, module in model.named_modules():
+        for held in (module._parameters, module._buffers):
+            for key, tensor in held.items():
+                if tensor is None or not tensor.is_meta:
+                    continue
+                if held is module._buffers and _may_be_a_mask(tensor):
+                    path = f"{name}.{key}".lstrip(".")
+                    raise NoAttentionError(
+                        f"The buffer {path} is on the meta device, and may be a mask whose values attnreg needs. "
+                        "Materialize the model (`to_empty`, then load its weights), then attach."
+                    )
+                before.append((held, key, tensor))
+                if id(tensor) not in zeros:
+                    made = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+                    zeros[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if held is module._parameters else made
+    try:
+        for held, key, tensor in before:
+            held[key] = zeros[id(tensor)]
+        yield
+    finally:
+        for held, key, tensor in before:
+            held[key] = tensor
+
+
+def _may_be_a_mask(buffer: Tensor) -> bool:
+    is_square = buffer.dim() > 1 and buffer.shape[-1] == buffer.shape[-2] > 1
+    return buffer.dtype == torch.bool or (is_square and buffer.is_floating_point())
 
 
 @contextmanager

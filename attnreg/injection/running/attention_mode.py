@@ -109,6 +109,7 @@ class AttentionMode(Masking):
             return None
         self.taps_output = self.tap is not None and self.tap.at_output and planned.parts is None
         layout = planned.layout.of_pass(call.shape)
+        self._check_heads(planned.info, layout, call.shape, heads)
         if heads is not None:
             layout = replace(layout, dims="fqk" if rank == 3 else STANDARD, heads=heads if rank == 3 else 1)
         return Asked(planned.info, layout, again, planned.parts)
@@ -121,6 +122,15 @@ class AttentionMode(Masking):
     def _same(planned: Planned, backend: str, rank: int) -> bool:
         # A transformers model may switch from a fused kernel to softmax, to return its weights.
         return planned.rank == rank and (planned.backend == backend or planned.layout.dims == STANDARD)
+
+    def _check_heads(self, info: SiteInfo, layout: Layout, shape: tuple[int, ...], heads: int | None) -> None:
+        now = layout.sizes(shape)[1] if heads is None else heads
+        if info.heads is not None and now != info.heads:
+            raise NoAttentionError(
+                f"{info.name} has {now} heads in this forward pass, but had {info.heads} when it was attached, so it "
+                "would get the masks of other heads. Tensor parallelism is not supported; if heads were removed, call "
+                "`handle.detach()`, then `attach` again."
+            )
 
     def check_seen(self, *, everything: bool) -> None:
         """Raise if there was less attention than when the model was attached, or with ``everything=False``, none."""
@@ -244,6 +254,7 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
     ) -> None:
         super().__init__(passes, module, plans, name, **given)
         used = {planned.backend for plan in plans if plan is not None for planned in plan}
+        self._folds_heads = any("f" in planned.layout.dims for plan in plans for planned in plan or ())
         self._patched = [name for name in sorted(used) if BACKENDS[name].needs_patches]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -255,6 +266,11 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
         mode = None
         if plan is not None and (self._is_tapped(plan) or self.passes.acts_on(module)):
             self.passes.check_entry(self.name)
+            if self._folds_heads and any(type(p).__name__ == "DTensor" for p in module.parameters()):
+                raise NoAttentionError(
+                    f"{self.name} is split over several processes, and its samples and heads share a dimension, so it "
+                    "would get the masks of other heads. Tensor parallelism is not supported."
+                )
             mode = AttentionMode(self.passes, plan, self.name)
         before, self.passes.mode = self.passes.mode, mode
         try:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attnreg.draws import Draws, draws_from
 from attnreg.errors import AsleepWarning
@@ -47,6 +47,7 @@ class Passes:
         self.enabled = True
         self.probing = False
         self.taps: Mapping[str, Tap] = {}
+        self.tapped_inputs: dict[str, Tensor] = {}
         self.why_hidden = why_hidden(model)
         self.model = model
         self._modules = tuple(modules)
@@ -104,6 +105,8 @@ class Passes:
         now = self.latest = Pass(
             module, whole, not whole, with_gradients=torch.is_grad_enabled(), is_running=True, padding=padding
         )
+        if self.taps and not self.tapped_inputs:
+            self.tapped_inputs = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         self._has_trained |= now.with_gradients
         for calls in self._calls:
             calls.begin()
@@ -247,6 +250,7 @@ class Passes:
             "enabled": True,
             "probing": False,
             "taps": {},
+            "tapped_inputs": {},
             "mode": None,
             "latest": Pass(),
             "_masked": Pass(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -171,8 +172,9 @@ def _still(provider: Regularizer, device: torch.device | None) -> Iterator[None]
     moved = not (torch.equal(after, before) or torch.equal(after, generator.get_state()))
     if moved or (on_gpu is not None and not torch.equal(on_gpu, torch.cuda.get_rng_state(device or "cuda"))):
         raise RuntimeError(
-            f"The masks of {type(provider).__name__} cannot be repeated, because it draws from torch's own generator. "
-            "A provider must draw with `site.keep(p)` or `site.uniform()`, or in `prepare` from `draws_of_pass()`."
+            f"The masks of {type(provider).__name__} cannot be repeated, because it draws from torch's own generator"
+            f"{', or another thread does' if threading.active_count() > 1 else ''}. "
+            "A regularizer must draw with `site.keep(p)` or `site.uniform()`, or in `prepare` from `draws_of_pass()`."
         )
 
 

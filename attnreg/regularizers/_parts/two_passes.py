@@ -40,10 +40,17 @@ class TwoPasses:
         """Whether the present forward pass is masked."""
         return self._state == "masking"
 
-    def made_first(self, batch: Mapping[str, Any]) -> None:
-        """Record a first pass; the next forward pass, which must be on the same batch, is masked."""
+    def made_first(self, batch: Mapping[str, Any], given: Mapping[str, Tensor] | None = None) -> None:
+        """Record a first pass; the next forward pass, which must be on the same batch, is masked.
+
+        Args:
+            batch: the batch.
+            given: what the attached model was given in this pass, if a wrapper made it of the batch.
+        """
         self._state = "armed"
-        self._batch = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+        of_model = given or {}
+        known = {**batch, **{name: x for name, x in of_model.items() if name in batch or not x.is_floating_point()}}
+        self._batch = {name: value for name, value in known.items() if isinstance(value, Tensor)}
 
     def needs_no_first(self) -> None:
         """Mask the next forward pass on any batch, without a first pass."""
