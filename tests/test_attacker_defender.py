@@ -243,7 +243,6 @@ def test_memory_does_not_grow_with_the_round():
         ({"warmup_steps": -1}, "Expected `warmup_steps` to be at least 0"),
         ({"batches_per_round": -1}, "Expected `batches_per_round` to be at least 1"),
         ({"score": "f1"}, "Expected `score` to be a function or one of loss, accuracy, got 'f1'"),
-        ({"winner": "proportional"}, "Expected score 'accuracy' with winner 'proportional', got 'loss'"),
         ({"winner": "x"}, "Expected `winner` to be a function or one of evidence, greedy, proportional"),
         ({"returns": "generator"}, "Expected `returns` to be one of"),
         ({"batches": []}, "Expected at least one batch in `batches` of `rewards`"),

@@ -87,7 +87,6 @@ BAD = [
     bad("recipe", "attendout", "--game", 0, code=2, says="0.0 is not in the range 0<x<=1"),
     bad("recipe", "attendout", "--warmup", "nan", code=2, says="Expected a finite number for --warmup"),
     bad("recipe", "attendout", "--round-steps", 0, code=2, says="--round-steps"),
-    bad("recipe", "attendout", "--winner", "proportional", says="Expected score 'accuracy' with winner 'proportional'"),
     bad("recipe", "attendout", "--train-size", 1, says="Holding out 1 row needs at least 2 training rows, got 1"),
     bad("compare", code=2, says="Expected METHODs to compare, or --study FILE"),
     bad("recipe", "finetune", "--metric", "acuracy", code=2, says="Expected --metric .*, got 'acuracy'. Did you mean accuracy\\?$"),

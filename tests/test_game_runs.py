@@ -95,6 +95,15 @@ def test_every_way_of_rewarding_runs(cli, tmp_path, options):
         assert not (tmp_path / "out" / "provider").exists()
 
 
+@pytest.mark.parametrize("rewards", ["Rewards(score='metric')", "Rewards()"])
+def test_negative_scores_do_not_end_a_run_of_proportional_winners(cli, tmp_path, rewards):
+    options = ["--winner", "proportional", "--rewards", rewards, "--metric", "matthews_correlation"]
+    ran(cli("recipe", "attendout", *SMALL, "--learning-rate", 3e-3, "--round-steps", 1, *options, "--output-dir", "o"))
+    rounds = [line for line in read_lines(tmp_path / "o" / "telemetry.jsonl") if "winner" in line]
+    assert "metric" in rewards or all(line["defender_score"] < 0 for line in rounds)  # minus the loss
+    assert all(0 <= line["attacker_chance"] <= 1 for line in rounds)
+
+
 def test_a_word_is_watched(cli, tmp_path):
     ran(cli("recipe", "attendout", *SMALL, "--round-steps", 1, "--watch", "robot", "--output-dir", "out"))
     rounds = [line for line in read_lines(tmp_path / "out" / "telemetry.jsonl") if "winner" in line]

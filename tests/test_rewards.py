@@ -115,9 +115,35 @@ def test_rewards_and_winners():
     assert proportional(a, d) == pytest.approx(1.4 / 2.2)
     for winner in (by_evidence, greedy, proportional):
         assert winner(d, d) == 0.5
-    with pytest.raises(ValueError, match="Winner 'proportional' needs scores of 0 or more"):
-        proportional(-a, -d)
     assert standardized_gap(torch.tensor([2.0])) == 1
+
+
+@pytest.mark.parametrize(
+    ("attacker", "defender", "chance"),
+    [
+        (0.6, 0.2, 0.75),
+        (0.3, 0.0, 1.0),
+        (0.0, 0.3, 0.0),
+        (0.0, 0.0, 0.5),
+        (0.2, -0.1, 1.0),
+        (-0.1, 0.2, 0.0),
+        (-0.2, -0.6, 0.75),
+        (-0.1, -0.1, 0.5),
+        (0.0, -0.4, 1.0),
+    ],
+)
+def test_the_proportional_winner_is_defined_for_scores_of_any_sign(attacker, defender, chance):
+    a, d = torch.tensor([attacker]), torch.tensor([defender])
+    assert float(proportional(a, d)) == pytest.approx(chance)
+    assert float(proportional(d, a)) == pytest.approx(1 - chance)
+
+
+def test_a_better_score_never_lowers_the_proportional_chance():
+    scores = torch.linspace(-1, 1, 41)
+    for d in scores:
+        chances = torch.stack([proportional(a[None], d[None]) for a in scores])
+        assert (chances.diff() >= -1e-6).all()
+        assert ((chances >= 0) & (chances <= 1)).all()
 
 
 def test_a_metric_scores_all_rows_of_a_round_together():

@@ -38,7 +38,7 @@ class Rounds:
     Args:
         steps: steps per round (T in the paper).
         winner: "evidence" (each network wins with the probability that it is better), "greedy" (the better score),
-            "proportional" (drawn in proportion to the scores; needs "accuracy") or "none" (no network is copied).
+            "proportional" (drawn in proportion to the scores, of any sign) or "none" (no network is copied).
         warmup_steps: steps at the start in which only the Defender trains. Then the Attacker becomes a copy of it.
         game_steps: steps, with the warm-up, after which only the returned network trains. An Attacker keeps training
             under the Generator's masks; the Generator no longer learns. ``None`` plays until training ends.

@@ -73,8 +73,6 @@ class Referee:
     """Scores networks on reward data at the end of a round."""
 
     def __init__(self, updater: Updater, rewards: Rewards, winner: WinnerName | Winner) -> None:
-        if winner == "proportional" and rewards.score == "loss":
-            raise InputError("Expected score 'accuracy' with winner 'proportional', got 'loss', which is negative.")
         self.rewards = rewards
         self.score: Score = _resolve("score", rewards.score, SCORES)
         self.copies = winner != "none"

@@ -108,14 +108,23 @@ def greedy(attacker: Tensor, defender: Tensor) -> Tensor:
 
 
 def proportional(attacker: Tensor, defender: Tensor) -> Tensor:
-    """Return the Attacker's share of the sum of both mean scores; close to 0.5 for similar networks."""
+    r"""Return the Attacker's share of both mean scores, for scores of any sign; close to 0.5 for similar networks.
+
+    .. math:: P = \frac{\max(a, 0) + \max(-d, 0)}{|a| + |d|}
+
+    Two positive scores give a / (a + d), as the paper has it. What is below zero counts for the other network: two
+    negative ones, such as minus a loss, give |d| / (|a| + |d|), and a positive score wins against a negative one. The
+    networks' probabilities add up to 1, a higher score never lowers its own, and the rule is continuous but where both
+    scores are 0, which is a tie.
+
+    Example:
+        >>> score = torch.tensor
+        >>> proportional(score([0.6]), score([0.2])), proportional(score([-1.0]), score([-3.0]))
+        (tensor(0.7500), tensor(0.7500))
+    """
     a, d = attacker.mean(), defender.mean()
-    if min(a, d) < 0:
-        raise InputError(
-            "Winner 'proportional' needs scores of 0 or more, but a mean score is negative. Use score 'accuracy', or "
-            "winner 'evidence'."
-        )
-    return torch.where(a + d > 0, a / (a + d), torch.full_like(a, 0.5))
+    whole = a.abs() + d.abs()
+    return torch.where(whole > 0, (a.clamp(min=0) + (-d).clamp(min=0)) / whole, torch.full_like(a, 0.5))
 
 
 #: "none" copies nobody; the better network still counts as the winner
