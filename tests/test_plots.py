@@ -185,4 +185,4 @@ def test_bad_input(runs, cli, tmp_path, change, message):
 
 
 def test_a_layer_that_is_not_there(runs, cli):
-    assert_sentence(cli("plot", runs / "ad-drop", "--layer", 7), 1, "Expected --layer from 0 to 2")
+    assert_sentence(cli("plot", runs / "ad-drop", "--layer", 7), 2, "Expected --layer from 0 to 2")

@@ -75,6 +75,31 @@ def test_steps_and_rounds_are_whole_numbers(one_round, name, expected):
         assert ticks(axes) == expected
 
 
+OWN = """
+import attnreg
+from attnreg.experiments import recipe
+
+
+class Own(attnreg.DropHead):
+    pass
+
+
+@recipe("own")
+def own(run):
+    run.report(run.train(provider=Own(0.2)))
+"""
+
+
+def test_a_plot_that_cannot_be_drawn_is_left_out(cli, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    ran(cli("recipe", "own.py", "--epochs", 1, "--train-size", 64, "--device", "cpu", "--output-dir", "run"))
+    result = ran(cli("plot", "run"))
+    assert result.stdout.split() == ["run/plots/drop_rates.png", "run/plots/convergence.png"]
+    assert result.stderr == (
+        "No attention.png: own.Own is a class of your own, and only built-in regularizers can be loaded again.\n"
+    )
+
+
 def test_attention_of_an_untrained_model_is_not_black(tmp_path):
     config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     model = BertForSequenceClassification(config)

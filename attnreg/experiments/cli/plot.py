@@ -16,13 +16,15 @@ from attnreg.errors import InputError
 def plot(run: Path, layer: int) -> None:
     """Plot drop rates, convergence and attention of a run.
 
-    RUN is a run folder; the plots are saved in RUN/plots. A run of attendout also has a plot of its game.
+    RUN is a run folder; the plots are saved in RUN/plots. A run of attendout also has a plot of its game. A plot that
+    cannot be drawn is left out, with the reason.
     """
     if not run.is_dir():
         raise InputError(f"Run folder {run} not found.")
-    from attnreg.experiments.results.plots.run import has_attention, plot_run
+    from attnreg.experiments.results.plots.run import plot_run
 
-    for path in plot_run(run, layer):
+    made, left_out = plot_run(run, layer)
+    for path in made:
         click.echo(path)
-    if not has_attention(run):
-        click.echo("No attention.png: it needs the run's provider and model (see `compare --keep-models`).", err=True)
+    for name, reason in left_out.items():
+        click.echo(f"No {name}: {reason}", err=True)

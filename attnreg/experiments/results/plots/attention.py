@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 import attnreg
 from attnreg import functional
 from attnreg.attribution import explain
-from attnreg.errors import InputError
+from attnreg.errors import InputError, UsageError
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.plots.style import picture
@@ -23,6 +24,7 @@ from attnreg.experiments.tasks.kinds.kind import REFERENCE
 from attnreg.masks import Mask
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.providers import MaskProvider
+from attnreg.regularizer.saving import CONFIG
 from attnreg.sites import AttentionSite
 
 LONGEST_SAMPLE = 18
@@ -30,12 +32,13 @@ LONGEST_SAMPLE = 18
 
 def plot_sample(run: RunReader, path: Path, layer: int) -> None:
     """Plot the attention of the first dev row that is short enough to read; a training row if there is no dev split."""
+    provider = _load_provider(run.folder / "provider")
     chosen = choose_task(run.config["task"], **{name: run.config.get(name) for name in TASK_OPTIONS})
     task, splits = load_data(chosen, run.config["data_dir"], needs_validation=False)
     model, tokenizer = load_model(task, str(run.folder / "model"))
     layers = int(model.config.num_hidden_layers)
     if not 0 <= layer < layers:
-        raise InputError(f"Expected --layer from 0 to {layers - 1}, the layers of {run.folder}/model, got {layer}.")
+        raise UsageError(f"Expected --layer from 0 to {layers - 1}, the layers of {run.folder}/model, got {layer}.")
     kind = kind_class(task.kind)(task, tokenizer, run.config["max_length"])
     rows = kind.encode(splits.get("validation", splits.get("train"))).remove_columns(REFERENCE)
     number = next((i for i, ids in enumerate(rows["input_ids"]) if 8 <= kind.length(ids) <= LONGEST_SAMPLE), 0)
@@ -47,10 +50,19 @@ def plot_sample(run: RunReader, path: Path, layer: int) -> None:
     ids = batch["input_ids"].reshape(-1, batch["input_ids"].shape[-1])[choice]
     length = int(batch["attention_mask"].reshape(-1, len(ids))[choice].nonzero().max()) + 1
     tokens = tokenizer.convert_ids_to_tokens(ids[:length])
-    provider = Regularizer.from_pretrained(run.folder / "provider")
     while isinstance(provider, attnreg.CrossTuning):
         provider = provider.provider
     plot_attention(model, batch, tokens, provider, path, layer=layer, choice=choice)
+
+
+def _load_provider(folder: Path) -> Regularizer:
+    try:
+        name = str(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["provider"])
+    except (OSError, ValueError, TypeError, KeyError):
+        name = ""  # `from_pretrained` says what is wrong
+    if "." in name:
+        raise InputError(f"{name} is a class of your own, and only built-in regularizers can be loaded again.")
+    return Regularizer.from_pretrained(folder)
 
 
 class _Watched(MaskProvider):

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, UsageError, one_line
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.plots.attention import plot_sample
 from attnreg.experiments.results.plots.style import (
@@ -22,8 +22,12 @@ from attnreg.experiments.results.plots.style import (
 )
 
 
-def plot_run(folder: Path, layer: int = 0) -> list[Path]:
-    """Draw every plot that a run has data for, with one layer's attention, and return the files in its ``plots``."""
+def plot_run(folder: Path, layer: int = 0) -> tuple[list[Path], dict[str, str]]:
+    """Draw every plot that a run has data for, with one layer's attention.
+
+    Returns:
+        the files in the run's ``plots``; for each plot that cannot be drawn, its file name and the reason.
+    """
     run, plots = RunReader(folder), folder / "plots"
     if run.config and not run.telemetry:
         raise InputError(f"The run in {folder} has not trained yet: there are no lines in telemetry.jsonl.")
@@ -36,17 +40,31 @@ def plot_run(folder: Path, layer: int = 0) -> list[Path]:
         "game": (run.rounds, partial(plot_game, run)),
         "probe": (run.probe, partial(plot_probe, **(run.probe or {}))),
         "attention": (
-            has_attention(folder) and run.config.get("kind") != "image-classification",  # its tokens have no names
+            _has_attention(folder) and run.config.get("kind") != "image-classification",  # its tokens have no names
             partial(plot_sample, run, layer=layer),
         ),
     }
-    made = {plots / f"{name}.png": plot for name, (data, plot) in drawn.items() if data}
-    for path, plot in made.items():
+    reasons = {
+        plots / f"{name}.png": _draw(plot, plots / f"{name}.png") for name, (data, plot) in drawn.items() if data
+    }
+    left_out = {path.name: reason for path, reason in reasons.items() if reason is not None}
+    if not _has_attention(folder):
+        left_out["attention.png"] = "it needs the run's provider and model (see `compare --keep-models`)."
+    return [path for path, reason in reasons.items() if reason is None], left_out
+
+
+def _draw(plot: Callable[..., None], path: Path) -> str | None:
+    """Draw a plot; return the reason if it cannot be drawn."""
+    try:
         plot(path=path)
-    return list(made)
+    except UsageError:
+        raise
+    except InputError as error:
+        return one_line(error)
+    return None
 
 
-def has_attention(folder: Path) -> bool:
+def _has_attention(folder: Path) -> bool:
     """Whether the run has a saved model and provider, which the attention plot needs."""
     return (folder / "provider").is_dir() and (folder / "model").is_dir()
 
