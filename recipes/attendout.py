@@ -5,13 +5,25 @@ from typing import Any
 import click
 
 import attnreg
-from attnreg.experiments import argument, expression_option, moved, option, recipe
+from attnreg.experiments import argument, expression_option, moved, option, preset, recipe
 
 GAME = "attnreg.experiments.runs.game"
+# What Section 4 and Algorithm 1 state; the score is our choice.
+PAPER = {
+    "generator": "GNetProvider(initial_keep=None)",
+    "credit": "Reinforce(reward='gap', per='step')",
+    "rewards": "Rewards(score='accuracy', fresh_rows='steps')",
+    "reward_data": "dev",
+    "winner": "proportional",
+    "warmup": 0.0,
+    "game": 1.0,
+}
 
 
 @recipe(
     "attendout",
+    preset("--regime", {"paper": PAPER}, help='Other defaults: "paper" plays the game as the paper states it, with '
+           "rewards from dev."),
     expression_option("--generator", f"{GAME}:read_generator", metavar="EXPRESSION|none",
                       help="Generator, alone or joined to other providers by &, or none for a game of selection alone "
                            "(default: GNetProvider(masks_per_layer='heads')); see docs/attendout.md."),
@@ -21,17 +33,16 @@ GAME = "attnreg.experiments.runs.game"
                       help="How the Generator learns: Reinforce(...) or GradientCredit(...), with their arguments "
                            "(default: Reinforce())."),
     expression_option("--rewards", f"{GAME}:read_rewards", metavar="EXPRESSION",
-                      help="Rewards(score, batches_per_round, noise): score 'loss', 'accuracy' or 'metric' (the "
-                           "task's, of all scored rows), batches per round (default: half as many as steps), share of "
-                           "tokens that noisy-train replaces (default: 0.15)."),
+                      help="Rewards(score, batches_per_round, noise, fresh_rows): score 'loss', 'accuracy' or "
+                           "'metric' (the task's, of all scored rows), batches per round (default: half as many as "
+                           "steps), share of tokens that noisy-train replaces (default: 0.15), rows drawn anew for "
+                           "each round, or 'steps' for as many as its steps (default: batches in turn)."),
     option("--reward-data", type=click.Choice(["held-out", "dev", "half-dev", "train", "noisy-train"]),
            default="held-out",
            help='Rows for the reward: "held-out" (of train), "dev" or "half-dev" (bias dev scores), "train" (those of '
                 'the round) or "noisy-train" (the same, with some tokens replaced).'),
     option("--reward-rows", type=click.IntRange(min=1), default=256,
            help="Held-out rows for the reward, at most a tenth of train."),
-    option("--fresh-rows", type=click.IntRange(min=1),
-           help="Score each round on this many reward rows, drawn anew (default: batches in turn)."),
     option("--round-steps", type=click.IntRange(min=1), default=None,
            help="Steps per round, T in the paper (default: 8, or fewer for 30 rounds)."),
     argument("attnreg.training:Rounds", "winner"),
@@ -54,11 +65,12 @@ GAME = "attnreg.experiments.runs.game"
         ("averaging", "GradientCredit(averaging=0.5)"), ("generator-lr", "Reinforce(learning_rate=1e-3)"),
         ("rate-lr", "Reinforce(bias_learning_rate=0.01)"))),
     *(moved(f"--{name}", f'--rewards "Rewards({then})"') for name, then in (
-        ("score", "score='accuracy'"), ("batches-per-round", "batches_per_round=4"), ("reward-noise", "noise=0.3"))),
+        ("score", "score='accuracy'"), ("batches-per-round", "batches_per_round=4"), ("reward-noise", "noise=0.3"),
+        ("fresh-rows", "fresh_rows=8"))),
 )  # fmt: skip
 def attendout(
     run: "attnreg.experiments.Run", generator: str | None, initial_keep: float | None, credit: str | None,
-    rewards: str | None, reward_data: Any, reward_rows: int, fresh_rows: int | None, round_steps: int | None,
+    rewards: str | None, reward_data: Any, reward_rows: int, round_steps: int | None,
     winner: Any, returns: Any, warmup: float, game: float, watch: str | None, baseline: bool,
 ) -> None:  # fmt: skip
     """AttendOut: a Generator learns dropout masks from a game of two models.
@@ -77,7 +89,7 @@ def attendout(
         raise click.UsageError("--watch needs a Generator: remove it for --generator none.")
     generator = generator or f"GNetProvider(initial_keep={initial_keep or 0.9}, masks_per_layer='heads')"
     game_epochs = max(1, round(game * run.epochs))
-    rows = RewardRows(run, reward_data, reward_rows, fresh_rows, game_epochs)
+    rows = RewardRows(run, reward_data, reward_rows, game_epochs)
     warmup_steps, game_steps = int(warmup * run.total_steps), run.steps_in(game_epochs)
     round_steps, rounds = plan_rounds(game_steps - warmup_steps, round_steps)
     notes = [note for note in (rows.note, too_few(rounds)) if note is not None]

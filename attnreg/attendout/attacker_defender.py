@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,9 +16,10 @@ from typing_extensions import override
 
 from attnreg.arguments import Count, Index, one_of, whole_number
 from attnreg.attendout.credit import Credit, Teacher
+from attnreg.attendout.gnet import GNetProvider
 from attnreg.attendout.referee import Referee, Rewards
 from attnreg.attendout.reinforce import Reinforce
-from attnreg.attendout.rewards import Winner, WinnerName
+from attnreg.attendout.rewards import Score, ScoreName, Winner, WinnerName
 from attnreg.errors import InputError
 from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Compose, Regularizer
@@ -67,7 +68,7 @@ class Rounds:
 
 
 class AttackerDefender(TrainingMethod):
-    r"""AttendOut's game (Algorithm 1); what the paper leaves open is set by ``credit``, ``rewards`` and ``rounds``.
+    r"""AttendOut's game (Algorithm 1), by default in this project's variant; :meth:`paper` makes the paper's own.
 
     The Defender and the Attacker start with the same weights and train on the same batches. The Generator's masks apply
     only to the Attacker. After each round of T steps, both networks are scored on reward data, and the Generator learns
@@ -79,8 +80,8 @@ class AttackerDefender(TrainingMethod):
         generator: provider that draws the masks; it is attached to the Attacker. In a composition such as
             ``GNetProvider(...) & DropHead(0.1)``, the G-Net is the Generator. ``None`` trains the Attacker without
             masks: a game of selection alone. A Generator of your own needs :class:`attnreg.GNetProvider`'s ``sample``;
-            ``log_prob`` and ``keep`` for rewards per sample; ``sample_opposites``, ``opposite_keep`` and ``opposite``
-            for antithetic masks; and ``relaxed`` for :class:`GradientCredit`.
+            ``log_prob`` and ``keep`` for rewards per sample or step; ``sample_opposites``, ``opposite_keep`` and
+            ``opposite`` for antithetic masks; and ``relaxed`` for :class:`GradientCredit`.
         optimizer_factory: makes the optimizer of a network; called once for each.
         credit: how the Generator learns: :class:`Reinforce` (the paper's, and the default) or :class:`GradientCredit`.
         rewards: the rows that both networks are scored on, and the score.
@@ -176,6 +177,57 @@ class AttackerDefender(TrainingMethod):
         self._moves = self.steps = 0
         #: Number of rounds that each network has won; with winner ``"none"``, the better one.
         self.wins = {"attacker": 0, "defender": 0}
+
+    @classmethod
+    def paper(
+        cls,
+        model: nn.Module,
+        batches: Callable[[int], Sequence[Batch]],
+        optimizer_factory: Callable[[nn.Module], Optimizer],
+        *,
+        steps: Count = 8,
+        score: ScoreName | Score = "accuracy",
+        generator_optimizer_factory: Callable[[nn.Module], Optimizer] | None = None,
+        **options: Any,
+    ) -> AttackerDefender:
+        """Make the game as the paper states it, from the first step of training to the last.
+
+        The keep logits are the G-Net's attention scores and nothing else, with one mask per layer for all heads. After
+        each round of T steps, both networks are scored on T rows, and the difference on the t-th row is the reward of
+        the t-th step, less a moving average. The winner is drawn in proportion to the scores.
+
+        Args:
+            model: as in the class.
+            batches: returns the reward rows of a round, numbered from 0, in batches: T rows, drawn at random from the
+                development set for each round. Scores on the development set are biased then.
+            optimizer_factory: as in the class.
+            steps: T; the paper leaves it open, as the next two.
+            score: as in :class:`Rewards`.
+            generator_optimizer_factory: makes the Generator's optimizer (default: as in :class:`Reinforce`).
+            options: further arguments of the class, such as ``returns`` or ``accelerator``.
+
+        Example:
+            >>> from transformers import BertConfig, BertForSequenceClassification
+            >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+            >>> batch = {"input_ids": torch.tensor([[1, 2, 3], [2, 3, 4]]), "labels": torch.tensor([1, 0])}
+            >>> game = AttackerDefender.paper(
+            ...     BertForSequenceClassification(config),
+            ...     lambda number: [batch],
+            ...     lambda network: torch.optim.AdamW(network.parameters(), lr=1e-3),
+            ...     steps=2,
+            ... )
+            >>> game.course.winner, game.generator.initial_keep
+            ('proportional', None)
+        """
+        return cls(
+            model,
+            GNetProvider.for_model(model, initial_keep=None),
+            optimizer_factory,
+            credit=Reinforce(reward="gap", per="step", optimizer_factory=generator_optimizer_factory),
+            rewards=Rewards(batches, score),
+            rounds=Rounds(steps, "proportional"),
+            **options,
+        )
 
     @property
     def rounds(self) -> int:

@@ -45,7 +45,8 @@ class GNetProvider(MaskProvider):
     With ``shared_tables``, it reads the current embeddings of the model that it was last attached to. No gradient
     reaches them through the G-Net, and they are not in its parameters or ``state_dict``.
     On the first batch (:meth:`calibrate`), :math:`b_l` is set so that the mean of :math:`P(\text{keep})` in each layer
-    is ``initial_keep``; then it is learned. ``initial_keep=0.5`` is the paper's.
+    is ``initial_keep``; then it is learned. The paper's G-Net has no bias: with ``initial_keep=None``, the scores are
+    the logits, and P(keep) begins near 0.5.
 
     With fewer ``decisions``, the reward says more about each: ``"key"`` draws once for all queries of a key, and
     ``"batch"`` draws once for a layer and batch (or for each head of it, with ``masks_per_layer`` or ``num_heads``).
@@ -56,7 +57,8 @@ class GNetProvider(MaskProvider):
         hidden_size: the Generator's width d.
         num_layers: L, the number of layers of the main model.
         max_length: largest number of tokens of an input.
-        initial_keep: initial mean probability of keeping a position, in ``(0, 1)``.
+        initial_keep: initial mean probability of keeping a position, in ``(0, 1)``; ``None`` leaves out the bias, as
+            in the paper.
         decisions: what is drawn at once: ``"unit"`` (each position, as in the paper), ``"key"`` or ``"batch"``.
         masks_per_layer: number of independent draws from the same probabilities: 1, as in the paper, or the main
             model's number of heads. It must be 1 if ``num_heads`` is not.
@@ -100,7 +102,7 @@ class GNetProvider(MaskProvider):
         num_layers: int,
         max_length: int = 512,
         *,
-        initial_keep: InnerProbability = 0.9,
+        initial_keep: InnerProbability | None = 0.9,
         decisions: Granularity = "unit",
         masks_per_layer: int = 1,
         num_heads: int = 1,
@@ -118,7 +120,7 @@ class GNetProvider(MaskProvider):
         self.max_length = whole_number("max_length", max_length)
         self.masks_per_layer = whole_number("masks_per_layer", masks_per_layer)
         self.num_heads = whole_number("num_heads", num_heads)
-        self.initial_keep = inner_probability("initial_keep", initial_keep)
+        self.initial_keep = None if initial_keep is None else inner_probability("initial_keep", initial_keep)
         self.decisions = one_of("decisions", decisions, get_args(Granularity))
         self.decides_for_batch = decisions == "batch"
         self._decisions = Decisions(self.decisions, num_heads, masks_per_layer)
@@ -144,7 +146,7 @@ class GNetProvider(MaskProvider):
             num_layers,
             max_length + position_offset,
             num_heads,
-            initial_logit=math.log(initial_keep / (1 - initial_keep)),
+            initial_logit=None if initial_keep is None else math.log(initial_keep / (1 - initial_keep)),
             position_offset=position_offset,
             feed_forward=feed_forward,
             shared_tables=shared_tables,
@@ -159,8 +161,8 @@ class GNetProvider(MaskProvider):
         self.keep: Tensor | None = None
         self.opposite_keep: Tensor | None = None
         self._given = GivenMasks()
-        #: whether the biases have been set to ``initial_keep``
-        self.calibrated = False
+        #: whether the biases have been set to ``initial_keep``, or there are none
+        self.calibrated = initial_keep is None
         self._relaxed: Relaxed | None = None
 
     @classmethod
@@ -168,7 +170,7 @@ class GNetProvider(MaskProvider):
         cls,
         model: nn.Module,
         *,
-        initial_keep: InnerProbability = 0.9,
+        initial_keep: InnerProbability | None = 0.9,
         decisions: Granularity = "unit",
         masks_per_layer: int | str = 1,
         num_heads: int | str = 1,
@@ -328,6 +330,8 @@ class GNetProvider(MaskProvider):
 
         The first training batch does this by itself. A saved G-Net is not calibrated again when it is loaded.
         """
+        if self.initial_keep is None:
+            return
         logits, valid = self._decisions.pooled(self.logits(inputs), self.units(inputs))
         bias = self.network.bias
         for layer in range(self.num_layers) if valid.any() else ():

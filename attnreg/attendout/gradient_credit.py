@@ -148,7 +148,8 @@ class GradientTeacher(Teacher):
         square = self._updater.mean(of_logits.double().square().sum() / count)  # the same in all processes
         self._square = MOMENTUM * self._square + (1 - MOMENTUM) * float(square)
         deviation = math.sqrt(self._square / (1 - MOMENTUM**self._updates)) or 1.0
-        divergence = functional.bernoulli_kl(relaxed.logits, self._generator.initial_keep)[relaxed.valid].mean()
+        keep = 0.5 if self._generator.initial_keep is None else self._generator.initial_keep
+        divergence = functional.bernoulli_kl(relaxed.logits, keep)[relaxed.valid].mean()
         torch.autograd.backward(
             [relaxed.logits, self.credit.price * divergence], [-of_logits / (deviation * count), None]
         )

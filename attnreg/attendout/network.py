@@ -17,7 +17,8 @@ TABLES = ("tokens", "positions")
 class GeneratorNetwork(nn.Module):
     """Token and position embeddings, then one attention layer, applied L times, whose scores are the logits.
 
-    The arguments are those of :class:`attnreg.GNetProvider`; ``shared_tables`` are read from :attr:`tables`. Token ids
+    The arguments are those of :class:`attnreg.GNetProvider`; without ``initial_logit``, the biases are 0 and not
+    learned; ``shared_tables`` are read from :attr:`tables`. Token ids
     ``(B, N)``, or images, and allowed positions ``(B, N, N)``, bool, give logits ``(B, L, G, N, N)``.
     """
 
@@ -28,7 +29,7 @@ class GeneratorNetwork(nn.Module):
         num_layers: int,
         num_positions: int,
         num_heads: int,
-        initial_logit: float,
+        initial_logit: float | None,
         position_offset: int = 0,
         feed_forward: bool = False,
         shared_tables: Collection[str] = (),
@@ -62,7 +63,11 @@ class GeneratorNetwork(nn.Module):
         self.out = nn.Linear(hidden_size, hidden_size)
         self.norm = nn.LayerNorm(hidden_size)
         self.block = _FeedForward(hidden_size) if feed_forward else nn.Identity()
-        self.bias = nn.Parameter(torch.full((num_layers,), initial_logit))
+        self.bias: Tensor
+        if initial_logit is None:
+            self.register_buffer("bias", torch.zeros(num_layers))
+        else:
+            self.bias = nn.Parameter(torch.full((num_layers,), initial_logit))
 
     def forward(self, ids: Tensor, allowed: Tensor) -> Tensor:
         """Return the logits of keeping."""

@@ -25,7 +25,7 @@ from attnreg.training.method import Batch, Updater
 
 Reward = Callable[[Tensor], Tensor]
 RewardName = Literal["scaled", "gap", "sign", "standardized"]
-RewardPer = Literal["round", "sample"]
+RewardPer = Literal["round", "sample", "step"]
 Baseline = Literal["moving", "leave-one-out"]
 
 
@@ -44,9 +44,12 @@ class Reinforce(Credit):
     Args:
         reward: ``"scaled"`` (the mean gap, whose difference to the baseline is divided by its running deviation),
             ``"gap"``, ``"sign"`` (of the gap) or ``"standardized"`` (the gap over its standard error); or a function
-            of the gaps ``(n,)``, one per reward row, that returns the 0-d reward, or ``(n,)`` per sample.
-        per: one reward per ``"round"`` or per ``"sample"``. Rewards of other rows than the round's own are paired with
-            its samples in their order, again from the first when they run out.
+            of the gaps ``(n,)``, one per reward row, that returns the 0-d reward, or ``(n,)`` per sample or step.
+        per: one reward per ``"round"``, ``"step"`` or ``"sample"``. Per step, the first reward row's gap is the reward
+            of the round's first step, and so on, as in the paper, which draws T rows for T steps; there must be as
+            many rows as steps. Per sample, the rewards of other rows than the round's own are paired with its samples
+            in their order, again from the first when they run out (index modulo n); nothing in the paper speaks for
+            this.
         baseline: what is subtracted from rewards: ``"moving"`` (a moving average, which the first round sets) or
             ``"leave-one-out"`` (the mean of the other samples' rewards).
         momentum: momentum of the moving average, and of the running deviation of ``"scaled"``.
@@ -80,20 +83,20 @@ class Reinforce(Credit):
         one_of("baseline", self.baseline, get_args(Baseline))
         probability_below_one("momentum", self.momentum)
         true_or_false("antithetic", self.antithetic)
-        if self.reward == "standardized" and self.per == "sample":
-            raise InputError("Expected `per` 'round' with reward 'standardized', got 'sample'.")
-        if self.baseline == "leave-one-out" and self.per == "round":
-            raise InputError("Expected `per` 'sample' with baseline 'leave-one-out', got 'round'.")
+        if self.reward == "standardized" and self.per != "round":
+            raise InputError(f"Expected `per` 'round' with reward 'standardized', got {self.per!r}.")
+        if self.baseline == "leave-one-out" and self.per != "sample":
+            raise InputError(f"Expected `per` 'sample' with baseline 'leave-one-out', got {self.per!r}.")
 
     def rewards(self, gaps: Tensor) -> Tensor:
         """Return the reward, 0-d, or rewards, ``(n,)``, from gaps ``(n,)``."""
         if self.reward == "standardized":
             return standardized_gap(gaps)
         if not callable(self.reward):
-            values = gaps if self.per == "sample" else gaps.mean()
+            values = gaps.mean() if self.per == "round" else gaps
             return values.sign() if self.reward == "sign" else values
         reward = torch.as_tensor(self.reward(gaps)).float()
-        wanted = gaps.shape if self.per == "sample" else torch.Size([])
+        wanted = torch.Size([]) if self.per == "round" else gaps.shape
         if reward.shape != wanted:
             raise InputError(
                 f"Expected `reward` to return shape {tuple(wanted)} with `per` {self.per!r}, got {tuple(reward.shape)}."
@@ -104,8 +107,10 @@ class Reinforce(Credit):
     def check(self, provider: Regularizer, rewards: Rewards) -> None:
         if self.antithetic and isinstance(provider, Compose):
             raise InputError("Expected the Generator alone with `antithetic`, got a composition.")
-        if self.per == "sample" and hasattr(rewards.score, "over"):
-            raise InputError("Expected `per` 'round' with a metric as score, got 'sample'.")
+        if self.per != "round" and hasattr(rewards.score, "over"):
+            raise InputError(f"Expected `per` 'round' with a metric as score, got {self.per!r}.")
+        if self.per == "step" and rewards.batches is None:
+            raise InputError("Expected `batches` of `rewards` with `per` 'step': one row for each step of a round.")
 
     @override
     def teacher(
@@ -127,10 +132,10 @@ class ReinforceTeacher(Teacher):
     ) -> None:
         if credit.baseline == "leave-one-out" and getattr(generator, "decisions", "unit") == "batch":
             raise InputError("Baseline 'leave-one-out' needs decisions for each sample: use decisions 'unit' or 'key'.")
-        by_sample = credit.per == "sample"
-        if by_sample and getattr(generator, "shared_tables", None):
+        cached = credit.per != "round"
+        if cached and getattr(generator, "shared_tables", None):
             raise InputError("Expected `per` 'round' with shared embeddings, which change within a round.")
-        needed = ["sample"] + ["log_prob"] * by_sample + ["sample_opposites", "opposite"] * credit.antithetic
+        needed = ["sample"] + ["log_prob"] * cached + ["sample_opposites", "opposite"] * credit.antithetic
         if missing := [name for name in needed if not hasattr(generator, name)]:
             raise InputError(f"{type(generator).__name__} cannot be the Generator: it has no `{missing[0]}`.")
         self.credit = credit
@@ -154,7 +159,7 @@ class ReinforceTeacher(Teacher):
     @override
     def draw(self, batch: Batch) -> None:
         self.steps += 1
-        if self.credit.per == "sample":
+        if self.credit.per != "round":
             with torch.no_grad(), self._updater.autocast():
                 self._sample(batch)
             self._drawn = self._generator.keep
@@ -191,15 +196,17 @@ class ReinforceTeacher(Teacher):
 
     @override
     def update(self, gaps: Sequence[Tensor]) -> float:
+        if self.credit.per == "step":
+            gaps = [self._of_steps(each) for each in gaps]
         rewards = [self.credit.rewards(each) for each in gaps]
         mean = sum(float(reward.mean()) for reward in rewards) / len(rewards)
         if not self.rounds:
             self.baseline = mean
         self.rounds += 1
         advantages = self._scaled([self._advantage(reward) for reward in rewards])
-        if self.credit.per == "sample":
-            self._accumulate_samples(advantages)
-        weights = [1.0] * len(rewards) if self.credit.per == "sample" else [float(each) for each in advantages]
+        if self.credit.per != "round":
+            self._accumulate_draws(advantages)
+        weights = [float(each) for each in advantages] if self.credit.per == "round" else [1.0] * len(rewards)
         for number, parameter in enumerate(self._generator.parameters()):
             parameter.grad = None
             for weight, gradients in zip(weights, self._gradients, strict=True):
@@ -227,16 +234,26 @@ class ReinforceTeacher(Teacher):
         deviation = math.sqrt(self._square / (1 - momentum**self._squares)) if self._squares else 0.0
         return [each / deviation if deviation else torch.zeros_like(each) for each in advantages]
 
-    def _accumulate_samples(self, advantages: Sequence[Tensor]) -> None:
+    def _of_steps(self, gaps: Tensor) -> Tensor:
+        """Return the gaps of the round's steps; a last round may be shorter than the others."""
+        if len(gaps) < self.steps:
+            raise InputError(
+                f"Expected a reward row for each step with `per` 'step', got {len(gaps)} rows for {self.steps} steps."
+            )
+        return gaps[: self.steps]
+
+    def _accumulate_draws(self, advantages: Sequence[Tensor]) -> None:
+        by_step = self.credit.per == "step"
         sizes = self._updater.gathered([sum(rows_of(batch) for batch, _ in self._draws)])
         for attacker, each in enumerate(advantages):
             begin = sum(sizes[: self._updater.rank])  # the rewards of all processes follow each other
-            for batch, masks in self._draws:
+            for step, (batch, masks) in enumerate(self._draws):
                 with self._updater.autocast(), sparse_embeddings(self._generator):
                     log_prob = self._generator.log_prob(batch, unpack(masks[attacker]))
                 log_prob = log_prob.view(rows_of(batch), -1).mean(1)  # the choices of a row share its reward
                 rows = torch.arange(begin, begin + len(log_prob)) % len(each)
-                self._accumulate(attacker, reinforce_loss(log_prob, each[rows].to(log_prob.device)))
+                own = each[step] if by_step else each[rows]
+                self._accumulate(attacker, reinforce_loss(log_prob, own.to(log_prob.device)))
                 begin += len(log_prob)
 
     @override

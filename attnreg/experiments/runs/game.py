@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from attnreg.arguments import whole_number
 from attnreg.attendout.credit import Credit
 from attnreg.attendout.gnet import GNetProvider
 from attnreg.attendout.gradient_credit import GradientCredit
@@ -48,10 +49,21 @@ def read_rewards(text: str) -> str:
     return text
 
 
-def _rewards_of(text: str, metric: Callable[[], Any]) -> Rewards:
-    def make(score: str = "loss", batches_per_round: int | None = None, noise: float = 0.0) -> Rewards:
+def _rewards_of(text: str, metric: Callable[[], Any]) -> tuple[Rewards, int | str | None]:
+    """Return the rewards of an expression, and how many rows are drawn anew for each round."""
+
+    def make(
+        score: str = "loss",
+        batches_per_round: int | None = None,
+        noise: float = 0.0,
+        fresh_rows: int | str | None = None,
+    ) -> tuple[Rewards, int | str | None]:
         known: Any = metric() if score == "metric" else score
-        return Rewards(score=known, batches_per_round=batches_per_round, noise=noise)
+        if fresh_rows not in (None, "steps"):
+            whole_number("fresh_rows", fresh_rows)  # type: ignore[arg-type]
+        if fresh_rows and batches_per_round:
+            raise InputError("`fresh_rows` are all scored in their round: remove `batches_per_round`.")
+        return Rewards(score=known, batches_per_round=batches_per_round, noise=noise), fresh_rows
 
     return parse_call(text, {"Rewards": make})
 
@@ -82,31 +94,35 @@ def too_few(rounds: int) -> str | None:
 
 
 class RewardRows:
-    """The rows that the rounds of a run are scored on, ``fresh`` of them at a time; ``rows`` may be held out."""
+    """The rows that the rounds of a run are scored on; ``rows`` may be held out."""
 
-    def __init__(self, run: Setup, data: RewardData, rows: int, fresh: int | None, epochs: int) -> None:
-        self._run, self._data, self._fresh = run, data, fresh
+    def __init__(self, run: Setup, data: RewardData, rows: int, epochs: int) -> None:
+        self._run, self._data = run, data
         #: a sentence for the report, if the scores are biased
         self.note: str | None = None
-        self._batches: Any = None
-        if data in ("train", "noisy-train"):
+        self._rows: Any = None if data in ("train", "noisy-train") else self._chosen(rows, epochs)
+
+    def _batches(self, fresh: int | None) -> Any:
+        run, chosen = self._run, self._rows
+        if chosen is None:
             if fresh is not None:
                 raise UsageError(
-                    f"--fresh-rows needs rows besides the round's own: remove it for --reward-data {data}."
+                    "`fresh_rows` in --rewards needs rows besides the round's own: remove it for --reward-data "
+                    f"{self._data}."
                 )
-            return
-        chosen = self._chosen(rows, epochs)
+            return None
         if fresh is None:
-            self._batches = run.rows_in_order(chosen)
-            return
+            return run.rows_in_order(chosen)
         if fresh > len(chosen):
-            raise UsageError(f"Expected --fresh-rows of at most {len(chosen)}, the number of reward rows, got {fresh}.")
+            raise UsageError(
+                f"Expected `fresh_rows` in --rewards of at most {len(chosen)}, the number of reward rows, got {fresh}."
+            )
 
         def drawn(number: int) -> Any:
             generator = torch.Generator().manual_seed(run.settings.seed * 1_000_003 + number)
             return run.rows_in_order(chosen.select(torch.randperm(len(chosen), generator=generator)[:fresh].tolist()))
 
-        self._batches = drawn
+        return drawn
 
     def _chosen(self, rows: int, epochs: int) -> Any:
         run = self._run
@@ -133,17 +149,16 @@ class RewardRows:
     def rewards(self, text: str, round_steps: int) -> Rewards:
         """Return the rewards of an expression; by default, half as many batches are scored as a round has steps."""
         run = self._run
-        wanted = _rewards_of(text, lambda: metric_score(run))
+        wanted, number = _rewards_of(text, lambda: metric_score(run))
+        fresh = round_steps if isinstance(number, str) else number
         if wanted.score == "accuracy" and run.kind.one_number_per_row:
             raise _expected_loss(run, "accuracy")
-        if wanted.noise and self._batches is not None:
+        if wanted.noise and self._rows is not None:
             raise UsageError("`noise` in --rewards is for --reward-data noisy-train: remove it.")
-        if self._fresh and wanted.batches_per_round:
-            raise UsageError("--fresh-rows are all scored in their round: remove `batches_per_round` from --rewards.")
         return Rewards(
-            self._batches,
+            self._batches(fresh),
             wanted.score,
-            None if self._fresh else wanted.batches_per_round or max(1, round_steps // 2),
+            None if fresh else wanted.batches_per_round or max(1, round_steps // 2),
             wanted.noise or (NOISE if self._data == "noisy-train" else 0.0),
             getattr(run.tokenizer, "all_special_ids", ()),
         )
