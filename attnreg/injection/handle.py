@@ -198,7 +198,19 @@ class AttachHandle:
         return inputs
 
     def detach(self) -> None:
-        """Restore the model. A second call does nothing."""
+        """Restore the model. A second call does nothing.
+
+        Raises:
+            RuntimeError: if gradient checkpointing would then repeat a masked forward pass without its masks.
+        """
+        if self.attached and self._passes.decisions.waits():
+            raise RuntimeError(
+                "A forward pass with gradient checkpointing waits for its backward pass, which repeats its masks. Run "
+                "the backward pass, or delete the loss, before `detach`."
+            )
+        self._remove()
+
+    def _remove(self) -> None:
         for attached in reversed(self._shadows):
             attached.remove()
         for hook in self._hooks:
@@ -225,7 +237,10 @@ class AttachHandle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.detach()
+        if error is None:
+            self.detach()
+        else:
+            self._remove()
 
     def __repr__(self) -> str:
         lines = "".join(f"\n  {site.label}: {site.name}" for site in self.sites)

@@ -47,7 +47,7 @@ class AttachedBlock(Shadow[BlockCall]):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block's forward, unless the block is skipped."""
         call = self.next()
-        if call is None or not self.passes.acts_on(self.module):
+        if call is None or not self.acts():
             return self.plain(*args, **kwargs)
         if call.states:
             self.passes.check_entry(self.name)
@@ -177,7 +177,7 @@ class AttachedClassifier(Shadow[HiddenInfo]):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer's forward, on changed states if the provider acts."""
         info = self.next()
-        if info is None or not self.passes.acts_on(self.module):
+        if info is None or not self.acts():
             return self.plain(*args, **kwargs)
         self.passes.check_entry(self.name)
         if args:

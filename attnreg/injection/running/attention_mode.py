@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,7 +29,7 @@ from attnreg.sites import AttentionSite, SiteInfo
 
 CHECKPOINT_INSIDE = (
     "{} runs gradient checkpointing inside its own forward, which would repeat its attention without masks. Checkpoint "
-    "the whole module, or the block around it, instead."
+    "the block around it instead, or the module after `attach`."
 )
 
 
@@ -259,12 +259,14 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward, with the provider's masks if they apply to this call."""
-        return self._masked(self.module, args, kwargs)
+        return self._masked(self.module, self.acts, args, kwargs)
 
-    def _masked(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _masked(
+        self, module: nn.Module, acts: Callable[[], bool], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         plan = self.next()
         mode = None
-        if plan is not None and (self._is_tapped(plan) or self.passes.acts_on(module)):
+        if plan is not None and (self._is_tapped(plan) or acts()):
             self.passes.check_entry(self.name)
             if self._folds_heads and any(type(p).__name__ == "DTensor" for p in module.parameters()):
                 raise NoAttentionError(
@@ -325,9 +327,14 @@ class AttachedMethod(AttachedModule):
         running = self.passes.mode
         if isinstance(running, AttentionMode) and running.name == self.name:
             return self.plain(*args, **kwargs)
-        if not self.passes.acts_on(self._attached.module) and not self.passes.taps:
+        acts = self.acts()
+        if not acts and not self.passes.taps:
             return self.plain(*args, **kwargs)
-        return self._masked(self._attached.module, args, kwargs)
+        return self._masked(self._attached.module, lambda: acts, args, kwargs)
+
+    @override
+    def acts(self) -> bool:
+        return self.passes.acts_at((self.name, self.method), self.name, self._attached.module)
 
 
 def attached_methods(passes: Passes, modules: Iterable[AttachedModule]) -> list[AttachedMethod]:

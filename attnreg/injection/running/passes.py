@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -16,13 +16,19 @@ from attnreg.functional.seeded import is_traced
 from attnreg.injection.backends import Tap
 from attnreg.injection.discovery.coverage import why_hidden
 from attnreg.injection.running.changes import Changes
+from attnreg.injection.running.decisions import Decisions
 from attnreg.injection.running.forward_pass import Padding, Pass
 from attnreg.injection.running.rates import DropRates
-from attnreg.injection.running.repetition import Calls, Computations, in_backward, mark, waiting
+from attnreg.injection.running.repetition import Calls, Computations, in_backward, in_hook, mark, waiting
 from attnreg.injection.running.seeds import Place, Seeds
 from attnreg.regularizer.abilities import PATIENCE, Watch
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site
+
+WAS_PLAIN = (
+    "{} cannot mask a forward pass that repeats one without gradients, because that one was not masked. Do not use "
+    "cached losses (GradCache), and use gradient checkpointing with `use_reentrant=False`."
+)
 
 
 class Passes:
@@ -44,6 +50,7 @@ class Passes:
         self.mode: object = None  # the mode of the innermost attention module that is running
         self.rates = DropRates()
         self.seeds = Seeds()
+        self.decisions = Decisions(provider)
         self.enabled = True
         self.probing = False
         self.taps: Mapping[str, Tap] = {}
@@ -55,6 +62,7 @@ class Passes:
         self._calls: list[Calls] = []
         self._paddings: Computations[Padding] = Computations()
         self._has_trained = False  # whether any pass so far had gradients
+        self._had_gradients = False  # whether the latest in training mode had
         self._watch = Watch(provider)
         self._steps_alone = 0  # since the latest training pass
         self.changes = Changes(model, (), {})
@@ -74,6 +82,20 @@ class Passes:
         if self.probing:
             return self.active
         return module.training and self.active and self.latest.has_gradients
+
+    def acts_at(self, place: Hashable, name: str, module: nn.Module) -> bool:
+        """Whether a call of a module is masked; if gradient checkpointing repeats it, whether it was.
+
+        Args:
+            place: what is called, of this module.
+            name: name of the module.
+            module: the module.
+        """
+        acts = self.acts_on(module)
+        if in_backward():
+            return self.decisions.again(place, name, module, acts=acts)
+        self.decisions.note(place, module, acts=acts, has_gradients=self.latest.has_gradients)
+        return acts
 
     @contextmanager
     def having(self, **settings: Any) -> Iterator[None]:
@@ -107,7 +129,11 @@ class Passes:
         )
         if self.taps and not self.tapped_inputs:
             self.tapped_inputs = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+        if self.acts_on(module) and in_hook() and not self._had_gradients:
+            raise RuntimeError(WAS_PLAIN.format(type(self.provider).__name__))
         self._has_trained |= now.with_gradients
+        if module.training and not in_hook():
+            self._had_gradients = now.with_gradients
         for calls in self._calls:
             calls.begin()
         training = module.training and now.with_gradients
@@ -156,20 +182,16 @@ class Passes:
         is_latest = now.whole and now.module is module
         if is_latest:
             now.padding = self._padding(inputs, names)
-            if self._acts():
+            if now is self._masked:
                 self.seeds.repeat(self._masked)
         if self.acts_on(module) and not self._has_trained:
-            raise RuntimeError(
-                f"{type(self.provider).__name__} cannot mask a forward pass that repeats one without gradients, "
-                "because that one was not masked. Do not use cached losses (GradCache), and use gradient checkpointing "
-                "with `use_reentrant=False`."
-            )
+            raise RuntimeError(WAS_PLAIN.format(type(self.provider).__name__))
         try:
             yield
         finally:
             if is_latest:
                 now.padding = None
-                if self._acts():
+                if now is self._masked:
                     self.seeds.end(self._masked)
 
     def _acts(self) -> bool:
@@ -227,6 +249,7 @@ class Passes:
                 stacklevel=3,
             )
         self.seeds.forget()
+        self.decisions.forget()
         self._paddings.forget()
 
     def check_entry(self, name: str) -> None:

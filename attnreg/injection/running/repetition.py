@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Generic, TypeVar
@@ -17,14 +17,40 @@ What = TypeVar("What")
 
 
 def in_backward() -> bool:
-    """Whether a backward pass is running, in which gradient checkpointing recomputes forward passes."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    """Whether gradient checkpointing recomputes a forward pass now, in a backward pass.
+
+    A forward pass in a hook of a backward pass is another, new one.
+    """
+    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _BACKWARD:
+        code = frame.f_code
+        if code is _OWN_BACKWARD or (code.co_name == "unpack_hook" and code.co_filename == _CHECKPOINTS):
+            return True
+        frame = frame.f_back
+    return False
 
 
-def checkpoint_hook() -> object | None:
+def in_hook() -> bool:
+    """Whether a backward pass is running, and what runs in it repeats nothing."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1 and not in_backward()
+
+
+def checkpoint_hook() -> Any:
     """Return what stands for the innermost non-reentrant checkpoint that runs now; ``None`` outside of all."""
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks[1] if hooks is not None and hooks[1].__module__ == torch.utils.checkpoint.__name__ else None
+
+
+def reentrant_checkpoint() -> Any:
+    """Return the context of the innermost reentrant checkpoint that runs now; ``None`` outside of all."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _REENTRANT:
+            return frame.f_locals["ctx"]
+        frame = frame.f_back
+    return None
 
 
 def functions_around(stop: CodeType | None = None) -> Iterator[CodeType]:
@@ -41,11 +67,11 @@ def functions_around(stop: CodeType | None = None) -> Iterator[CodeType]:
         inner, frame = frame.f_code, frame.f_back
 
 
+_CHECKPOINTS = torch.utils.checkpoint.__file__
 _BACKWARD = torch.autograd.graph._engine_run_backward.__code__
-_APPLY = (
-    vars(torch.autograd.Function)["apply"].__func__.__code__,
-    torch.autograd.function.BackwardCFunction.apply.__code__,
-)
+_OWN_BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
+_APPLY = vars(torch.autograd.Function)["apply"].__func__.__code__, _OWN_BACKWARD
+_REENTRANT = torch.utils.checkpoint.CheckpointFunction.forward.__code__
 
 
 def mark() -> int:
@@ -77,6 +103,10 @@ class Computations(Generic[What]):
     def note(self, place: Hashable, here: int, what: What) -> None:
         """Note a computation of a place, and the :func:`mark` at its beginning."""
         self._done.setdefault(place, deque(maxlen=REMEMBERED)).append(Computation(here, what))
+
+    def waits(self, is_alive: Callable[[What], bool]) -> bool:
+        """Whether any computation of which this is true has not been repeated."""
+        return any(not each.repeated and is_alive(each.what) for done in self._done.values() for each in done)
 
     def knows(self, place: Hashable) -> bool:
         """Whether a place was computed since the latest step."""

@@ -101,6 +101,10 @@ class Shadow(ABC, Generic[What]):
         copied.__dict__.update({"installed": None, **copy.deepcopy({name: vars(self)[name] for name in names}, memo)})
         return copied
 
+    def acts(self) -> bool:
+        """Whether the provider acts in the call that begins now; if it is repeated, whether it did."""
+        return self.passes.acts_at((type(self).__name__, self.name, self.method), self.name, self.module)
+
     def next(self) -> What | None:
         """Return the record of the call that begins now; raise if there are more calls than when it was attached."""
         call = self.calls.next()
