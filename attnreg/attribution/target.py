@@ -34,7 +34,7 @@ class Target:
         InputError: if ``kind`` is none of these.
 
     Reference:
-        AD-DROP (NeurIPS 2022), Section 3.2.
+        AD-DROP (NeurIPS 2022), Section 2.
 
     Example:
         >>> import torch

@@ -42,7 +42,7 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region
         InputError: if ``p`` is outside ``[0, 1]`` or ``region`` is neither of the two.
 
     Reference:
-        AD-DROP (NeurIPS 2022), Section 3.3; the low region as in the authors' code.
+        AD-DROP (NeurIPS 2022), Section 2; the low region as in the authors' code.
 
     Example:
         >>> candidate_region(torch.tensor([[0.1, 0.4, 0.3, 0.2]]), None, p=0.5)

@@ -27,7 +27,7 @@ class CrossTuning(Container):
         InputError: if ``every`` or ``offset`` is out of range.
 
     Reference:
-        AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 3.4: plain fine-tuning in epochs 0, 2, 4 …, AD-DROP in epochs
+        AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 2: plain fine-tuning in epochs 0, 2, 4 …, AD-DROP in epochs
         1, 3, 5 …, as with ``every=2, offset=1``.
 
     Example:

@@ -59,7 +59,7 @@ class AttributionProvider(MaskProvider):
 
     Reference:
         AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning (NeurIPS 2022, arXiv 2210.05883),
-        Sections 3.2 and 3.3.
+        Section 2.
 
     Example:
         >>> import attnreg
