@@ -25,6 +25,24 @@ BAD = [
     bad("recipe", "finetune", "--learning-rate", -1, code=2, says="--learning-rate"),
     bad("recipe", "finetune", "--device", "tpu", code=2, says="--device"),
     bad("recipe", "finetune", "--nonsense", code=2, says="No such option"),
+    *(
+        bad("recipe", "finetune", typed, 1, code=2, says=f"No such option '{typed}'\\. Did you mean {meant}\\?$")
+        for typed, meant in {
+            "--lr": "--learning-rate",
+            "--learning_rate": "--learning-rate",
+            "--bs": "--batch-size",
+            "--batch": "--batch-size",
+            "--per_device_train_batch_size": "--batch-size",
+            "--num_train_epochs": "--epochs",
+            "--model-name": "--model",
+            "--model_name_or_path": "--model",
+            "--output": "--output-dir",
+            "--max-seq-length": "--max-length",
+        }.items()
+    ),
+    bad("compare", "finetune", "--seed", 1, code=2, says="No such option '--seed'\\. Did you mean --seeds\\?$"),
+    bad("compare", "finetune", "ad-drop", "--q", 0.3, code=2, says="No such option '--q'\\. Put a method's options in quotes with the method: 'ad-drop --q 0.3'\\.$"),
+    bad("compare", "ad-drop", "finetune", "--q=0.3", "--seeds", 2, code=2, says="in quotes with the method: 'ad-drop --q=0.3'\\.$"),
     bad("recipe", "attention-layerdrop", "--drop-rate", 1.5, code=2, says="1.5 is not in the range 0<=x<=1"),
     bad("recipe", "scheduled-bernoulli", "--end", -0.1, code=2, says="not in the range 0<=x<=1"),
     bad("recipe", "attendout", "--initial-keep", 1, code=2, says="not in the range 0<x<1"),
@@ -92,6 +110,7 @@ BAD = [
     bad("recipe", "finetune", "--metric", "acuracy", code=2, says="Expected --metric .*, got 'acuracy'. Did you mean accuracy\\?$"),
     bad("recipe", "finetune", "--report-to", "tensorbord", says="got tensorbord. Install its package. Did you mean tensorboard\\?$"),
     bad("recipe", "regularize", "--provider", "drophed(0.1)", code=1, says="Expected a provider among .*, got 'drophed'; .* Did you mean DropHead\\?$"),
+    bad("recipe", "regularize", "--provider", "DropHead", says="got DropHead without brackets: write DropHead\\(0\\.2\\)\\.$"),
     bad("recipe", "regularize", "--provider", "DropHead(pp=0.1)", code=1, says="Expected the arguments of DropHead.*'pp'. Did you mean p\\?$"),
     bad("recipe", "regularize", "--provider", "AttentionDropout(placement='score')", code=1, says="got 'score'. Did you mean scores\\?$"),
     bad("recipe", "regularize", "--provider", "Scheduled(TokenDropout(0.1), pp=[(0, 0.3), (1, 0)])", says="Expected an argument of TokenDropout that a schedule can change .*, got 'pp'. Did you mean p\\?$"),

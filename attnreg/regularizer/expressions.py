@@ -151,6 +151,9 @@ def _description(node: ast.expr, text: str, known: Mapping[str, Callable[..., An
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
         parts = [_description(side, text, known) for side in (node.left, node.right)]
         return {"provider": "Compose", "config": {"providers": parts}}
+    if isinstance(node, ast.Name) and node.id in known:
+        example = _example(node.id, known[node.id])
+        raise InputError(f"Expected provider calls joined by &, got {node.id} without brackets: write {example}.")
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise InputError(
             f"Expected provider calls joined by &, such as {EXAMPLE}, got {ast.unparse(node)!r} in {text!r}."
@@ -179,6 +182,15 @@ def _description(node: ast.expr, text: str, known: Mapping[str, Callable[..., An
     for schedules in [bound.pop(name) for name in named & bound.keys()]:
         bound.update(schedules)
     return {"provider": name, "config": {k: list(v) if isinstance(v, tuple) else v for k, v in bound.items()}}
+
+
+def _example(name: str, cls: Callable[..., Any]) -> str:
+    """Return a call with the default of ``p`` and the names of the arguments that have no default."""
+    arguments = [p for p in _signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    values = [
+        p.name if p.default is p.empty else repr(p.default) for p in arguments if p.name == "p" or p.default is p.empty
+    ]
+    return f"{name}({', '.join('0.1' if value == 'p' else value for value in values)})"
 
 
 def _signature(cls: Callable[..., Any]) -> inspect.Signature:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +11,10 @@ import click
 
 from attnreg.errors import UsageError
 from attnreg.experiments.cli.shared import given, without_rows
+from attnreg.experiments.options.catalogue import recipe_files
 from attnreg.experiments.options.option import GroupedCommand, option, together
 from attnreg.experiments.options.settings import OUTPUT, shared_options
+from attnreg.experiments.runs.command import load_command
 
 if TYPE_CHECKING:
     from attnreg.experiments.compare.plan import Plan
@@ -50,7 +54,27 @@ _OWN = ("baseline", "study", "write_study", *_OF_MAKING, *_OF_STUDY)
 EPILOG = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --task cola --seeds 5"
 
 
-@click.command("compare", cls=GroupedCommand, epilog=EPILOG)
+class _Compare(GroupedCommand):
+    def instead(self, ctx: click.Context, flag: str, typed: Sequence[str]) -> str:
+        """Say to put an option of a method in quotes with the method; the last one before the option, if several."""
+        from attnreg.experiments.compare.method import OF_ALL
+
+        place = next((number for number, word in enumerate(typed) if word.partition("=")[0] == flag), len(typed))
+        for method in (*reversed(typed[:place]), *typed[place:]):
+            name = method.partition(" ")[0].rpartition("=")[2]
+            if name not in recipe_files() and not (name.endswith(".py") and Path(name).is_file()):
+                continue
+            found = next((each for each in load_command(name).params if flag in each.opts), None)
+            if found is not None and found.name not in OF_ALL:
+                takes_value = typed[place] == flag and not getattr(found, "is_flag", False)
+                words = [shlex.quote(word) for word in typed[place : place + 1 + takes_value]]
+                whole = " ".join([method, *words])
+                mark = '"' if "'" in whole else "'"
+                return f" Put a method's options in quotes with the method: {mark}{whole}{mark}."
+        return super().instead(ctx, flag, typed)
+
+
+@click.command("compare", cls=_Compare, epilog=EPILOG)
 @click.argument("methods", nargs=-1, metavar="[METHOD...]")
 @together((*_OPTIONS, *shared_options("task", "all"), without_rows("use --folds to score on rows of train")))
 def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:

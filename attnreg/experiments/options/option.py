@@ -6,6 +6,7 @@ Signatures and docstrings are read from the source, so that ``--help`` does not 
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import math
 import re
@@ -33,6 +34,18 @@ _TYPES: Mapping[str, click.ParamType] = {
 }
 
 
+# Names that other tools give to our options.
+_ELSEWHERE = {
+    "lr": "learning-rate",
+    "bs": "batch-size",
+    "wd": "weight-decay",
+    "warmup-ratio": "lr-warmup",
+    "dataset": "task",
+    "bf16": "mixed-precision",
+    "fp16": "mixed-precision",
+}
+
+
 class Option(click.Option):
     """An option that belongs to a group in ``--help``."""
 
@@ -42,7 +55,33 @@ class Option(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command that lists its options in groups."""
+    """A command that lists its options in groups, and answers an unknown one with the nearest of its own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line."""
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            flag = error.option_name
+            raise click.UsageError(f"No such option {flag!r}.{self.instead(ctx, flag, typed)}", ctx) from None
+
+    def instead(self, ctx: click.Context, flag: str, typed: Sequence[str]) -> str:
+        """Return a sentence on what to write instead of an unknown option, with a space before; empty if unknown.
+
+        Args:
+            ctx: the context of this command.
+            flag: the unknown option.
+            typed: all arguments of the command.
+        """
+        options = (each for each in self.params if isinstance(each, click.Option) and not each.hidden)
+        known = [each.opts[0].lstrip("-") for each in options]
+        name = flag.lstrip("-").replace("_", "-").lower()
+        parts = [each for each in known if f"-{each}-" in f"-{name}-" or f"-{name}-" in f"-{each}-"]
+        near = {*parts, *difflib.get_close_matches(name, known)}
+        best = max(sorted(near), key=lambda each: difflib.SequenceMatcher(None, name, each).ratio(), default=None)
+        best = _ELSEWHERE[name] if _ELSEWHERE.get(name) in known else best
+        return "" if best is None else f" Did you mean --{best}?"
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options group by group."""
