@@ -12,32 +12,14 @@ REGULARIZERS = ("attnreg.regularizer", "attnreg.attendout")
 
 
 def listed_names(init: str) -> dict[str, str]:
-    """Read the public names of a package from its stub, the file that type checkers read.
-
-    Args:
-        init: ``__file__`` of the package. The ``__init__.pyi`` beside it has a line ``from module import Name as Name``
-            for each name.
-
-    Returns:
-        The module of each name.
-
-    Example:
-        >>> import attnreg
-        >>> listed_names(attnreg.__file__)["DropHead"]
-        'attnreg.regularizers.drop_head'
-    """
+    """Read the public names of a package, and the module of each, from the stub beside its ``__file__``."""
     stub = Path(init).with_name("__init__.pyi")
     imports = (node for node in ast.parse(stub.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom))
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
 def lazy_names(package: str, init: str) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """Make ``__all__``, ``__getattr__`` and ``__dir__`` for a package that imports names on first use (PEP 562).
-
-    Args:
-        package: ``__name__`` of the package.
-        init: ``__file__`` of the package.
-    """
+    """Make ``__all__``, ``__getattr__`` and ``__dir__`` of a package, given its name and its file (PEP 562)."""
     names = listed_names(init)
 
     def __getattr__(name: str) -> object:  # noqa: N807 (it becomes the module's)

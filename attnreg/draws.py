@@ -196,29 +196,14 @@ def _thread() -> int:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Decisions that a kernel makes while it computes attention, so that they are never in memory.
-
-    Args:
-        seed: the seed.
-        p: drop probability; a tensor must be 0-d.
-        shape: ``(B, H, Q, K)``, with 1 where positions share a decision.
-        device: device of the kernel.
-        rescale: whether kept attention weights are divided by 1 - p.
-        first_query: index of the first query in the sequence.
-
-    Example:
-        >>> drawn = Drawn(3, 0.5, (2, 1, 4, 4))
-        >>> index = torch.tensor(1)
-        >>> bool(drawn.keep_at()(index, index, index, index) == drawn.written_out()[1, 0, 1, 1])
-        True
-    """
+    """Decisions that a kernel makes while it computes attention, so that they are never in memory."""
 
     seed: int | Tensor
-    p: float | Tensor
-    shape: tuple[int, int, int, int]
+    p: float | Tensor  # of dropping; a tensor must be 0-d
+    shape: tuple[int, int, int, int]  # (B, H, Q, K), with 1 where positions share a decision
     device: torch.device | None = None
-    rescale: bool = False
-    first_query: int = 0
+    rescale: bool = False  # divide kept attention weights by 1 - p
+    first_query: int = 0  # index of the first query in the sequence
 
     def written_out(self) -> Tensor:
         """Return the decisions as a tensor, bool, in this shape."""

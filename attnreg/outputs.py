@@ -23,23 +23,7 @@ def loss_of(
     loss_function: LossFunction | None = None,
     name: str = "`loss_function` to the training method",
 ) -> Tensor:
-    """Return the loss of a forward pass, 0-d.
-
-    Args:
-        output: the model's output.
-        batch: the batch it is for.
-        loss_function: computes the loss from both; ``None`` takes the model's own.
-        name: what a user calls this function, for messages.
-
-    Raises:
-        InputError: if there is no such loss.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> output = SimpleNamespace(logits=torch.tensor([[1.0], [4.0]]))
-        >>> loss_of(output, {}, lambda output, batch: output.logits.mean())
-        tensor(2.5000)
-    """
+    """Return the loss of a forward pass, 0-d: the function's, named ``name`` in messages, or the model's own."""
     if loss_function is not None:
         loss = loss_function(output, batch)
         if not isinstance(loss, Tensor) or loss.dim():
@@ -59,10 +43,6 @@ def predictions_of(output: Any) -> Tensor | None:
 
     A model for extractive question answering has two classifications over the N positions of a row, the start and the
     end of the answer: ``start_logits`` and ``end_logits`` become ``(B, 2, N)``.
-
-    Example:
-        >>> predictions_of({"start_logits": torch.zeros(3, 7), "end_logits": torch.ones(3, 7)}).shape
-        torch.Size([3, 2, 7])
     """
     if isinstance(output, Tensor):
         return output
@@ -79,10 +59,6 @@ def labels_of(batch: Mapping[str, Any], logits: Tensor) -> Any:
     For extractive question answering, these are ``start_positions`` and ``end_positions``, as ``(B, 2)``. A position
     beyond the row counts as not labelled, as in the losses of transformers.
 
-    Args:
-        batch: the model's keyword arguments.
-        logits: what :func:`predictions_of` returned.
-
     Example:
         >>> positions = {"start_positions": torch.tensor([1, 9]), "end_positions": torch.tensor([2, 9])}
         >>> labels_of(positions, torch.zeros(2, 2, 5))
@@ -97,11 +73,7 @@ def labels_of(batch: Mapping[str, Any], logits: Tensor) -> Any:
 
 
 def needed_labels_of(batch: Mapping[str, Any], logits: Tensor) -> Tensor:
-    """Return what :func:`labels_of` returns.
-
-    Raises:
-        InputError: if the batch has no labels.
-    """
+    """Return what :func:`labels_of` returns, or raise if the batch has no labels."""
     labels = labels_of(batch, logits)
     if not isinstance(labels, Tensor):
         raise InputError(f"The batch has no labels, got {', '.join(batch)}: pass them as `labels`.")
@@ -137,24 +109,12 @@ def moved_labels(labels: Tensor) -> Tensor:
 
 
 def aligned_labels(model: nn.Module, labels: Tensor) -> Tensor:
-    """Return the labels with each at the position whose logits predict it, ``(B, N)``; other labels as they are.
-
-    Example:
-        >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> sizes = {"vocab_size": 9, "n_positions": 4, "n_embd": 4, "n_layer": 1, "n_head": 1}
-        >>> aligned_labels(GPT2LMHeadModel(GPT2Config(**sizes)), torch.tensor([[-100, 7, 8]]))
-        tensor([[   7,    8, -100]])
-    """
+    """Return the labels with each at the position whose logits predict it, ``(B, N)``; other labels as they are."""
     return moved_labels(labels) if labels.dim() == 2 and shifts_labels(model) else labels
 
 
 def rows_of(batch: Mapping[str, Any]) -> int:
-    """Return the number of labelled rows of a batch: of its labels, else of its first tensor.
-
-    Example:
-        >>> rows_of({"input_ids": torch.ones(6, 4), "labels": torch.ones(2)}), rows_of({"input_ids": torch.ones(6, 4)})
-        (2, 6)
-    """
+    """Return the number of labelled rows of a batch: of its labels, else of its first tensor."""
     labels = batch.get("labels")
     given = labels if isinstance(labels, Tensor) else next(each for each in batch.values() if isinstance(each, Tensor))
     return len(given)

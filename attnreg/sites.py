@@ -83,12 +83,7 @@ S = TypeVar("S", bound=Site)
 
 
 def layer_indices(layers: Sequence[int], where: str) -> list[int]:
-    """Return layer indices as a list, or raise if they are not one; messages name the regularizer ``where``.
-
-    Example:
-        >>> layer_indices((0, -1), "OnLayers")
-        [0, -1]
-    """
+    """Return layer indices as a list, or raise if they are not one; messages name the regularizer ``where``."""
     if isinstance(layers, (int, str, Mapping)) or not len(layers):
         raise InputError(f"Expected `layers` of {where} to be a list with at least one index, got {layers!r}.")
     if any(isinstance(layer, bool) or not isinstance(layer, int) for layer in layers):
@@ -97,16 +92,7 @@ def layer_indices(layers: Sequence[int], where: str) -> list[int]:
 
 
 def on_layers(sites: Sequence[S], layers: Collection[int], where: str) -> list[S]:
-    """Select the sites on some layers; negative indices count from the last. Messages name the caller ``where``.
-
-    Raises:
-        InputError: if one of the layers has no site.
-
-    Example:
-        >>> sites = [SiteInfo(layer=i, num_layers=3) for i in range(3)]
-        >>> [site.label for site in on_layers(sites, [0, -1], "`layers`")]
-        ['encoder.0', 'encoder.2']
-    """
+    """Select the sites on some layers, or raise if a layer has none; messages name the caller ``where``."""
     chosen = [site for site in sites if site.is_among(layers)]
     reached = {index for site in chosen for index in (site.layer, site.layer - site.num_layers)}
     if missing := sorted(set(layers) - reached):

@@ -77,7 +77,7 @@ def written_out(model, batch, monkeypatch):
     with monkeypatch.context() as patch, attnreg.attach(model, attnreg.AttributionProvider()) as handle:
         patch.setitem(module.METHODS, "gradient", by_weights)
         found = module.explain(model, batch, handle, [site.label for site in handle.sites])
-        assert all(isinstance(each, torch.Tensor) for each in found._found.values())
+        assert all(isinstance(each, torch.Tensor) for each in found.data.values())
         return found
 
 
@@ -145,7 +145,7 @@ def test_nothing_of_the_size_of_the_weights_is_in_memory():
     provider = attnreg.AttributionProvider(0.4, 1.0)
     with attnreg.attach(model, provider), Largest() as largest:
         provider.attribute(model, batch)
-        found = provider.attributions._found["encoder.0"]
+        found = provider.attributions.data["encoder.0"]
         functional.factored_region(found.output_gradient, found.values, None, 0.4, positions=1000)
     assert largest.numbers == length * SMALL["intermediate_size"] < 4 * length**2 / 40
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnreg
-from attnreg.regularizer.saving import build, describe
+from attnreg.regularizer.saving import build, built_in, describe
 from tests.cases import refused
 from tests.provider_cases import PROVIDERS
 from tests.reference import close
@@ -203,7 +203,7 @@ def test_what_happens_to_a_composition_happens_to_its_parts():
 def test_description_builds_the_same_provider(case):
     provider = case.make(nn.Identity())
     text = json.dumps(describe(provider))
-    again = build(json.loads(text))
+    again = build(json.loads(text), built_in())
     assert json.dumps(describe(again)) == text
 
 

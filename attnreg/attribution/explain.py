@@ -58,32 +58,11 @@ def explain(
     The model runs uncompiled and without the masks of attached regularizers. Afterwards, even after an exception, its
     mode, its parameters' ``requires_grad`` and ``grad``, its hooks and the random state are as before.
 
-    Args:
-        model: the model, with or without :class:`~torch.nn.parallel.DistributedDataParallel` around it.
-        batch: the model's keyword arguments.
-        handle: handle of a regularizer that is attached to the model.
-        labels: labels of the sites (:attr:`attnreg.SiteInfo.label`).
-        method: a key of :data:`METHODS`.
-        target: the score to explain (default: that of the predicted classes).
-        steps: m, the number of steps of integrated gradients.
-        steps_per_forward: number of these steps in one forward pass.
-        training: run in training mode, with dropout, instead of eval mode.
-        dtype: run under autocast to this dtype (default: the caller's precision).
+    ``handle`` is that of a regularizer attached to the model, ``labels`` name its sites, and ``method`` is a key of
+    :data:`METHODS`. ``training`` runs the model in training mode, with dropout, and ``dtype`` under autocast to it.
 
     Returns:
         attributions ``(B, H, Q, K)``, by label; those of ``"gradient"`` under a fused kernel are computed on access.
-
-    Raises:
-        InputError: if the score does not depend on one of the sites, or one of them is computed in parts.
-
-    Example:
-        >>> import attnreg
-        >>> encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        >>> model = nn.Sequential(encoder, nn.Flatten(), nn.Linear(24, 2))
-        >>> handle = attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=(torch.randn(1, 3, 8),))
-        >>> found = explain(model, {"input": torch.randn(4, 3, 8)}, handle, ["encoder.0"])
-        >>> found["encoder.0"].shape
-        torch.Size([4, 2, 3, 3])
     """
     _check_whole(handle, labels)
     model = extract_model_from_parallel(model)
@@ -108,7 +87,8 @@ def explain(
                 f"The score to explain does not depend on every attributed site ({', '.join(labels)}): attach only to "
                 "modules that lead to it (`modules=...`), or pass another `target`."
             ) from error
-    return Attributions({label: x.detach() if isinstance(x, Tensor) else x for label, x in found.items()})
+    detached: dict[str, Any] = {label: x.detach() if isinstance(x, Tensor) else x for label, x in found.items()}
+    return Attributions(detached)
 
 
 def _check_whole(handle: AttachHandle, labels: Sequence[str]) -> None:

@@ -30,9 +30,6 @@ class Target:
         shift_labels: whether the logits at a position predict the label of the next position. By default, both readings
             are compared with the model's own loss; if neither matches it, the model's class decides.
 
-    Raises:
-        InputError: if ``kind`` is none of these.
-
     Reference:
         AD-DROP (NeurIPS 2022), Section 2.
 
@@ -54,11 +51,7 @@ class Target:
         self._by_class = False
 
     def for_model(self, model: nn.Module) -> Target:
-        """Adapt the target to a model.
-
-        Raises:
-            InputError: if the model is a multi-label classifier and ``kind`` is not a function.
-        """
+        """Adapt the target to a model; one with several labels per row needs a function as ``kind``."""
         if callable(self.kind):
             return self
         if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
@@ -95,16 +88,7 @@ class Target:
         return classes
 
     def score(self, output: Any, batch: Mapping[str, Any], classes: Tensor | None) -> Tensor:
-        """Compute the score of the batch, shape ``(1,)``.
-
-        Args:
-            output: the model's output.
-            batch: the model's keyword arguments.
-            classes: the result of :meth:`classes`.
-
-        Raises:
-            InputError: if the output has no logits of a known shape, or the batch lacks labels.
-        """
+        """Compute the score of the batch, shape ``(1,)``, given the result of :meth:`classes`."""
         if callable(self.kind):
             return self.kind(output, batch).sum().reshape(1)
         logits = logits_of(output)
@@ -118,11 +102,7 @@ class Target:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the logits in a model's output, as :func:`attnreg.outputs.predictions_of` finds them.
-
-    Raises:
-        InputError: if it has none of a known shape.
-    """
+    """Return what :func:`attnreg.outputs.predictions_of` finds, or raise if it has no known shape."""
     logits = predictions_of(output)
     if not isinstance(logits, Tensor) or logits.dim() not in (1, 2, 3):
         raise InputError(

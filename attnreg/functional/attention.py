@@ -87,22 +87,11 @@ def weights_dropout(
 ) -> Tensor:
     r"""Compute attention with dropped weights set to zero after the softmax.
 
-    Args:
-        query: ``(B, H, Q, D)``.
-        key: ``(B, H, K, D)``.
-        value: ``(B, H, K, D)``.
-        keep: bool (``True`` = kept) or a float factor, broadcastable to ``(B, H, Q, K)``.
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
-        bias: float, broadcastable to ``(B, H, Q, K)``, added to the scores.
-        scale: factor on :math:`QK^\top` (default: :math:`1/\sqrt D`).
-        rescale: divide kept weights by :math:`1 - p`, as :class:`torch.nn.Dropout` does.
-        p: drop probability; required by ``rescale``.
+    Arguments are as in :func:`scores_dropout`, but ``keep`` may also be a float factor. With ``rescale``, kept weights
+    are divided by :math:`1 - p`, as by :class:`torch.nn.Dropout`; the drop probability p must then be in ``[0, 1)``.
 
     Returns:
         ``(B, H, Q, D)``.
-
-    Raises:
-        InputError: if ``rescale`` is set and ``p`` is not in ``[0, 1)``.
 
     Example:
         >>> q = k = torch.zeros(1, 1, 2, 2)
@@ -127,15 +116,7 @@ def attention_weights(
     scale: float | None = None,
     keep: Tensor | None = None,
 ) -> Tensor:
-    r"""Compute the attention weights A, optionally under scores dropout.
-
-    Args:
-        query: ``(B, H, Q, D)``.
-        key: ``(B, H, K, D)``.
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
-        bias: float, broadcastable to ``(B, H, Q, K)``, added to the scores.
-        scale: factor on :math:`QK^\top` (default: :math:`1/\sqrt D`).
-        keep: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = kept.
+    r"""Compute the attention weights A, optionally under scores dropout; arguments as in :func:`scores_dropout`.
 
     Returns:
         ``(B, H, Q, K)``; rows sum to 1, rows without a valid key to 0.

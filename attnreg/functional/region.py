@@ -104,21 +104,9 @@ def factored_region(
     *,
     positions: int = POSITIONS,
 ) -> Tensor:
-    """Select the candidate region of :func:`weights_gradient` in chunks of query rows.
+    """Select the :func:`candidate_region` of the :func:`weights_gradient`, in chunks of query rows.
 
-    Args:
-        output_gradient: ``(B, H, Q, D)``.
-        value: ``(B, H, K, D)``, or ``(B, H_kv, K, D)`` with H a multiple of H_kv.
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model; ``None`` means all.
-        p: share of the valid keys, in ``[0, 1]``.
-        region: ``"high"`` (highest attributions) or ``"low"`` (lowest).
-        positions: about how many entries of the gradient are in memory at a time; at least one query row is.
-
-    Returns:
-        bool, ``(B, H, Q, K)``, ``True`` = in the region, as :func:`candidate_region` returns.
-
-    Raises:
-        InputError: as :func:`candidate_region`.
+    About ``positions`` entries of the gradient are in memory at a time, but at least one query row.
 
     Example:
         >>> value = torch.tensor([0.1, 0.4, 0.3, 0.2]).view(1, 1, 4, 1)

@@ -51,18 +51,10 @@ def uniform_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -
 
 
 def keep_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor, p: float | Tensor) -> Tensor:
-    """Decide at some positions whether to keep them.
-
-    Args:
-        seed: any integer; or int64, 0-d, so that compiled code serves all seeds.
-        b: indices of samples, int64, at most 2^23; all indices broadcast.
-        h: indices of heads, at most 2^12.
-        q: indices of queries, at most 2^28.
-        k: indices of keys.
-        p: drop probability; a tensor broadcasts with the indices.
+    """Decide at some positions, as in :func:`uniform_at`, whether to keep them.
 
     Returns:
-        bool, ``True`` = kept, which is where the number of :func:`uniform_at` is at least p.
+        bool, ``True`` = kept: the number of :func:`uniform_at` is at least p, which may be a tensor that broadcasts.
 
     Example:
         >>> b, h, q, k = torch.zeros(4, dtype=torch.long), torch.tensor(0), torch.tensor(0), torch.arange(4)
@@ -102,17 +94,10 @@ def seeded_keep(
     device: torch.device | None = None,
     first_query: int = 0,
 ) -> Tensor:
-    """Decide at all positions of a tensor whether to keep them.
-
-    Args:
-        seed: any integer; or int64, 0-d, so that compiled code serves all seeds.
-        shape: ``(..., H, Q, K)`` or fewer dimensions; those before H together count samples.
-        p: drop probability; a tensor must be 0-d.
-        device: device of the result, which does not change the bits.
-        first_query: index of the first query.
+    """Decide at all positions of a tensor, as in :func:`seeded_uniform`, whether to keep them.
 
     Returns:
-        bool, in this shape, ``True`` = kept.
+        bool, in this shape, ``True`` = kept: the number is at least p; a tensor p must be 0-d.
 
     Example:
         >>> keep = seeded_keep(7, (2, 3, 4, 5), p=0.3)
@@ -123,14 +108,7 @@ def seeded_keep(
 
 
 def fold_seed(seed: int | Tensor, number: int) -> int | Tensor:
-    """Derive a seed from a seed and a number, such as that of a layer.
-
-    Args:
-        seed: an integer, or int64, 0-d.
-        number: any integer.
-
-    Returns:
-        an integer in the range of int64, or int64, 0-d.
+    """Derive a seed from a seed and a number, such as that of a layer: an integer of 64 bits or, as given, int64, 0-d.
 
     Example:
         >>> fold_seed(7, 0) == int(fold_seed(torch.tensor(7), 0)) != fold_seed(7, 1)
@@ -168,9 +146,10 @@ def key_steps(k: Tensor) -> Tensor:
 def _everywhere(
     seed: int | Tensor, shape: Sequence[int], device: torch.device | None, p: float | Tensor | None, first_query: int
 ) -> Tensor:
-    rows, keys = _row_shape(shape), shape[-1] if len(shape) else 1
-    b, h, q = (torch.arange(size, device=device).view(view) for size, view in zip(rows, VIEWS, strict=True))
-    words = row_words(seed, b, h, q + first_query)
+    samples = math.prod(shape[:-3])
+    heads, queries, keys = (shape[-dim] if len(shape) >= dim else 1 for dim in (3, 2, 1))
+    b, h, q = (torch.arange(size, device=device) for size in (samples, heads, queries))
+    words = row_words(seed, b[:, None, None], h[:, None], q + first_query)
     k = torch.arange(keys, device=device)
     if words[0].is_cpu and words[0].numel() and not is_traced():
         found = _in_chunks(words, k, p)
@@ -178,14 +157,6 @@ def _everywhere(
         hashed = _hashed(tuple(word[..., None] for word in words), key_steps(k))
         found = _as_float(hashed) if p is None else _at_least(hashed, p)
     return found.view(tuple(shape))
-
-
-VIEWS = (-1, 1, 1), (-1, 1), (-1,)
-
-
-def _row_shape(shape: Sequence[int]) -> tuple[int, int, int]:
-    heads, queries = (shape[-dim] if len(shape) >= dim else 1 for dim in (3, 2))
-    return math.prod(shape[:-3]), heads, queries
 
 
 def _in_chunks(words: tuple[Tensor, Tensor], k: Tensor, p: float | Tensor | None) -> Tensor:

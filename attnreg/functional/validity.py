@@ -19,20 +19,7 @@ GAP = 30.0
 
 
 def allowed(additive: Tensor) -> Tensor:
-    """Return the positions that an additive mask allows.
-
-    Args:
-        additive: the mask, or scores that it was added to, ``(B, H, Q, K)``; fewer dimensions broadcast.
-
-    Returns:
-        bool, of the same shape, ``True`` = allowed.
-
-    Example:
-        >>> allowed(torch.tensor([[0.0, 2.0, -100.0], [0.0, -1e4, -float("inf")], [0.0, -20.0, -45.0]]))
-        tensor([[ True,  True, False],
-                [ True, False, False],
-                [ True,  True,  True]])
-    """
+    """Return the positions that an additive mask, or scores that it was added to, ``(B, H, Q, K)``, allow."""
     additive = additive.detach()
     open_ = additive > FORBIDDEN_BELOW
     if not has_low(additive):

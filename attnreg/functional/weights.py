@@ -45,8 +45,7 @@ def renormalized(weights: Tensor, factor: Tensor, valid: Tensor | None = None, *
     if valid is None:
         uniform = weights.new_tensor(1.0 / weights.shape[-1])
     else:
-        share = torch.atleast_2d(valid).expand(*torch.atleast_2d(valid).shape[:-1], weights.shape[-1]).to(weights.dtype)
-        uniform = share / share.sum(-1, keepdim=True).clamp(min=1)
+        uniform = _shares(valid, weights.shape[-1], weights.dtype)
     return torch.where(dead, uniform, weights / total.masked_fill(dead, 1.0))
 
 
@@ -72,12 +71,7 @@ def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int])
     heads, queries = shape[-3], shape[-2]
     if value.shape[-3] != heads:
         value = value.repeat_interleave(heads // value.shape[-3], dim=-3)
-    if valid is None:
-        out = value.mean(-2, keepdim=True)
-    else:
-        valid = torch.atleast_2d(valid)
-        share = valid.expand(*valid.shape[:-1], value.shape[-2]).to(value.dtype)
-        out = (share / share.sum(-1, keepdim=True).clamp(min=1)) @ value
+    out = value.mean(-2, keepdim=True) if valid is None else _shares(valid, value.shape[-2], value.dtype) @ value
     return out.expand(*out.shape[:-2], queries, out.shape[-1])
 
 
@@ -99,8 +93,7 @@ def relaxed_weights(weights: Tensor, gamma: Tensor, keep: Tensor | None = None, 
         tensor([[0.7500, 0.2500, 0.0000]])
     """
     gamma = gamma.to(weights.dtype)
-    open_ = _open(keep, valid, weights.shape[-1], weights.device).to(weights.dtype)
-    share = open_ / open_.sum(-1, keepdim=True).clamp(min=1)
+    share = _shares(_open(keep, valid, weights.shape[-1], weights.device), weights.shape[-1], weights.dtype)
     mixed = weights + gamma * (share * weights.sum(-1, keepdim=True) - weights)
     return mixed if valid is None else torch.where(torch.atleast_2d(valid).any(-1, keepdim=True), mixed, weights)
 
@@ -115,13 +108,8 @@ def relaxed_output(
 ) -> Tensor:
     r"""Relax attention by its output, without its weights: :math:`(1 - \gamma) A V + \gamma U V`.
 
-    Args:
-        output: ``(B, H, Q, D)``, attention under ``keep`` and ``valid``, without dropout of its weights.
-        value: ``(B, H, K, D)``, or ``(B, H_kv, K, D)`` with H a multiple of H_kv.
-        gamma: as in :func:`relaxed_weights`, as are ``keep`` and ``valid``.
-        keep: which scores are kept.
-        valid: which positions the model allows.
-        shape: ``(B, H, Q, K)``.
+    ``output``, ``(B, H, Q, D)``, is attention under ``keep`` and ``valid``, without dropout of its weights. The other
+    arguments are as in :func:`relaxed_weights` and :func:`uniform_attention`.
 
     Returns:
         ``(B, H, Q, D)``.
@@ -161,6 +149,13 @@ def attention_entropy(scores: Tensor, valid: Tensor | None = None) -> Tensor:
     logs = scores.masked_fill(orphan, 0.0).masked_fill(~(valid | orphan), -math.inf).log_softmax(-1)
     logs = logs.masked_fill(~valid, 0.0)
     return -(logs.exp() * valid * logs).sum(-1)
+
+
+def _shares(open_: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
+    """Return 1 / n at the n open keys of each row, and 0 elsewhere."""
+    open_ = torch.atleast_2d(open_)
+    share = open_.expand(*open_.shape[:-1], keys).to(dtype)
+    return share / share.sum(-1, keepdim=True).clamp(min=1)
 
 
 def _open(keep: Tensor | None, valid: Tensor | None, keys: int, device: torch.device) -> Tensor:

@@ -16,16 +16,7 @@ PATIENCE = 100  # training passes without a step; gradient accumulation rarely s
 
 
 def that_look_at_batches(regularizer: Regularizer) -> list[Regularizer]:
-    """Return the regularizers in a composition that look at each batch before the training step on it.
-
-    Raises:
-        InputError: if one of them must be the only one but is not.
-
-    Example:
-        >>> from attnreg import AttributionProvider, HeadMask
-        >>> [type(each).__name__ for each in that_look_at_batches(HeadMask(1) & AttributionProvider())]
-        ['AttributionProvider']
-    """
+    """Return the regularizers in a composition that look at batches, or raise if one must be alone but is not."""
     looking = [each for each in regularizer.parts() if each.looks_at_batches]
     alone = next((each for each in looking if each.looks_alone), None)
     others = [type(each).__name__ for each in looking if each is not alone]
@@ -48,13 +39,7 @@ def check_loss(regularizer: Regularizer, loss_function: Callable[..., Any] | Non
 
 
 def asleep_for(regularizer: Regularizer, epochs: int) -> str | None:
-    """Return a sentence on a regularizer, or one inside it, that does not act within this number of epochs, if any.
-
-    Example:
-        >>> from attnreg import AttentionLayerDrop, CrossTuning
-        >>> asleep_for(CrossTuning(AttentionLayerDrop(0.1)), epochs=1)
-        'CrossTuning first acts in epoch 2, but training ends after epoch 1: train for longer, or lower `offset`.'
-    """
+    """Return a sentence on a regularizer, or one inside it, that does not act within this number of epochs, if any."""
     for each in regularizer.parts():
         if each.first_epoch >= epochs:
             return (

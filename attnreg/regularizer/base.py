@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import operator
@@ -16,9 +17,35 @@ from typing_extensions import override
 from attnreg.draws import Draws
 from attnreg.errors import InputError
 from attnreg.masks import Mask
-from attnreg.regularizer.naming import check_names
 from attnreg.regularizer.saving import PretrainedMixin
 from attnreg.sites import AttentionSite, HiddenSite, Site, SiteInfo
+
+NEAR = 0.9  # of 1, as difflib measures likeness: one letter in ten
+
+
+def _check_names(cls: type) -> None:
+    """Raise if a class defines a public name that is nearly one of :class:`Regularizer`, which nobody would read.
+
+    A name of several words, such as ``looks_at_batch``, is refused. A name of one
+    word, such as ``attributes``, may well be meant: it is refused only for a method with the original's parameters.
+    """
+    known = {name for name in vars(Regularizer) if not name.startswith("_")}
+    for name, value in vars(cls).items():
+        if name.startswith("_") or any(name in vars(parent) for parent in cls.__mro__[1:]):
+            continue
+        near = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=NEAR)), None)
+        if near is not None and ("_" in near or near == "schedulable" or _fits(value, getattr(Regularizer, near))):
+            raise TypeError(
+                f"{cls.__name__}.{name} would never be read. Did you mean {near}? If not, choose a name that is less "
+                "like it, or begin it with an underscore."
+            )
+
+
+def _fits(value: object, original: object) -> bool:
+    """Whether both are methods with the same parameters."""
+    if not inspect.isfunction(value) or not inspect.isfunction(original):
+        return False
+    return list(inspect.signature(value).parameters) == list(inspect.signature(original).parameters)
 
 
 class Regularizer(PretrainedMixin, nn.Module, ABC):
@@ -32,7 +59,8 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     ``site.uniform()``: their numbers follow from the seed of the pass, so that gradient checkpointing and
     ``handle.replay()`` get the same ones. Store each constructor argument as an attribute of the same name
     (scikit-learn's convention), so that :meth:`save_pretrained` can write it. Every built-in regularizer raises
-    ``InputError``, a :class:`ValueError`, if an argument is out of range.
+    ``InputError``, a :class:`ValueError`, if an argument is out of range, and when attached to a model that lacks what
+    it acts on, such as its layers, blocks, queries or hidden states.
 
     Abilities are class attributes, properties or methods that a subclass may override:
 
@@ -72,22 +100,14 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        check_names(cls, Regularizer)
+        _check_names(cls)
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Act at one site; see :meth:`attnreg.MaskProvider.forward` and :meth:`attnreg.HiddenProvider.forward`."""
 
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        """Raise if this cannot regularize a model; :func:`attnreg.attach` calls it before it changes anything.
-
-        Args:
-            sites: the attention sites to attach to.
-            model: the model, still unchanged.
-
-        Raises:
-            InputError: if the regularizer cannot act at these sites.
-        """
+        """Raise ``InputError`` if this cannot act at these sites of a model; :func:`attnreg.attach` asks it first."""
         for each in self.inner():
             each.check(sites, model)
 
@@ -102,16 +122,16 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
         Args:
             model: the model that the regularizer is attached to.
             batch: the model's keyword arguments, including ``labels``.
+
+        Raises:
+            RuntimeError: if the regularizer is not attached to the model, directly or within a wrapper.
+            InputError: if the model's output lacks what is needed, such as a loss.
         """
         for each in self._acting():
             each.attribute(model, batch)
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
-        """Prepare for a forward pass in training mode; called once before the pass.
-
-        Args:
-            inputs: the model's inputs by name.
-        """
+        """Prepare for a forward pass in training mode; called once before the pass, with the model's inputs by name."""
         for each in self._acting():
             each.prepare(inputs)
 
@@ -142,14 +162,10 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
             each.on_epoch(epoch)
 
     def skips_block(self, site: SiteInfo, draws: Draws) -> Tensor | None:
-        """Decide whether this forward pass skips the block around a self-attention: 0-d, bool, on the CPU.
-
-        Args:
-            site: the self-attention.
-            draws: the source of randomness.
+        """Decide whether this forward pass skips the block around a self-attention; ``draws`` is the randomness.
 
         Returns:
-            ``True`` = skipped; ``None`` if the regularizer does not decide.
+            0-d, bool, on the CPU, ``True`` = skipped; ``None`` if the regularizer does not decide.
         """
         return None
 
@@ -165,10 +181,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
 
     @property
     def draws_in_prepare(self) -> bool:
-        """Whether :meth:`prepare` draws the masks of a whole forward pass: by default, if it is overridden.
-
-        The next forward pass replaces these masks.
-        """
+        """Whether :meth:`prepare` draws the masks of a pass, until the next one: by default, if it is overridden."""
         return type(self).prepare is not Regularizer.prepare
 
     @property
@@ -177,19 +190,11 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
         return 0
 
     def why_asleep(self, passes: int) -> str | None:
-        """Return a sentence with what is missing and how to fix it; ``None`` if nothing is missing yet.
-
-        Args:
-            passes: number of training passes so far, including this one.
-        """
+        """Return what is missing after so many training passes, and how to fix it; ``None`` if nothing is."""
         return None
 
     def inner(self, site: Site | None = None) -> list[Regularizer]:
-        """Return the regularizers inside this one: its direct submodules, and items of a ``ModuleList`` among them.
-
-        Args:
-            site: return only those that may act at this site.
-        """
+        """Return the regularizers directly inside this one, or in a list of it; given a site, those that act there."""
         lists = (child if isinstance(child, nn.ModuleList) else (child,) for child in self.children())
         return [module for modules in lists for module in modules if isinstance(module, Regularizer)]
 
@@ -243,6 +248,11 @@ class Container(Regularizer):
             return states
         return super().mask_at(site) if states is None else super().states_at(site, states)
 
+    @property
+    @override
+    def active(self) -> bool:
+        return any(each.active for each in self.inner())
+
     @override
     def mask_at(self, site: AttentionSite) -> Mask | None:
         return self(site)
@@ -270,22 +280,9 @@ class Compose(Container):
             q for p in providers for q in (p.providers if isinstance(p, Compose) else (a_regularizer(p, "Compose"),))
         )
 
-    @property
-    @override
-    def active(self) -> bool:
-        return any(each.active for each in self.inner())
-
 
 def a_regularizer(value: Any, where: str) -> Regularizer:
-    """Return ``value`` if it is a regularizer; otherwise raise.
-
-    Example:
-        >>> from attnreg import DropHead
-        >>> a_regularizer(DropHead, "OnLayers")
-        Traceback (most recent call last):
-            ...
-        attnreg.errors.InputError: Expected a regularizer in OnLayers, got the class DropHead: make one, as in ...
-    """
+    """Return ``value`` if it is a regularizer; otherwise raise."""
     if not isinstance(value, Regularizer):
         raise InputError(f"Expected a regularizer in {where}, got {described(value)}.")
     return value

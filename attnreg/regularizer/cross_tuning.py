@@ -23,9 +23,6 @@ class CrossTuning(Container):
         every: act in one of every N epochs.
         offset: which of these epochs, from 0.
 
-    Raises:
-        InputError: if ``every`` or ``offset`` is out of range.
-
     Reference:
         AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 2: plain fine-tuning in epochs 0, 2, 4 …, AD-DROP in epochs
         1, 3, 5 …, as with ``every=2, offset=1``.

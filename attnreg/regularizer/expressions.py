@@ -65,7 +65,7 @@ def parse_provider(
             raise InputError(f"Another provider is named {cls.__name__}, too: rename {cls.__module__}.{cls.__name__}.")
     with within_depth(text):
         try:
-            return build(_description(_parsed(text), text, known), make, known)
+            return build(_description(_parsed(text), text, known), known, make)
         except (InputError, RecursionError):
             raise
         except (ValueError, TypeError) as error:
@@ -76,19 +76,7 @@ def parse_provider(
 
 
 def parse_call(text: str, classes: Mapping[str, Callable[..., Made]]) -> Made:
-    """Make an object from a call with literal arguments, such as ``Reinforce(per='sample')``, without evaluating it.
-
-    Args:
-        text: the call.
-        classes: what the text may call, by name.
-
-    Raises:
-        InputError: if the text is not such a call, or an argument does not fit.
-
-    Example:
-        >>> parse_call("Fraction(numerator=1, denominator=2)", {"Fraction": __import__("fractions").Fraction})
-        Fraction(1, 2)
-    """
+    """Make an object from a call with literal arguments, such as ``Reinforce(per='sample')``, without evaluating it."""
     with within_depth(text):
         node = _parsed(text)
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in classes:
@@ -114,9 +102,6 @@ def expression_of(provider: Regularizer) -> str:
 
 def checked_expression(text: str) -> str:
     """Return an expression in a uniform spelling, if every regularizer and argument in it is known.
-
-    Raises:
-        InputError: if the text is not a regularizer expression.
 
     Example:
         >>> checked_expression("AttentionLayerDrop( p=0.2 )&AttentionDropout(0.1,'scores')")

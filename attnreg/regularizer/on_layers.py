@@ -18,9 +18,6 @@ class OnLayers(Container):
         provider: the regularizer to restrict.
         layers: layer indices; negative ones count from the last layer.
 
-    Raises:
-        InputError: if ``layers`` is not a list of indices; when attached, if the model has no such layer.
-
     Example:
         >>> from attnreg import AttentionLayerDrop, AttentionSite
         >>> first = OnLayers(AttentionLayerDrop(p=1.0), [0])
@@ -36,11 +33,6 @@ class OnLayers(Container):
         for each in provider.parts():
             if isinstance(each, OnLayers):
                 each._is_inside = True
-
-    @property
-    @override
-    def active(self) -> bool:
-        return self.provider.active
 
     @override
     def inner(self, site: Site | None = None) -> list[Regularizer]:

@@ -35,12 +35,7 @@ class MaskProvider(Regularizer):
         """Return the mask for one site; ``None`` keeps everything."""
 
     def __call__(self, site: AttentionSite, *args: Any) -> Mask | None:
-        """Ask :meth:`forward`.
-
-        Raises:
-            InputError: if the site is none of attention.
-            TypeError: if :meth:`forward` returns no mask.
-        """
+        """Ask :meth:`forward`, and check the kind of the site and of the answer."""
         if not isinstance(site, AttentionSite) or args:
             raise _misasked(self, "regularizes attention: ask it at an AttentionSite, without states", site)
         mask: Any = super().__call__(site)
@@ -85,12 +80,7 @@ class HiddenProvider(Regularizer):
         """
 
     def __call__(self, site: HiddenSite, *states: Tensor) -> Tensor | None:
-        """Ask :meth:`forward`.
-
-        Raises:
-            InputError: if the site is none of hidden states, or states of another shape are returned.
-            TypeError: if :meth:`forward` returns no tensor.
-        """
+        """Ask :meth:`forward`, and check the kind of the site and the shape of the answer."""
         if not isinstance(site, HiddenSite) or len(states) != 1:
             raise _misasked(self, "regularizes hidden states: ask it at a HiddenSite, with the states", site)
         answer: Any = super().__call__(site, *states)
@@ -121,17 +111,7 @@ class HiddenProvider(Regularizer):
 
 
 def checked_where(where: Where | Sequence[Where]) -> Where | Sequence[Where]:
-    """Return ``where`` if it is a place of hidden states, or a list of different ones.
-
-    Raises:
-        InputError: if it is not.
-
-    Example:
-        >>> checked_where("outputs")
-        Traceback (most recent call last):
-            ...
-        attnreg.errors.InputError: Expected `where` to be one of embeddings, input, output, pooled, got 'outputs'...
-    """
+    """Return ``where`` if it is a place of hidden states, or a list of different ones."""
     places = (where,) if isinstance(where, str) else where
     if not isinstance(places, (list, tuple)) or not places or len({*map(str, places)}) < len(places):
         raise InputError(f"Expected `where` to be a place or a list of different ones, got {where!r}.")

@@ -9,11 +9,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from typing_extensions import Self
 
 import attnreg
 from attnreg._files import SUMS, check_checksums, replaced_folder, write_checksums
@@ -21,7 +22,6 @@ from attnreg._lazy import REGULARIZERS, listed_names
 from attnreg.errors import InputError, one_line
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-Self = TypeVar("Self", bound="PretrainedMixin")
 Known = Mapping[str, type[Any]]
 
 
@@ -73,9 +73,7 @@ class PretrainedMixin:
             write_checksums(new)
 
     @classmethod
-    def from_pretrained(
-        cls: type[Self], folder: str | os.PathLike[str], providers: Sequence[type[PretrainedMixin]] = ()
-    ) -> Self:
+    def from_pretrained(cls, folder: str | os.PathLike[str], providers: Sequence[type[PretrainedMixin]] = ()) -> Self:
         """Load a regularizer that :meth:`save_pretrained` wrote, on the CPU.
 
         Args:
@@ -88,7 +86,7 @@ class PretrainedMixin:
         folder, known = Path(folder), known_providers(providers if inspect.isabstract(cls) else {cls, *providers})
         try:
             check_checksums(folder)
-            provider = build(json.loads((folder / CONFIG).read_text(encoding="utf-8")), known=known)
+            provider = build(json.loads((folder / CONFIG).read_text(encoding="utf-8")), known)
             provider.load_state_dict(load_file(folder / WEIGHTS))
         except (OSError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError, SafetensorError) as error:
             reason = one_line(error)
@@ -110,26 +108,12 @@ def built_in() -> dict[str, type[PretrainedMixin]]:
 
 
 def describe(provider: PretrainedMixin) -> dict[str, Any]:
-    """Return a regularizer as plain data: its class name and constructor arguments, including inner regularizers.
-
-    Example:
-        >>> from attnreg import AttentionLayerDrop
-        >>> describe(AttentionLayerDrop(p=0.2))
-        {'provider': 'AttentionLayerDrop', 'config': {'p': 0.2}}
-    """
+    """Return a regularizer as plain data, such as ``{"provider": "AttentionLayerDrop", "config": {"p": 0.2}}``."""
     return {"provider": _name(type(provider)), "config": {k: _plain(v) for k, v in provider.config.items()}}
 
 
 def known_providers(more: Iterable[type[Any]] = ()) -> dict[str, type[Any]]:
-    """Return the built-in regularizer classes and your own, by name.
-
-    Args:
-        more: your own classes, by module and name; also by name only, if no other class has the same name.
-
-    Example:
-        >>> known_providers()["DropHead"]
-        <class 'attnreg.regularizers.drop_head.DropHead'>
-    """
+    """Return the built-in classes by name, and your own by module and name, also by name if no other class has it."""
     own = {_name(cls): cls for cls in more}
     counts = Counter(cls.__name__ for cls in own.values())
     alone = {cls.__name__: cls for cls in own.values() if counts[cls.__name__] == 1}
@@ -147,24 +131,12 @@ def shown(signature: inspect.Signature) -> str:
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
 
 
-def _construct(cls: type[PretrainedMixin], *args: Any, **options: Any) -> PretrainedMixin:
-    return cls(*args, **options)
-
-
 def build(
-    description: dict[str, Any], make: Callable[..., PretrainedMixin] = _construct, known: Known | None = None
+    description: dict[str, Any],
+    known: Known,
+    make: Callable[..., PretrainedMixin] = lambda cls, *args, **options: cls(*args, **options),
 ) -> Any:
-    """Make a regularizer from what :func:`describe` returned.
-
-    Args:
-        description: class name and constructor arguments.
-        make: function that takes a class and its arguments and returns the regularizer.
-        known: classes by name (default: the built-in ones).
-
-    Raises:
-        InputError: if the description names no known regularizer or does not fit its constructor.
-    """
-    known = built_in() if known is None else known
+    """Make a regularizer from what :func:`describe` returned; ``make`` is given each class and its arguments."""
     name, config = description.get("provider"), description.get("config")
     if not isinstance(name, str) or name not in known or not isinstance(config, dict):
         raise InputError(
@@ -186,11 +158,7 @@ def build(
 
 
 def to_json(provider: PretrainedMixin) -> str:
-    """Return a regularizer's description as JSON.
-
-    Raises:
-        InputError: if JSON cannot store a constructor argument.
-    """
+    """Return a regularizer's description as JSON, or raise if JSON cannot store a constructor argument."""
     description = describe(provider)
     try:
         return json.dumps(description, indent=2) + "\n"
@@ -218,5 +186,5 @@ def _plain(value: Any) -> Any:
 
 def _restored(value: Any, make: Callable[..., PretrainedMixin], known: Known) -> Any:
     if isinstance(value, dict) and "provider" in value:
-        return build(value, make, known)
+        return build(value, known, make)
     return [_restored(item, make, known) for item in value] if isinstance(value, list) else value

@@ -21,18 +21,7 @@ Over = Literal["training", "depth"]
 
 
 class Line:
-    """A piecewise linear function of progress, constant before its first and after its last knot.
-
-    Args:
-        knots: ``(progress, value)`` with progress ascending in ``[0, 1]``.
-
-    Raises:
-        InputError: if the knots are not such pairs, or their progress is out of range or order.
-
-    Example:
-        >>> Line([(0, 0.6), (1, 0.2)])(0.5)
-        0.4
-    """
+    """A piecewise linear function through knots ``(progress, value)``, constant before the first and after the last."""
 
     def __init__(self, knots: Knots) -> None:
         try:
@@ -83,8 +72,7 @@ class Scheduled(Container):
             progress; the value is constant before the first and after the last knot.
 
     Raises:
-        InputError: if no argument is given, it is read only in the constructor, a value is out of range, or
-            ``total_steps`` is missing.
+        InputError: if no argument is given, or it is read only in the constructor.
 
     Reference:
         Scheduled DropHead (EMNLP Findings 2020, arXiv 2004.13342); AttendOut (arXiv 2104.04692), Section 7.2.

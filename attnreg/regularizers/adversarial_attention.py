@@ -51,10 +51,6 @@ class AdversarialAttention(SeesQueries):
     Shape:
         masks are ``(B, 1, Q, K)``, float with the values 0 and 1.
 
-    Raises:
-        InputError: if an argument is out of range; when attached, if the regularizer was made for other layers; in a
-            forward pass, if the model exposes only scores, not queries.
-
     Reference:
         Adversarial Self-Attention for Language Understanding (AAAI 2023, arXiv 2206.12608).
 
@@ -131,16 +127,7 @@ class AdversarialAttention(SeesQueries):
         return self.price * torch.stack(masked).mean()
 
     def logits(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
-        """Compute the logits of keeping.
-
-        Args:
-            layer: number of the layer, counted through all stacks.
-            query: ``(B, H, Q, D)``.
-            key: ``(B, H, K, D)``.
-
-        Returns:
-            ``(B, 1, Q, K)``.
-        """
+        """Compute the logits of keeping, ``(B, 1, Q, K)``; layers are counted through all stacks."""
         dtype = self.bias.dtype  # autocast would return a lower precision
         queries, keys = (x.to(dtype).transpose(1, 2).flatten(2) for x in (query, key))
         queries, keys = self.query[layer](queries), self.key[layer](keys)

@@ -33,7 +33,6 @@ class AttentionEntropy(MaskProvider):
         alpha: weight of the entropy.
 
     Raises:
-        InputError: if ``alpha`` is negative.
         RuntimeError: in a forward pass with gradients, if attention is computed without, as reentrant gradient
             checkpointing does.
 

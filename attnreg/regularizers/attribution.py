@@ -54,9 +54,6 @@ class AttributionProvider(MaskProvider):
         first_pass: mode of the first pass: ``"eval"`` (no dropout) or ``"train"`` (dropout, as in the official code).
         first_pass_dtype: autocast of the first pass: ``"bfloat16"`` or ``"float16"`` (default: as the training step).
 
-    Raises:
-        InputError: if an argument is out of range; when attached, if the model has no such layer.
-
     Reference:
         AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning (NeurIPS 2022, arXiv 2210.05883),
         Section 2.
@@ -126,15 +123,8 @@ class AttributionProvider(MaskProvider):
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Run the first pass; the model's next forward pass in training mode, on the same batch, is masked.
 
-        The model's modes, ``requires_grad``, ``grad``, hooks and the random state stay as they are.
-
-        Args:
-            model: the model that the regularizer is attached to, or a wrapper of it.
-            batch: the model's keyword arguments.
-
-        Raises:
-            RuntimeError: if the regularizer is not attached to the model.
-            InputError: if ``target`` cannot explain the model's output.
+        The model's modes, ``requires_grad``, ``grad``, hooks and the random state stay as they are; see
+        :meth:`attnreg.Regularizer.attribute`.
         """
         self.clear()
         handle = handle_of(model, self)

@@ -30,10 +30,6 @@ class BernoulliScheduleProvider(MaskProvider):
             layer.
         total_steps: T, the number of optimizer steps from progress 0 to 1.
 
-    Raises:
-        InputError: if a knot is out of range or order; when attached, if the number of schedules is neither 1 nor the
-            number of layers.
-
     Reference:
         AttendOut (arXiv 2104.04692), Section 7.2.
 
@@ -52,7 +48,10 @@ class BernoulliScheduleProvider(MaskProvider):
         super().__init__()
         self.schedule = schedule
         self.total_steps = whole_number("total_steps", total_steps)
-        self._lines = [_line(knots) for knots in _per_layer(schedule)]
+        self._lines = [Line(knots) for knots in _per_layer(schedule)]
+        for line in self._lines:
+            for p in line.values:
+                probability("p of a knot", p)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.register_buffer("rates", torch.zeros(len(self._lines)))
         self._update()
@@ -91,10 +90,3 @@ def _per_layer(schedule: Knots | Sequence[Knots]) -> list[Knots]:
     except (TypeError, IndexError, KeyError):
         raise InputError(f"Expected `schedule` to be a list of (progress, p) knots, got {schedule!r}.") from None
     return [schedule] if single else list(schedule)  # type: ignore[list-item, arg-type]
-
-
-def _line(knots: Knots) -> Line:
-    line = Line(knots)
-    for p in line.values:
-        probability("p of a knot", p)
-    return line

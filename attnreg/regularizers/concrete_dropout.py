@@ -32,10 +32,7 @@ class ConcreteDropout(LearnedRates):
         & H(p) = -p \log p - (1 - p) \log(1 - p)
         \end{aligned}
 
-    The paper's regularizer is :math:`\frac{1}{N} \sum_l \big( \frac{\ell^2 (1 - p_l)}{2} \lVert M_l \rVert^2 - K_l
-    H(p_l) \big)`, with :math:`M_l` the weight matrix behind the dropout and :math:`K_l` the number of its inputs. The
-    first term has no counterpart here, because an attention weight has no weight matrix; :math:`\lambda` replaces
-    K / N.
+    The paper's penalty also has the weight matrix behind the dropout, which attention weights do not have.
 
     Add the rates to the optimizer, or they are not learned:
     ``optimizer.add_param_group({"params": provider.parameters(), "lr": 0.01})``. Measured drop rates count a unit as
@@ -51,9 +48,6 @@ class ConcreteDropout(LearnedRates):
 
     Shape:
         masks are ``(B, H, Q, K)``, float; :attr:`rates` is ``(layers, 1)`` or ``(layers, H)``.
-
-    Raises:
-        InputError: if an argument is out of range; when attached, if the regularizer was made for other layers.
 
     Reference:
         Concrete Dropout (arXiv 1705.07832), Section 3.

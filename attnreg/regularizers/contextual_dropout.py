@@ -51,10 +51,6 @@ class ContextualDropout(SeesQueries):
     Shape:
         masks are ``(B, H, Q, K)``, float; rates ``(B, H, Q, 1)``.
 
-    Raises:
-        InputError: if an argument is out of range; when attached, if the regularizer was made for other layers; in a
-            forward pass, if the model exposes only scores, not queries.
-
     Reference:
         Contextual Dropout (ICLR 2021, arXiv 2103.04181).
 
@@ -119,21 +115,13 @@ class ContextualDropout(SeesQueries):
         return self.regularizer * torch.stack(terms).mean()
 
     def logits(self, layer: int, query: Tensor) -> Tensor:
-        """Predict the logits of dropping.
-
-        Args:
-            layer: number of the layer, counted through all stacks.
-            query: ``(B, H, Q, D)``.
-
-        Returns:
-            ``(B, H, Q, 1)``.
-        """
+        """Predict the logits of dropping, ``(B, H, Q, 1)``; layers are counted through all stacks."""
         dtype = next(self.networks.parameters()).dtype  # autocast would return a lower precision
         return self.networks[layer](query.to(dtype)).to(dtype)
 
 
 def _constant(size: int, p: float) -> nn.Linear:
-    """Make a last layer that returns the logit of p for any input."""
+    """A last layer that returns the logit of p for any input."""
     linear = nn.Linear(size, 1)
     nn.init.zeros_(linear.weight)
     nn.init.constant_(linear.bias, math.log(p / (1 - p)))

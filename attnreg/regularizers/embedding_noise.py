@@ -25,8 +25,7 @@ class EmbeddingNoise(HiddenProvider):
         alpha: the size of the noise; 0 adds none.
 
     Raises:
-        InputError: if ``alpha`` is negative; when attached, if the model has no blocks; in a forward pass, if the
-            padding of the states is unknown.
+        InputError: in a forward pass, if the padding of the states is unknown.
 
     Reference:
         NEFTune (ICLR 2024, arXiv 2310.05914), Algorithm 1.

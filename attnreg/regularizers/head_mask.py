@@ -39,16 +39,13 @@ class HeadMask(MaskProvider):
     The paper's n counts heads of the whole model; here n counts heads of each layer, so no layer loses all its heads.
 
     Args:
-        heads: n, the number of heads to mask in each layer.
+        heads: n, the number of heads to mask in each layer, which must have more.
         by: ``"random"`` (random heads) or ``"importance"`` (those that the target depends on most).
         target: the score that decides importance: ``"loss"``, which the model returns if the batch has ``labels``, or
             any target of :class:`attnreg.attribution.Target`.
 
     Shape:
         weights are ``(1, H, 1, 1)``, bool.
-
-    Raises:
-        InputError: if an argument is out of range; when attached, if a layer has no more than n heads.
 
     Reference:
         Alleviating the Inequality of Attention Heads for Neural Machine Translation (COLING 2022, arXiv 2009.09672);
@@ -81,7 +78,7 @@ class HeadMask(MaskProvider):
         super().__init__()
         if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
             raise InputError(f"Expected `heads` to be the number of heads to mask, at least 1, got {heads!r}.")
-        if target != "loss" and target not in ("predicted", "label") and not callable(target):
+        if target not in ("loss", "predicted", "label") and not callable(target):
             raise InputError(
                 f"Expected `target` to be one of 'loss', 'predicted', 'label' or a function, got {target!r}."
             )
@@ -115,15 +112,8 @@ class HeadMask(MaskProvider):
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Run the first pass of ``by="importance"``; the model's next forward pass in training mode is masked.
 
-        The model's modes, ``requires_grad``, ``grad``, hooks and the random state stay as they are.
-
-        Args:
-            model: the model that the regularizer is attached to, or a wrapper of it.
-            batch: the model's keyword arguments, with ``labels`` for ``target="loss"``.
-
-        Raises:
-            RuntimeError: if the regularizer is not attached to the model.
-            InputError: if the model's output has no loss, or ``target`` cannot explain it.
+        The model's modes, ``requires_grad``, ``grad``, hooks and the random state stay as they are; see
+        :meth:`attnreg.Regularizer.attribute`.
         """
         if self.by != "importance":
             return

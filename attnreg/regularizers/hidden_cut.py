@@ -36,8 +36,7 @@ class HiddenCut(HiddenProvider):
         candidates: c, the share of tokens at which a span may begin.
 
     Raises:
-        InputError: if an argument is out of range; when attached, if attention is computed in parts or outside of
-            blocks; in a forward pass, if the padding of the states is unknown.
+        InputError: when attached, if attention is computed in parts; in a forward pass, if padding is unknown.
 
     Reference:
         HiddenCut (Chen et al., ACL 2021, arXiv 2106.00149), with attention-based sampling. The authors' code cuts

@@ -32,9 +32,6 @@ class HiddenDropout(HiddenProvider):
         where: ``"embeddings"``, ``"input"`` or ``"output"`` of each block, ``"pooled"``, or a list of these.
         rescale: divide kept values by :math:`1 - p`; ignored for spans.
 
-    Raises:
-        InputError: if an argument is out of range; when attached, if the model has no such hidden states.
-
     Reference:
         LoRA Meets Dropout under a Unified Framework (arXiv 2403.00812): element, column and span; HiddenCut (ACL 2021,
         arXiv 2106.00149): spans, see :class:`attnreg.HiddenCut`; Fine-tuning with Very Large Dropout (arXiv

@@ -20,9 +20,6 @@ class HiddenKey(Container):
     Args:
         p: probability of dropping a key, and of dropping a value.
 
-    Raises:
-        InputError: if ``p`` is outside ``[0, 1]``; when attached, if a self-attention has no block around it.
-
     Reference:
         LoRA Meets Dropout under a Unified Framework (ACL Findings 2024, arXiv 2403.00812). It drops the hidden states
         of the feed-forward part; here, they are those at the output of each block.

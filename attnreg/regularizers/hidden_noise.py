@@ -29,9 +29,6 @@ class HiddenNoise(HiddenProvider):
         distribution: ``"normal"`` or ``"uniform"``.
         where: as in :class:`attnreg.HiddenDropout`.
 
-    Raises:
-        InputError: if an argument is out of range; when attached, if the model has no such hidden states.
-
     Warns:
         UserWarning: if most of the noise is lost, because the states are in half precision.
 

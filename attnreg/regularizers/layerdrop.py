@@ -28,10 +28,6 @@ class LayerDrop(MaskProvider):
     Args:
         p: probability of skipping a block.
 
-    Raises:
-        InputError: if ``p`` is outside ``[0, 1]``; when attached, if no site is self-attention, or a self-attention has
-            no block around it.
-
     Reference:
         LayerDrop (Fan, Grave, Joulin, ICLR 2020, arXiv 1909.11556); a baseline of AttendOut (arXiv 2104.04692).
 

@@ -62,8 +62,7 @@ class LearnableBernoulli(LearnedRates):
         masks are ``(B, H, Q, K)``; :attr:`rates` is ``(layers, 1)`` or ``(layers, H)``.
 
     Raises:
-        InputError: if an argument is out of range; when attached, if it was made for other layers, or another
-            regularizer looks at batches, too.
+        InputError: when attached, if another regularizer looks at batches, too.
         RuntimeError: in a training pass, if :meth:`attribute` was never called.
 
     Reference:
@@ -115,15 +114,8 @@ class LearnableBernoulli(LearnedRates):
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Run the model twice and estimate the gradient, which ``penalty()`` then passes on.
 
-        The model's modes, parameters, ``grad`` and the random state stay as they are.
-
-        Args:
-            model: the model that the regularizer is attached to, or a wrapper of it.
-            batch: the model's keyword arguments.
-
-        Raises:
-            RuntimeError: if the regularizer is not attached to the model.
-            InputError: if the model's output has no loss.
+        The model's modes, parameters, ``grad`` and the random state stay as they are; see
+        :meth:`attnreg.Regularizer.attribute`.
         """
         handle = handle_of(model, self)
         model = extract_model_from_parallel(model)

@@ -23,9 +23,6 @@ class RelaxedAttention(MaskProvider):
     Args:
         gamma: the share that is spread; 0 changes nothing, 1 makes attention uniform.
 
-    Raises:
-        InputError: if ``gamma`` is outside ``[0, 1]``.
-
     Reference:
         Relaxed Attention for Transformer Models (arXiv 2209.09735), which relaxes in training only, as here ("matched
         inference" is not included).

@@ -37,8 +37,8 @@ class StructuralMask(MaskProvider):
         scores are broadcastable to ``(B, H, N, N)``.
 
     Raises:
-        InputError: if an argument is out of range; when attached, if queries and keys come from different sequences or
-            the model has no such head; in a forward pass, if the graph has another shape.
+        InputError: when attached, if queries and keys come from different sequences; in a forward pass, if the graph
+            has another shape.
 
     Reference:
         SG-Net: Syntax-Guided Machine Reading Comprehension (AAAI 2020, arXiv 1908.05147); Code Summarization with

@@ -35,7 +35,7 @@ class TokenDropout(MaskProvider):
         keep_whole: :math:`p_k`, the probability of keeping all tokens of a sequence.
 
     Raises:
-        InputError: if ``p`` or ``keep_whole`` is outside ``[0, 1]``; when attached, if each query has its own keys.
+        InputError: when attached, if each query has its own keys.
 
     Reference:
         The data dropout of UniDrop (NAACL 2021, arXiv 2104.04946), which deletes the tokens.

@@ -29,9 +29,6 @@ class UniDrop(Container):
         keep_whole: probability of keeping all tokens of a sequence.
         output: probability of dropping a value at the output of the last block; kept values are divided by 1 - p.
 
-    Raises:
-        InputError: if a probability is outside ``[0, 1]``; when attached, if a self-attention has no block around it.
-
     Reference:
         UniDrop (NAACL 2021, arXiv 2104.04946), Section 2.
 

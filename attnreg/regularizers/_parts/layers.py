@@ -6,11 +6,11 @@ import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
+from typing_extensions import Self, override
 
 from attnreg.arguments import inner_probability, one_of, whole_number
 from attnreg.errors import InputError
@@ -20,7 +20,6 @@ from attnreg.regularizer.providers import MaskProvider
 from attnreg.sites import AttentionSite, SiteInfo, Stack
 
 Depth = int | Mapping[str, int]
-Made = TypeVar("Made", bound="LayerwiseProvider")
 Per = Literal["layer", "head"]
 
 # Kept weights are divided by 1 - p. Half precision could not hold the result beyond this logit of p.
@@ -28,13 +27,7 @@ LARGEST_LOGIT = 8.0
 
 
 class LayerIndex:
-    """Numbers the layers of all stacks, one stack after the other; messages name the regularizer.
-
-    Example:
-        >>> index = LayerIndex("ConcreteDropout", {"encoder": 2, "decoder": 3})
-        >>> len(index), index(SiteInfo(stack="decoder", layer=1, num_layers=3))
-        (5, 3)
-    """
+    """Numbers the layers of all stacks, one stack after the other; messages name the regularizer."""
 
     def __init__(self, provider: str, num_layers: Depth) -> None:
         self.provider = provider
@@ -94,13 +87,13 @@ class LayerwiseProvider(MaskProvider):
 
     @classmethod
     def for_model(
-        cls: type[Made],
+        cls,
         model: nn.Module,
         *args: Any,
         stacks: Sequence[Stack] | None = None,
         example_inputs: Any = None,
         **options: Any,
-    ) -> Made:
+    ) -> Self:
         """Make a regularizer for the layers of a model, on the model's device.
 
         Args:

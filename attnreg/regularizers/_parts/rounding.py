@@ -10,27 +10,14 @@ from attnreg.functional.seeded import is_traced
 
 
 class Rounding:
-    """Warns once if most of the noise that is added to values is lost in their dtype.
-
-    Args:
-        owner: who adds the noise, for the warning.
-    """
+    """Warns once if at least half of the noise that ``owner`` adds to values in half precision is lost."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self._has_looked = False
 
     def add(self, values: Tensor, noise: Tensor) -> Tensor:
-        """Return the sum of values and noise, of one shape.
-
-        Warns:
-            UserWarning: if at least half of the noise leaves values in half precision as they are.
-
-        Example:
-            >>> import torch
-            >>> Rounding("HiddenNoise").add(torch.ones(2), torch.full((2,), 0.5))
-            tensor([1.5000, 1.5000])
-        """
+        """Return the sum of values and noise, of one shape."""
         noisy = values + noise
         if self._has_looked or noisy.dtype.itemsize > 2 or is_traced():
             return noisy

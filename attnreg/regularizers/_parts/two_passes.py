@@ -18,16 +18,6 @@ class TwoPasses:
 
     Masks stay until the next forward pass begins or the step ends, so that gradient checkpointing finds them again in
     the backward pass.
-
-    Example:
-        >>> passes, batch = TwoPasses(), {"x": torch.ones(2)}
-        >>> passes.made_first(batch)
-        >>> passes.begin_forward(batch)
-        >>> passes.masking
-        True
-        >>> passes.begin_forward(batch)
-        >>> passes.masking
-        False
     """
 
     def __init__(self) -> None:
