@@ -12,7 +12,7 @@ GAME = "attnreg.experiments.runs.game"
 PAPER = {
     "generator": "GNetProvider(initial_keep=None)",
     "credit": "Reinforce(reward='gap', per='step')",
-    "rewards": "Rewards(score='accuracy', fresh_rows='steps')",
+    "rewards": "Rewards(score='loss', fresh_rows='steps')",
     "reward_data": "dev",
     "winner": "proportional",
     "warmup": 0.0,

@@ -195,7 +195,7 @@ def test_a_short_round_takes_the_first_rewards_and_too_few_rows_are_refused():
 
 @pytest.mark.parametrize("score", ["accuracy", "loss"])
 def test_the_recipe_plays_the_papers_game(cli, tmp_path, score):
-    rewards = ["--rewards", f"Rewards(score={score!r}, fresh_rows='steps')"] if score == "loss" else []
+    rewards = ["--rewards", f"Rewards(score={score!r}, fresh_rows='steps')"] if score == "accuracy" else []
     options = ["--regime", "paper", *rewards, "--epochs", 1, "--train-size", 48, "--batch-size", 16, "--no-baseline"]
     options += ["--round-steps", 2]
     result = ran(cli("recipe", "attendout", *options, "--output-dir", "out"))

@@ -186,7 +186,7 @@ class AttackerDefender(TrainingMethod):
         optimizer_factory: Callable[[nn.Module], Optimizer],
         *,
         steps: Count = 8,
-        score: ScoreName | Score = "accuracy",
+        score: ScoreName | Score = "loss",
         generator_optimizer_factory: Callable[[nn.Module], Optimizer] | None = None,
         **options: Any,
     ) -> AttackerDefender:
