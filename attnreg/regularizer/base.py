@@ -26,8 +26,8 @@ NEAR = 0.9  # of 1, as difflib measures likeness: one letter in ten
 def _check_names(cls: type) -> None:
     """Raise if a class defines a public name that is nearly one of :class:`Regularizer`, which nobody would read.
 
-    A name of several words, such as ``looks_at_batch``, is refused. A name of one
-    word, such as ``attributes``, may well be meant: it is refused only for a method with the original's parameters.
+    A name of several words, such as ``looks_at_batch``, is refused. A name of one word, such as ``attributes``, may
+    well be meant: it is refused only for a method with the original's parameters.
     """
     known = {name for name in vars(Regularizer) if not name.startswith("_")}
     for name, value in vars(cls).items():
