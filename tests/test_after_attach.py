@@ -216,6 +216,8 @@ def test_attention_in_a_method_of_the_model():
     assert handle.drop_rates().keys() == {"encoder.0", "encoder.1"}
     copied = copy.deepcopy(model)
     assert not torch.equal(copied.encode(ids), copied.encode(ids))
+    copied.encode = types.MethodType(Encoding.encode, copied)  # the method that it calls is masked, too
+    assert not torch.equal(copied.encode(ids), copied.encode(ids))
     with torch.no_grad():
         assert torch.equal(model.encode(ids), plain[0])
     with handle.disabled():
@@ -385,3 +387,16 @@ def test_layers_of_layers():
     for inner, outer in (([0], [1]), ([7], [0]), ([0, 7], [0])):
         with pytest.raises(ValueError, match=r"Expected layers among .* in OnLayers"):
             attnreg.attach(model, attnreg.OnLayers(attnreg.OnLayers(attnreg.DropKey(0.5), inner), outer))
+
+
+@pytest.mark.parametrize("change", [replace_block, append_copy])
+def test_a_compiled_model_that_changes_is_refused_at_the_step(change):
+    model = small()
+    compiled = torch.compile(model, backend="eager")
+    handle = attnreg.attach(model, attnreg.AttentionDropout(0.5))
+    compiled(input_ids=IDS)
+    handle.step()
+    change(model)
+    compiled(input_ids=IDS)
+    with pytest.raises(NoAttentionError, match=r"Call `handle\.detach\(\)`, then `attach` again"):
+        handle.step()

@@ -124,7 +124,11 @@ class AttentionMode(Masking):
         return planned.rank == rank and (planned.backend == backend or planned.layout.dims == STANDARD)
 
     def _check_heads(self, info: SiteInfo, layout: Layout, shape: tuple[int, ...], heads: int | None) -> None:
-        now = layout.sizes(shape)[1] if heads is None else heads
+        now = heads
+        if now is None:
+            now = layout.heads
+            for n, letter in zip(shape, layout.dims, strict=True):  # torch.compile knows no generator in `math.prod`
+                now *= n if letter == "h" else 1
         if info.heads is not None and now != info.heads:
             raise NoAttentionError(
                 f"{info.name} has {now} heads in this forward pass, but had {info.heads} when it was attached, so it "
@@ -282,7 +286,7 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
                 output = self._under_patches(*args, **kwargs) if self._patched else self.plain(*args, **kwargs)
         finally:
             self.passes.mode = before
-        mode.check_seen(everything=self.module is module)
+        mode.check_seen(everything=self.method == "forward")
         return output
 
     def _under_patches(self, *args: Any, **kwargs: Any) -> Any:

@@ -103,6 +103,7 @@ class Pass:
         module: the module at which it began.
         whole: whether this module contains all attention.
         is_open: whether it goes on when another part of the model is called.
+        is_checked: whether it is known that all masked modules ran in it.
         with_gradients: whether gradients were enabled when it began.
         is_running: whether the module, or another part of the model in this pass, is running.
         padding: its padding masks, while it runs or is repeated.
@@ -114,6 +115,7 @@ class Pass:
     module: nn.Module | None = None
     whole: bool = True
     is_open: bool = False
+    is_checked: bool = False
     with_gradients: bool = False
     is_running: bool = False
     padding: Padding | None = None

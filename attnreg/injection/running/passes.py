@@ -172,7 +172,14 @@ class Passes:
             self.seeds.end(self._masked)
         now.is_running, now.padding = False, None
         now.is_open &= completed
-        if completed and now.whole and now is self._masked and not torch.compiler.is_compiling():
+        if completed and not torch.compiler.is_compiling():
+            self._check_ran()
+
+    def _check_ran(self) -> None:
+        """Check once after a whole pass, or if it was compiled, in :meth:`step`."""
+        now = self.latest
+        if now.whole and now is self._masked and not now.is_checked:
+            now.is_checked = True
             self.changes.check_ran(self.acts_on)
 
     @contextmanager
@@ -238,6 +245,9 @@ class Passes:
 
     def step(self) -> None:
         """Advance the provider's schedules, and forget what can no longer be repeated."""
+        if self.latest.whole and self._acts():
+            self.changes.check_modules()
+            self._check_ran()
         self.provider.step()
         self.latest.is_open = False
         self._steps_alone += 1
