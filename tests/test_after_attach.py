@@ -390,13 +390,12 @@ def test_layers_of_layers():
 
 
 @pytest.mark.parametrize("change", [replace_block, append_copy])
-def test_a_compiled_model_that_changes_is_refused_at_the_step(change):
+def test_a_compiled_model_that_changes_is_refused_at_the_step_at_latest(change):
     model = small()
     compiled = torch.compile(model, backend="eager")
     handle = attnreg.attach(model, attnreg.AttentionDropout(0.5))
     compiled(input_ids=IDS)
     handle.step()
     change(model)
-    compiled(input_ids=IDS)
     with pytest.raises(NoAttentionError, match=r"Call `handle\.detach\(\)`, then `attach` again"):
-        handle.step()
+        compiled(input_ids=IDS), handle.step()  # the pass itself refuses where torch compiles it anew
