@@ -169,17 +169,25 @@ def test_on_a_cpu_times_are_cpu_times_and_elsewhere_the_clocks(tmp_path):
         assert [method.text for method in longer] == [f"finetune --epochs {10 * float(ratio):.0f}"]
 
 
-def test_with_folds_each_seed_has_its_own_rows(tmp_path):
-    study = study_of(tmp_path, "finetune", "attention-dropout", options=["--folds", "2"])
+@pytest.mark.parametrize(
+    ("option", "rows"),
+    [
+        ("--folds", "its seed's part of train, one of 2"),
+        ("--validation-rows", "2 rows held out of train, drawn by the seed"),
+    ],
+)
+def test_with_rows_of_train_each_seed_has_its_own(tmp_path, option, rows):
+    study = study_of(tmp_path, "finetune", "attention-dropout", options=[option, "2"])
+    told = f"Each method is scored on {rows}, instead of dev, after the last epoch"
     for run in study.runs():
         write(run, 0.5 + 0.1 * run.seed)
         rows = read_lines(run.folder / "predictions.jsonl")
         own = [{**row, "label": row["label"] if number > run.seed else 1} for number, row in enumerate(rows)]
         (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
     report = reported(study)
-    assert "Each method is scored on its seed's part of train, one of 2, instead of dev, after the last epoch" in report
+    assert told in report
     assert "95 % over dev rows" not in report
-    assert "because each seed is scored on its own part of train" in report
+    assert "because each seed is scored on its own rows of train" in report
     other = next(run for run in study.runs() if run.method.text != "finetune")
     (other.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
     with pytest.raises(InputError, match="has other dev labels"):

@@ -79,6 +79,10 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
         ({"score_on": [{"split": "train"}]}, "Expected `split` in .* to be validation or test, got 'train'"),
         ({"score_on": [{"max_length": 3}]}, "Expected `max_length` in .* to be a whole number of at least 4, got 3"),
         ({"score_on": [{}], "keep_models": False}, "`score_on` in .* needs the models"),
+        (
+            {"report_on": "test"},
+            "Expected `report_on` in .* to be a name in `score_on` of each task .none., got 'test'",
+        ),
         ({"tasks": [{"train_size": []}]}, "Expected values for `train_size` of task 1"),
     ],
 )
@@ -166,6 +170,30 @@ def test_the_report_over_tasks(tmp_path, monkeypatch):
     assert (plan.folder / "plots" / "difference-1.pdf").is_file()
     assert "- [few](few/report.md)" in report
     assert '<a href="few/report.html">few</a>' in (plan.folder / "report.html").read_text()
+
+
+def test_a_report_may_compare_scores_on_further_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    further = {"score_on": [{"split": "test"}], "report_on": "test", "primary": ["high", "plain"]}
+    plan = read_plan(file_of(tmp_path, tasks=[{"name": "a", "validation_rows": 9}, {"name": "b"}], seeds=2, **further))
+    assert plan.studies["a"].runs()[0].settings.validation_rows == 9
+    for study in plan.studies.values():
+        for run in study.runs():
+            write(run, 0.5)
+            if run.method.name != "random":
+                score = 0.5 + 0.01 * run.seed * (1 + (run.method.name == "high"))
+                content = {
+                    "request": saved_model.request({"task": None}, None, "test", None, {}),
+                    "metrics": {"accuracy": score},
+                }
+                (run.folder / "evaluations").mkdir()
+                (run.folder / "evaluations" / "test.json").write_text(json.dumps(content))
+    write_plan_report(plan)
+    report = (plan.folder / "report.md").read_text()
+    cells = [[row[name] for name in ("plain", "high", "random")] for row in table(report, "Scores on test")]
+    assert cells == [["0.5750", "0.6500", "not run"]] * 2
+    assert [row["difference"] for row in table(report, "Differences by task")] == ["+0.0750"] * 2
+    assert [row["mean difference"] for row in table(report, "Over tasks")] == ["baseline", "+0.0750"]
 
 
 def test_a_method_that_failed_is_left_out_over_tasks(tmp_path, monkeypatch):

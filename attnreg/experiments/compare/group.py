@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import getitem
 from pathlib import Path
@@ -20,10 +20,14 @@ from attnreg.experiments.tasks.metrics import CONFUSION
 
 @dataclass(frozen=True)
 class Group:
-    """Finished runs of one method that differ only in their seed, in the order of their seeds."""
+    """Finished runs of one method that differ only in their seed, in the order of their seeds.
+
+    ``further`` holds the scores by seed on the data that the methods are compared on, if these are not dev.
+    """
 
     name: str
     runs: Sequence[PlannedRun]
+    further: Mapping[int, float] | None = None
 
     @cached_property
     def results(self) -> list[dict[str, Any]]:
@@ -34,7 +38,7 @@ class Group:
         """Return these runs with only the seeds that another method has too, if there are any."""
         seeds = {run.seed for run in other.runs}
         common = [run for run in self.runs if run.seed in seeds]
-        return Group(self.name, common) if common else None
+        return replace(self, runs=common) if common else None
 
     @property
     def metric(self) -> str:
@@ -43,8 +47,8 @@ class Group:
 
     @property
     def scores(self) -> list[float]:
-        """The dev score of the returned network, per seed."""
-        return self.values("dev", self.metric)
+        """The score of the returned network, per seed."""
+        return self.values("dev", self.metric) if self.further is None else [self.further[r.seed] for r in self.runs]
 
     @property
     def trivial(self) -> tuple[str, list[float]] | None:
@@ -107,14 +111,18 @@ class Group:
         return all(isinstance(self.records[0][0][name], int) for name in ("label", "prediction"))
 
     @property
-    def folds(self) -> int | None:
-        """In how many parts of train the seeds are scored in turn; ``None`` if all are scored on the same rows."""
-        return self.results[0]["config"].get("folds")
+    def own_rows(self) -> str | None:
+        """The rows that each seed is scored on instead of dev; ``None`` if all are scored on dev."""
+        config = self.results[0]["config"]
+        if config.get("folds") is not None:
+            return f"its seed's part of train, one of {config['folds']}"
+        held = config.get("validation_rows")
+        return None if held is None else f"{held} rows held out of train, drawn by the seed"
 
     @property
     def counts_rows(self) -> bool:
         """Whether a confusion matrix of rows that all seeds are scored on determines the metric."""
-        return self.metric in CONFUSION and self.has_classes and self.folds is None
+        return self.metric in CONFUSION and self.has_classes and self.own_rows is None
 
     def confusion(self, classes: int) -> NDArray[np.int64]:
         """Return the number of dev rows by class (first) and predicted class (second), summed over seeds."""
@@ -141,12 +149,12 @@ def class_names(groups: Sequence[Group]) -> list[str]:
 
 
 def check_rows(groups: Sequence[Group]) -> None:
-    """Refuse runs with different dev labels; with folds, those of the same seed."""
+    """Refuse runs with different dev labels; where seeds have rows of their own, those of the same seed."""
     first: dict[int, tuple[Path, list[Any]]] = {}
     for group in groups:
         for run, records in zip(group.runs, group.records, strict=True):
             labels = [row["label"] for row in records]
-            part = 0 if group.folds is None else run.seed
+            part = 0 if group.own_rows is None else run.seed
             folder, expected = first.setdefault(part, (run.folder, labels))
             if labels != expected:
                 raise InputError(

@@ -18,8 +18,9 @@ from attnreg.experiments.options.settings import SHARED
 
 _KEYS = {
     *("methods", "baseline", "tasks", "options", "seeds", "first_seed", "search", "equal_time", "keep_models"),
-    *("primary", "equivalence", "score_on", "output_dir"),
+    *("primary", "equivalence", "score_on", "report_on", "output_dir"),
 }
+_OPTIONS = {*SHARED, "validation_rows"}  # without dev, rows of train stand in for it
 _SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
 
 
@@ -28,7 +29,8 @@ class Plan:
     """Comparisons of the same methods on several tasks, by name; the output folder has a folder for each of them.
 
     ``primary`` names the two methods whose difference the study is about, the second subtracted from the first;
-    differences below ``equivalence`` count as equal in practice; ``score_on`` is what networks are also scored on.
+    differences below ``equivalence`` count as equal in practice; ``score_on`` is what networks are also scored on, and
+    ``report_on`` the name of the one that the report compares scores on, if not on dev.
     """
 
     studies: Mapping[str, Study]
@@ -36,6 +38,7 @@ class Plan:
     primary: tuple[str, str] | None = None
     equivalence: float | None = None
     score_on: Mapping[str, Sequence[Scoring]] = field(default_factory=dict)
+    report_on: str | None = None
 
 
 def read_plan(path: Path, folder: Path | None = None) -> Plan:
@@ -58,7 +61,7 @@ def read_plan(path: Path, folder: Path | None = None) -> Plan:
     score_on: dict[str, list[Scoring]] = {}
     for number, task in enumerate(tasks, 1):
         where = f"task {number} in {path}"
-        given = _mapping(task, {*SHARED, "name", "score_on"}, where)
+        given = _mapping(task, {*_OPTIONS, "name", "score_on"}, where)
         entry = {key.replace("-", "_"): value for key, value in given.items()}
         scorings = [*shared_scores, *_scorings(entry.pop("score_on", []), path)]
         for name, options in _expanded(entry, common, where):
@@ -82,7 +85,12 @@ def read_plan(path: Path, folder: Path | None = None) -> Plan:
     region = whole.get("equivalence")
     number = isinstance(region, (int, float)) and not isinstance(region, bool)
     _check(region is None or (number and region > 0), "equivalence", path, "a number above 0", region)
-    return Plan(studies, place, _contrast(whole.get("primary"), methods, path), region, score_on)
+    report_on = whole.get("report_on")
+    for scorings in score_on.values():
+        names = [scoring.name for scoring in scorings]
+        known = f"a name in `score_on` of each task ({', '.join(names) or 'none'})"
+        _check(report_on is None or report_on in names, "report_on", path, known, report_on)
+    return Plan(studies, place, _contrast(whole.get("primary"), methods, path), region, score_on, report_on)
 
 
 def written(study: Study) -> str:
@@ -128,7 +136,7 @@ def _contrast(content: Any, methods: Sequence[Method], path: Path) -> tuple[str,
 
 
 def _options(content: Any, where: str) -> dict[str, Any]:
-    return {name.replace("-", "_"): value for name, value in _mapping(content, SHARED, where).items()}
+    return {name.replace("-", "_"): value for name, value in _mapping(content, _OPTIONS, where).items()}
 
 
 def _expanded(entry: dict[str, Any], common: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -74,7 +74,7 @@ def write_report(study: Study) -> list[Table]:
             "gives this label, recovered the share that it gives the true one."
         )
     blocks += [Heading("Fit"), tables.fit(groups, baseline), Paragraph(text)]
-    if baseline.has_classes and baseline.folds is None:
+    if baseline.has_classes and baseline.own_rows is None:
         blocks += _classes(groups, folder)
     text = (
         "Values are means over seeds; ratios are relative to the baseline. Time is training time, without evaluation, "
@@ -167,8 +167,8 @@ def _over_rows(baseline: Group) -> str:
             "The interval over dev rows is a percentile bootstrap with 2000 resamples: it shows what other dev rows "
             "would change for the same networks."
         )
-    if baseline.folds is not None:
-        return "There is no interval over dev rows, because each seed is scored on its own part of train."
+    if baseline.own_rows is not None:
+        return "There is no interval over dev rows, because each seed is scored on its own rows of train."
     return (
         f"There is no interval over dev rows: a confusion matrix does not determine {baseline.metric} on this task. "
         "The interval over seeds does not show what other dev rows would change."
@@ -188,7 +188,7 @@ def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     common = "; ".join(str(text) for name, text in shown.items() if name not in different)
     stopping = {group.results[0]["config"]["stop_on"] is not None for group in groups}
     when = "at the end of training" if True in stopping else "after the last epoch"
-    scored = "dev" if baseline.folds is None else f"its seed's part of train, one of {baseline.folds}, instead of dev,"
+    scored = "dev" if baseline.own_rows is None else f"{baseline.own_rows}, instead of dev,"
     yield (
         f"{_count(len(baseline.runs), 'seed')}; {baseline.results[0]['rows']} training rows, "
         f"{len(baseline.records[0])} dev rows; {common}. Each method is scored on {scored} {when}, with the network "

@@ -40,10 +40,12 @@ def write_plan_report(plan: Plan) -> list[Table]:
     blocks: list[Block] = [Heading(f"Study {plan.folder.name}"), *missing, Contents()]
     tables: list[tuple[str, Table]] = []
     primary = " (primary contrast)" if plan.primary else ""
+    on = plan.report_on or "dev"
+    reported = groups if plan.report_on is None else _scored_on(plan, groups, plan.report_on)
     for title, pictures, table, texts in (
-        ("Scores: means over seeds", (), _scores(plan, groups), ()),
-        (f"Differences by task{primary}", _pictures(plan, groups), _differences(plan, groups), _tests(plan)),
-        ("Over tasks", (), _across(plan, groups), [_OVER_TASKS]),
+        (f"Scores on {on}: means over seeds", (), _scores(plan, reported), ()),
+        (f"Differences by task{primary}", _pictures(plan, reported), _differences(plan, reported), _tests(plan)),
+        ("Over tasks", (), _across(plan, reported), [_OVER_TASKS]),
         ("Scores on further data: means over seeds", (), _further(plan, groups), ()),
     ):
         if table is not None:
@@ -57,6 +59,20 @@ def write_plan_report(plan: Plan) -> list[Table]:
         file.write("\n".join(latex(table, title) for title, table in tables))
     document.save_csv(list(_csv_rows(plan, groups)), plan.folder / "results.csv")
     return [table for _, table in tables]
+
+
+def _scored_on(plan: Plan, groups: Groups, name: str) -> Groups:
+    """Return the groups with their scores on further data, and without the runs that have none."""
+    made: dict[str, dict[str, Group]] = {}
+    for task, methods in groups.items():
+        scoring = next(each for each in plan.score_on[task] if each.name == name)
+        for method, group in methods.items():
+            found = {run.seed: scoring.of(run) for run in group.runs}
+            scores = {seed: float(metrics[group.metric]) for seed, metrics in found.items() if metrics is not None}
+            if scores:
+                runs = [run for run in group.runs if run.seed in scores]
+                made.setdefault(task, {})[method] = Group(method, runs, scores)
+    return made
 
 
 def _declared(plan: Plan) -> list[tuple[str, str]]:
@@ -79,7 +95,7 @@ def _scores(plan: Plan, groups: Groups) -> Table:
     for task, methods in groups.items():
         first = next(iter(methods.values()))
         cells = [_mean(methods[name].scores) if name in methods else "not run" for name in names]
-        trivial = "none" if first.trivial is None else _mean(first.trivial[1])
+        trivial = "none" if first.trivial is None or plan.report_on else _mean(first.trivial[1])
         rows.append([task, first.metric.replace("_", " "), *cells, trivial])
     return Table(["task", "metric", *names, "trivial"], rows, texts=(0, 1))
 
@@ -117,9 +133,9 @@ def _across(plan: Plan, groups: Groups) -> Table | None:
     if not whole:
         return None
     scores = [
-        [[run.score for run in methods[name].runs if run.seed in seeds[task]] for name in names]
-        for task, methods in whole.items()
-    ]
+        [[s for run, s in zip(methods[name].runs, methods[name].scores, strict=True) if run.seed in seeds[task]]
+         for name in names] for task, methods in whole.items()
+    ]  # fmt: skip
     ranks, base = mean_ranks(scores), names.index(study.baseline.name)
     rows = []
     for number, name in enumerate(names):
