@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 import attnreg
-from attnreg.experiments import argument, expression_option, moved, option, preset, recipe
+from attnreg.experiments import argument, expression_option, moved, option, preset, provider_option, recipe
 
 GAME = "attnreg.experiments.runs.game"
 # What Section 4 and Algorithm 1 state; the score is our choice.
@@ -25,8 +25,9 @@ PAPER = {
     preset("--regime", {"paper": PAPER}, help='Other defaults: "paper" plays the game as the paper states it, with '
            "rewards from dev."),
     expression_option("--generator", f"{GAME}:read_generator", metavar="EXPRESSION|none",
-                      help="Generator, alone or joined to other providers by &, or none for a game of selection alone "
+                      help="Generator, or none for a game of selection alone "
                            "(default: GNetProvider(masks_per_layer='heads')); see docs/attendout.md."),
+    provider_option(required=False, summary="Providers that act on the Attacker besides the Generator"),
     option("--initial-keep", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=None,
            help="Initial mean probability of keeping a position, of the default Generator (default: 0.9)."),
     expression_option("--credit", f"{GAME}:read_credit", metavar="EXPRESSION",
@@ -69,9 +70,9 @@ PAPER = {
         ("fresh-rows", "fresh_rows=8"))),
 )  # fmt: skip
 def attendout(
-    run: "attnreg.experiments.Run", generator: str | None, initial_keep: float | None, credit: str | None,
-    rewards: str | None, reward_data: Any, reward_rows: int, round_steps: int | None,
-    winner: Any, returns: Any, warmup: float, game: float, watch: str | None, baseline: bool,
+    run: "attnreg.experiments.Run", generator: str | None, provider: str | None, provider_lr: float,
+    initial_keep: float | None, credit: str | None, rewards: str | None, reward_data: Any, reward_rows: int,
+    round_steps: int | None, winner: Any, returns: Any, warmup: float, game: float, watch: str | None, baseline: bool,
 ) -> None:  # fmt: skip
     """AttendOut: a Generator learns dropout masks from a game of two models.
 
@@ -85,9 +86,11 @@ def attendout(
         raise click.UsageError(f"--warmup must be below --game, got {warmup} and {game}: the game would not begin.")
     if generator is not None and initial_keep is not None:
         raise click.UsageError(f"--initial-keep is for the default Generator: set it in --generator, got {generator}.")
-    if generator == "none" and watch is not None:
-        raise click.UsageError("--watch needs a Generator: remove it for --generator none.")
+    for flag, value in (("--watch", watch), ("--provider", provider)):
+        if generator == "none" and value is not None:
+            raise click.UsageError(f"{flag} needs a Generator: remove it for --generator none.")
     generator = generator or f"GNetProvider(initial_keep={initial_keep or 0.9}, masks_per_layer='heads')"
+    generator += "" if provider is None else f" & {provider}"
     game_epochs = max(1, round(game * run.epochs))
     rows = RewardRows(run, reward_data, reward_rows, game_epochs)
     warmup_steps, game_steps = int(warmup * run.total_steps), run.steps_in(game_epochs)
@@ -100,6 +103,7 @@ def attendout(
         None if generator == "none" else attnreg.parse_provider(generator, run.model, run.total_steps),
         run.optimizer,
         credit=None if credit is None else credit_of(credit),
+        provider_lr=provider_lr,
         rewards=rows.rewards(rewards or "Rewards()", round_steps),
         rounds=attnreg.training.Rounds(round_steps, winner, warmup_steps, game_steps),
         returns=returns,

@@ -5,18 +5,12 @@ import math
 import click
 
 import attnreg
-from attnreg.experiments import option, provider_option, recipe
+from attnreg.experiments import provider_option, recipe
 
 
 @recipe(
     "pretrain",
     provider_option(required=False),
-    option(
-        "--provider-lr",
-        type=click.FloatRange(min=0),
-        default=1e-2,
-        help="Learning rate of the provider's own parameters, if any.",
-    ),
     task="agreement-words",
 )
 def pretrain(run: "attnreg.experiments.Run", provider: str | None, provider_lr: float) -> None:

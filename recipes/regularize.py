@@ -1,20 +1,12 @@
 """Fine-tuning under any provider, or several joined by &."""
 
-import click
-
 import attnreg
-from attnreg.experiments import option, provider_option, recipe
+from attnreg.experiments import provider_option, recipe
 
 
 @recipe(
     "regularize",
     provider_option(),
-    option(
-        "--provider-lr",
-        type=click.FloatRange(min=0),
-        default=1e-2,
-        help="Learning rate of the provider's own parameters, if any.",
-    ),
 )
 def regularize(run: "attnreg.experiments.Run", provider: str, provider_lr: float) -> None:
     """Fine-tuning under any provider, or several joined by &.

@@ -99,6 +99,48 @@ def test_the_winner_is_copied_to_the_other_with_its_optimizer(chance):
     assert not torch.equal(weights(game.networks["defender"]), weights(game.networks["attacker"]))
 
 
+def falling(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+
+
+def test_others_in_a_composition_learn_with_the_attacker_alone():
+    model = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    masks = attnreg.AdversarialAttention.for_model(model, initial_keep=0.6, price=0.1, sampled=False)
+    schedule = attnreg.BernoulliScheduleProvider([(0, 0.0), (0.5, 0.0), (1, 0.5)], total_steps=8)
+    alone, learned = copy.deepcopy(model), copy.deepcopy(masks)
+    optimizer = adamw(alone)
+    optimizer.add_param_group({"params": learned.parameters(), "weight_decay": 0.0, "lr": 0.3})
+    warm, batches = make_batches(1, seed=5)[0], make_batches(2)
+    generator = attnreg.GNetProvider.for_model(model, initial_keep=1 - 1e-12)  # keeps everything
+    game = AttackerDefender(
+        model,
+        generator & masks & schedule,
+        adamw,
+        provider_lr=0.3,
+        scheduler_factory=falling,
+        rewards=Rewards(make_batches(2, seed=9)),
+        rounds=Rounds(9, winner=lambda a, d: torch.tensor(0.0), warmup_steps=1),
+    )
+    slow = {"optimizer": optimizer, "scheduler": falling(optimizer)}
+    FineTuning(alone, **slow).step(warm)
+    method = FineTuning(alone, provider=learned, **slow)
+    game.step(warm)
+    for batch in batches:
+        game.step(batch)
+        method.step(batch)
+    assert torch.allclose(weights(game.attacker.model), weights(alone), atol=1e-6)
+    assert torch.allclose(weights(masks), weights(learned), atol=1e-6)
+    game._copy_to_others(game.attacker)  # whose moments change again in the next step
+    game.step(warm)
+    before = copy.deepcopy([game.attacker.optimizer.state[parameter]["exp_avg"] for parameter in masks.parameters()])
+    game._finish_round({})  # the Defender wins, and says nothing about the masks of the Attacker
+    assert torch.equal(weights(game.attacker.model), weights(game.defender.model))
+    for parameter, moment in zip(masks.parameters(), before, strict=True):
+        assert torch.equal(game.attacker.optimizer.state[parameter]["exp_avg"], moment)
+    assert [group["lr"] for group in game.attacker.optimizer.param_groups] == [1e-2 * 0.5**4, 0.3 * 0.5**4]
+    assert int(schedule.steps) == 4  # the warm-up is a part of training
+
+
 def test_the_winner_is_drawn_with_its_chance():
     torch.manual_seed(0)
     even = lambda model, batch: torch.zeros(len(batch["labels"]))  # noqa: E731

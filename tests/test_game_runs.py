@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+import attnreg
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.game import plan_rounds
 from attnreg.experiments.tasks import get_task
@@ -31,6 +32,8 @@ def test_each_glue_task_has_thirty_rounds_by_default(name):
     [
         (["--generator", "none", "--watch", "robot"], "--watch needs a Generator: remove it for --generator none"),
         (["--generator", "none", "--credit", "Reinforce(antithetic=True)"], "`credit` has no effect without a Gen"),
+        (["--generator", "none", "--provider", "DropHead(0.1)"], "--provider needs a Generator: remove it for --gen"),
+        (["--provider", "LearnableBernoulli(0.1)"], "LearnableBernoulli makes training passes of its own, without"),
         (["--generator", "none", "--initial-keep", 0.8], "--initial-keep is for the default Generator"),
         (["--rewards", "Rewards(noise=0.5)"], "`noise` in --rewards is for --reward-data noisy-train"),
         (["--rewards", "Rewards(batches_per_round=1, fresh_rows=2)"], "`fresh_rows` are all scored in their round"),
@@ -84,6 +87,8 @@ def test_a_game_without_a_round_is_refused(cli, tmp_path):
         ["--credit", "GradientCredit()", "--generator", "GNetProvider(decisions='key')"],
         ["--credit", "Reinforce(antithetic=True)", "--generator", "GNetProvider(decisions='batch')"],
         ["--generator", "GNetProvider() & DropHead(0.1)", "--rewards", "Rewards(fresh_rows=2)"],
+        ["--provider", "TokenDropout(0.1) & AdversarialAttention(price=0.1)", "--provider-lr", 0.5],
+        ["--task", "agreement-words"],  # pre-training
         ["--generator", "none", "--winner", "evidence"],
     ],
     ids=lambda options: "".join(map(str, options[:2])),
@@ -96,6 +101,12 @@ def test_every_way_of_rewarding_runs(cli, tmp_path, options):
     if options[1] == "half-dev":
         assert "unseen_accuracy" in read_lines(tmp_path / "out" / "metrics.jsonl")[-1]
         assert "those of the other half" in (tmp_path / "out" / "report.md").read_text().lower()
+    if "--provider" in options:
+        saved = attnreg.Regularizer.from_pretrained(tmp_path / "out" / "provider")
+        assert [type(each).__name__ for each in saved.providers] == [
+            "GNetProvider", "TokenDropout", "AdversarialAttention"
+        ]  # fmt: skip
+        assert abs(float(saved.providers[2].bias.detach()[0]) - math.log(9)) > 0.1  # it has learned
     if "none" in options:
         assert not (tmp_path / "out" / "provider").exists()
 

@@ -10,10 +10,12 @@ import transformers as hf
 from torch.utils.data import Dataset
 
 import attnreg
+from attnreg.errors import InputError
 from attnreg.injection.running import seeds
-from attnreg.integrations import ADDropTrainer, AttnRegCallback, Seq2SeqADDropTrainer
+from attnreg.integrations import ADDropTrainer, AttnRegCallback, RegularizedTrainer, Seq2SeqADDropTrainer
 from tests.cases import MODELS, SMALL, TEXT
 from tests.method_cases import weights
+from tests.test_attacker_defender import make_game
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
 
@@ -264,6 +266,13 @@ def test_a_loss_of_another_name(tmp_path):
     trainer = renamed(tmp_path, attnreg.AttentionDropout(0.5))
     trainer.train()
     assert len(column(trainer, "drop_rate/encoder.0")) == len(column(trainer, "embedding_loss")) == 8
+
+
+def test_a_game_is_refused(tmp_path):
+    game = make_game()
+    for options in ({"model": game}, {"model": bert(), "provider": game}):
+        with pytest.raises(InputError, match=r"one model with one optimizer, but AttackerDefender .* call its `step"):
+            RegularizedTrainer(args=arguments(tmp_path), **options)
 
 
 def test_what_is_no_trainer_is_refused():

@@ -15,7 +15,7 @@ from tests.recipe_cases import SOURCES
 OTHER_ON_PURPOSE = {
     ("attention-dropout", "placement"),
     ("ad-drop", "layers"),
-    *(("attendout", name) for name in ("credit", "generator", "rewards")),
+    *(("attendout", name) for name in ("credit", "generator", "provider_lr", "rewards")),
     ("probe", "q"),
     ("probe", "layers"),
 }

@@ -24,7 +24,7 @@ from attnreg.errors import InputError
 from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Compose, Regularizer
 from attnreg.training.fine_tuning import FineTuning, Shared
-from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater
+from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, add_learned
 
 Returned = Literal["attacker", "defender"]
 
@@ -78,11 +78,13 @@ class AttackerDefender(TrainingMethod):
     Args:
         model: becomes the Defender; the Attacker is a copy.
         generator: provider that draws the masks; it is attached to the Attacker. In a composition such as
-            ``GNetProvider(...) & DropHead(0.1)``, the G-Net is the Generator. ``None`` trains the Attacker without
-            masks: a game of selection alone. A Generator of your own needs :class:`attnreg.GNetProvider`'s ``sample``;
-            ``log_prob`` and ``keep`` for rewards per sample or step; ``sample_opposites``, ``opposite_keep`` and
-            ``opposite`` for antithetic masks; and ``relaxed`` for :class:`GradientCredit`.
+            ``GNetProvider(...) & AdversarialAttention(...)``, the G-Net is the Generator; the others act on the
+            Attacker, whose loss trains their parameters. ``None``: no masks, a game of selection alone. A Generator of
+            your own needs :class:`attnreg.GNetProvider`'s ``sample``; ``log_prob`` and ``keep`` for rewards per sample
+            or step; ``sample_opposites``, ``opposite_keep`` and ``opposite`` for antithetic masks; and ``relaxed`` for
+            :class:`GradientCredit`.
         optimizer_factory: makes the optimizer of a network; called once for each.
+        provider_lr: learning rate of what the others in a composition learn by the loss (default: the optimizer's).
         credit: how the Generator learns: :class:`Reinforce` (the paper's, and the default) or :class:`GradientCredit`.
         rewards: the rows that both networks are scored on, and the score.
         rounds: how long a round and the game are, and who wins a round.
@@ -127,6 +129,7 @@ class AttackerDefender(TrainingMethod):
         rounds: Rounds | None = None,
         returns: Returned = "attacker",
         scheduler_factory: Callable[[Optimizer], LRScheduler] | None = None,
+        provider_lr: float | None = None,
         max_grad_norm: float | None = 1.0,
         on_round: Callable[[], Mapping[str, float]] | None = None,
         accelerator: Accelerator | None = None,
@@ -149,6 +152,8 @@ class AttackerDefender(TrainingMethod):
 
         def learner(network: nn.Module, provider: Regularizer | None) -> FineTuning:
             optimizer = optimizer_factory(network)
+            if generator is not None:  # in both, so that groups and schedules match; the Defender's has no gradients
+                add_learned(optimizer, generator, provider_lr)
             options: Shared = {
                 "scheduler": None if scheduler_factory is None else scheduler_factory(optimizer),
                 "max_grad_norm": max_grad_norm,
@@ -158,9 +163,7 @@ class AttackerDefender(TrainingMethod):
             return FineTuning(network, optimizer, provider, **options)
 
         self.attacker = learner(copy.deepcopy(model), generator)
-        self.twin: FineTuning | None = None
-        if credit.antithetic:
-            self.twin = learner(copy.deepcopy(model), self.generator.opposite())
+        self.twin = learner(copy.deepcopy(model), self.generator.opposite()) if credit.antithetic else None
         self._attackers = [self.attacker, *([] if self.twin is None else [self.twin])]
         self.defender = learner(model, None)
         self._teacher: Teacher | None = None
@@ -277,6 +280,8 @@ class AttackerDefender(TrainingMethod):
             return StepResult(loss, {f"{self.returns}_loss": loss})
         defender = self.defender.step(batch)
         if self.steps <= self.course.warmup_steps:
+            if self.provider is not None:
+                self.provider.step()  # schedules follow all of training
             if self.steps == self.course.warmup_steps:
                 self._copy_to_others(self.defender)
             return StepResult(defender.loss, {"defender_loss": defender.loss})
@@ -376,6 +381,8 @@ def copy_learner(source: FineTuning, target: FineTuning) -> None:
         for theirs, ours in zip(source.model.state_dict().values(), target.model.state_dict().values(), strict=True):
             ours.copy_(theirs)
         for theirs, ours in zip(_parameters(source), _parameters(target), strict=True):
+            if theirs is ours:  # of a provider, which has no copy
+                continue
             for name, value in source.optimizer.state[theirs].items():
                 held = target.optimizer.state[ours].get(name)
                 if isinstance(value, Tensor) and isinstance(held, Tensor):

@@ -107,6 +107,8 @@ class Reinforce(Credit):
     def check(self, provider: Regularizer, rewards: Rewards) -> None:
         if self.antithetic and isinstance(provider, Compose):
             raise InputError("Expected the Generator alone with `antithetic`, got a composition.")
+        if alone := [type(each).__name__ for each in provider.parts() if each.looks_alone]:
+            raise InputError(f"{alone[0]} makes training passes of its own, without the Generator's masks: remove it.")
         if self.per != "round" and hasattr(rewards.score, "over"):
             raise InputError(f"Expected `per` 'round' with a metric as score, got {self.per!r}.")
         if self.per == "step" and rewards.batches is None:

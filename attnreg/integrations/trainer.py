@@ -18,7 +18,7 @@ from attnreg.integrations.callback import AttnRegCallback, attach_in_trainer
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.cross_tuning import CrossTuning
 from attnreg.regularizers.attribution import AttributionProvider
-from attnreg.training.method import Batch, Updater, check_learned, not_in
+from attnreg.training.method import Batch, TrainingMethod, Updater, add_learned, check_learned
 from attnreg.training.objective import ForwardPass, Objective, ObjectiveFunction, title_of
 from attnreg.training.r_drop import RDropLoss
 
@@ -75,6 +75,12 @@ class RegularizedTrainer(Trainer):
         objective: ObjectiveFunction | None = None,
         **kwargs: Any,
     ) -> None:
+        for each in (*args, *kwargs.values(), provider):
+            if isinstance(each, TrainingMethod):
+                raise InputError(
+                    f"A Trainer steps and saves one model with one optimizer, but {type(each).__name__} does this "
+                    "itself: call its `step(batch)` in a loop of your own."
+                )
         if provider is not None and kwargs.get("model_init") is not None:
             raise InputError(
                 "`model_init` is not supported, because a provider is attached to one model. Pass a `model` instead."
@@ -183,8 +189,7 @@ class RegularizedTrainer(Trainer):
         optimizer = super().create_optimizer(*args, **kwargs)
         if made_elsewhere:
             check_learned(optimizer, self.handle.provider)
-        if missing := not_in(optimizer, self.handle.provider):
-            optimizer.add_param_group({"params": missing, "weight_decay": 0.0})
+        add_learned(optimizer, self.handle.provider)
         return optimizer
 
 

@@ -230,6 +230,13 @@ def not_in(optimizer: Optimizer, provider: Regularizer) -> list[nn.Parameter]:
     return [parameter for parameter in provider.learned_parameters() if id(parameter) not in held]
 
 
+def add_learned(optimizer: Optimizer, provider: Regularizer, learning_rate: float | None = None) -> None:
+    """Add the parameters that a provider learns by the model's loss to an optimizer, without weight decay."""
+    if missing := not_in(optimizer, provider):
+        rate = {} if learning_rate is None else {"lr": learning_rate}
+        optimizer.add_param_group({"params": missing, "weight_decay": 0.0, **rate})
+
+
 def check_learned(optimizer: Optimizer, provider: Regularizer) -> None:
     """Refuse an optimizer that lacks parameters which a provider learns by the model's loss.
 

@@ -16,19 +16,25 @@ from attnreg.experiments.options.option import option
 SUFFIXES = (".yaml", ".yml")
 
 
-def provider_option(*, required: bool = True) -> Callable[[Any], Any]:
-    """Make the option ``--provider``, an expression or a YAML file. The recipe receives the expression.
+def provider_option(
+    *, required: bool = True, summary: str = "Provider, or several joined by &, or a YAML file"
+) -> Callable[[Any], Any]:
+    """Make the options ``--provider``, an expression or a YAML file, and ``--provider-lr``.
 
     Args:
-        required: whether the option must be given; if not, the recipe may receive ``None``.
+        required: whether the provider must be given; if not, the recipe may receive ``None``.
+        summary: the beginning of the help text.
     """
-    return expression_option(
+    provider = expression_option(
         "--provider",
         f"{__name__}:read_provider",
         required=required,
         metavar="EXPRESSION|FILE.yaml",
-        help="Provider, or several joined by &, or a YAML file; see `attnreg list providers`.",
+        help=f"{summary}; see `attnreg list providers`.",
     )
+    rate = option("--provider-lr", type=click.FloatRange(min=0), default=1e-2,
+                  help="Learning rate of the provider's own parameters, if any.")  # fmt: skip
+    return lambda function: provider(rate(function))
 
 
 def expression_option(flag: str, reader: str, **kwargs: Any) -> Callable[[Any], Any]:

@@ -32,7 +32,7 @@ from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
 from attnreg.training.levels import reinitialize_top
-from attnreg.training.method import Batch
+from attnreg.training.method import Batch, add_learned
 from attnreg.training.optim import named_optimizer
 
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
@@ -279,9 +279,8 @@ class Setup:
         optimizer = named_optimizer(
             name, model, settings.learning_rate, settings.weight_decay, layerwise_decay=settings.layerwise_decay
         )
-        if provider is not None and (learned := provider.learned_parameters()):
-            learning_rate = settings.learning_rate if provider_lr is None else provider_lr
-            optimizer.add_param_group({"params": learned, "lr": learning_rate, "weight_decay": 0.0})
+        if provider is not None:
+            add_learned(optimizer, provider, settings.learning_rate if provider_lr is None else provider_lr)
         return optimizer
 
     def schedule(self, optimizer: Optimizer) -> LRScheduler:
