@@ -57,6 +57,7 @@ def taught(goal, *, width=32, decisions="unit", per="round", antithetic=False, r
 WAYS = {
     "paper": {"rounds": 240},
     "key": {"decisions": "key", "rounds": 50},
+    "type": {"decisions": "type", "rounds": 50},
     "sample": {"per": "sample", "rounds": 40},
     "antithetic": {"antithetic": True},
     "wide": {"per": "sample", "rounds": 20, "width": 384},
@@ -81,7 +82,7 @@ def test_rewarded_for_keeping_it_drops_less_in_every_layer(way):
     assert (rates(generator, batch()) < before - 0.05).all()
 
 
-@ways("paper", "key", "antithetic", "sample")
+@ways("paper", "key", "type", "antithetic", "sample")
 def test_rewarded_for_dropping_one_key_it_drops_this_key_more_than_any_other(way):
     generator, _ = taught("plant", **way)
     torch.manual_seed(5)

@@ -7,13 +7,21 @@ import torch
 from torch import nn
 
 import attnreg
+from attnreg.attendout.decisions import Decisions
+from attnreg.draws import Draws, draws_from
 from tests.test_gnet import masks_and_heads, small
 
 ragged = {
-    "input_ids": torch.tensor([[1, 5, 2, 4], [7, 3, 0, 0]]),
+    "input_ids": torch.tensor([[1, 5, 2, 5], [7, 5, 0, 0]]),
     "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
 }
-grains = pytest.mark.parametrize("decisions", ["unit", "key", "batch"])
+grains = pytest.mark.parametrize("decisions", ["unit", "key", "type", "batch"])
+
+
+def by_type(values):
+    """The valid ones of values ``(B, N, N)`` for each token id, at all of its places."""
+    places = [(1, [(0, 0)]), (5, [(0, 1), (0, 3), (1, 1)]), (2, [(0, 2)]), (7, [(1, 0)])]
+    return {token: torch.cat([values[b, : [4, 2][b], key] for b, key in found]) for token, found in places}
 
 
 @grains
@@ -36,6 +44,8 @@ def test_the_first_batch_is_kept_at_the_rate_asked_for(decisions, masks, heads, 
                 chances += [torch.sigmoid(row).flatten() for row in rows]
             elif decisions == "key":
                 chances += [torch.sigmoid(row.mean(0)) for row in rows]
+            elif decisions == "type":
+                chances += [torch.sigmoid(own.mean()).view(1) for own in by_type(logits[:, layer, each]).values()]
             else:
                 chances += [torch.sigmoid(torch.cat([row.flatten() for row in rows]).mean()).view(1)]
         assert torch.cat(chances).mean().item() == pytest.approx(asked, abs=1e-9)
@@ -69,6 +79,10 @@ def test_decisions_are_shared_and_their_probability_counts_each_once(decisions, 
             elif decisions == "key":
                 assert (inside == inside[:1]).all()
                 pairs = zip(own[b, :n, :n].mean(0), inside[0], strict=True)
+            elif decisions == "type":  # of the whole batch: the fraction is the same for all samples
+                of_logits, of_masks = by_type(own), by_type(keep[:, layer, m])
+                assert all((each == each[0]).all() for each in of_masks.values())
+                pairs = [(of_logits[token].mean(), of_masks[token][0]) for token in of_masks]
             else:
                 assert (keep[:, layer, m] == keep[0, layer, m, 0, 0]).all()
                 every = torch.cat([own[i, :k, :k].flatten() for i, k in enumerate(lengths)])
@@ -78,6 +92,8 @@ def test_decisions_are_shared_and_their_probability_counts_each_once(decisions, 
         expected.append(total / count)
     assert torch.allclose(value, torch.stack(expected), atol=1e-12)
     assert torch.equal(net.log_prob(ragged, keep), value)
+    found, slow = (torch.autograd.grad(each.sum(), [*net.parameters()]) for each in (value, torch.stack(expected)))
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(found, slow, strict=True))
 
 
 @grains
@@ -92,7 +108,39 @@ def test_decisions_come_as_often_as_they_are_probable(decisions):
     logits = net.logits(ragged)[..., :2, :2]
     if decisions == "key":
         logits = torch.stack([net.logits(ragged)[b, :, :, :n, :2].mean(2, keepdim=True) for b, n in enumerate([4, 2])])
+    if decisions == "type":
+        logits = torch.stack([by_type(own)[5].mean() for own in net.logits(ragged)[:, :, 0].unbind(1)])
+        mean = mean[:, :, 0, 0, 1]
     if decisions == "batch":
         every = [net.logits(ragged)[b, :, :, :n, :n].flatten(2) for b, n in enumerate([4, 2])]
         logits = torch.cat(every, -1).mean(-1)[None, :, :, None, None]
     assert (mean - torch.sigmoid(logits)).abs().max() < 5 * 0.5 / 20
+
+
+@grains
+def test_draws_repeat_with_the_seed_of_their_pass_whatever_torch_drew(decisions):
+    net, kept = small(decisions=decisions), []
+    for seed in (3, 3, 4, 5, 6):
+        with draws_from(Draws(seed)):
+            net.prepare(ragged)
+        torch.rand(1)
+        kept.append(net.keep)
+    assert torch.equal(kept[0], kept[1])
+    assert any(not torch.equal(kept[0], other) for other in kept[2:])
+
+
+def test_the_slope_of_a_type_is_the_sum_over_its_keys():
+    torch.manual_seed(0)
+    logits, units, ids = (
+        torch.randn(2, 1, 1, 4, 4).double(),
+        torch.ones(2, 4, 4, dtype=torch.bool),
+        ragged["input_ids"],
+    )
+    relaxed = Decisions("type", 1, 1, 11).draw_relaxed(logits, units, ids, share=1.0)
+    slopes = torch.randn(2, 1, 4, 4).double()
+    found = relaxed.gradient([slopes])[0, 0, 0, 0]
+    for token in range(11):
+        chance = torch.sigmoid(logits[:, 0, 0].transpose(1, 2)[ids == token].mean())
+        slope = slopes[:, 0].transpose(1, 2)[ids == token].sum()
+        expected = slope * chance * (1 - chance) if token in ids else 0.0
+        assert found[token].item() == pytest.approx(float(expected))

@@ -139,6 +139,7 @@ class OneDraw(attnreg.MaskProvider):
         attnreg.AttentionDropout(0.1) & attnreg.HeadMask(1),
         attnreg.CrossTuning(attnreg.LayerDrop(0.2), 2),
         attnreg.GNetProvider(20, 4, num_layers=2, decisions="batch"),
+        attnreg.GNetProvider(20, 4, num_layers=2, decisions="type"),
         OneDraw(),
     ],
     ids=lambda provider: type(provider).__name__,

@@ -123,6 +123,19 @@ def test_rewarded_for_dropping_bright_patches_it_drops_these_more_than_others(de
     assert torch.logit(bright_rate) > torch.logit(dark_rate) + 1.0
 
 
+def test_positions_are_the_types_of_images():
+    torch.manual_seed(0)
+    generator = attnreg.GNetProvider(1, 32, 2, 7, initial_keep=0.5, decisions="type", patch=[3, 4, 4])
+    inputs = {"pixel_values": torch.randn(6, 3, 8, 8)}
+    generator.prepare(inputs)
+    of_keys = generator.keep[:, :, 0, 0]  # (images, layers, positions)
+    assert (generator.keep == of_keys[:1, :, None, None]).all()
+    assert 0 < of_keys[0].sum() < 10
+    chance = torch.sigmoid(generator.logits(inputs)[:, :, 0].mean((0, 2)))
+    expected = torch.where(of_keys[0], chance, 1 - chance).log().mean()
+    assert torch.allclose(generator.log_prob(inputs, generator.keep), expected.expand(6))
+
+
 SWIN = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2}
 CONVOLUTIONS = {"hidden_sizes": [8, 8], "depths": [1, 1], "num_attention_heads": [1, 2], "num_encoder_blocks": 2,
                 "sr_ratios": [2, 1], "patch_sizes": [3, 3], "strides": [2, 2], "mlp_ratios": [2, 2],

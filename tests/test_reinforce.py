@@ -50,8 +50,8 @@ def test_masks_survive_packing():
     [
         (k, d)
         for k in ("moving", "leave-one-out")
-        for d in ("unit", "key", "batch")
-        if (k, d) != ("leave-one-out", "batch")
+        for d in ("unit", "key", "type", "batch")
+        if k == "moving" or d in ("unit", "key")
     ],
 )
 def test_each_sample_is_weighted_by_its_own_advantage(kind, decisions):
@@ -250,7 +250,7 @@ def test_settings_that_do_not_fit(credit, options, sentence):
             "`per` 'round' with shared embeddings",
         ),
         (
-            {"variant": {"decisions": "batch"}, "credit": Reinforce(per="sample", baseline="leave-one-out")},
+            {"variant": {"decisions": "type"}, "credit": Reinforce(per="sample", baseline="leave-one-out")},
             "Baseline 'leave-one-out' needs decisions for each sample",
         ),
     ],

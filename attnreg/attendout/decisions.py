@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from attnreg import functional
 from attnreg.draws import Draws, draws_of_pass
 
-Granularity = Literal["unit", "key", "batch"]
+Granularity = Literal["unit", "key", "type", "batch"]
 REMEMBERED = 64  # passes
 
 
@@ -32,39 +32,44 @@ class Relaxed:
 
     ``logits`` are :math:`\phi`, with the Generator's graph, for each draw; ``valid`` has their shape. ``masks`` are the
     values of each layer, ``(B, M, N, N)``, leaves of the graph. ``weights`` are :math:`\sigma'(\phi)` over the share
-    where the value was drawn from [0, 1], and 0 elsewhere.
+    where the value was drawn from [0, 1], and 0 elsewhere. ``total`` sums over the units of each decision.
     """
 
     logits: Tensor
     valid: Tensor
     masks: list[Tensor]
     weights: Tensor
+    total: Callable[[Tensor], Tensor]
 
     def gradient(self, slopes: Sequence[Tensor]) -> Tensor:
         """Return the gradient of the logits from the slopes of the masks, ``(B, M, N, N)`` for each layer."""
-        return torch.stack(list(slopes), 1).sum_to_size(self.logits.shape) * self.weights
+        return self.total(torch.stack(list(slopes), 1)) * self.weights
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Draw masks from logits, with one decision for each unit, for each key, or for the whole batch.
+    """Draw masks from logits, with one decision for each unit, key or type of key, or for the whole batch.
 
     A decision that is shared by several units has the mean of their logits. Logits are ``(B, L, G, N, N)``, valid units
-    ``(B, N, N)``, masks ``(B, L, M, N, N)``, with ``M = G * draws``.
+    ``(B, N, N)``, the keys' types ``(B, N)``, below ``num_types``, masks ``(B, L, M, N, N)``, with ``M = G * draws``.
+    Pooled logits have size 1 where a decision is shared; those of types are ``(1, L, G, 1, num_types)``.
     """
 
     each: Granularity
     num_heads: int
     draws: int
+    num_types: int = 0
 
     @property
     def _shared_by(self) -> tuple[int, ...]:
         """Dimensions of the logits over which a decision is shared."""
-        return {"unit": (), "key": (3,), "batch": (0, 3, 4)}[self.each]
+        return {"unit": (), "key": (3,), "type": (3,), "batch": (0, 3, 4)}[self.each]
 
-    def draw(self, logits: Tensor, units: Tensor, *, opposite: bool = False) -> list[Tensor]:
+    def draw(
+        self, logits: Tensor, units: Tensor, types: Tensor | None = None, *, opposite: bool = False
+    ) -> list[Tensor]:
         """Draw masks; with ``opposite`` twice, from noise u and from 1 - u."""
-        pooled, _ = self.pooled(logits, units)
+        pooled, _ = self.pooled(logits, units, types)
         batch, layers, heads, *rest = pooled.shape
         shape = (batch, layers, heads * self.draws, *rest)
         source = draws_of_pass()
@@ -76,20 +81,21 @@ class Decisions:
                 masks[0][:, layer], masks[1][:, layer] = functional.opposite_draws(each, uniform)
             else:
                 masks[0][:, layer] = functional.sample_keep(each, uniform=uniform)
-        full = (len(logits), layers, shape[2], *logits.shape[3:])
-        return [mask.expand(full) for mask in masks]
+        return [self._of_units(mask, logits, types) for mask in masks]
 
-    def log_prob(self, logits: Tensor, units: Tensor, keep: Tensor) -> Tensor:
+    def log_prob(self, logits: Tensor, keep: Tensor, units: Tensor, types: Tensor | None = None) -> Tensor:
         """Return the mean log-probability of each sample's decisions, ``(B,)``."""
-        pooled, valid = self.pooled(logits, units)
+        pooled, valid = self.pooled(logits, units, types)
         for dim in self._shared_by:  # all units of a decision are alike, so the first tells it
             keep = keep.narrow(dim, 0, 1)
+        if types is not None:
+            keep = self._of_types(keep.long(), types) > 0
         kept = keep.unflatten(2, (self.num_heads, self.draws)).sum(3)
         return functional.bernoulli_log_prob(pooled, kept, valid, self.draws).expand(len(logits))
 
-    def draw_relaxed(self, logits: Tensor, units: Tensor, share: float) -> Relaxed:
+    def draw_relaxed(self, logits: Tensor, units: Tensor, types: Tensor | None = None, *, share: float) -> Relaxed:
         """Draw decisions, and for a share of them values between 0 and 1."""
-        pooled, valid = self.pooled(logits, units)
+        pooled, valid = self.pooled(logits, units, types)
         each = pooled.repeat_interleave(self.draws, 2)
         draws = draws_of_pass()
         with torch.no_grad():
@@ -98,22 +104,38 @@ class Decisions:
             values = torch.where(chosen, _like(each, draws), keep.to(each.dtype))
             probability = torch.sigmoid(each)
             weights = (probability * (1 - probability) * chosen / share).masked_fill(~valid, 0.0)
-        full = values.expand(len(logits), *values.shape[1:3], *logits.shape[3:])
+        full = self._of_units(values, logits, types)
         masks = [layer.clone().requires_grad_() for layer in full.unbind(1)]
-        return Relaxed(each, valid.expand(each.shape), masks, weights)
+        return Relaxed(each, valid.expand(each.shape), masks, weights, lambda slopes: self._total(slopes, types))
 
-    def probability(self, logits: Tensor, units: Tensor) -> Tensor:
+    def probability(self, logits: Tensor, units: Tensor, types: Tensor | None = None) -> Tensor:
         """Return the probability of keeping each unit, ``(B, L, G, N, N)``."""
-        return torch.sigmoid(self.pooled(logits, units)[0]).expand(logits.shape)
+        return self._of_units(torch.sigmoid(self.pooled(logits, units, types)[0]), logits, types)
 
-    def pooled(self, logits: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
+    def pooled(self, logits: Tensor, units: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the logits of the decisions, and which of them are valid."""
         valid = units[:, None, None]
         if not self._shared_by:
             return logits, valid
-        count = valid.sum(self._shared_by, keepdim=True)
-        total = logits.masked_fill(~valid, 0.0).sum(self._shared_by, keepdim=True)
-        return total / count.clamp(min=1), count > 0
+        count = self._total(valid, types)
+        return self._total(logits.masked_fill(~valid, 0.0), types) / count.clamp(min=1), count > 0
+
+    def _total(self, values: Tensor, types: Tensor | None) -> Tensor:
+        """Sum over the units of each decision."""
+        total = values.sum(self._shared_by, keepdim=True) if self._shared_by else values
+        return total if types is None else self._of_types(total, types)
+
+    def _of_types(self, of_keys: Tensor, types: Tensor) -> Tensor:
+        """Sum values of keys, ``(B, L, M, 1, N)``, over the keys of each type, ``(1, L, M, 1, num_types)``."""
+        rows = of_keys.movedim(-1, 1).flatten(0, 1)
+        total = rows.new_zeros(self.num_types, *rows.shape[1:]).index_add(0, types.flatten(), rows)
+        return total.movedim(0, -1)[None]
+
+    def _of_units(self, pooled: Tensor, logits: Tensor, types: Tensor | None) -> Tensor:
+        """Give each unit, of those of the logits, the value of its decision."""
+        if types is not None:
+            pooled = pooled[0][..., types].movedim(-2, 0)
+        return pooled.expand(len(logits), *pooled.shape[1:3], *logits.shape[3:])
 
 
 def _like(logits: Tensor, draws: Draws) -> Tensor:

@@ -48,9 +48,10 @@ class GNetProvider(MaskProvider):
     is ``initial_keep``; then it is learned. The paper's G-Net has no bias: with ``initial_keep=None``, the scores are
     the logits, and P(keep) begins near 0.5.
 
-    With fewer ``decisions``, the reward says more about each: ``"key"`` draws once for all queries of a key, and
-    ``"batch"`` draws once for a layer and batch (or for each head of it, with ``masks_per_layer`` or ``num_heads``).
-    The logit of such a decision is the mean of its units' logits.
+    With fewer ``decisions``, the reward says more about each: ``"key"`` draws once for all queries of a key, ``"type"``
+    once for all keys of a batch with the same token id (of images, at the same position), so that a batch says "without
+    this word", and ``"batch"`` once for a layer and batch (or for each head of it, with ``masks_per_layer`` or
+    ``num_heads``). The logit of such a decision is the mean of its units' logits.
 
     Args:
         vocab_size: number of tokens.
@@ -59,7 +60,8 @@ class GNetProvider(MaskProvider):
         max_length: largest number of tokens of an input.
         initial_keep: initial mean probability of keeping a position, in ``(0, 1)``; ``None`` leaves out the bias, as
             in the paper.
-        decisions: what is drawn at once: ``"unit"`` (each position, as in the paper), ``"key"`` or ``"batch"``.
+        decisions: what is drawn at once: ``"unit"`` (each position, as in the paper), ``"key"``, ``"type"`` or
+            ``"batch"``.
         masks_per_layer: number of independent draws from the same probabilities: 1, as in the paper, or the main
             model's number of heads. It must be 1 if ``num_heads`` is not.
         num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net then masks head h of
@@ -122,8 +124,8 @@ class GNetProvider(MaskProvider):
         self.num_heads = whole_number("num_heads", num_heads)
         self.initial_keep = None if initial_keep is None else inner_probability("initial_keep", initial_keep)
         self.decisions = one_of("decisions", decisions, get_args(Granularity))
-        self.decides_for_batch = decisions == "batch"
-        self._decisions = Decisions(self.decisions, num_heads, masks_per_layer)
+        self.decides_for_batch = decisions in ("type", "batch")
+        self._decisions = Decisions(self.decisions, num_heads, masks_per_layer, max_length if patch else vocab_size)
         if masks_per_layer > 1 < num_heads:
             raise InputError(
                 f"Expected `masks_per_layer` to be 1 with `num_heads` {num_heads}, because each head has its own draw "
@@ -284,10 +286,10 @@ class GNetProvider(MaskProvider):
         Returns:
             ``(B,)``, their mean log-probability, as in :meth:`log_prob`.
         """
-        logits, units = self._calibrated_logits(inputs)
-        (self.keep,) = self._decisions.draw(logits.detach(), units)
+        logits, units, types = self._calibrated_logits(inputs)
+        (self.keep,) = self._decisions.draw(logits.detach(), units, types)
         self._given.give()
-        return self._decisions.log_prob(logits, units, self.keep)
+        return self._decisions.log_prob(logits, self.keep, units, types)
 
     def sample_opposites(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Draw masks and their opposites, for the next forward passes of the main model and of another model.
@@ -295,12 +297,12 @@ class GNetProvider(MaskProvider):
         Returns:
             the mean log-probability of both, ``(B,)``, as in :meth:`log_prob`.
         """
-        logits, units = self._calibrated_logits(inputs)
-        self.keep, self.opposite_keep = self._decisions.draw(logits.detach(), units, opposite=True)
+        logits, units, types = self._calibrated_logits(inputs)
+        self.keep, self.opposite_keep = self._decisions.draw(logits.detach(), units, types, opposite=True)
         self._given.give()
         return (
-            self._decisions.log_prob(logits, units, self.keep),
-            self._decisions.log_prob(logits, units, self.opposite_keep),
+            self._decisions.log_prob(logits, self.keep, units, types),
+            self._decisions.log_prob(logits, self.opposite_keep, units, types),
         )
 
     def opposite(self) -> MaskProvider:
@@ -313,7 +315,7 @@ class GNetProvider(MaskProvider):
 
         Such a mask multiplies the attention weights, which are then normalized again.
         """
-        self._relaxed = self._decisions.draw_relaxed(*self._calibrated_logits(inputs), share)
+        self._relaxed = self._decisions.draw_relaxed(*self._calibrated_logits(inputs), share=share)
         try:
             yield self._relaxed
         finally:
@@ -322,7 +324,7 @@ class GNetProvider(MaskProvider):
     @torch.no_grad()
     def keep_probability(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the probability of keeping each unit, ``(B, L, G, N, N)``."""
-        return self._decisions.probability(self.logits(inputs), self.units(inputs))
+        return self._decisions.probability(*self._logits_and_shared(inputs))
 
     @torch.no_grad()
     def calibrate(self, inputs: Mapping[str, Any]) -> None:
@@ -332,17 +334,22 @@ class GNetProvider(MaskProvider):
         """
         if self.initial_keep is None:
             return
-        logits, valid = self._decisions.pooled(self.logits(inputs), self.units(inputs))
+        logits, valid = self._decisions.pooled(*self._logits_and_shared(inputs))
         bias = self.network.bias
         for layer in range(self.num_layers) if valid.any() else ():
             each = logits[:, layer] - bias[layer]
             bias[layer] = shift_to(self.initial_keep, each[valid[:, 0].expand(each.shape)])
         self.calibrated = True
 
-    def _calibrated_logits(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    def _calibrated_logits(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
         if not self.calibrated:
             self.calibrate(inputs)
-        return self.logits(inputs), self.units(inputs)
+        return self._logits_and_shared(inputs)
+
+    def _logits_and_shared(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the logits, and what says which units share a decision: the valid ones, and their keys' types."""
+        types = self._inputs.types(inputs) if self.decisions == "type" else None
+        return self.logits(inputs), self.units(inputs), types
 
     @override
     def get_extra_state(self) -> Tensor:
@@ -373,7 +380,8 @@ class GNetProvider(MaskProvider):
             inputs: the main model's inputs for which the masks were drawn.
             keep: the masks, bool, ``(B, L, M, N, N)``, a former ``keep``.
         """
-        return self._decisions.log_prob(self.logits(inputs), self.units(inputs), keep)
+        logits, units, types = self._logits_and_shared(inputs)
+        return self._decisions.log_prob(logits, keep, units, types)
 
 
 class Opposite(MaskProvider):

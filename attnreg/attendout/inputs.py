@@ -45,6 +45,10 @@ class TokenInputs:
         allowed = mask.reshape(-1, 1, length).bool().expand(-1, length, length)
         return allowed.tril() if self.causal else allowed
 
+    def types(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the type of each key, ``(B, N)``: its token id."""
+        return self.read(inputs)
+
 
 class ImageInputs:
     """Reads images from a model's inputs, of patches ``(C, height, width)`` after ``before`` other tokens."""
@@ -72,6 +76,11 @@ class ImageInputs:
         pixels = self.read(inputs)
         length = self._length(pixels)
         return torch.ones((), dtype=torch.bool, device=pixels.device).expand(len(pixels), length, length)
+
+    def types(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the type of each key, ``(B, N)``: its position."""
+        pixels = self.read(inputs)
+        return torch.arange(self._length(pixels), device=pixels.device).expand(len(pixels), -1)
 
     def _length(self, pixels: Tensor) -> int:
         return self.before + number_of_patches(pixels, *self.patch[1:])

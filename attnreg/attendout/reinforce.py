@@ -132,7 +132,7 @@ class ReinforceTeacher(Teacher):
     def __init__(
         self, credit: Reinforce, generator: nn.Module, updater: Updater, max_grad_norm: float | None = 1.0
     ) -> None:
-        if credit.baseline == "leave-one-out" and getattr(generator, "decisions", "unit") == "batch":
+        if credit.baseline == "leave-one-out" and getattr(generator, "decides_for_batch", False):
             raise InputError("Baseline 'leave-one-out' needs decisions for each sample: use decisions 'unit' or 'key'.")
         cached = credit.per != "round"
         if cached and getattr(generator, "shared_tables", None):
