@@ -100,7 +100,7 @@ def attendout(
         click.echo(note, err=True)
     players = attnreg.training.AttackerDefender(
         run.model,
-        None if generator == "none" else attnreg.parse_provider(generator, run.model, run.total_steps),
+        None if generator == "none" else run.make_provider(generator),
         run.optimizer,
         credit=None if credit is None else credit_of(credit),
         provider_lr=provider_lr,

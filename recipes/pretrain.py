@@ -23,7 +23,7 @@ def pretrain(run: "attnreg.experiments.Run", provider: str | None, provider_lr: 
             f"Pre-training needs a task of plain text, got {run.task.name}: use agreement-words, or --task custom "
             "--kind masked-lm --text-columns NAME."
         )
-    parsed = None if provider is None else attnreg.parse_provider(provider, run.model, run.total_steps)
+    parsed = None if provider is None else run.make_provider(provider)
     history = run.train(provider=parsed, provider_lr=provider_lr)
     loss = history.of("model")[-1]["loss"]
     run.report(history, notes=[f"Perplexity of the hidden words: {math.exp(loss):.2f}."])

@@ -13,5 +13,5 @@ def regularize(run: "attnreg.experiments.Run", provider: str, provider_lr: float
 
     Example: attnreg recipe regularize --provider "OnLayers(AttentionLayerDrop(0.2), [0]) & AttentionDropout(0.1)"
     """
-    parsed = attnreg.parse_provider(provider, run.model, run.total_steps)
+    parsed = run.make_provider(provider)
     run.report(run.train(provider=parsed, provider_lr=provider_lr))

@@ -40,6 +40,7 @@ BAD = [
             "--max-seq-length": "--max-length",
         }.items()
     ),
+    bad("plot", "run", "--layr", 1, code=2, says="No such option '--layr'\\. Did you mean --layer\\?$"),
     bad("compare", "finetune", "--seed", 1, code=2, says="No such option '--seed'\\. Did you mean --seeds\\?$"),
     bad("compare", "finetune", "ad-drop", "--q", 0.3, code=2, says="No such option '--q'\\. Put a method's options in quotes with the method: 'ad-drop --q 0.3'\\.$"),
     bad("compare", "ad-drop", "finetune", "--q=0.3", "--seeds", 2, code=2, says="in quotes with the method: 'ad-drop --q=0.3'\\.$"),

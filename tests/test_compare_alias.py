@@ -59,7 +59,7 @@ def test_the_report_shows_names_and_tells_options(tmp_path):
     study = study_of(tmp_path, "plain=finetune", HIGH, TRIED, options=["--epochs", "2"])
     finish(study)
     with keeping() as figures:
-        (scores, differences) = write_report(study)
+        (_, scores, differences) = write_report(study)
     assert [row[0] for row in scores.rows] == ["plain", "high", "tried"]
     assert [row[0] for row in differences.rows] == ["high", "tried"]
     assert [label.get_text() for label in figures["differences"].axes[0].get_yticklabels()] == ["high", "tried"]

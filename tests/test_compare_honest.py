@@ -1,11 +1,13 @@
 """What a report says of networks that learned nothing, and of numbers that it does not have."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 from sklearn.metrics import f1_score, matthews_corrcoef
 
+from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.tasks import get_task
 from attnreg.experiments.tasks.kinds import kind_class
 from tests import task_data
@@ -126,3 +128,28 @@ def test_no_cell_is_empty(tmp_path):
     assert table(report, "Cost")[0]["memory ratio"] == "not measured"
     assert table(report, "Fit")[0]["memorized"] == "no noise"
     assert np.all([row["calibration error"] == "none" for row in table(report, "Fit")])
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "says"),
+    [
+        (
+            [0.8, 0.82, 0.81],
+            [0.7, 0.71, 0.72],
+            r"ad-drop scores 0.1000 above finetune \(95 % interval .0.0\d+ to .*\)\.$",
+        ),
+        ([0.7, 0.76, 0.71], [0.71, 0.72, 0.73], r"^No difference to finetune found; 3 seeds detect one of 0\.\d+\.$"),
+        ([0.7], [0.6], "^One seed is no evidence: repeat the command with --seeds 5 or more.$"),
+        ([0.5, 0.55], [0.55, 0.54], "^No method learned the task: train for more epochs, or on more rows.$"),
+        ([0.7, 0.7], [0.7, 0.7], "^No difference to finetune found.$"),
+    ],
+)
+def test_a_report_opens_with_what_was_found(tmp_path, mine, others, says):
+    study = study_of(tmp_path, "finetune", "ad-drop", seeds=len(mine), equal_time=False)
+    with study.begun():
+        for method, scores in zip(study.methods, (others, mine), strict=True):
+            for run, score in zip(study.final_runs(method), scores, strict=True):
+                write(run, score, trivial=TRIVIAL)
+        printed, *_ = write_report(study)
+    assert re.search(says, printed.text), printed.text
+    assert reported(study).index(printed.text) < reported(study).index("```")

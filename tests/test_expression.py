@@ -66,6 +66,53 @@ def test_yaml_says_the_same(content, text, tmp_path):
     assert read_provider(str(tmp_path / "p.yaml")) == read_provider(text)
 
 
+OWN = """
+import attnreg
+
+class DropFirst(attnreg.MaskProvider):
+    def __init__(self, p):
+        super().__init__()
+        self.p = p
+
+    def forward(self, site):
+        return attnreg.Mask(scores=site.keep(self.p))
+"""
+
+
+def test_a_class_of_a_file_runs_and_is_loaded_again(cli, tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    words = ["--provider", "OnLayers(mine.py:DropFirst(p=.5), [0])&DropHead(0.1)", *SMALL]
+    ran(cli("recipe", "regularize", *words))
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["own"]["provider"] == "OnLayers(mine.py:DropFirst(p=0.5), [0]) & DropHead(0.1)"
+    assert "out/plots/attention.png" in ran(cli("plot", "out")).stdout
+    ran(cli("recipe", "regularize", *words, "--resume"))
+    (tmp_path / "mine.py").write_text(OWN.replace("self.p = p", "self.p = p / 2"))
+    assert "provider's class has changed" in ran(cli("plot", "out")).stderr
+    assert_sentence(cli("recipe", "regularize", *words, "--resume"), 1, "the provider's file changed")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("mine.py:Drop(0.1)", "mine.py has no regularizer Drop, only DropFirst"),
+        ("other.py:Drop(0.1)", "Provider file other.py not found"),
+        ("mine.py:DropFirst(q=1)", r"Expected the arguments of DropFirst\(p\)"),
+        ("broken.py:DropFirst(1)", "Cannot import the provider in broken.py: ZeroDivisionError"),
+        ("mine.py:DropFirst(1) & same/mine.py:DropFirst(1)", "Two classes are named DropFirst"),
+        ("DropHead.py:DropHead(1)", "Another provider is named DropHead, too"),
+    ],
+)
+def test_a_class_of_a_file_that_does_not_fit_is_one_sentence(cli, tmp_path, text, says):
+    (tmp_path / "same").mkdir()
+    for name in ("mine.py", "same/mine.py"):
+        (tmp_path / name).write_text(OWN)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "DropHead.py").write_text(OWN.replace("DropFirst", "DropHead"))
+    assert_sentence(cli("recipe", "regularize", "--provider", text, *SMALL), 1, says)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -68,3 +68,40 @@ def test_types_are_read_from_annotations():
 def test_summaries_fit_a_line_of_the_list():
     for path in recipe_files().values():
         assert len(summary(path)) <= 90, path
+
+
+@pytest.mark.parametrize("command", [["recipe", "ad-drop"], ["compare"], ["search"]])
+def test_help_names_the_options_of_every_run_and_help_all_describes_them(cli, command):
+    short, whole = (cli(*command, flag).output for flag in ("--help", "--help-all"))
+    assert "--gradient-accumulation" in short.replace("-\n", "-")
+    assert "Split each batch" not in short
+    assert "Split each batch" in whole
+    assert "More options" not in whole
+    assert len(short.splitlines()) < 0.7 * len(whole.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("attnreg recipe finetune --task agr", ["agreement", "agreement-words", "agreement-completion"]),
+        ("attnreg evaluate run --task ha", ["hans"]),
+        ("attnreg recipe ad", ["ad-drop"]),
+        ("attnreg compare att", ["attendout", "attention-layerdrop"]),
+    ],
+)
+def test_a_shell_completes_names(typed, found):
+    from click.shell_completion import ShellComplete
+
+    from attnreg.experiments.cli.main import main
+
+    *words, last = typed.split()[1:]
+    completed = ShellComplete(main, {}, "attnreg", "_ATTNREG_COMPLETE").get_completions(words, last)
+    assert {*found} <= {each.value for each in completed}
+    assert all(each.value.startswith(last) for each in completed)
+
+
+def test_results_of_a_custom_task_are_named_after_its_data(tmp_path, monkeypatch):
+    settings = load_command("finetune").settings(
+        ["--task", "custom", "--text-columns", "text", "--data-dir", "reviews"]
+    )
+    assert str(settings.output_dir) == "runs/finetune-reviews-seed0"

@@ -96,7 +96,7 @@ def test_a_plot_that_cannot_be_drawn_is_left_out(cli, tmp_path):
     result = ran(cli("plot", "run"))
     assert result.stdout.split() == ["run/plots/drop_rates.png", "run/plots/convergence.png"]
     assert result.stderr == (
-        "No attention.png: own.Own is a class of your own, and only built-in regularizers can be loaded again.\n"
+        "No attention.png: own.Own is a class of your own: only one given as `--provider FILE.py:CLASS` is loaded again.\n"
     )
 
 

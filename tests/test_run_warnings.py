@@ -192,3 +192,31 @@ def test_inputs_that_evaluation_cuts(cli, home):
     assert losses[32] != losses[longest] == pytest.approx(losses[longest + 1])
     refused = cli(*evaluate, "--data-dir", "long", "--max-length", 1000)
     assert_sentence(refused, 1, r"Expected --max-length of at most \d+ for this model, got 1000")
+
+
+def test_inputs_are_as_long_as_the_model_takes(cli, tmp_path):
+    made.write(tmp_path / "data", train=24, validation=16)
+    made.tiny_bert(tmp_path / "bert")
+    words = ["--task", "mnli", "--data-dir", "data", "--model", "bert", "--epochs", 1, "--device", "cpu"]
+    result = ran(cli("recipe", "finetune", *words, "--output-dir", "out"))
+    assert "Inputs have at most 64 tokens, which is what the model takes (--max-length)." in result.output
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert (config["max_length"], config["default_max_length"]) == (64, True)
+    ran(cli("recipe", "finetune", *words, "--output-dir", "out", "--resume"))
+    ran(cli("recipe", "finetune", *words, "--output-dir", "out", "--resume", "--max-length", 64))
+    assert_sentence(
+        cli("recipe", "finetune", *words, "--output-dir", "out", "--resume", "--max-length", 63),
+        1,
+        r"started with other options: resume with --max-length 64 \(not --max-length 63\)",
+    )
+    ran(cli("evaluate", "out"))
+
+
+def test_mistakes_in_the_data_are_said_before_those_of_the_folder(cli, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/file").write_text("")
+    words = ["--task", "custom", "--text-columns", "words", "--output-dir", "out"]
+    made.write(tmp_path / "data", train=24, validation=16)
+    assert_sentence(cli("recipe", "finetune", *words, "--data-dir", "data"), 1, "words")
+    words[3] = "premise,hypothesis"
+    assert_sentence(cli("recipe", "finetune", *words, "--data-dir", "data"), 1, "--output-dir to be new or empty")

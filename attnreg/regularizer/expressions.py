@@ -59,10 +59,7 @@ def parse_provider(
             options.setdefault("total_steps", total_steps)
         return factory(*args, **options)
 
-    known = known_providers(providers)
-    for cls in providers:
-        if known.get(cls.__name__) is not cls:
-            raise InputError(f"Another provider is named {cls.__name__}, too: rename {cls.__module__}.{cls.__name__}.")
+    known = _known(providers)
     with within_depth(text):
         try:
             return build(_description(_parsed(text), text, known), known, make)
@@ -100,7 +97,7 @@ def expression_of(provider: Regularizer) -> str:
     return f"{type(provider).__name__}({', '.join(values)})"
 
 
-def checked_expression(text: str) -> str:
+def checked_expression(text: str, providers: Sequence[type[Regularizer]] = ()) -> str:
     """Return an expression in a uniform spelling, if every regularizer and argument in it is known.
 
     Example:
@@ -109,8 +106,17 @@ def checked_expression(text: str) -> str:
     """
     with within_depth(text):
         node = _parsed(text)
-        _description(node, text, known_providers())
+        _description(node, text, _known(providers))
         return ast.unparse(node)
+
+
+def _known(providers: Sequence[type[Regularizer]]) -> dict[str, type[Any]]:
+    """Return the built-in classes and your own, by name; refuse one whose name is taken."""
+    known = known_providers(providers)
+    for cls in providers:
+        if known.get(cls.__name__) is not cls:
+            raise InputError(f"Another provider is named {cls.__name__}, too: rename {cls.__module__}.{cls.__name__}.")
+    return known
 
 
 @contextmanager

@@ -12,8 +12,8 @@ import click
 from attnreg.errors import UsageError
 from attnreg.experiments.cli.shared import given, without_rows
 from attnreg.experiments.options.catalogue import recipe_files
-from attnreg.experiments.options.option import GroupedCommand, option, together
-from attnreg.experiments.options.settings import OUTPUT, shared_options
+from attnreg.experiments.options.option import GroupedCommand, names_like, option, together
+from attnreg.experiments.options.settings import OUTPUT, data_name, shared_options
 from attnreg.experiments.runs.command import load_command
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _OPTIONS = (
            help="Write this comparison as a YAML file for --study, and end."),
     option("--dry-run", group=RUNNING, is_flag=True, help="Print the runs and an estimate of their time, and end."),
     option("--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
-           help="Folder for the results (default: runs/compare-TASK)."),
+           help="Folder for the results (default: runs/compare-TASK; of a custom task, the data's name)."),
 )  # fmt: skip
 _OF_STUDY = ("first_seed", "equal_time", "search_seeds", "search_rows", "keep_models")
 _OF_MAKING = ("jobs", "threads", "launcher", "dry_run", "output_dir")
@@ -75,7 +75,12 @@ class _Compare(GroupedCommand):
 
 
 @click.command("compare", cls=_Compare, epilog=EPILOG)
-@click.argument("methods", nargs=-1, metavar="[METHOD...]")
+@click.argument(
+    "methods",
+    nargs=-1,
+    metavar="[METHOD...]",
+    shell_complete=names_like(recipe_files),
+)
 @together((*_OPTIONS, *shared_options("task", "all"), without_rows("use --folds to score on rows of train")))
 def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     """Compare training methods over several seeds.
@@ -120,7 +125,7 @@ def _from_command(own: dict[str, Any], methods: tuple[str, ...], seeds: int, opt
     baseline = default_baseline(chosen) if wanted is None else next(named, None)
     if baseline is None:
         raise UsageError(f"Expected --baseline to be one of the methods, got {wanted!r}.")
-    folder = own["output_dir"] or Path("runs") / f"compare-{options['task']}"
+    folder = own["output_dir"] or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
     further = {name: own[name] for name in _OF_STUDY}
     study = Study(chosen, baseline, common_options(given(options)), seeds, folder, **further)
     return Plan({options["task"]: study}, folder)

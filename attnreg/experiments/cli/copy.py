@@ -8,11 +8,14 @@ from pathlib import Path
 import click
 
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.options.catalogue import find_recipe
+from attnreg.experiments.options.catalogue import find_recipe, recipe_files
+from attnreg.experiments.options.option import GroupedCommand, names_like
 
 
-@click.command("copy", epilog="Example: attnreg copy attendout mine.py && attnreg recipe mine.py --epochs 5")
-@click.argument("name")
+@click.command(
+    "copy", cls=GroupedCommand, epilog="Example: attnreg copy attendout mine.py && attnreg recipe mine.py --epochs 5"
+)
+@click.argument("name", shell_complete=names_like(recipe_files))
 @click.argument("file", type=click.Path(path_type=Path))
 def copy(name: str, file: Path) -> None:
     """Copy a recipe to a file that you can edit.

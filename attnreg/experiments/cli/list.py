@@ -9,14 +9,14 @@ import click
 import attnreg
 from attnreg._lazy import REGULARIZERS, listed_names
 from attnreg.experiments.options.catalogue import recipe_files, summary
-from attnreg.experiments.options.option import parsed
+from attnreg.experiments.options.option import GroupedCommand, parsed
 from attnreg.experiments.tasks.built_in import TASKS
 
 # the base classes, and the class behind `&`
 _NOT_BY_NAME = {"Regularizer", "MaskProvider", "HiddenProvider", "Compose"}
 
 
-@click.command("list", epilog="Example: attnreg list tasks")
+@click.command("list", cls=GroupedCommand, epilog="Example: attnreg list tasks")
 @click.argument("what", type=click.Choice(["recipes", "tasks", "providers"]))
 def list_(what: str) -> None:
     """List the recipes, tasks or providers."""

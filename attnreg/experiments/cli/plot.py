@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from attnreg.errors import InputError
+from attnreg.experiments.options.option import GroupedCommand
 
 
-@click.command("plot", epilog="Example: attnreg plot runs/attendout-agreement-seed0")
+@click.command("plot", cls=GroupedCommand, epilog="Example: attnreg plot runs/attendout-agreement-seed0")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--layer", type=click.IntRange(min=0), default=0, show_default=True,
               help="Layer of the attention plot, from 0.")  # fmt: skip

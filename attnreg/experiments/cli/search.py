@@ -12,7 +12,7 @@ import click
 from attnreg.errors import InputError
 from attnreg.experiments.cli.shared import given, without_rows
 from attnreg.experiments.options.option import GroupedCommand, option, together
-from attnreg.experiments.options.settings import OUTPUT, TASK_OPTIONS, shared_options
+from attnreg.experiments.options.settings import OUTPUT, TASK_OPTIONS, data_name, shared_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +39,7 @@ _OPTIONS = (
     option("--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
            help="CPU threads per run; results may differ in the last digits."),
     option("--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
-           help="Folder for the results (default: runs/search-TASK)."),
+           help="Folder for the results (default: runs/search-TASK; of a custom task, the data's name)."),
 )  # fmt: skip
 EPILOG = "Example: attnreg search --task cola --runs 60 --space 'providers: {DropHead: {p: 0.05..0.5}}'"
 
@@ -71,7 +71,7 @@ def search(
 
     read = read_space(space)
     model = _model(options) if read.candidates else None
-    folder = output_dir or Path("runs") / f"search-{options['task']}"
+    folder = output_dir or Path("runs") / f"search-{data_name(options['task'], options['data_dir'])}"
     own = {name: options.pop(name) for name in ("runs", "sampler_seed", "prune_p")}
     held_out = HeldOut(common_options(given(options)), folder, seeds, search_rows)
     made = Search(read, _layers(model) if read.needs_layers else None, held_out, **own)

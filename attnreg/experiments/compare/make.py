@@ -17,7 +17,7 @@ from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.compare.report.plan import write_plan_report
 from attnreg.experiments.compare.scoring import score_further
 from attnreg.experiments.compare.study import Study
-from attnreg.experiments.results.document import print_table
+from attnreg.experiments.results.document import Paragraph, print_table
 
 
 def make(plan: Plan, launcher: str, jobs: int | None, threads: int, *, of_file: bool) -> None:
@@ -100,8 +100,11 @@ def _print_commands(study: Study, threads: int) -> bool:
 def _show(study: Study, console: Console) -> None:
     """Write the report of what has finished, and print its tables."""
     if shown := write_report(study):
-        for table in shown:
-            print_table(console, table)
+        for block in shown:
+            if isinstance(block, Paragraph):
+                say(console, block.text)
+            else:
+                print_table(console, block)
         say(console, *study.missing(), f"Report saved to {study.folder}/report.md and {study.folder}/report.html.")
 
 

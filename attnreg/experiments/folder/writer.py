@@ -59,11 +59,12 @@ class RunFolder:
                 f"Since the run in {self.path} was started, {' and '.join(new)} changed: start it in a new folder."
             )
 
-    def create(self, settings: Settings, parameters: Mapping[str, int]) -> None:
+    def create(self, settings: Settings, parameters: Mapping[str, int], max_length: int) -> None:
         """Write ``config.json``, with the number of the model's parameters and of those that train."""
         if self.writer:
             version = {"attnreg": __version__, "content": settings.content()}
-            self.write("config", {**version, **settings.to_dict(), "parameters": dict(parameters)})
+            length = {"max_length": max_length, "default_max_length": settings.max_length is None}
+            self.write("config", {**version, **settings.to_dict(), **length, "parameters": dict(parameters)})
             self.keep_lines(metrics=0, telemetry=0)  # left by a run that was killed before its first checkpoint
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:

@@ -1,21 +1,48 @@
-"""What a run's results depend on besides its options: the version, the recipe's file and the data's files."""
+"""What a run's results depend on besides its options: the version, files of code and the data's files."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from attnreg import __version__
+from attnreg.errors import InputError
 
-NAMES = {"recipe": "the recipe's file", "data": "the data", "attnreg": "attnreg's version"}
+NAMES = {
+    "recipe": "the recipe's file",
+    "provider": "the provider's file",
+    "data": "the data",
+    "attnreg": "attnreg's version",
+}
 
 
-def content_of(recipe_file: str | None, data_dir: str | None) -> dict[str, str | None]:
-    """Return checksums of the recipe and of all files of the data folder; other data has none."""
+# A class in a file, as in `mine.py:DropSelf(0.2) & DropHead(0.1)`.
+CLASS_IN_FILE = re.compile(r"""((?:[A-Za-z]:)?[^\s&(),:=[\]'"]+\.py):([A-Za-z_]\w*)""")
+
+
+def load_file(path: Path, name: str, what: str) -> ModuleType:
+    """Run a Python file as a module; ``what`` it holds, for the error if it cannot be run."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"Cannot import the {what} in {path}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def content_of(recipe_file: str | None, data_dir: str | None, values: Iterable[object] = ()) -> dict[str, str | None]:
+    """Return checksums of the recipe, of files that values of options name, and of the data folder, if any."""
     return {
+        "provider": code_of(values),
         "recipe": _checksum(recipe_file) if recipe_file and Path(recipe_file).is_file() else None,
         "data": None if data_dir is None else _checksum(data_dir),
     }
@@ -31,6 +58,12 @@ def changed(mine: Mapping[str, str | None], config: Mapping[str, Any]) -> list[s
     theirs = {**config.get("content", {}), **{name: config[name] for name in ("attnreg",) if name in config}}
     both = {**mine, "attnreg": __version__}
     return [NAMES[name] for name, value in both.items() if name in theirs and theirs[name] != value]
+
+
+def code_of(values: Iterable[object]) -> str | None:
+    """Return a checksum of the files whose classes values of options name, if any."""
+    files = sorted({file for value in values if isinstance(value, str) for file, _ in CLASS_IN_FILE.findall(value)})
+    return " ".join(_checksum(file) if Path(file).is_file() else "absent" for file in files) or None
 
 
 def _checksum(path: str) -> str:

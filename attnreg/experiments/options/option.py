@@ -11,7 +11,8 @@ import functools
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import attnreg
 from attnreg._lazy import listed_names
 
 METHOD = "Method"
+_ALL = "attnreg.all"
 _TYPES: Mapping[str, click.ParamType] = {
     "Probability": click.FloatRange(0, 1),
     "ProbabilityBelowOne": click.FloatRange(0, 1, max_open=True),
@@ -47,15 +49,26 @@ _ELSEWHERE = {
 
 
 class Option(click.Option):
-    """An option that belongs to a group in ``--help``."""
+    """An option that belongs to a group in ``--help``, which only names it if it is ``further``."""
 
-    def __init__(self, *args: Any, group: str = METHOD, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, group: str = METHOD, further: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.group = group
+        self.further = further
 
 
 class GroupedCommand(click.Command):
     """A command that lists its options in groups, and answers an unknown one with the nearest of its own."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters; with options that ``--help`` only names, ``--help-all``, which describes them."""
+        found = super().get_params(ctx)
+        if any(getattr(each, "further", False) for each in found):
+            found.append(click.Option(
+                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all,
+                help="Describe all options and exit.",
+            ))  # fmt: skip
+        return found
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line."""
@@ -86,13 +99,39 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options group by group."""
         groups: dict[str, list[tuple[str, str]]] = {}
+        named: dict[str, list[str]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None and isinstance(parameter, click.Option):
-                groups.setdefault(getattr(parameter, "group", "Other"), []).append(record)
+            if record is None or not isinstance(parameter, click.Option):
+                continue
+            group = getattr(parameter, "group", "Other")
+            if getattr(parameter, "further", False) and not ctx.meta.get(_ALL):
+                named.setdefault(group, []).append(parameter.opts[0])
+            else:
+                groups.setdefault(group, []).append(record)
         for name, records in groups.items():
-            with formatter.section(f"{name} options"):
+            with formatter.section("Options" if [*groups] == [name] else f"{name} options"):
                 formatter.write_dl(records)
+        if named:
+            with formatter.section("More options, which --help-all describes"):
+                formatter.write_dl([(name, _lines(flags, formatter.width - 20)) for name, flags in named.items()])
+
+
+def names_like(names: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
+    """Make a ``shell_complete`` for some names."""
+    return lambda context, parameter, typed: [name for name in names() if name.startswith(typed)]
+
+
+def _lines(flags: Sequence[str], width: int) -> str:
+    """Break between flags only, in a paragraph that click leaves as it is."""
+    return "\b\n" + textwrap.fill("  ".join(flags), width, break_on_hyphens=False)
+
+
+def _help_all(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
 
 
 class Numbers(click.ParamType):

@@ -1,17 +1,25 @@
-"""Options that are expressions, such as ``--provider``, which may also be a YAML file."""
+"""Options that are expressions, such as ``--provider``: of built-in classes and of those in files of your own."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import inspect
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import yaml
 
 from attnreg.errors import InputError
+from attnreg.experiments.options.content import CLASS_IN_FILE, load_file
 from attnreg.experiments.options.option import option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from attnreg.regularizer.base import Regularizer
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -30,7 +38,7 @@ def provider_option(
         f"{__name__}:read_provider",
         required=required,
         metavar="EXPRESSION|FILE.yaml",
-        help=f"{summary}; see `attnreg list providers`.",
+        help=f"{summary}: of `attnreg list providers`, or FILE.py:CLASS(...), or several joined by &.",
     )
     rate = option("--provider-lr", type=click.FloatRange(min=0), default=1e-2,
                   help="Learning rate of the provider's own parameters, if any.")  # fmt: skip
@@ -59,7 +67,40 @@ def read_provider(text: str) -> str:
     from attnreg.regularizer.expressions import checked_expression, within_depth  # late: they import torch
 
     with within_depth(text):
-        return checked_expression(_of_yaml(Path(text)) if text.lower().endswith(SUFFIXES) else text)
+        text = _of_yaml(Path(text)) if text.lower().endswith(SUFFIXES) else text
+        checked = checked_expression(CLASS_IN_FILE.sub(r"\2", text), own_classes([text]))
+    for file, name in set(CLASS_IN_FILE.findall(text)):
+        checked = re.sub(rf"\b{name}\(", lambda found, file=file: f"{file}:{found[0]}", checked)
+    return checked
+
+
+def make_provider(text: str, model: nn.Module, total_steps: int) -> Regularizer:
+    """Make a provider from an expression that :func:`read_provider` has checked."""
+    from attnreg.regularizer.expressions import parse_provider  # late: it imports torch
+
+    return parse_provider(CLASS_IN_FILE.sub(r"\2", text), model, total_steps, own_classes([text]))
+
+
+def own_classes(values: Iterable[object]) -> list[type[Regularizer]]:
+    """Load the classes that values of options name, such as ``mine.py:DropSelf(0.2)``."""
+    from attnreg.regularizer.base import Regularizer  # late: it imports torch
+
+    found: dict[str, tuple[str, type[Regularizer]]] = {}
+    for file, name in {pair for value in values if isinstance(value, str) for pair in CLASS_IN_FILE.findall(value)}:
+        if not Path(file).is_file():
+            raise InputError(f"Provider file {file} not found.")
+        if name in found:
+            raise InputError(f"Two classes are named {name}, in {file} and in {found[name][0]}: rename one of them.")
+        known = vars(load_file(Path(file), Path(file).stem, "provider"))
+        theirs = {n for n, each in known.items() if inspect.isclass(each) and issubclass(each, Regularizer)}
+        own = {each for each in theirs if known[each].__module__ == Path(file).stem}
+        if name not in own:
+            raise InputError(
+                f"{file} has no regularizer {name}, "
+                + (f"only {', '.join(sorted(own))}." if own else "nor any other: derive one from attnreg.MaskProvider.")
+            )
+        found[name] = file, known[name]
+    return [cls for _, cls in found.values()]
 
 
 def _of_yaml(file: Path) -> str:

@@ -15,7 +15,8 @@ import click
 
 from attnreg.experiments.options.catalogue import is_built_in
 from attnreg.experiments.options.content import content_of
-from attnreg.experiments.options.option import as_typed, option
+from attnreg.experiments.options.option import as_typed, names_like, option
+from attnreg.experiments.tasks.built_in import TASKS
 from attnreg.experiments.tasks.choice import choose_task
 from attnreg.experiments.tasks.kinds import KINDS
 from attnreg.experiments.tasks.task import Task
@@ -28,6 +29,8 @@ DEVICES = ("cpu", "cuda", "mps")
 DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
 _POSITIVE, _NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
 _SHARE, _BELOW_ONE = click.FloatRange(0, 1), click.FloatRange(0, 1, max_open=True)
+# Of the options of every run, those that --help describes.
+_FIRST = {"task", "data_dir", "model", "epochs", "seed", "output_dir", "resume"}
 # A resumed run may differ from the original in these.
 NOT_COMPARED = {
     "output_dir",
@@ -73,7 +76,11 @@ class Settings:
     """
 
     recipe: str
-    task: str = _data("Task to train on; see `attnreg list tasks`.", "agreement")
+    task: str = _data(
+        "Task to train on; see `attnreg list tasks`.",
+        "agreement",
+        shell_complete=names_like(lambda: TASKS),
+    )
     kind: str | None = _of_task("Kind of a custom task (default: classification).", type=click.Choice(list(KINDS)))
     text_columns: str | None = _columns("Text column of a custom task; for two, use a comma or repeat it.")
     label_column: str | None = _of_task("Label column of a custom task (default: label).")
@@ -104,8 +111,10 @@ class Settings:
     validation_rows: int | None = _data(
         "Hold out this many rows of train and evaluate on them instead of dev.", None, scope="run", type=_POSITIVE
     )
-    max_length: int = _data(
-        "Maximum tokens per input; longer inputs are cut (default: the task's).", type=click.IntRange(min=4)
+    max_length: int | None = _data(
+        "Maximum tokens per input; longer inputs are cut (default: the task's, or what the model takes).",
+        None,
+        type=click.IntRange(min=4),
     )
     epochs: int = _training("Passes over the training data (default: the task's).", type=click.IntRange(1, 100_000))
     batch_size: int = _training("Rows per optimizer step, over all processes (default: the task's).", type=_POSITIVE)
@@ -209,7 +218,7 @@ class Settings:
     )
     output_dir: Path = _option(
         OUTPUT,
-        "Folder for the results (default: runs/RECIPE-TASK-seedN).",
+        "Folder for the results (default: runs/RECIPE-TASK-seedN; of a custom task, the data's name).",
         scope="run",
         type=click.Path(path_type=Path),
     )
@@ -258,17 +267,19 @@ class Settings:
     def different(self, config: dict[str, Any]) -> list[str]:
         """Return the names of the options in which a saved configuration differs."""
         flat, theirs = self._flat(config)
-        names = sorted((flat.keys() | theirs.keys()) - {"attnreg", "content", "parameters"})
+        names = sorted((flat.keys() | theirs.keys()) - {"attnreg", "content", "parameters", "default_max_length"})
         return [name for name in names if flat.get(name) != theirs.get(name)]
 
     def _flat(self, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return these options and those of a saved configuration, with the recipe's own options beside the others."""
         mine, theirs = self.to_dict(), with_defaults(config)
+        if mine["max_length"] is None and theirs.pop("default_max_length", True):
+            mine["max_length"] = theirs.get("max_length")
         return ({**mine, **mine["own"], "own": None}, {**theirs, **config.get("own", {}), "own": None})
 
     def content(self) -> dict[str, str | None]:
         """Return what the results depend on besides these options; see :func:`.content.content_of`."""
-        return content_of(self.recipe_file, self.data_dir)
+        return content_of(self.recipe_file, self.data_dir, self.own.values())
 
     def command(self) -> str:
         """Return the command that repeats the run: its recipe, and all options that affect the results."""
@@ -303,13 +314,25 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     return {**json.loads(json.dumps(known)), **chosen, **config}
 
 
+def data_name(task: str, data_dir: str | None) -> str:
+    """Return the name of the data for a folder of results: the task's, or that of the folder of a custom task.
+
+    Example:
+        >>> data_name("cola", "/data/glue"), data_name("custom", "/data/reviews")
+        ('cola', 'reviews')
+    """
+    return (task == "custom" and data_dir and Path(data_dir).resolve().name) or task
+
+
 def shared_options(*scopes: str, defaults: Mapping[str, Any] | None = None) -> list[Callable[[Any], Any]]:
     """Make the command-line options of some scopes (see :func:`_option`), perhaps with other defaults, by name."""
     made = []
     for each in dataclasses.fields(Settings):
         if each.metadata.get("scope") in scopes:
             other = {"default": defaults[each.name]} if defaults and each.name in defaults else {}
-            made.append(option(f"--{each.name.replace('_', '-')}", each.name, **{**each.metadata["option"], **other}))
+            further = {"further": "all" in scopes and each.name not in _FIRST}
+            flag = f"--{each.name.replace('_', '-')}"
+            made.append(option(flag, each.name, **{**each.metadata["option"], **other, **further}))
     return made
 
 

@@ -26,7 +26,7 @@ from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind, reading_of
 from attnreg.experiments.tasks.loading.data import load_data, load_inputs, names_in
 from attnreg.experiments.tasks.loading.folder import WHOLE
-from attnreg.experiments.tasks.models.pretrained import check_length, load_pretrained
+from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 from attnreg.experiments.tasks.submission import submission, submission_files
 from attnreg.experiments.tasks.task import Task
 
@@ -140,9 +140,8 @@ def _model(
     model, tokenizer, new, _ = load_pretrained(replace(task, labels=classes), str(run / "model"))
     if new:
         raise InputError(f"The model in {run / 'model'} lacks weights: {', '.join(sorted(new)[:5])}. Repeat the run.")
-    if max_length is not None:
-        check_length(model, max_length)
-    return model, kind_class(task.kind)(task, tokenizer, max_length or config["max_length"], reading)
+    length = longest_input(model, max_length, config["max_length"])
+    return model, kind_class(task.kind)(task, tokenizer, length, reading)
 
 
 def _warn_of_inputs(kind: Kind, sets: Mapping[str, Dataset]) -> None:

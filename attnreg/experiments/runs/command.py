@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +14,9 @@ import click
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.catalogue import find_recipe
+from attnreg.experiments.options.content import load_file
 from attnreg.experiments.options.option import GroupedCommand, together
-from attnreg.experiments.options.settings import LARGEST, TASK_OPTIONS, Settings, shared_options
+from attnreg.experiments.options.settings import LARGEST, TASK_OPTIONS, Settings, data_name, shared_options
 from attnreg.experiments.tasks.choice import choose_task
 
 _OF_LORA = ("lora_targets", "lora_alpha", "lora_dropout")
@@ -88,14 +88,7 @@ def load_command(name: str) -> RecipeCommand:
     path = Path(name) if is_own else find_recipe(name)
     if not path.is_file():
         raise UsageError(f"Recipe file {name} not found.")
-    spec = importlib.util.spec_from_file_location(path.stem if is_own else f"attnreg.recipes.{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise InputError(f"Cannot import the recipe in {name}: {type(error).__name__}: {error}") from error
+    module = load_file(path, path.stem if is_own else f"attnreg.recipes.{path.stem}", "recipe")
     commands = [value for value in vars(module).values() if isinstance(value, RecipeCommand)]
     if len(commands) != 1:
         raise InputError(
@@ -137,10 +130,11 @@ def _settings(recipe: str, options: dict[str, Any]) -> Settings:
             f"--schedule constant has no warm-up, got --lr-warmup {shared['lr_warmup']:g}: use --schedule "
             "constant_with_warmup, or remove --lr-warmup."
         )
-    for name in ("epochs", "batch_size", "learning_rate", "max_length"):
+    for name in ("epochs", "batch_size", "learning_rate"):
         if shared[name] is None:
             shared[name] = getattr(task, name)
-    shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{recipe}-{task.name}-seed{shared['seed']}"
+    data = data_name(task.name, shared["data_dir"])
+    shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{recipe}-{data}-seed{shared['seed']}"
     params = click.get_current_context().command.params
     flags = {str(parameter.name): parameter.opts[0] for parameter in params}
     off_flags = {str(each.name): each.secondary_opts[0] for each in params if each.secondary_opts}

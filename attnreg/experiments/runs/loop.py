@@ -68,7 +68,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         if run.settings.resume and run.folder.begun:
             loop.restore()
         else:
-            run.folder.create(run.settings, run.parameters)
+            run.folder.create(run.settings, run.parameters, run.kind.max_length)
         with run.tracked(), Progress(run, loop.history) as loop.progress:
             while loop.history.epoch < run.epochs and not loop.selection.is_over(loop.records):
                 loop.epoch()

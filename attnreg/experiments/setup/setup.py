@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.folder.writer import RunFolder
+from attnreg.experiments.options.provider import make_provider
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order
 from attnreg.experiments.setup.data_checks import data_warnings
@@ -27,7 +28,7 @@ from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.data import load_data
 from attnreg.experiments.tasks.models.dropout import dropout_fields
 from attnreg.experiments.tasks.models.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
-from attnreg.experiments.tasks.models.pretrained import check_length, load_pretrained
+from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
@@ -51,10 +52,10 @@ class Setup:
         self.scored_on = settings.scored_on
         self.held_out: dict[str, int] | None = None
         self.folder = RunFolder(settings.output_dir)
-        self.folder.check(settings)
         self.task, splits = load_data(
             settings.chosen_task(), settings.data_dir, needs_validation=settings.scored_on == "dev"
         )
+        self.folder.check(settings)
         device = choose_device(settings.device)
         check_trackers(settings.report_to)
         if sharding := [name for name in SHARDED if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"]:
@@ -98,9 +99,17 @@ class Setup:
         if settings.reinit_layers:
             names = reinitialize_top(self.model, settings.reinit_layers)
             self.remarks.append(f"--reinit-layers re-initialized {', '.join(names)}.")
-        check_length(self.model, settings.max_length)
+        max_length = longest_input(self.model, settings.max_length, self.task.max_length)
+        if (
+            settings.max_length is None
+            and max_length < self.task.max_length
+            and not kind_class(self.task.kind).reads_images
+        ):
+            self.remarks.append(
+                f"Inputs have at most {max_length} tokens, which is what the model takes (--max-length)."
+            )
         train, dev = choose_rows(splits, settings, self.task)
-        self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, settings.max_length)
+        self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, max_length)
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
         self.remarks += [
@@ -168,6 +177,10 @@ class Setup:
     def total_steps(self) -> int:
         """Number of optimizer steps in the whole run."""
         return self.steps_in(self.epochs)
+
+    def make_provider(self, expression: str) -> Regularizer:
+        """Make a provider for the model and the number of steps from the value of an option such as ``--provider``."""
+        return make_provider(expression, self.model, self.total_steps)
 
     def steps_in(self, epochs: int) -> int:
         """Return the number of optimizer steps in the first ``epochs`` epochs."""

@@ -12,6 +12,7 @@ from attnreg.experiments.compare.contrast import contrasts
 from attnreg.experiments.compare.group import Group, check_rows, class_names
 from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.report import figures, tables
+from attnreg.experiments.compare.report.verdict import verdict
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Code, Contents, Heading, Paragraph, Table
@@ -20,8 +21,8 @@ from attnreg.experiments.results.report import rounds_played
 _MOST_CLASSES = 20  # to show one by one
 
 
-def write_report(study: Study) -> list[Table]:
-    """Write the report of the runs that have finished, if there are any; return the tables to print on the screen."""
+def write_report(study: Study) -> list[Paragraph | Table]:
+    """Write the report of the runs that have finished, if there are any; return what to print on the screen."""
     groups = list(study.groups().values())
     if not groups:
         return []
@@ -37,11 +38,15 @@ def write_report(study: Study) -> list[Table]:
     scores = tables.scores(groups, baseline)
     shown = [scores, tables.differences(compared, baseline)] if compared else [scores]
     folder = study.folder / "plots"
+    equal = contrasts((group, plain[group.name]) for group in others if group.name in plain)
+    said = verdict(groups, compared, equal)
+    opening = [] if said is None else [Paragraph(said)]
     blocks: list[Block] = [
         Heading(
             f"{', '.join(group.name for group in groups)} on {_config(baseline, 'task')}: "
             f"{baseline.metric.replace('_', ' ')} on dev"
         ),
+        *opening,
         *map(Paragraph, study.missing()),
         Code([_command(study)]),
         *map(Paragraph, _setting(groups, baseline)),
@@ -91,9 +96,9 @@ def write_report(study: Study) -> list[Table]:
             "as long as the method's. The measured times of the first runs set the number of epochs. The time ratio "
             "is the baseline's time over the method's. p (Holm) is corrected within this table."
         )
-        equal = tables.equal_time(contrasts((group, plain[group.name]) for group in others if group.name in plain))
-        text += _no_interval(equal)
-        blocks += [Heading(f"Differences to {baseline.name} with the same training time"), equal, Paragraph(text)]
+        same_time = tables.equal_time(equal)
+        text += _no_interval(same_time)
+        blocks += [Heading(f"Differences to {baseline.name} with the same training time"), same_time, Paragraph(text)]
     elif study.equal_time and _config(baseline, "patience") is not None:
         text = (
             f"There is no table with the same training time: --patience decides how long {baseline.name} trains, so "
@@ -102,7 +107,7 @@ def write_report(study: Study) -> list[Table]:
         blocks += [Paragraph(text)]
     blocks += [Heading("Options"), tables.options(study, groups), *_tries(study, groups, folder)]
     document.save(blocks, study.folder)
-    return [shown[0], *(_narrow(table) for table in shown[1:])]
+    return [*opening, shown[0], *(_narrow(table) for table in shown[1:])]
 
 
 def _narrow(table: Table) -> Table:

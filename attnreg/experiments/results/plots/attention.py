@@ -16,6 +16,8 @@ from attnreg import functional
 from attnreg.attribution import explain
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.options.content import code_of
+from attnreg.experiments.options.provider import own_classes
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.plots.style import picture
 from attnreg.experiments.tasks import choose_task, load_data, load_model
@@ -32,7 +34,7 @@ LONGEST_SAMPLE = 18
 
 def plot_sample(run: RunReader, path: Path, layer: int) -> None:
     """Plot the attention of the first dev row that is short enough to read; a training row if there is no dev split."""
-    provider = _load_provider(run.folder / "provider")
+    provider = _load_provider(run)
     chosen = choose_task(run.config["task"], **{name: run.config.get(name) for name in TASK_OPTIONS})
     task, splits = load_data(chosen, run.config["data_dir"], needs_validation=False)
     model, tokenizer = load_model(task, str(run.folder / "model"))
@@ -55,14 +57,20 @@ def plot_sample(run: RunReader, path: Path, layer: int) -> None:
     plot_attention(model, batch, tokens, provider, path, layer=layer, choice=choice)
 
 
-def _load_provider(folder: Path) -> Regularizer:
+def _load_provider(run: RunReader) -> Regularizer:
+    folder, values = run.folder / "provider", run.config.get("own", {}).values()
+    if code_of(values) != run.config.get("content", {}).get("provider"):
+        raise InputError("the file with the provider's class has changed since the run.")
+    classes = own_classes(values)
     try:
         name = str(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["provider"])
     except (OSError, ValueError, TypeError, KeyError):
         name = ""  # `from_pretrained` says what is wrong
-    if "." in name:
-        raise InputError(f"{name} is a class of your own, and only built-in regularizers can be loaded again.")
-    return Regularizer.from_pretrained(folder)
+    if "." in name and not classes:
+        raise InputError(
+            f"{name} is a class of your own: only one given as `--provider FILE.py:CLASS` is loaded again."
+        )
+    return Regularizer.from_pretrained(folder, classes)
 
 
 class _Watched(MaskProvider):

@@ -133,15 +133,22 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
     return Loaded(model, tokenizer, new, tuple(said))
 
 
-def check_length(model: nn.Module, max_length: int) -> None:
-    """Raise if a maximum input length is more than the position embeddings of a model allow."""
+def longest_input(model: nn.Module, max_length: int | None, usual: int = 0) -> int:
+    """Return a maximum input length, by default the usual one or what the position embeddings of a model allow.
+
+    Raises:
+        InputError: if ``max_length`` is more than they allow.
+    """
     limit = int(getattr(model.config, "max_position_embeddings", 0) or 0)
     tables = (m for name, m in model.named_modules() if name.endswith("position_embeddings"))
     table = next((m for m in tables if isinstance(m, nn.Embedding)), None)
     if table is not None and table.padding_idx is not None:
         limit -= table.padding_idx + 1  # RoBERTa counts positions from there
+    if max_length is None:
+        return min(usual, limit) if limit > 0 else usual
     if 0 < limit < max_length:
         raise InputError(f"Expected --max-length of at most {limit} for this model, got {max_length}.")
+    return max_length
 
 
 def _embeddings(model: Any) -> float:
