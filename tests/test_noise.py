@@ -10,6 +10,7 @@ from attnreg import EmbeddingNoise, HiddenNoise, HiddenSite, functional
 from attnreg.draws import Draws
 from attnreg.injection.running.seeds import PLACES, STACKS
 from tests.cases import MODELS, output, refused
+from tests.commands import ran
 from tests.test_contract import run, same, without_dropout
 
 VALID = torch.tensor([[True] * 6, [True] * 4 + [False] * 2, [False] * 5 + [True]])
@@ -93,3 +94,14 @@ def test_noise_that_rounding_removes_is_warned_of_once():
         HiddenNoise(0.1)(site, states.to(dtype))
         EmbeddingNoise()(HiddenSite(where="embeddings", shape=(2, 3, 50), dtype=dtype), states.to(dtype))
     HiddenNoise()(HiddenSite(shape=(2, 3, 50)), states)
+
+
+def test_reports_say_that_noise_drops_nothing_by_design(cli):
+    with attnreg.attach(MODELS[0].build(), attnreg.EmbeddingNoise() & attnreg.DropHead(0.5)) as handle:
+        report = handle.report()
+    said = "EmbeddingNoise adds noise; it drops nothing by design."
+    assert report.splitlines()[-1] == repr(report).splitlines()[-1] == said
+    assert f"</table><p>{said}</p>" in report._repr_html_()
+    assert report._repr_html_().count("<tr>") == 1 + len(handle.sites)
+    words = ["--epochs", 1, "--train-size", 64, "--output-dir", "out"]
+    assert said in ran(cli("recipe", "regularize", "--provider", "EmbeddingNoise(5)", *words)).output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -17,12 +17,14 @@ from attnreg.injection.backends import Tap
 from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.discovery.padding import conventions_of
+from attnreg.injection.report import SiteReport
 from attnreg.injection.running.attached_block import AttachedClassifier, attached_blocks
 from attnreg.injection.running.attention_mode import AttachedMethod, attached_methods, attached_modules
 from attnreg.injection.running.changes import Changes, Masked
 from attnreg.injection.running.forward_pass import Padding, takes_two
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.shadow import MARK, AttachedEntry, Mark, Shadow, connect, entries, input_names, parts_of
+from attnreg.regularizer.abilities import effects
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site
 
@@ -103,9 +105,9 @@ class AttachHandle:
         """Whether the handle is enabled and the provider is in training mode and active."""
         return self._passes.active
 
-    def report(self) -> str:
+    def report(self) -> SiteReport:
         """Return a table of the sites: mean drop rate so far, the model's own dropout, and the module."""
-        return _table(self._sites, self._modules, self.rates.mean())
+        return SiteReport.of(self._sites, self._modules, self.rates.mean(), effects(self.provider))
 
     def step(self) -> None:
         """Advance the provider's schedules; call it after each optimizer step."""
@@ -245,32 +247,6 @@ class AttachHandle:
     def __repr__(self) -> str:
         lines = "".join(f"\n  {site.label}: {site.name}" for site in self.sites)
         return f"AttachHandle({self.provider}, {'attached' if self.attached else 'detached'}){lines}"
-
-
-def _table(sites: Iterable[Site], modules: Mapping[str, nn.Module], rates: Mapping[str, float]) -> str:
-    """Return a table with a row per site: label, mean drop rate so far, the model's own dropout, module.
-
-    Example:
-        >>> attention = nn.MultiheadAttention(8, 2, dropout=0.1)
-        >>> print(_table([Site(name="layer.0")], {"layer.0": attention}, {"encoder.0": 0.25}))
-        site       drop rate  own dropout  module
-        encoder.0      0.250  dropout=0.1  layer.0
-    """
-    rows = [("site", "drop rate", "own dropout", "module")]
-    for site in sites:
-        rate = f"{rates[site.label]:.3f}" if site.label in rates else "none yet"
-        own = ", ".join(f"{name}={p:g}" for name, p in _dropouts(modules[site.name]).items()) or "none"
-        rows.append((site.label, rate, own, site.name))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {d}" for a, b, c, d in rows]
-    return "\n".join(lines)
-
-
-def _dropouts(module: nn.Module) -> dict[str, float]:
-    """Return the dropout probabilities of a module that are not 0, by attribute name."""
-    plain = {name: value for name, value in vars(module).items() if "drop" in name and isinstance(value, float)}
-    inside = {name: child.p for name, child in module.named_modules() if isinstance(child, nn.Dropout)}
-    return {name: p for name, p in {**plain, **inside}.items() if p > 0}
 
 
 class _FastPath:

@@ -28,6 +28,18 @@ def that_look_at_batches(regularizer: Regularizer) -> list[Regularizer]:
     return looking
 
 
+def effects(regularizer: Regularizer) -> list[str]:
+    """Return a sentence for each regularizer in a composition that drops nothing by design.
+
+    Example:
+        >>> import attnreg
+        >>> effects(attnreg.EmbeddingNoise() & attnreg.DropHead())
+        ['EmbeddingNoise adds noise; it drops nothing by design.']
+    """
+    others = (each for each in regularizer.parts() if each.effect != "drops")
+    return [f"{type(each).__name__} {each.effect}; it drops nothing by design." for each in others]
+
+
 def check_loss(regularizer: Regularizer, loss_function: Callable[..., Any] | None) -> None:
     """Raise if a regularizer would learn by the model's own loss although training has a ``loss_function``."""
     for each in regularizer.parts() if loss_function is not None else ():

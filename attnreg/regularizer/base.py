@@ -74,6 +74,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     ``uses_model_loss``     ``False``                     whether it computes the model's own loss in extra passes
     ``draws_in_prepare``    ``prepare`` is overridden     whether the masks of a whole pass are drawn in ``prepare``
     ``decides_for_batch``   ``False``                     whether one decision holds for all rows of a batch
+    ``effect``              ``"drops"``                   what it does, such as ``"adds noise"`` if it never drops
     ``first_epoch``         ``0``                         the first epoch in which it acts
     ``why_asleep(...)``     ``None``                      what is missing, if it cannot act as it should
     ======================  ============================  ==========================================================
@@ -97,6 +98,8 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     looks_alone: bool = False
     #: Whether it may decide once for all rows of a batch, so that parts of a batch would get other masks.
     decides_for_batch: bool = False
+    #: What it does. Reports say so of a regularizer that drops nothing by design.
+    effect: str = "drops"
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -48,6 +48,7 @@ class AttentionEntropy(MaskProvider):
     """
 
     schedulable = ("alpha",)
+    effect = "rewards attention that is spread"
     draws_in_prepare = False  # `prepare` only forgets the latest pass
 
     def __init__(self, alpha: NotNegative = 0.01) -> None:

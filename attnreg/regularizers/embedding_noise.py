@@ -38,6 +38,7 @@ class EmbeddingNoise(HiddenProvider):
 
     where = "embeddings"
     schedulable = ("alpha",)
+    effect = "adds noise"
 
     def __init__(self, alpha: NotNegative = 5.0) -> None:
         super().__init__()

@@ -43,6 +43,7 @@ class HiddenNoise(HiddenProvider):
     """
 
     schedulable = ("scale",)
+    effect = "adds noise"
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ class RelaxedAttention(MaskProvider):
     """
 
     schedulable = ("gamma",)
+    effect = "spreads attention"
 
     def __init__(self, gamma: Probability = 0.1) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ def read_provider(text: str) -> str:
         text = _of_yaml(Path(text)) if text.lower().endswith(SUFFIXES) else text
         checked = checked_expression(CLASS_IN_FILE.sub(r"\2", text), own_classes([text]))
     for file, name in set(CLASS_IN_FILE.findall(text)):
-        checked = re.sub(rf"\b{name}\(", lambda found, file=file: f"{file}:{found[0]}", checked)
+        checked = re.sub(rf"\b(?={name}\()", f"{file}:".replace("\\", r"\\"), checked)
     return checked
 
 

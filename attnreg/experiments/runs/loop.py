@@ -24,7 +24,7 @@ from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
 from attnreg.experiments.setup.device import peak_memory
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.setup.stopping import biased
-from attnreg.regularizer.abilities import asleep_for
+from attnreg.regularizer.abilities import asleep_for, effects
 from attnreg.regularizer.saving import to_json
 from attnreg.training.method import TrainingMethod, Updater
 
@@ -52,6 +52,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
             "to return it as `micro_batches`: it would ignore --gradient-accumulation."
         )
     if method.provider is not None:
+        run.remarks += effects(method.provider)
         to_json(method.provider)  # raises now if the provider could not be saved after the first epoch
         if why := asleep_for(method.provider, run.epochs):
             warnings.warn(why, AsleepWarning, stacklevel=2)
