@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".yaml", ".yml")
 
 
-def provider_option(
-    *, required: bool = True, summary: str = "Provider, or several joined by &, or a YAML file"
-) -> Callable[[Any], Any]:
+def provider_option(*, required: bool = True, summary: str = "Provider") -> Callable[[Any], Any]:
     """Make the options ``--provider``, an expression or a YAML file, and ``--provider-lr``.
 
     Args:
@@ -38,7 +36,7 @@ def provider_option(
         f"{__name__}:read_provider",
         required=required,
         metavar="EXPRESSION|FILE.yaml",
-        help=f"{summary}: of `attnreg list providers`, or FILE.py:CLASS(...), or several joined by &.",
+        help=f"{summary}: of `attnreg list providers`, FILE.py:CLASS(...), several joined by &, or a YAML file.",
     )
     rate = option("--provider-lr", type=click.FloatRange(min=0), default=1e-2,
                   help="Learning rate of the provider's own parameters, if any.")  # fmt: skip
