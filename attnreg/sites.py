@@ -59,7 +59,8 @@ class SiteInfo(Site):
         heads: H, or ``None`` if it is not known before attention is computed.
         head_size: D, or ``None`` if the model exposes only scores, not queries and keys.
         shares_keys: whether all queries of a sample share their keys. If not, each query has its own keys (a local
-            layout; B then counts queries, and Q is 1), or each part of the attention has (``in_parts``).
+            layout: 2 samples with 9 queries of 5 keys each have scores of shape ``(18, H, 1, 5)``), or each part of
+            the attention has (``in_parts``).
         in_parts: whether a forward pass may compute the site in several calls, such as one per image of a batch; the
             regularizer is then asked for a mask in each.
 

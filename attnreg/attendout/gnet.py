@@ -139,8 +139,8 @@ class GNetProvider(MaskProvider):
         self.patch = None if patch is None else [whole_number("patch", size) for size in patch]
         if self.patch is not None and (len(self.patch) != 3 or causal or shared_tables):
             raise InputError(
-                "Expected `patch` to be channels, height and width, without `causal` and `shared_tables`, got "
-                f"{self.patch}."
+                f"`patch` must be (channels, height, width), got {self.patch}; it cannot be combined with `causal` or "
+                "`shared_tables`."
             )
         self.network = GeneratorNetwork(
             vocab_size,

@@ -52,8 +52,12 @@ def reinitialize_top(model: nn.Module, layers: Count) -> list[str]:
         the names of the modules.
 
     Raises:
-        InputError: if the model has no ``_init_weights``, if that leaves a matrix as it is, if ``layers`` is more than
-            the number of blocks, or if their order is not known. The model is unchanged then.
+        InputError: The model is unchanged if
+
+            - it has no ``_init_weights``,
+            - ``_init_weights`` does not change a matrix,
+            - it has fewer blocks than ``layers``,
+            - the order of its blocks is not known.
 
     Reference:
         Zhang et al., Revisiting Few-sample BERT Fine-tuning (ICLR 2021, arXiv 2006.05987), Section 5. It

@@ -19,7 +19,7 @@ def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch,
     tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
     rows = {name: len(value) for name, value in tensors.items()}
     if len(set(rows.values())) != 1:
-        raise InputError(f"Expected tensors with the same number of rows to split a batch, got {rows}.")
+        raise InputError(f"Cannot split the batch: its tensors have different numbers of rows: {rows}.")
     first, size = next(iter(rows.items()))
     columns = [value.tensor_split(min(count, size)) for value in tensors.values()]
     parts = [{**batch, **dict(zip(tensors, each, strict=True))} for each in zip(*columns, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -147,15 +148,9 @@ def seeds_needed(difference: float, deviation: float) -> int | None:
     """
     if not deviation:
         return 2
-    low, high = 1, 2
-    while power(difference, deviation, high) < POWER:
-        low, high = high, 2 * high
-        if high > MOST_SEEDS:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if power(difference, deviation, middle) >= POWER else (middle, high)
-    return high
+    counts = range(2, MOST_SEEDS + 1)
+    found = bisect_left(counts, POWER, key=lambda seeds: power(difference, deviation, seeds))
+    return counts[found] if found < len(counts) else None
 
 
 def detectable(deviation: float, seeds: int) -> float:

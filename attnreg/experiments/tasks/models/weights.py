@@ -59,7 +59,7 @@ def _backbone(model: nn.Module) -> tuple[str, ...]:
 
 
 def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> list[str]:
-    """Return unused weights inside of modules that the backbone has; others, such as poolers, are left out on purpose.
+    """Return unused weights inside modules that the backbone has; others, such as poolers, are left out on purpose.
 
     Buffers that older versions of transformers saved, such as GPT-2's ``attn.bias``, belong to no leaf module.
     """
