@@ -88,7 +88,13 @@ def load_command(name: str) -> RecipeCommand:
     path = Path(name) if is_own else find_recipe(name)
     if not path.is_file():
         raise UsageError(f"Recipe file {name} not found.")
-    module = load_file(path, path.stem if is_own else f"attnreg.recipes.{path.stem}", "recipe")
+    return _load_command(name, path, path.resolve(), path.stat().st_mtime_ns)
+
+
+@functools.cache  # a search asks for the same command hundreds of times
+def _load_command(name: str, path: Path, real_path: Path, modified: int) -> RecipeCommand:
+    stem = path.stem if name.endswith(".py") else f"attnreg.recipes.{path.stem}"
+    module = load_file(path, stem, "recipe")
     commands = [value for value in vars(module).values() if isinstance(value, RecipeCommand)]
     if len(commands) != 1:
         raise InputError(
