@@ -153,7 +153,9 @@ def test_masks_that_a_batch_shares_are_refused(provider):
 
 def test_what_cannot_be_split_is_refused():
     model = bert()
-    with pytest.raises(ValueError, match=r"Cannot split the batch: .* different numbers of rows: \{'input_ids': 5, 'labels': 3\}"):
+    with pytest.raises(
+        ValueError, match=r"Cannot split the batch: .* different numbers of rows: \{'input_ids': 5, 'labels': 3\}"
+    ):
         plain(model, micro_batches=2).step({"input_ids": IDS, "labels": torch.tensor([0, 1, 1])})
     with pytest.raises(ValueError, match="Expected `micro_batches` to be at least 1, got 0"):
         plain(model, micro_batches=0)
