@@ -88,12 +88,13 @@ def test_compiled_it_computes_the_same_and_is_compiled_once(name):
 
 
 @pytest.mark.slow
-def test_other_lengths_are_compiled_for_once():
+@pytest.mark.parametrize("name", ["scores-dropout", "scheduled, training", "blocks 0.5", "hidden-dropout", "concrete"])
+def test_other_lengths_and_rates_are_compiled_for_once(name):
     torch._dynamo.reset()
-    model = bert(layers=1)
-    provider = attnreg.AttentionDropout(0.3, placement="scores")
-    counter = CompileCounterWithBackend("aot_eager")
-    lengths = (7, 9, 5, 8, 10, 11, 6)
+    model = bert()
+    provider = CASES[name](model)
+    counter = CompileCounterWithBackend("eager")
+    lengths = [5 + step * 7 % 11 for step in range(50)]
     with attnreg.attach(model, provider):
         expected = steps(model, provider, model, lengths)
         got = steps(model, provider, torch.compile(model, backend=counter), lengths)
@@ -157,3 +158,58 @@ def test_attaching_after_compiling_is_refused_with_advice(how):
         (model if how == "in place" else model.bert.encoder).compile(backend="eager")
     with pytest.raises(ValueError, match=r"is already compiled\. Attach first, then compile"):
         attnreg.attach(model, attnreg.AttentionLayerDrop())
+
+
+def test_one_graph_serves_all_lengths_as_that_of_the_plain_model():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, 16, 0.0, batch_first=True), 1).train()
+    counter = CompileCounterWithBackend("eager")
+    with attnreg.attach(model, attnreg.DropHead(0.3) & attnreg.AttentionDropout(0.3, "scores")) as handle:
+        compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
+        batches = [torch.randn(size, length, 16) for size, length in ((2, 6), (3, 7), (5, 4))]
+        passes = [(x, compiled(x), handle.seed) for x in batches]
+        assert counter.frame_count == 1
+        for x, out, seed in passes:
+            with handle.replay(seed):
+                torch.testing.assert_close(out, model(x))
+            with handle.disabled():
+                assert not torch.allclose(out, model(x), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["weights-dropout", "unidrop", "blocks 0.5", "hidden-cut"])
+def test_an_exported_program_draws_masks_of_its_own(name):
+    model, inputs = bert(), {name: x for name, x in batch().items() if name != "labels"}
+    provider = CASES[name](model)
+    with attnreg.attach(model, provider) as handle:
+        provider.attribute(model, batch())
+        torch.manual_seed(3)
+        expected, rates = model(**inputs).logits, handle.drop_rates()
+        assert rates
+        program = torch.export.export(model, (), inputs).module()
+        assert handle.seed is None  # nothing was computed
+        assert handle.drop_rates() == {}
+        torch.manual_seed(3)
+        torch.testing.assert_close(program(**inputs).logits, expected)
+        assert not all(torch.allclose(program(**inputs).logits, expected) for _ in range(9))
+        torch.manual_seed(3)
+        assert torch.equal(model(**inputs).logits, expected)
+        assert handle.drop_rates() == rates
+        assert handle.report()
+
+
+def test_what_cannot_be_exported_is_said():
+    model, inputs = bert(), {name: x for name, x in batch().items() if name != "labels"}
+    for provider, sentence in (
+        (attnreg.AttributionProvider(), "AttributionProvider makes its masks for one batch, so torch.export cannot"),
+        (
+            attnreg.GNetProvider.for_model(model),
+            "GNetProvider is calibrated in its first training pass: run one before",
+        ),
+    ):
+        with attnreg.attach(model, provider) as handle:
+            with pytest.raises(RuntimeError, match=sentence):
+                torch.export.export(model, (), inputs)
+            provider.attribute(model, batch())
+            model(**inputs)
+            assert handle.drop_rates()

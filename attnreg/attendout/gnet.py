@@ -334,6 +334,8 @@ class GNetProvider(MaskProvider):
         """
         if self.initial_keep is None:
             return
+        if torch.compiler.is_exporting():
+            raise RuntimeError("GNetProvider is calibrated in its first training pass: run one before `torch.export`.")
         logits, valid = self._decisions.pooled(*self._logits_and_shared(inputs))
         bias = self.network.bias
         for layer in range(self.num_layers) if valid.any() else ():

@@ -82,6 +82,8 @@ class AttentionMode(Masking):
             return func(*args, **(kwargs or {}))
         if backend is None:
             self._soft_masks.note(func, args, kwargs)
+            # torch.compile cannot trace the method under a mode.
+            func = torch.unflatten if func is Tensor.unflatten and torch.compiler.is_compiling() else func
             return func(*args, **(kwargs or {}))
         return backend.intercept(self, func, *args, **(kwargs or {}))
 

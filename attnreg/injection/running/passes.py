@@ -21,7 +21,7 @@ from attnreg.injection.running.forward_pass import Padding, Pass
 from attnreg.injection.running.rates import DropRates
 from attnreg.injection.running.repetition import Calls, Computations, in_backward, in_hook, mark, waiting
 from attnreg.injection.running.seeds import Place, Seeds
-from attnreg.regularizer.abilities import PATIENCE, Watch
+from attnreg.regularizer.abilities import PATIENCE, Watch, that_look_at_batches
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site
 
@@ -131,7 +131,8 @@ class Passes:
             self.tapped_inputs = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         if self.acts_on(module) and in_hook() and not self._had_gradients:
             raise RuntimeError(WAS_PLAIN.format(type(self.provider).__name__))
-        self._has_trained |= now.with_gradients
+        if now.with_gradients:  # set without being read, or compiled code would be compiled again for the second pass
+            self._has_trained = True
         if module.training and not in_hook():
             self._had_gradients = now.with_gradients
         for calls in self._calls:
@@ -145,6 +146,11 @@ class Passes:
         if self._acts():
             if not torch.compiler.is_compiling():
                 self.changes.check_modules()
+            if torch.compiler.is_exporting() and (looking := that_look_at_batches(self.provider)):
+                raise RuntimeError(
+                    f"{type(looking[0]).__name__} makes its masks for one batch, so torch.export cannot export them. "
+                    "Export in eval mode, or within `handle.disabled()`."
+                )
             self._masked = now
             with draws_from(self.seeds.begin(now)), self.asking():
                 if self.acts_on(module) and (whole or not self._drawing_in_prepare()):
@@ -172,6 +178,10 @@ class Passes:
             self.seeds.end(self._masked)
         now.is_running, now.padding = False, None
         now.is_open &= completed
+        if torch.compiler.is_exporting():  # no pass has run: its seed and rates are those of no numbers
+            self.latest, self._masked, self.seeds.latest = Pass(), Pass(), None
+            self.rates.forget()
+            return
         if completed and not torch.compiler.is_compiling():
             self._check_ran()
 

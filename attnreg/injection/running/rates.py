@@ -27,6 +27,10 @@ class DropRates:
         """Add the latest rates to the running means and clear them, as a forward pass begins."""
         if not torch.compiler.is_compiling():
             self._sums, self._counts = self._totals()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the latest rates."""
         self._latest, self._weights = {}, {}
 
     def latest(self, *, by_head: bool = False) -> dict[str, Tensor]:
