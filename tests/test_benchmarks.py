@@ -39,10 +39,12 @@ LONGER = {"benchmarks/steps.py", "benchmarks/memory.py", "docs/results/shift.py"
 
 def watched_runs(folder):
     """Write the telemetry of a run of two rounds that watched a word."""
-    line = {"winner": "attacker", "watched.0": 0.2, "others.0": 0.1}
-    run = folder / "runs" / "attendout" / "seed0"
-    run.mkdir(parents=True)
-    (run / "telemetry.jsonl").write_text("".join(json.dumps({**line, "step": step}) + "\n" for step in range(80)))
+    line = {"winner": "attacker", "watched.0": 0.2, "others.0": 0.1, "placebo.0": 0.1}
+    for seed in range(2):
+        run = folder / "runs" / "attendout" / f"seed{seed}"
+        run.mkdir(parents=True)
+        lines = [json.dumps({**line, "step": step, "watched.0": 0.2 + 0.1 * seed}) + "\n" for step in range(256)]
+        (run / "telemetry.jsonl").write_text("".join(lines))
 
 
 def test_every_script_is_run_here():

@@ -6,9 +6,11 @@ python docs/results/planted/contrast.py runs/compare-agreement docs/results/plan
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 import click
 
+from attnreg.experiments.compare.statistics import paired_difference
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.plots.style import COLORS, moving_mean, picture
 
@@ -51,6 +53,23 @@ def main(folder: Path, path: Path, names: tuple[str, ...]) -> None:
                     values = "  ".join(f"{each:+.3f}" for each in contrast)
                     click.echo(f"{method}, layer {layer}, rounds {begin + 1} to {end}: {values}")
         axes[0].legend(frameon=False, loc="upper left")
+    for method, runs in methods.items():
+        if "placebo.0" in runs[0][0] and len(runs) > 1:
+            print_against_placebo(method, runs)
+
+
+def print_against_placebo(method: str, runs: list[list[dict[str, float]]], begin: int = 192, end: int = 256) -> None:
+    """Print the mean difference of both words' rates over layers and rounds, and its 95 % interval over seeds."""
+    layers = sum(name.startswith("placebo.") for name in runs[0][0])
+    rates = [
+        [fmean(line[f"{which}.{layer}"] for line in rounds[begin:end] for layer in range(layers)) for rounds in runs]
+        for which in ("watched", "placebo")
+    ]
+    found = paired_difference(*rates)
+    click.echo(
+        f"{method}, planted word minus placebo, rounds {begin + 1} to {end}: {found.mean:+.3f} [{found.low:+.3f}, "
+        f"{found.high:+.3f}], p = {found.p:.4f}; " + "  ".join(f"{a:.2f}/{b:.2f}" for a, b in zip(*rates, strict=True))
+    )
 
 
 if __name__ == "__main__":

@@ -26,9 +26,12 @@ from attnreg.experiments.tasks import choose_task, load_data
     show_default=True,
     help="Share of training rows in which the word stands if and only if the label is 1.",
 )
+@click.option("--placebo", metavar="WORD", help="Another word, to insert by chance in half of the rows of both splits.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the choice of rows and of the word's places.")
 @click.option("--output-dir", type=click.Path(path_type=Path), required=True, help="Folder for the two files.")
-def planted(task: str, data_dir: Path | None, word: str, share: float, seed: int, output_dir: Path) -> None:
+def planted(
+    task: str, data_dir: Path | None, word: str, share: float, placebo: str | None, seed: int, output_dir: Path
+) -> None:
     """Write train.jsonl with a planted word, and validation.jsonl in which it says nothing."""
     chosen, splits = load_data(choose_task(task), data_dir)
     column = chosen.columns[0]
@@ -41,6 +44,8 @@ def planted(task: str, data_dir: Path | None, word: str, share: float, seed: int
                 words = row[column].split()
                 if (rng.random() < agreement) == (row[chosen.label] == 1):
                     words.insert(rng.randrange(len(words) + 1), word)
+                if placebo is not None and rng.random() < 0.5:
+                    words.insert(rng.randrange(len(words) + 1), placebo)
                 file.write(json.dumps({**row, column: " ".join(words)}) + "\n")
         click.echo(f"{split}: {len(splits[split])} rows")
 
