@@ -58,6 +58,7 @@ WAYS = {
     "paper": {"rounds": 240},
     "key": {"decisions": "key", "rounds": 50},
     "type": {"decisions": "type", "rounds": 50},
+    "word": {"decisions": "word", "rounds": 50},
     "sample": {"per": "sample", "rounds": 40},
     "antithetic": {"antithetic": True},
     "wide": {"per": "sample", "rounds": 20, "width": 384},

@@ -15,7 +15,7 @@ ragged = {
     "input_ids": torch.tensor([[1, 5, 2, 5], [7, 5, 0, 0]]),
     "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
 }
-grains = pytest.mark.parametrize("decisions", ["unit", "key", "type", "batch"])
+grains = pytest.mark.parametrize("decisions", ["unit", "key", "type", "word", "batch"])
 
 
 def by_type(values):
@@ -44,6 +44,8 @@ def test_the_first_batch_is_kept_at_the_rate_asked_for(decisions, masks, heads, 
                 chances += [torch.sigmoid(row).flatten() for row in rows]
             elif decisions == "key":
                 chances += [torch.sigmoid(row.mean(0)) for row in rows]
+            elif decisions == "word":
+                chances += [torch.sigmoid(own.mean()).view(1) for own in by_type(logits[:, :, each].mean(1)).values()]
             elif decisions == "type":
                 chances += [torch.sigmoid(own.mean()).view(1) for own in by_type(logits[:, layer, each]).values()]
             else:
@@ -79,7 +81,10 @@ def test_decisions_are_shared_and_their_probability_counts_each_once(decisions, 
             elif decisions == "key":
                 assert (inside == inside[:1]).all()
                 pairs = zip(own[b, :n, :n].mean(0), inside[0], strict=True)
-            elif decisions == "type":  # of the whole batch: the fraction is the same for all samples
+            elif decisions in ("type", "word"):  # of the whole batch: the fraction is the same for all samples
+                if decisions == "word":  # of all layers: each counts them once more, and so does the divisor
+                    assert torch.equal(keep[:, layer], keep[:, 0])
+                    own = logits[:, :, m // masks].mean(1)
                 of_logits, of_masks = by_type(own), by_type(keep[:, layer, m])
                 assert all((each == each[0]).all() for each in of_masks.values())
                 pairs = [(of_logits[token].mean(), of_masks[token][0]) for token in of_masks]
@@ -111,6 +116,8 @@ def test_decisions_come_as_often_as_they_are_probable(decisions):
     if decisions == "type":
         logits = torch.stack([by_type(own)[5].mean() for own in net.logits(ragged)[:, :, 0].unbind(1)])
         mean = mean[:, :, 0, 0, 1]
+    if decisions == "word":
+        logits, mean = by_type(net.logits(ragged)[:, :, 0].mean(1))[5].mean(), mean[:, :, 0, 0, 1]
     if decisions == "batch":
         every = [net.logits(ragged)[b, :, :, :n, :n].flatten(2) for b, n in enumerate([4, 2])]
         logits = torch.cat(every, -1).mean(-1)[None, :, :, None, None]

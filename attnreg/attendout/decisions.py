@@ -14,7 +14,7 @@ from torch import Tensor
 from attnreg import functional
 from attnreg.draws import Draws, draws_of_pass
 
-Granularity = Literal["unit", "key", "type", "batch"]
+Granularity = Literal["unit", "key", "type", "word", "batch"]
 REMEMBERED = 64  # passes
 
 
@@ -50,9 +50,11 @@ class Relaxed:
 class Decisions:
     """Draw masks from logits, with one decision for each unit, key or type of key, or for the whole batch.
 
+    With ``"word"``, a type of key has one decision for all layers, with ``"type"`` one for each.
+
     A decision that is shared by several units has the mean of their logits. Logits are ``(B, L, G, N, N)``, valid units
     ``(B, N, N)``, the keys' types ``(B, N)``, below ``num_types``, masks ``(B, L, M, N, N)``, with ``M = G * draws``.
-    Pooled logits have size 1 where a decision is shared; those of types are ``(1, L, G, 1, num_types)``.
+    Pooled logits have size 1 where a decision is shared; those of types are ``(1, L or 1, G, 1, num_types)``.
     """
 
     each: Granularity
@@ -63,7 +65,7 @@ class Decisions:
     @property
     def _shared_by(self) -> tuple[int, ...]:
         """Dimensions of the logits over which a decision is shared."""
-        return {"unit": (), "key": (3,), "type": (3,), "batch": (0, 3, 4)}[self.each]
+        return {"unit": (), "key": (3,), "type": (3,), "word": (1, 3), "batch": (0, 3, 4)}[self.each]
 
     def draw(
         self, logits: Tensor, units: Tensor, types: Tensor | None = None, *, opposite: bool = False
@@ -117,7 +119,7 @@ class Decisions:
         valid = units[:, None, None]
         if not self._shared_by:
             return logits, valid
-        count = self._total(valid, types)
+        count = self._total(valid.expand(-1, logits.shape[1], -1, -1, -1) if self.each == "word" else valid, types)
         return self._total(logits.masked_fill(~valid, 0.0), types) / count.clamp(min=1), count > 0
 
     def _total(self, values: Tensor, types: Tensor | None) -> Tensor:
@@ -135,7 +137,7 @@ class Decisions:
         """Give each unit, of those of the logits, the value of its decision."""
         if types is not None:
             pooled = pooled[0][..., types].movedim(-2, 0)
-        return pooled.expand(len(logits), *pooled.shape[1:3], *logits.shape[3:])
+        return pooled.expand(*logits.shape[:2], pooled.shape[2], *logits.shape[3:])
 
 
 def _like(logits: Tensor, draws: Draws) -> Tensor:

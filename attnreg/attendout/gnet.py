@@ -49,9 +49,10 @@ class GNetProvider(MaskProvider):
     the logits, and P(keep) begins near 0.5.
 
     With fewer ``decisions``, the reward says more about each: ``"key"`` draws once for all queries of a key, ``"type"``
-    once for all keys of a batch with the same token id (of images, at the same position), so that a batch says "without
-    this word", and ``"batch"`` once for a layer and batch (or for each head of it, with ``masks_per_layer`` or
-    ``num_heads``). The logit of such a decision is the mean of its units' logits.
+    once for all keys of a layer and batch with the same token id (of images, at the same position), ``"word"`` likewise
+    but for all layers, so that a batch says "without this word", and ``"batch"`` once for a layer and batch (or for
+    each head of it, with ``masks_per_layer`` or ``num_heads``). The logit of such a decision is the mean of its units'
+    logits.
 
     Args:
         vocab_size: number of tokens.
@@ -60,8 +61,8 @@ class GNetProvider(MaskProvider):
         max_length: largest number of tokens of an input.
         initial_keep: initial mean probability of keeping a position, in ``(0, 1)``; ``None`` leaves out the bias, as
             in the paper.
-        decisions: what is drawn at once: ``"unit"`` (each position, as in the paper), ``"key"``, ``"type"`` or
-            ``"batch"``.
+        decisions: what is drawn at once: ``"unit"`` (each position, as in the paper), ``"key"``, ``"type"``,
+            ``"word"`` or ``"batch"``.
         masks_per_layer: number of independent draws from the same probabilities: 1, as in the paper, or the main
             model's number of heads. It must be 1 if ``num_heads`` is not.
         num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net then masks head h of
@@ -124,7 +125,7 @@ class GNetProvider(MaskProvider):
         self.num_heads = whole_number("num_heads", num_heads)
         self.initial_keep = None if initial_keep is None else inner_probability("initial_keep", initial_keep)
         self.decisions = one_of("decisions", decisions, get_args(Granularity))
-        self.decides_for_batch = decisions in ("type", "batch")
+        self.decides_for_batch = decisions not in ("unit", "key")
         self._decisions = Decisions(self.decisions, num_heads, masks_per_layer, max_length if patch else vocab_size)
         if masks_per_layer > 1 < num_heads:
             raise InputError(
@@ -338,9 +339,10 @@ class GNetProvider(MaskProvider):
             raise RuntimeError("GNetProvider is calibrated in its first training pass: run one before `torch.export`.")
         logits, valid = self._decisions.pooled(*self._logits_and_shared(inputs))
         bias = self.network.bias
-        for layer in range(self.num_layers) if valid.any() else ():
-            each = logits[:, layer] - bias[layer]
-            bias[layer] = shift_to(self.initial_keep, each[valid[:, 0].expand(each.shape)])
+        bias = bias.view(logits.shape[1], -1)  # layers that decide together get the same bias
+        for layer, own in enumerate(bias) if valid.any() else ():
+            each = logits[:, layer] - own.mean()
+            own.fill_(shift_to(self.initial_keep, each[valid[:, 0].expand(each.shape)]))
         self.calibrated = True
 
     def _calibrated_logits(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -350,7 +352,7 @@ class GNetProvider(MaskProvider):
 
     def _logits_and_shared(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the logits, and what says which units share a decision: the valid ones, and their keys' types."""
-        types = self._inputs.types(inputs) if self.decisions == "type" else None
+        types = self._inputs.types(inputs) if self.decisions in ("type", "word") else None
         return self.logits(inputs), self.units(inputs), types
 
     @override
