@@ -28,6 +28,7 @@ from attnreg.regularizers.drop_head import DropHead as DropHead
 from attnreg.regularizers.drop_key import DropKey as DropKey
 from attnreg.regularizers.embedding_noise import EmbeddingNoise as EmbeddingNoise
 from attnreg.regularizers.head_mask import HeadMask as HeadMask
+from attnreg.regularizers.hidden_attribution_dropout import HiddenAttributionDropout as HiddenAttributionDropout
 from attnreg.regularizers.hidden_cut import HiddenCut as HiddenCut
 from attnreg.regularizers.hidden_dropout import HiddenDropout as HiddenDropout
 from attnreg.regularizers.hidden_key import HiddenKey as HiddenKey

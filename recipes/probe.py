@@ -15,6 +15,7 @@ PROVIDER = "attnreg:AttributionProvider"
     argument(PROVIDER, "p"),
     option("--q", default="0,0.25,0.5,0.75,1", type=Numbers(click.FloatRange(0, 1), "probabilities such as 0,0.5,1"),
            help="Probabilities of dropping each candidate, separated by commas."),
+    argument(PROVIDER, "target"),
     argument(PROVIDER, "method", type=click.Choice(["gradient", "integrated_gradients", "attention"])),
     option("--layers", default="all", type=Numbers(click.INT, "layer indices such as 0,1,-1", word="all"),
            help="Layers to mask: 'all' or indices such as 0,1,-1."),

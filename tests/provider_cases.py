@@ -186,6 +186,12 @@ CASES = [
     ProviderCase("hidden-dropout, columns", "HiddenDropout(0.4, 'column', where='input')", VARIANT),
     ProviderCase("hidden-dropout, spans", "HiddenDropout(0.4, 'span', where='input')", VARIANT),
     ProviderCase("hidden-dropout p=0.5", "HiddenDropout(0.5)", EXTREME),
+    ProviderCase(
+        "hidden-attribution",
+        "HiddenAttributionDropout(0.6, 0.6, where=['embeddings', 'output'])",
+        trains="HiddenAttributionDropout()",
+    ),
+    ProviderCase("hidden-attribution p=1", "HiddenAttributionDropout(1.0, 0.5)", EXTREME),
     ProviderCase("hidden-cut", "HiddenCut(0.4)", trains="HiddenCut(0.1)"),
     ProviderCase("hidden-cut, anywhere", "HiddenCut(0.5, 1.0)", COMPILED),
     ProviderCase("blocks, keys and states", "LayerDrop(0.0) & DropKey(0.3) & HiddenDropout(0.3)", COMPILED),

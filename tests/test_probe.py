@@ -14,6 +14,7 @@ from tests.commands import assert_sentence, invoke, ran
 from tests.test_plots import keeping
 
 ARGS = ["--epochs", 1, "--train-size", 32, "--learning-rate", 1e-6, "--metric", "accuracy", "--p", 0.5, "--q", "0,1"]
+ARGS += ["--target", "label"]
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +52,12 @@ def test_the_table_agrees_with_a_slow_loop(probed):
     _, tokenizer = load_model(get_task("agreement"))
     dev = load_splits(get_task("agreement"))["validation"]
     for region in ("high", "low"):
-        provider = attnreg.AttributionProvider(0.5, 1.0, region=region)  # q = 1: nothing is left to chance
+        provider = attnreg.AttributionProvider(0.5, 1.0, target="label", region=region)  # q = 1: no chance is left
         with attnreg.attach(model, provider) as handle, handle.probing():
             predicted = []
             for start in range(0, len(dev), 50):
                 batch = dict(tokenizer(dev["sentence"][start : start + 50], return_tensors="pt", padding=True))
+                batch["labels"] = torch.tensor(dev["label"][start : start + 50])
                 provider.attribute(model, batch)
                 with torch.no_grad():
                     predicted += model(**batch).logits.argmax(-1).tolist()

@@ -109,7 +109,10 @@ def gradient(run: _Pass) -> Found:
 
 
 def gradient_times_attention(run: _Pass) -> Found:
-    r""":math:`A \odot \partial s / \partial A`; its sum over a head is the derivative of s by a gate on that head."""
+    r""":math:`A \odot \partial s / \partial A`; its sum over a head is the derivative of s by a gate on that head.
+
+    At a site of hidden states h, :math:`h \odot \partial s / \partial h`.
+    """
     return _gradients(run, {label: Tap() for label in run.labels}, times_tapped=True)
 
 

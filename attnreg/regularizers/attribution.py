@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from attnreg.arguments import Count, Probability, one_of, probability, true_or_false, whole_number
-from attnreg.attribution import METHODS, Attributions, Target, explain
+from attnreg.attribution import Attributions, Target
 from attnreg.errors import InputError
 from attnreg.functional.region import Region
-from attnreg.injection import handle_of
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizers._parts.two_passes import TwoPasses
@@ -127,22 +126,20 @@ class AttributionProvider(MaskProvider):
         :meth:`attnreg.Regularizer.attribute`.
         """
         self.clear()
-        handle = handle_of(model, self)
-        handle.inputs_of_tapped_pass()  # forgets those of an attribution that failed
-        if self.method in METHODS:
-            self.attributions = explain(
-                model,
-                batch,
-                handle,
-                self._labels,
-                method=self.method,
-                target=Target(self.target, shift_labels=self.shift_labels),
-                steps=self.steps,
-                steps_per_forward=self.steps_per_forward,
-                training=self.first_pass == "train",
-                dtype=None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype),
-            )
-        self._passes.made_first(batch, handle.inputs_of_tapped_pass())
+        if self.method == "random":
+            return
+        self.attributions = self._passes.explain(
+            self,
+            model,
+            batch,
+            self._labels,
+            method=self.method,
+            target=Target(self.target, shift_labels=self.shift_labels),
+            steps=self.steps,
+            steps_per_forward=self.steps_per_forward,
+            training=self.first_pass == "train",
+            dtype=None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype),
+        )
 
     def clear(self) -> None:
         """Forget the attributions, so that the next forward pass is not masked."""

@@ -10,9 +10,8 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import one_of
-from attnreg.attribution import Target, explain
+from attnreg.attribution import Target
 from attnreg.errors import InputError
-from attnreg.injection import handle_of
 from attnreg.masks import Mask
 from attnreg.outputs import loss_of
 from attnreg.regularizer.providers import MaskProvider
@@ -117,19 +116,9 @@ class HeadMask(MaskProvider):
         """
         if self.by != "importance":
             return
-        self._passes.end()
-        handle = handle_of(model, self)
-        handle.inputs_of_tapped_pass()  # forgets those of an attribution that failed
-        found = explain(
-            model,
-            batch,
-            handle,
-            self._labels,
-            method="gradient_times_attention",
-            target=Target(_loss if self.target == "loss" else self.target),
-        )
+        target = Target(_loss if self.target == "loss" else self.target)
+        found = self._passes.explain(self, model, batch, self._labels, method="gradient_times_attention", target=target)
         self.importances = {label: functional.head_importance(value) for label, value in found.items()}
-        self._passes.made_first(batch, handle.inputs_of_tapped_pass())
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:

@@ -47,13 +47,14 @@ class AttachedBlock(Shadow[BlockCall]):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block's forward, unless the block is skipped."""
         call = self.next()
-        if call is None or not self.acts():
+        acts = call is not None and self.acts()
+        if call is None or not (acts or self.passes.taps):
             return self.plain(*args, **kwargs)
         if call.states:
             self.passes.check_entry(self.name)
         args, kwargs = self._entered(call, "embeddings", args, kwargs)
         skip = None
-        if call.info is not None:
+        if acts and call.info is not None:
             with self.passes.asking():
                 skip = self.passes.provider.skip_at(call.info, self.passes.draws_at(call.info, "block"))
         compiling = torch.compiler.is_compiling()
@@ -177,7 +178,7 @@ class AttachedClassifier(Shadow[HiddenInfo]):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer's forward, on changed states if the provider acts."""
         info = self.next()
-        if info is None or not self.acts():
+        if info is None or not (self.acts() or self.passes.taps):
             return self.plain(*args, **kwargs)
         self.passes.check_entry(self.name)
         if args:
@@ -198,6 +199,9 @@ def changed_states(
         masks: the masks that the block is given, by name.
     """
     before = states.transpose(0, 1) if axes == "tbc" else states
+    if passes.taps:  # the model runs plainly
+        after = passes.taps[info.label](before) if info.label in passes.taps else before
+        return after.transpose(0, 1) if axes == "tbc" else after
     shape = tuple(before.shape)
     valid, unknown = (None, False) if axes == "bc" else passes.padding_at(info).tokens(info.stack, shape, masks)
     valid = None if valid is None else valid.to(states.device)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from attnreg.attribution import Attributions, explain
 from attnreg.draws import draws_of_pass
 from attnreg.errors import InputError
+from attnreg.injection import handle_of
 from attnreg.regularizer.base import Regularizer
 
 
@@ -29,6 +31,17 @@ class TwoPasses:
     def masking(self) -> bool:
         """Whether the present forward pass is masked."""
         return self._state == "masking"
+
+    def explain(
+        self, provider: Regularizer, model: nn.Module, batch: Mapping[str, Any], labels: Sequence[str], **options: Any
+    ) -> Attributions:
+        """Make the first pass by :func:`attnreg.attribution.explain`, whose options these are."""
+        self.end()
+        handle = handle_of(model, provider)
+        handle.inputs_of_tapped_pass()  # forgets those of an attribution that failed
+        found = explain(model, batch, handle, labels, **options)
+        self.made_first(batch, handle.inputs_of_tapped_pass())
+        return found
 
     def made_first(self, batch: Mapping[str, Any], given: Mapping[str, Tensor] | None = None) -> None:
         """Record a first pass; the next forward pass, which must be on the same batch, is masked.

@@ -1,0 +1,135 @@
+"""HiddenAttributionDropout against finite differences and loops, in float64."""
+
+import math
+
+import pytest
+import torch
+import transformers as hf
+
+import attnreg
+from attnreg import HiddenAttributionDropout
+from attnreg.errors import InputError
+from tests.cases import refused
+
+BATCH = {
+    "input_ids": torch.tensor([[3, 4, 5, 6], [7, 8, 0, 0]]),
+    "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
+    "labels": torch.tensor([0, 2]),
+}
+EVERYWHERE = ["embeddings", "input", "output", "pooled"]
+
+
+def bert(**options):
+    torch.manual_seed(0)
+    config = hf.BertConfig(
+        vocab_size=9, hidden_size=6, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, num_labels=3,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **options,
+    )  # fmt: skip
+    model = hf.BertForSequenceClassification(config).double()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
+    return model
+
+
+def states_changed(model, label, change):
+    """The logits when the states at a site are changed, and these states, by a hook of this test."""
+    layers, seen = model.bert.encoder.layer, []
+
+    def changed(states):
+        seen.append(states)
+        return change(states)
+
+    def at_input(module, args):
+        return changed(args[0]), *args[1:]
+
+    def at_output(module, args, output):
+        return (changed(output[0]), *output[1:]) if isinstance(output, tuple) else changed(output)
+
+    module = model.classifier if label == "pooled" else layers[int(label.split(".")[1])]
+    at_end = label.endswith("output")
+    hook = module.register_forward_hook(at_output) if at_end else module.register_forward_pre_hook(at_input)
+    try:
+        with torch.no_grad():
+            return model.eval()(**BATCH).logits, seen[0].clone()
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("target", ["predicted", "label"])
+def test_attributions_are_value_times_derivative(target):
+    model = bert()
+    provider = HiddenAttributionDropout(where=EVERYWHERE, target=target)
+    with attnreg.attach(model, provider) as handle:
+        provider.attribute(model, BATCH)
+        labels = [site.label for site in handle.sites]
+    assert sorted(provider.attributions) == sorted(labels)
+    assert len(labels) == 1 + 2 + 2 + 1
+    logits, _ = states_changed(model, "pooled", lambda states: states)
+    classes = logits.argmax(-1) if target == "predicted" else BATCH["labels"]
+    assert target == "predicted" or not torch.equal(classes, logits.argmax(-1))
+    step = 1e-5
+    for label in labels:
+        _, states = states_changed(model, label, lambda states: states)
+        slow = torch.zeros_like(states)
+        for place in torch.cartesian_prod(*map(torch.arange, states.shape)).tolist():
+            scores = []
+            for sign in (1, -1):
+                shift = torch.zeros_like(states)
+                shift[tuple(place)] = sign * step
+                moved, _ = states_changed(model, label, lambda states, shift=shift: states + shift)
+                scores.append(sum(float(moved[b, c]) for b, c in enumerate(classes.tolist())))
+            slow[tuple(place)] = states[tuple(place)] * (scores[0] - scores[1]) / (2 * step)
+        assert torch.allclose(provider.attributions[label], slow, atol=1e-9), label
+        assert slow.abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("rescale", [True, False])
+@pytest.mark.parametrize("region", ["high", "low"])
+def test_only_candidates_are_dropped(region, rescale):
+    model, p, q = bert(), 0.5, 0.4
+    provider = HiddenAttributionDropout(p, q, region, rescale=rescale)
+    site = attnreg.HiddenSite(name="block", shape=(2, 4, 6), dtype=torch.float64)
+    dropped = candidates = 0
+    with attnreg.attach(model, provider):
+        for _ in range(40):
+            provider.attribute(model, BATCH)
+            provider.prepare(BATCH)
+            states = torch.rand(2, 4, 6, dtype=torch.float64) + 1
+            out = provider(site, states)
+            for b, t in torch.cartesian_prod(torch.arange(2), torch.arange(4)).tolist():
+                values = provider.attributions["encoder.0.output"][b, t].tolist()
+                chosen = sorted(range(6), key=values.__getitem__, reverse=region == "high")[:3]
+                for c in range(6):
+                    ratio = float(out[b, t, c] / states[b, t, c])
+                    inside = c in chosen and BATCH["attention_mask"][b, t]  # padding has no influence, so no ranking
+                    kept = 1 / (1 - q) if rescale and inside else 1.0
+                    assert ratio == pytest.approx(kept) or (inside and ratio == 0)
+                    candidates += bool(inside)
+                    dropped += ratio == 0
+    assert candidates == 40 * 6 * 3
+    assert abs(dropped / candidates - q) < 5 * math.sqrt(q * (1 - q) / candidates)
+
+
+def test_a_step_is_masked_once_and_on_its_batch_only():
+    model = bert().train()
+    provider = HiddenAttributionDropout(0.5, 1.0)
+    with attnreg.attach(model, provider) as handle:
+        with pytest.raises(RuntimeError, match=r"HiddenAttributionDropout needs `provider\.attribute"):
+            model(**BATCH)
+        provider.attribute(model, BATCH)
+        model(**BATCH)
+        assert handle.drop_rates()["encoder.0.output"] == pytest.approx(0.5)
+        model(**BATCH)  # without a first pass
+        assert not any(handle.drop_rates().values())
+        provider.attribute(model, BATCH)
+        with pytest.raises(InputError, match="is not on the batch"):
+            model(**{**BATCH, "input_ids": BATCH["input_ids"] + 1})
+
+
+test_what_is_refused = refused(
+    (lambda: HiddenAttributionDropout(1.5), "Expected `p` to be a probability"),
+    (lambda: HiddenAttributionDropout(q=-1), "Expected `q` to be a probability"),
+    (lambda: HiddenAttributionDropout(region="top"), "Expected `region` to be one of"),
+    (lambda: HiddenAttributionDropout(where="inputs"), "Expected `where` to be one of"),
+    (lambda: HiddenAttributionDropout(target="gold"), "Expected `target` to be 'predicted', 'label' or a function"),
+)
