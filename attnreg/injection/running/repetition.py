@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
@@ -26,7 +27,7 @@ def in_backward() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _BACKWARD:
         code = frame.f_code
-        if code is _OWN_BACKWARD or (code.co_name == "unpack_hook" and code.co_filename == _CHECKPOINTS):
+        if code in _OWN_BACKWARDS or (code.co_name == "unpack_hook" and code.co_filename == _CHECKPOINTS):
             return True
         frame = frame.f_back
     return False
@@ -54,23 +55,37 @@ def reentrant_checkpoint() -> Any:
 
 
 def functions_around(stop: CodeType | None = None) -> Iterator[CodeType]:
-    """Yield the code of each ``autograd.Function`` whose forward or backward runs now, innermost first.
+    """Yield the code of each ``autograd.Function`` whose forward runs now, innermost first.
 
     Args:
         stop: look only at what is called within this function.
     """
+    # Each is found by its code: in newer releases of torch, `apply` has no frame of its own.
+    forwards = {_code_of_forward(each) for each in _subclasses(torch.autograd.Function)}
     frame: FrameType | None = sys._getframe(1)
-    inner = None
     while frame is not None and frame.f_code is not stop and frame.f_code is not _BACKWARD:
-        if frame.f_code in _APPLY and inner is not None:
-            yield inner
-        inner, frame = frame.f_code, frame.f_back
+        if frame.f_code in forwards:
+            yield frame.f_code
+        frame = frame.f_back
+
+
+def _subclasses(kind: Any) -> Iterator[Any]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _subclasses(each)
+
+
+def _code_of_forward(function: Any) -> CodeType | None:
+    return getattr(inspect.unwrap(function.forward), "__code__", None)
 
 
 _CHECKPOINTS = torch.utils.checkpoint.__file__
 _BACKWARD = torch.autograd.graph._engine_run_backward.__code__
-_OWN_BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
-_APPLY = vars(torch.autograd.Function)["apply"].__func__.__code__, _OWN_BACKWARD
+_OWN_BACKWARDS = {
+    value.__code__
+    for name, value in vars(torch.autograd.function.BackwardCFunction).items()
+    if name in ("apply", "apply_boxed")  # the latter in newer releases of torch
+}
 _REENTRANT = torch.utils.checkpoint.CheckpointFunction.forward.__code__
 
 
