@@ -166,7 +166,7 @@ class AttackerDefender(TrainingMethod):
         self.twin = learner(copy.deepcopy(model), self.generator.opposite()) if credit.antithetic else None
         self._attackers = [self.attacker, *([] if self.twin is None else [self.twin])]
         self.defender = learner(model, None)
-        self._teacher: Teacher | None = None
+        self._teacher = Teacher()
         if generator is not None:
             self._updater.share(generator)
             self._teacher = credit.teacher(
@@ -285,12 +285,10 @@ class AttackerDefender(TrainingMethod):
             if self.steps == self.course.warmup_steps:
                 self._copy_to_others(self.defender)
             return StepResult(defender.loss, {"defender_loss": defender.loss})
-        if self._teacher is not None:
-            self._begin(batch)
-            self._teacher.draw(batch)
+        self._begin(batch)
+        self._teacher.draw(batch)
         attacker, *_ = [each.step(batch) for each in self._attackers]
-        if self._teacher is not None:
-            self._teacher.check_drawn()
+        self._teacher.check_drawn()
         self._moves += 1
         self._referee.note(batch)
         logs: dict[str, Tensor | float] = {"defender_loss": defender.loss, "attacker_loss": attacker.loss}
@@ -308,19 +306,16 @@ class AttackerDefender(TrainingMethod):
     def _finish_round(self, logs: dict[str, Tensor | float]) -> str:
         verdict = self._referee.judge(self.defender.model, [each.model for each in self._attackers])
         winner = "attacker" if verdict.attacker_wins else "defender"
-        reward = float(verdict.gaps[0].mean())
-        if self._teacher is not None:
-            reward = self._teacher.update(verdict.gaps)
-            if (baseline := self._teacher.used_baseline) is not None:
-                logs["baseline"] = baseline
+        reward = self._teacher.update(verdict.gaps)
+        if (baseline := self._teacher.used_baseline) is not None:
+            logs["baseline"] = baseline
         if self._referee.copies:
             self._copy_to_others(self.attacker if verdict.attacker_wins else self.defender)
         elif self.twin is not None:
             copy_learner(self.attacker, self.twin)
         self._moves = 0
         self._referee.forget()
-        if self._teacher is not None:
-            self._teacher.forget()
+        self._teacher.forget()
         self.wins[winner] += 1
         logs.update(
             attacker_score=verdict.attacker,
@@ -342,7 +337,7 @@ class AttackerDefender(TrainingMethod):
             "defender": self.defender.state_dict(),
             "attacker": self.attacker.state_dict(),  # the Generator is its provider
             "twin": None if self.twin is None else self.twin.state_dict(),
-            "teacher": None if self._teacher is None else self._teacher.state_dict(),
+            "teacher": self._teacher.state_dict(),
             "referee": self._referee.state_dict(),
             "moves": self._moves,
             "steps": self.steps,
@@ -355,8 +350,7 @@ class AttackerDefender(TrainingMethod):
         self.attacker.load_state_dict(state["attacker"])
         if self.twin is not None:
             self.twin.load_state_dict(state["twin"])
-        if self._teacher is not None:
-            self._teacher.load_state_dict(state["teacher"])
+        self._teacher.load_state_dict(state["teacher"])
         self._referee.load_state_dict(state["referee"], next(self.defender.model.parameters()).device)
         self._moves, self.steps, self.wins = state["moves"], state["steps"], dict(state["wins"])
 

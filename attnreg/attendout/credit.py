@@ -74,15 +74,14 @@ class Credit(ABC):
         """
 
 
-class Teacher(ABC):
-    """Teaches a Generator in one game."""
+class Teacher:
+    """Teaches a Generator in one game; this base class is for games without one."""
 
     @property
     def used_baseline(self) -> float | None:
         """The moving average of rewards, if there is one."""
         return None
 
-    @abstractmethod
     def draw(self, batch: Batch) -> None:
         """Prepare the Attackers' training step on a batch, under masks of the Generator."""
 
@@ -100,11 +99,10 @@ class Teacher(ABC):
     def forget(self) -> None:
         """Forget the current round."""
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume."""
+        return {}
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state returned by :meth:`state_dict`."""
 

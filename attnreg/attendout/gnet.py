@@ -287,10 +287,8 @@ class GNetProvider(MaskProvider):
         Returns:
             ``(B,)``, their mean log-probability, as in :meth:`log_prob`.
         """
-        logits, units, types = self._calibrated_logits(inputs)
-        (self.keep,) = self._decisions.draw(logits.detach(), units, types)
-        self._given.give()
-        return self._decisions.log_prob(logits, self.keep, units, types)
+        (self.keep,), (log_prob,) = self._draw(inputs)
+        return log_prob
 
     def sample_opposites(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Draw masks and their opposites, for the next forward passes of the main model and of another model.
@@ -298,13 +296,15 @@ class GNetProvider(MaskProvider):
         Returns:
             the mean log-probability of both, ``(B,)``, as in :meth:`log_prob`.
         """
+        (self.keep, self.opposite_keep), (log_prob, of_opposite) = self._draw(inputs, opposite=True)
+        return log_prob, of_opposite
+
+    def _draw(self, inputs: Mapping[str, Any], *, opposite: bool = False) -> tuple[list[Tensor], list[Tensor]]:
+        """Draw masks for forward passes to come, and return them with their mean log-probabilities."""
         logits, units, types = self._calibrated_logits(inputs)
-        self.keep, self.opposite_keep = self._decisions.draw(logits.detach(), units, types, opposite=True)
+        masks = self._decisions.draw(logits.detach(), units, types, opposite=opposite)
         self._given.give()
-        return (
-            self._decisions.log_prob(logits, self.keep, units, types),
-            self._decisions.log_prob(logits, self.opposite_keep, units, types),
-        )
+        return masks, [self._decisions.log_prob(logits, mask, units, types) for mask in masks]
 
     def opposite(self) -> MaskProvider:
         """Return a provider that masks another model with the opposites drawn by :meth:`sample_opposites`."""
