@@ -9,6 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import tomllib
 from docutils import nodes
 from sphinx.application import Sphinx
 
@@ -17,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import attnreg
 from attnreg._lazy import listed_names
 
+with Path(__file__).parent.parent.joinpath("pyproject.toml").open("rb") as file:
+    PROJECT = tomllib.load(file)["project"]
 project, author = "attnreg", "The attnreg developers"
 project_copyright = author
 version = release = attnreg.__version__
@@ -33,7 +36,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 root_doc = "index"
-exclude_patterns = ["_build", "gallery", "Thumbs.db"]
+exclude_patterns = ["_build", "gallery", "Thumbs.db", "README.md"]  # index.md takes its place here
 templates_path = ["_templates"]
 
 # Pages. A link to a heading or to a page that is not there is a warning, and -W makes it an error.
@@ -93,7 +96,6 @@ sphinx_gallery_conf = {
     "backreferences_dir": "examples/uses",
     "doc_module": ("attnreg",),
     "download_all_examples": False,
-    "notebook_extensions": set(),
     "remove_config_comments": True,
     "show_memory": False,
     "min_reported_time": 1e9,
@@ -104,9 +106,14 @@ sphinx_gallery_conf = {
 
 smartquotes = False  # it would make one dash of the two of an option
 html_theme = "furo"
-html_title = "attnreg"
+html_title = f"attnreg {release}"
+html_logo = "_static/logo.svg"
+html_theme_options = {}
+if repository := PROJECT.get("urls", {}).get("Repository"):
+    html_theme_options |= {"source_repository": repository, "source_branch": "main", "source_directory": "docs/"}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["filter.js"]
 pygments_style, pygments_dark_style = "default", "github-dark"
 html_show_copyright = False
 html_copy_source = False
@@ -117,6 +124,15 @@ def with_own_pages(app: Sphinx, docname: str, source: list[str]) -> None:
     """Add what only the site needs to pages that are read in the repository, too."""
     if docname == "providers/README":
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
+    if docname in ("families", "providers/families"):
+        title, rest = source[0].split("\n", 1)
+        field = '<input class="filter" type="search" placeholder="Filter, such as bert" aria-label="Filter">'
+        source[0] = f"{title}\n\n```{{raw}} html\n{field}\n```\n{rest}"
+    if docname == "results":
+        studies = sorted(path.parent.name for path in Path(app.srcdir, "results").glob("*/README.md"))
+        source[0] += (
+            "\n```{toctree}\n:hidden:\n\n" + "\n".join(f"results/{each}/README" for each in studies) + "\n```\n"
+        )
     if docname == "symptoms":  # index entries come first in the search
         source[0] = re.sub(r"^## (?:The )?(.+)$", r"\g<0>\n\n```{index} ! \1\n```", source[0], flags=re.M)
     # Benchmarks are not in the site: the link downloads the file.

@@ -174,6 +174,39 @@ def drawn(text: str) -> plt.Figure:
     return figure
 
 
+OVERVIEW = {
+    "plain model": None,
+    "AttentionDropout": "AttentionDropout(0.2, 'scores')",
+    "DropKey": "DropKey(0.3, share_queries=True)",
+    "DropHead": "DropHead(0.4)",
+    "AttentionLayerDrop": "AttentionLayerDrop(0.5)",
+    "AD-DROP": "AttributionProvider(p=0.3, q=0.7)",
+}
+DROPPED = ("nothing", "single weights", "whole keys", "whole heads", "whole layers", "what the prediction leans on")
+
+
+def overview() -> plt.Figure:
+    """Draw what five regularizers drop, in all layers and heads."""
+    figure, axes = plt.subplots(2, 3, figsize=(7.2, 4.6), layout="constrained")
+    for axis, (name, text), what in zip(axes.flat, OVERVIEW.items(), DROPPED, strict=True):
+        rows = [list(seen(text)[0][layer]) for layer in range(LAYERS)]
+        weights, dropped = (torch.cat([torch.cat([*row[part]], 1) for row in rows]) for part in (0, 1))
+        cells(axis, weights, dropped)
+        size = len(SENTENCE)
+        axis.hlines([size * row - 0.5 for row in range(1, LAYERS)], -0.5, HEADS * size - 0.5, GREY, linewidth=1.5)
+        axis.vlines([size * column - 0.5 for column in range(1, HEADS)], -0.5, LAYERS * size - 0.5, GREY, linewidth=1.5)
+        axis.set_title(f"{name}: {what}", fontsize=8)
+        axis.set_xticks([size * (head + 0.5) - 0.5 for head in range(HEADS)], [f"head {head}" for head in range(HEADS)])
+        axis.set_yticks([size * (layer + 0.5) - 0.5 for layer in range(LAYERS)],
+                        [f"layer {layer}" for layer in range(LAYERS)], rotation=90, va="center")  # fmt: skip
+    labels = [
+        Patch(color=BLUE, label="attention weight (the stronger the blue, the larger)"),
+        Patch(color=ORANGE, label="dropped"),
+    ]
+    figure.legend(handles=labels, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
 def states_dropped(before: Tensor, after: Tensor) -> Tensor:
     """Return which states are dropped."""
     return (after == 0) & (before != 0)
@@ -199,7 +232,10 @@ STYLE = {
 
 
 def main(names: list[str]) -> None:
-    """Draw the pictures of these pages, or of all."""
+    """Draw the pictures of these pages, or of all; ``overview`` is that of the README."""
+    if not names or "overview" in names:
+        with mpl.rc_context(STYLE):
+            small(overview(), FOLDER.parent / "_static" / "overview.png")
     for page in sorted(FOLDER.glob("*.md")):
         if names and page.stem not in names:
             continue

@@ -48,6 +48,11 @@ def test_each_dependency_has_a_reason():
     assert first == REQUIRED
 
 
+def test_nothing_is_installed_by_a_name_that_is_not_ours_yet():
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "attnreg").rglob("*.py")]:
+        assert not re.search(r"""pip install (?:-\S+ )*['"]?attnreg""", path.read_text(encoding="utf-8")), path
+
+
 def test_there_is_one_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert attnreg.__version__ == PROJECT["version"] == citation["version"]

@@ -17,6 +17,43 @@ from tests.sweep.other_ways import OTHER_WAYS
 from tests.sweep.verdict import Verdict, verdict
 from tests.sweep.zoo import not_built, specimens
 
+# The most used types, the most used first.
+POPULAR = [
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "deberta-v2",
+    "modernbert",
+    "distilbert",
+    "electra",
+    "albert",
+    "mpnet",
+    "gpt2",
+    "llama",
+    "qwen3",
+    "qwen2",
+    "mistral",
+    "gemma3_text",
+    "phi3",
+    "t5",
+    "bart",
+    "marian",
+    "vit",
+    "dinov2",
+    "clip",
+    "whisper",
+    "wav2vec2",
+    "longformer",
+    "big_bird",
+    "bloom",
+    "falcon",
+    "gpt_neox",
+    "opt",
+    "mamba",
+    "reformer",
+    "fnet",
+    "perceiver",
+]
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 
 TEXT = """# Model families
@@ -35,6 +72,10 @@ Right means, in training mode on two samples, one of them padded:
 - attaching and detaching leave every attribute of every module as it was, and in eval mode the model is the plain one to the bit.
 
 Which provider works in which kind of model is in [another table](providers/families.md).
+
+## The most used
+
+{popular}
 
 ## Right
 
@@ -100,12 +141,19 @@ def page(found: list[Verdict]) -> str:
         tried=len(found),
         refused=len(found) - len(right),
         wrong=sum(bool(each.wrong) for each in found),
+        popular=_popular({each.name: each.is_refused for each in found}),
         listed=", ".join(f"`{each.name}`" for each in plain) + ".",
         said=_rows({each.name: each.note for each in right if each.note}),
         others=_rows({each.name: OTHER_WAYS[each.name] for each in right if each.name in OTHER_WAYS}),
         causes=_rows({each.name: _cause(each.note) for each in found if each.is_refused}),
         absent=_rows(not_built()),
     )
+
+
+def _popular(refused: dict[str, bool]) -> str:
+    """Say which of the most used types are right, and which are refused."""
+    known = {which: [f"`{name}`" for name in POPULAR if refused.get(name) is which] for which in (False, True)}
+    return f"Right: {', '.join(known[False])}.\n\nRefused: {', '.join(known[True])}."
 
 
 def _rows(reasons: dict[str, str]) -> str:
@@ -119,6 +167,7 @@ def _rows(reasons: dict[str, str]) -> str:
 def _cause(sentence: str) -> str:
     """Without the model's name and what to do, so that the same cause reads the same."""
     sentence = re.sub(r"^No attention that can be masked was found in \w+: ", "no attention: ", sentence)
+    sentence = re.sub(r"^(no attention: .*?\)); .*", r"\1.", sentence, flags=re.DOTALL)  # the first place will do
     return re.sub(r" Pass `example_inputs`.*| Call `model.set_attn.*", "", sentence, flags=re.DOTALL).replace(
         "|", "\\|"
     )

@@ -103,7 +103,7 @@ def ray(threads: int, on_cpu: bool) -> Launcher:
     try:
         import ray as engine
     except ImportError as error:
-        raise InputError("--launcher ray needs Ray: pip install 'attnreg[ray]'.") from error
+        raise InputError("--launcher ray needs Ray: pip install ray.") from error
 
     def launch(runs: Sequence[PlannedRun], board: Board) -> None:
         engine.init(ignore_reinit_error=True, log_to_driver=False)

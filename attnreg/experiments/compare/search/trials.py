@@ -22,7 +22,7 @@ try:
     from optuna.storages.journal import JournalFileBackend
     from optuna.trial import FrozenTrial, TrialState
 except ImportError as error:
-    raise InputError("attnreg search needs optuna: pip install 'attnreg[search]'.") from error
+    raise InputError("attnreg search needs optuna: pip install optuna.") from error
 
 RANDOM_TRIALS = 6  # before the sampler models the scores; a search has few trials
 REPEATS = 50  # draws in a row of methods that were drawn before; then as many at random, then the space is exhausted
