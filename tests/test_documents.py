@@ -139,8 +139,9 @@ def test_tables_of_providers_are_as_they_are_made(place):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_code_fits_its_box_on_the_site(page):
-    blocks = re.findall(r"^```(?:python.*|yaml)?\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
-    wide = [line for block in blocks for line in block.splitlines() if len(line) > 85]
+    blocks = re.findall(r"^```(\S*).*?\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+    shown = [block for language, block in blocks if language in ("", "python", "yaml")]
+    wide = [line for block in shown for line in block.splitlines() if len(line) > 85]
     assert not wide or "results" in page.parts or "benchmarks" in page.parts, wide
 
 
