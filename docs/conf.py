@@ -36,7 +36,12 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 root_doc = "index"
-exclude_patterns = ["_build", "gallery", "Thumbs.db", "README.md"]  # index.md takes its place here
+exclude_patterns = [
+    "_build",
+    "gallery",
+    "Thumbs.db",
+    "README.md",
+]  # index.md takes its place here
 templates_path = ["_templates"]
 
 # Pages. A link to a heading or to a page that is not there is a warning, and -W makes it an error.
@@ -44,7 +49,12 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "dollarmath", "html_image"]
 nitpicky = True
 # Types of other libraries, and internal ones, have no page.
-nitpick_ignore_regex = [("py:class", r"(?!attnreg\.([A-Z]|functional\.|training\.[A-Z]|integrations\.[A-Z])).*")]
+nitpick_ignore_regex = [
+    (
+        "py:class",
+        r"(?!attnreg\.([A-Z]|functional\.|training\.[A-Z]|integrations\.[A-Z])).*",
+    )
+]
 
 # Reference. The stubs list the public names; their modules group them.
 GROUPS = {
@@ -57,31 +67,62 @@ GROUPS = {
     "What a regularizer reads and returns": ("attnreg.masks.", "attnreg.sites."),
 }
 # Not names of `attnreg` itself, but returned, taken or raised by them.
-BESIDES = ["injection.AttachHandle", "injection.LeftOut", "sites.HiddenInfo", "draws.Draws"]
-BESIDES += ["errors.InputError", "injection.NoAttentionError", "injection.CoverageWarning", "errors.AsleepWarning"]
+BESIDES = [
+    "injection.AttachHandle",
+    "injection.LeftOut",
+    "sites.HiddenInfo",
+    "draws.Draws",
+]
+BESIDES += [
+    "errors.InputError",
+    "injection.NoAttentionError",
+    "injection.CoverageWarning",
+    "errors.AsleepWarning",
+]
 
 
 def grouped(package: str) -> dict[str, list[str]]:
     """Return the public names of a package, by the heading that they stand under."""
     module = importlib.import_module(package)
     if package == "attnreg.functional":  # it imports its names, so it has no stub
-        return {"Functions": [name for name, value in vars(module).items() if inspect.isfunction(value)]}
-    homes = {name: home for name, home in listed_names(str(module.__file__)).items() if home != package}
+        return {
+            "Functions": [
+                name
+                for name, value in vars(module).items()
+                if inspect.isfunction(value)
+            ]
+        }
+    homes = {
+        name: home
+        for name, home in listed_names(str(module.__file__)).items()
+        if home != package
+    }
     if package != "attnreg":
         return {"Names": list(homes)}
     groups = {
-        title: [name for name, home in homes.items() if f"{home}.".startswith(within)]
+        title: [
+            name for name, home in homes.items() if f"{home}.".startswith(within)
+        ]
         for title, within in GROUPS.items()
     }
-    assert sum(map(len, groups.values())) == len(homes), "add the module of a public name to GROUPS"
+    assert sum(map(len, groups.values())) == len(homes), (
+        "add the module of a public name to GROUPS"
+    )
     return groups | {"Returned and raised": BESIDES}
 
 
-PACKAGES = ["attnreg", "attnreg.functional", "attnreg.training", "attnreg.integrations"]
+PACKAGES = [
+    "attnreg",
+    "attnreg.functional",
+    "attnreg.training",
+    "attnreg.integrations",
+]
 autosummary_context = {"groups": {package: grouped(package) for package in PACKAGES}}
 autosummary_generate_overwrite = True
 autodoc_member_order = "bysource"
-autodoc_inherit_docstrings = False  # an override without a docstring is described in its base class, once
+autodoc_inherit_docstrings = (
+    False  # an override without a docstring is described in its base class, once
+)
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
@@ -89,7 +130,9 @@ napoleon_custom_sections = ["Shape", "Reference"]
 napoleon_use_ivar = True
 
 # Gallery: scripts in `gallery` make pages in `examples`; a script that fails stops the build.
-warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft's
+warnings.filterwarnings(
+    "ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning
+)  # peft's
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "examples",
@@ -110,7 +153,11 @@ html_title = f"attnreg {release}"
 html_logo = "_static/logo.svg"
 html_theme_options = {}
 if repository := PROJECT.get("urls", {}).get("Repository"):
-    html_theme_options |= {"source_repository": repository, "source_branch": "main", "source_directory": "docs/"}
+    html_theme_options |= {
+        "source_repository": repository,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["filter.js"]
@@ -129,20 +176,43 @@ def with_own_pages(app: Sphinx, docname: str, source: list[str]) -> None:
         field = '<input class="filter" type="search" placeholder="Filter, such as bert" aria-label="Filter">'
         source[0] = f"{title}\n\n```{{raw}} html\n{field}\n```\n{rest}"
     if docname == "results":
-        studies = sorted(path.parent.name for path in Path(app.srcdir, "results").glob("*/README.md"))
+        studies = sorted(
+            path.parent.name
+            for path in Path(app.srcdir, "results").glob("*/README.md")
+        )
         source[0] += (
-            "\n```{toctree}\n:hidden:\n\n" + "\n".join(f"results/{each}/README" for each in studies) + "\n```\n"
+            "\n```{toctree}\n:hidden:\n\n"
+            + "\n".join(f"results/{each}/README" for each in studies)
+            + "\n```\n"
         )
     if docname == "symptoms":  # index entries come first in the search
-        source[0] = re.sub(r"^## (?:The )?(.+)$", r"\g<0>\n\n```{index} ! \1\n```", source[0], flags=re.M)
+        source[0] = re.sub(
+            r"^## (?:The )?(.+)$",
+            r"\g<0>\n\n```{index} ! \1\n```",
+            source[0],
+            flags=re.M,
+        )
     # Benchmarks are not in the site: the link downloads the file.
-    source[0] = re.sub(r"\]\(((?:\.\./)+benchmarks/\w+\.md)(?:#[\w-]+)?\)", r"](path:\1)", source[0])
+    source[0] = re.sub(
+        r"\]\(((?:\.\./)+benchmarks/\w+\.md)(?:#[\w-]+)?\)", r"](path:\1)", source[0]
+    )
 
 
-def with_public_bases(app: Sphinx, name: str, obj: type, options: object, bases: list[type]) -> None:
+def with_public_bases(
+    app: Sphinx, name: str, obj: type, options: object, bases: list[type]
+) -> None:
     """Name only bases that have a page, or are of other libraries."""
-    public = {each for groups in autosummary_context["groups"].values() for names in groups.values() for each in names}
-    shown = [each for each in obj.__mro__[1:] if not each.__module__.startswith("attnreg") or each.__name__ in public]
+    public = {
+        each
+        for groups in autosummary_context["groups"].values()
+        for names in groups.values()
+        for each in names
+    }
+    shown = [
+        each
+        for each in obj.__mro__[1:]
+        if not each.__module__.startswith("attnreg") or each.__name__ in public
+    ]
     bases[:] = [each for each in bases if each in shown] or shown[:1]
 
 

@@ -25,10 +25,19 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
 from attnreg import functional
-from attnreg.training import AttackerDefender, FineTuning, Rewards, Rounds, TrainingMethod, adamw
+from attnreg.training import (
+    AttackerDefender,
+    FineTuning,
+    Rewards,
+    Rounds,
+    TrainingMethod,
+    adamw,
+)
 
 FOLDER = Path(__file__).parent / "providers"
-IMAGE = re.compile(r"!\[(?P<text>[^\n]+?) in a training step[^\n]*?\]\((?P<path>\.\./_static/providers/[\w-]+\.png)\)")
+IMAGE = re.compile(
+    r"!\[(?P<text>[^\n]+?) in a training step[^\n]*?\]\((?P<path>\.\./_static/providers/[\w-]+\.png)\)"
+)
 WORDS = ["[CLS]", "the", "film", "was", "not", "good", "and", "long", "very", "new"]
 SENTENCE = ["[CLS]", "the", "film", "was", "not", "very", "good"]
 LAYERS, HEADS, STEPS = 3, 4, 60
@@ -56,22 +65,41 @@ def batches() -> Iterator[dict[str, Tensor]]:
         yield {"input_ids": ids, "labels": (ids == WORDS.index("not")).any(1).long()}
 
 
-def trained(text: str | None) -> tuple[TrainingMethod, attnreg.Regularizer | None, Recorder]:
+def trained(
+    text: str | None,
+) -> tuple[TrainingMethod, attnreg.Regularizer | None, Recorder]:
     """Train a model for a few steps under a provider; AttendOut's Generator learns in its game."""
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=HEADS
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
     )
-    model, recorder, rows = BertForSequenceClassification(config), Recorder(), batches()
-    provider = attnreg.parse_provider(text, model, total_steps=STEPS) if text else None
+    model, recorder, rows = (
+        BertForSequenceClassification(config),
+        Recorder(),
+        batches(),
+    )
+    provider = (
+        attnreg.parse_provider(text, model, total_steps=STEPS) if text else None
+    )
     both = provider & recorder if provider else recorder
     if isinstance(provider, attnreg.GNetProvider):
-        game: dict[str, Any] = {"rewards": Rewards([next(rows)]), "rounds": Rounds(4)}
-        method: TrainingMethod = AttackerDefender(model, both, lambda network: adamw(network, 3e-3), **game)
+        game: dict[str, Any] = {
+            "rewards": Rewards([next(rows)]),
+            "rounds": Rounds(4),
+        }
+        method: TrainingMethod = AttackerDefender(
+            model, both, lambda network: adamw(network, 3e-3), **game
+        )
     else:
         optimizer = adamw(model, 3e-3)
         if provider and (learned := provider.learned_parameters()):
-            optimizer.add_param_group({"params": learned, "lr": 1e-2, "weight_decay": 0.0})
+            optimizer.add_param_group(
+                {"params": learned, "lr": 1e-2, "weight_decay": 0.0}
+            )
         method = FineTuning(model, optimizer, both)
     for _ in range(STEPS):
         method.step(next(rows))
@@ -95,11 +123,19 @@ def seen(text: str | None) -> tuple[dict[int, Any], dict[int, Any]]:
     if provider is not None:
         provider.register_forward_hook(keep_mask)
         for each in provider.modules():
-            each.register_forward_hook(keep_states) if isinstance(each, attnreg.HiddenProvider) else None
+            each.register_forward_hook(keep_states) if isinstance(
+                each, attnreg.HiddenProvider
+            ) else None
     recorder.attention.clear()
-    batch = {"input_ids": torch.tensor([[WORDS.index(word) for word in SENTENCE]]), "labels": torch.tensor([1])}
+    batch = {
+        "input_ids": torch.tensor([[WORDS.index(word) for word in SENTENCE]]),
+        "labels": torch.tensor([1]),
+    }
     method.step(batch)  # the last one: what it makes of the model is not looked at
-    attention = {layer: effective(weights, masks.get(layer)) for layer, weights in recorder.attention.items()}
+    attention = {
+        layer: effective(weights, masks.get(layer))
+        for layer, weights in recorder.attention.items()
+    }
     return attention, states
 
 
@@ -123,23 +159,44 @@ def cells(axis: Axes, values: Tensor, dropped: Tensor, color: str = BLUE) -> Non
     image[dropped] = torch.tensor(mpl.colors.to_rgba(ORANGE))
     axis.imshow(image.numpy(), interpolation="nearest", aspect="auto")
     axis.set(xticks=[], yticks=[])
-    axis.hlines([row - 0.5 for row in range(1, len(values))], -0.5, values.shape[1] - 0.5, GREY, linewidth=0.2)
+    axis.hlines(
+        [row - 0.5 for row in range(1, len(values))],
+        -0.5,
+        values.shape[1] - 0.5,
+        GREY,
+        linewidth=0.2,
+    )
     if values.shape[1] == len(SENTENCE):
-        axis.vlines([column - 0.5 for column in range(1, len(SENTENCE))], -0.5, len(values) - 0.5, GREY, linewidth=0.2)
+        axis.vlines(
+            [column - 0.5 for column in range(1, len(SENTENCE))],
+            -0.5,
+            len(values) - 0.5,
+            GREY,
+            linewidth=0.2,
+        )
 
 
 def drawn(text: str) -> plt.Figure:
     """Draw what a provider does: attention of each layer and head, and hidden states."""
     attention, states = seen(text)
-    panels = {layer: list(zip(*shown, strict=True)) for layer, shown in attention.items()}
+    panels = {
+        layer: list(zip(*shown, strict=True)) for layer, shown in attention.items()
+    }
     skipped = [(torch.zeros(7, 7), torch.ones(7, 7) > 0)] * HEADS
     panels = {layer: panels.get(layer, skipped) for layer in range(LAYERS)}
     titles = [f"head {head}" for head in range(HEADS)]
-    masked = any(bool(dropped.any()) for row in panels.values() for _, dropped in row)
+    masked = any(
+        bool(dropped.any()) for row in panels.values() for _, dropped in row
+    )
     if not masked and not states:  # shown beside plain training
-        plain = {layer: list(zip(*shown, strict=True)) for layer, shown in seen(None)[0].items()}
+        plain = {
+            layer: list(zip(*shown, strict=True))
+            for layer, shown in seen(None)[0].items()
+        }
         panels = {layer: plain[layer][:2] + panels[layer][:2] for layer in panels}
-        titles = [f"head {head}, {how}" for how in ("plain", "with it") for head in (0, 1)]
+        titles = [
+            f"head {head}, {how}" for how in ("plain", "with it") for head in (0, 1)
+        ]
     elif not masked:
         panels, titles = {layer: [] for layer in states}, []
     heads = len(titles)
@@ -157,16 +214,24 @@ def drawn(text: str) -> plt.Figure:
             cells(axis, weights, dropped)
         if states:
             dropped = states_dropped(*states[layer])
-            size = states[layer][1].abs() if dropped.any() else (states[layer][1] - states[layer][0]).abs()
+            size = (
+                states[layer][1].abs()
+                if dropped.any()
+                else (states[layer][1] - states[layer][0]).abs()
+            )
             cells(row[-1], size / size.max(), dropped)
         row[0].set_yticks(range(len(SENTENCE)), SENTENCE)
-    for axis, below, title in zip(axes[0], axes[-1], [*titles, "hidden states"], strict=False):
+    for axis, below, title in zip(
+        axes[0], axes[-1], [*titles, "hidden states"], strict=False
+    ):
         axis.set_title(title, fontsize=8)
         if title == "hidden states":
             below.set_xlabel("feature")
         else:
             below.set_xticks(range(len(SENTENCE)), SENTENCE, rotation=90)
-    drops = masked or any(bool(states_dropped(*each).any()) for each in states.values())
+    drops = masked or any(
+        bool(states_dropped(*each).any()) for each in states.values()
+    )
     what = "attention weight" if heads else "value" if drops else "noise"
     labels = [Patch(color=BLUE, label=f"{what} (the stronger the blue, the larger)")]
     labels += [Patch(color=ORANGE, label="dropped")] * drops
@@ -182,25 +247,54 @@ OVERVIEW = {
     "AttentionLayerDrop": "AttentionLayerDrop(0.5)",
     "AD-DROP": "AttributionProvider(p=0.3, q=0.7)",
 }
-DROPPED = ("nothing", "single weights", "whole keys", "whole heads", "whole layers", "what the prediction leans on")
+DROPPED = (
+    "nothing",
+    "single weights",
+    "whole keys",
+    "whole heads",
+    "whole layers",
+    "what the prediction leans on",
+)
 
 
 def overview() -> plt.Figure:
     """Draw what five regularizers drop, in all layers and heads."""
     figure, axes = plt.subplots(2, 3, figsize=(7.2, 4.6), layout="constrained")
-    for axis, (name, text), what in zip(axes.flat, OVERVIEW.items(), DROPPED, strict=True):
+    for axis, (name, text), what in zip(
+        axes.flat, OVERVIEW.items(), DROPPED, strict=True
+    ):
         rows = [list(seen(text)[0][layer]) for layer in range(LAYERS)]
-        weights, dropped = (torch.cat([torch.cat([*row[part]], 1) for row in rows]) for part in (0, 1))
+        weights, dropped = (
+            torch.cat([torch.cat([*row[part]], 1) for row in rows])
+            for part in (0, 1)
+        )
         cells(axis, weights, dropped)
         size = len(SENTENCE)
-        axis.hlines([size * row - 0.5 for row in range(1, LAYERS)], -0.5, HEADS * size - 0.5, GREY, linewidth=1.5)
-        axis.vlines([size * column - 0.5 for column in range(1, HEADS)], -0.5, LAYERS * size - 0.5, GREY, linewidth=1.5)
+        axis.hlines(
+            [size * row - 0.5 for row in range(1, LAYERS)],
+            -0.5,
+            HEADS * size - 0.5,
+            GREY,
+            linewidth=1.5,
+        )
+        axis.vlines(
+            [size * column - 0.5 for column in range(1, HEADS)],
+            -0.5,
+            LAYERS * size - 0.5,
+            GREY,
+            linewidth=1.5,
+        )
         axis.set_title(f"{name}: {what}", fontsize=8)
-        axis.set_xticks([size * (head + 0.5) - 0.5 for head in range(HEADS)], [f"head {head}" for head in range(HEADS)])
+        axis.set_xticks(
+            [size * (head + 0.5) - 0.5 for head in range(HEADS)],
+            [f"head {head}" for head in range(HEADS)],
+        )
         axis.set_yticks([size * (layer + 0.5) - 0.5 for layer in range(LAYERS)],
                         [f"layer {layer}" for layer in range(LAYERS)], rotation=90, va="center")  # fmt: skip
     labels = [
-        Patch(color=BLUE, label="attention weight (the stronger the blue, the larger)"),
+        Patch(
+            color=BLUE, label="attention weight (the stronger the blue, the larger)"
+        ),
         Patch(color=ORANGE, label="dropped"),
     ]
     figure.legend(handles=labels, loc="outside lower center", ncols=2, frameon=False)
@@ -216,7 +310,9 @@ def small(figure: plt.Figure, path: Path) -> None:
     """Save a figure as a PNG of few colors."""
     whole = io.BytesIO()
     figure.savefig(whole, dpi=130)
-    Image.open(whole).quantize(48, Image.Quantize.FASTOCTREE).save(path, optimize=True)
+    Image.open(whole).quantize(48, Image.Quantize.FASTOCTREE).save(
+        path, optimize=True
+    )
     plt.close(figure)
 
 
@@ -224,7 +320,16 @@ STYLE = {
     "font.size": 7,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
-    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), GREY),
+    **dict.fromkeys(
+        (
+            "axes.edgecolor",
+            "axes.labelcolor",
+            "text.color",
+            "xtick.color",
+            "ytick.color",
+        ),
+        GREY,
+    ),
     "axes.linewidth": 0.5,
     "xtick.major.size": 0,
     "ytick.major.size": 0,

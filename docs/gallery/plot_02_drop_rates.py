@@ -13,7 +13,11 @@ from transformers import BertConfig, BertModel
 import attnreg
 
 torch.manual_seed(0)
-model = BertModel(BertConfig(vocab_size=100, hidden_size=32, num_hidden_layers=6, num_attention_heads=4)).train()
+model = BertModel(
+    BertConfig(
+        vocab_size=100, hidden_size=32, num_hidden_layers=6, num_attention_heads=4
+    )
+).train()
 provider = attnreg.Scheduled(attnreg.DropKey(), over="depth", p=[(0, 0.3), (1, 0)])
 handle = attnreg.attach(model, provider)
 

@@ -16,20 +16,33 @@ from attnreg.training import FineTuning, adamw
 
 torch.manual_seed(0)
 words = ["[CLS]", "the", "film", "was", "not", "good", "and", "long", "very", "new"]
-config = BertConfig(vocab_size=10, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+config = BertConfig(
+    vocab_size=10,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+)
 model = BertForSequenceClassification(config)
 
 method = FineTuning(model, adamw(model, 3e-3))
-for _ in range(40):  # not to the end: a prediction that is too sure has no gradient left
+for _ in range(
+    40
+):  # not to the end: a prediction that is too sure has no gradient left
     ids = torch.randint(1, 10, (32, 8))
     ids[:, 0] = 0
-    loss = method.step({"input_ids": ids, "labels": (ids == words.index("not")).any(1).long()}).loss
+    loss = method.step(
+        {"input_ids": ids, "labels": (ids == words.index("not")).any(1).long()}
+    ).loss
 print(f"loss: {loss:.3f}")
 
 # %%
 # The first pass attributes; the second one, in training mode, drops.
 sentence = ["[CLS]", "the", "film", "was", "not", "very", "good"]
-batch = {"input_ids": torch.tensor([[words.index(word) for word in sentence]]), "labels": torch.tensor([1])}
+batch = {
+    "input_ids": torch.tensor([[words.index(word) for word in sentence]]),
+    "labels": torch.tensor([1]),
+}
 provider = attnreg.AttributionProvider(p=0.3, q=0.5)
 masks = []
 provider.register_forward_hook(lambda module, sites, mask: masks.append(mask.scores))
@@ -37,7 +50,9 @@ attnreg.attach(model, provider)
 provider.attribute(model, batch)
 attribution = provider.attributions["encoder.0"][0, 0]
 candidates = attnreg.functional.candidate_region(
-    provider.attributions["encoder.0"], torch.ones(1, 1, 7, 7, dtype=torch.bool), p=0.3
+    provider.attributions["encoder.0"],
+    torch.ones(1, 1, 7, 7, dtype=torch.bool),
+    p=0.3,
 )[0, 0]
 _ = model.train()(**batch)
 

@@ -14,11 +14,19 @@ from transformers import BertConfig, BertModel
 import attnreg
 
 torch.manual_seed(0)
-model = BertModel(BertConfig(vocab_size=100, hidden_size=32, num_hidden_layers=6, num_attention_heads=4)).train()
+model = BertModel(
+    BertConfig(
+        vocab_size=100, hidden_size=32, num_hidden_layers=6, num_attention_heads=4
+    )
+).train()
 parts = {
     "AttentionDropout(0.1)": attnreg.AttentionDropout(0.1),
-    "DropHead(0.2), layers 0 to 2": attnreg.OnLayers(attnreg.DropHead(0.2), [0, 1, 2]),
-    "AttentionLayerDrop(0.3), last layer": attnreg.OnLayers(attnreg.AttentionLayerDrop(0.3), [-1]),
+    "DropHead(0.2), layers 0 to 2": attnreg.OnLayers(
+        attnreg.DropHead(0.2), [0, 1, 2]
+    ),
+    "AttentionLayerDrop(0.3), last layer": attnreg.OnLayers(
+        attnreg.AttentionLayerDrop(0.3), [-1]
+    ),
 }
 
 
@@ -36,7 +44,12 @@ def mean_rates(provider):
 # Independent drops do not add up: two rates a and b give 1 - (1 - a)(1 - b).
 plt.figure(figsize=(7, 3.8), layout="constrained")
 for place, (label, provider) in enumerate(parts.items()):
-    plt.bar(np.arange(6) + 0.25 * (place - 1), mean_rates(provider), width=0.25, label=label)
+    plt.bar(
+        np.arange(6) + 0.25 * (place - 1),
+        mean_rates(provider),
+        width=0.25,
+        label=label,
+    )
 first, second, third = parts.values()
 plt.plot(mean_rates(first & second & third), "ko-", label="a & b & c")
 plt.xlabel("layer")

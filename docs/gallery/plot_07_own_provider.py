@@ -22,7 +22,9 @@ class DropFar(attnreg.MaskProvider):
         self.p = p
 
     def forward(self, site):
-        queries, keys = (torch.arange(size, device=site.device) for size in site.shape[2:])
+        queries, keys = (
+            torch.arange(size, device=site.device) for size in site.shape[2:]
+        )
         distance = (queries[:, None] - keys).abs() / max(site.shape[3] - 1, 1)
         return attnreg.Mask(scores=site.uniform() >= self.p * distance)
 
@@ -36,7 +38,9 @@ figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 axes[0].imshow(kept[0, 0].numpy(), cmap="Blues", vmin=0, vmax=1.4)
 axes[0].set(xlabel="key", ylabel="query", title="one mask (white = dropped)")
 for query in (12, 23):
-    axes[1].plot(kept.float().mean((0, 1))[query], "o-", markersize=3, label=f"query {query}")
+    axes[1].plot(
+        kept.float().mean((0, 1))[query], "o-", markersize=3, label=f"query {query}"
+    )
 axes[1].set(xlabel="key", ylabel="share of masks that keep it", ylim=(0, 1.05))
 axes[1].legend()
 plt.show()
@@ -49,8 +53,15 @@ import tempfile
 from transformers import BertConfig, BertModel
 
 ids = torch.randint(1, 100, (4, 24))
-sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-model = BertModel(BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)).eval()
+sizes = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+model = BertModel(
+    BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+).eval()
 plain = model(ids).last_hidden_state
 handle = attnreg.attach(model, provider)
 assert torch.equal(model(ids).last_hidden_state, plain)  # eval mode: the plain model

@@ -16,7 +16,13 @@ import attnreg
 from attnreg.training import AttackerDefender, Rewards, Rounds, adamw
 
 torch.manual_seed(0)
-config = BertConfig(vocab_size=20, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2)
+config = BertConfig(
+    vocab_size=20,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+)
 model = BertForSequenceClassification(config)
 
 
@@ -27,7 +33,11 @@ def batch():
 
 generator = attnreg.GNetProvider.for_model(model)
 game = AttackerDefender(
-    model, generator, lambda network: adamw(network, 1e-3), rewards=Rewards([batch()]), rounds=Rounds(steps=4)
+    model,
+    generator,
+    lambda network: adamw(network, 1e-3),
+    rewards=Rewards([batch()]),
+    rounds=Rounds(steps=4),
 )
 
 # %%
@@ -42,16 +52,32 @@ for _ in range(40):
     for name, values in scores.items():
         values.append(float(result.logs[f"{name}_score"]))
     winners.append(result.events["winner"])
-    rates.append({name: float(torch.stack([step[name] for step in steps]).mean()) for name in steps[0]})
+    rates.append(
+        {
+            name: float(torch.stack([step[name] for step in steps]).mean())
+            for name in steps[0]
+        }
+    )
 
 # %%
 # Above: the gap between both scores in each round, which is the Generator's reward, and who won the round.
 figure, axes = plt.subplots(2, 1, figsize=(7, 5), layout="constrained", sharex=True)
 rounds = range(1, 41)
-gaps = [attacker - defender for attacker, defender in zip(*scores.values(), strict=True)]
+gaps = [
+    attacker - defender for attacker, defender in zip(*scores.values(), strict=True)
+]
 for name, color in (("attacker", "tab:orange"), ("defender", "tab:blue")):
-    won = [number for number, winner in zip(rounds, winners, strict=True) if winner == name]
-    axes[0].bar(won, [gaps[number - 1] for number in won], color=color, label=f"the {name} wins {len(won)} of 40")
+    won = [
+        number
+        for number, winner in zip(rounds, winners, strict=True)
+        if winner == name
+    ]
+    axes[0].bar(
+        won,
+        [gaps[number - 1] for number in won],
+        color=color,
+        label=f"the {name} wins {len(won)} of 40",
+    )
 axes[0].set_ylabel("Attacker's lead")
 axes[0].set_yscale("symlog", linthresh=0.01)
 axes[0].legend()

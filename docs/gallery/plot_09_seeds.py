@@ -16,15 +16,29 @@ import numpy as np
 
 import attnreg
 
-path = Path(attnreg.__file__).parent.parent / "docs" / "results" / "mechanism" / "results.csv"  # of a clone
+path = (
+    Path(attnreg.__file__).parent.parent
+    / "docs"
+    / "results"
+    / "mechanism"
+    / "results.csv"
+)  # of a clone
 scores = defaultdict(dict)
 with path.open(encoding="utf-8") as file:
     for row in csv.DictReader(file):
         if row["role"] == "final":
             scores[row["method"]][int(row["seed"])] = float(row["score"])
 seeds = sorted(set.intersection(*(set(each) for each in scores.values())))
-table = {method: np.array([each[seed] for seed in seeds]) for method, each in scores.items()}
-print({method: f"{values.mean():.3f} ± {values.std(ddof=1):.3f}" for method, values in table.items()})
+table = {
+    method: np.array([each[seed] for seed in seeds])
+    for method, each in scores.items()
+}
+print(
+    {
+        method: f"{values.mean():.3f} ± {values.std(ddof=1):.3f}"
+        for method, values in table.items()
+    }
+)
 
 # %%
 # Left: each line is a seed. Right: differences to plain fine-tuning on the same seed, with their means.
@@ -36,7 +50,9 @@ axes[0].set_ylabel("accuracy on dev")
 others = [method for method in table if method != "plain"]
 for place, method in enumerate(others):
     gaps = 100 * (table[method] - table["plain"])
-    axes[1].scatter(np.full(len(gaps), place) + np.linspace(-0.15, 0.15, len(gaps)), gaps, s=12)
+    axes[1].scatter(
+        np.full(len(gaps), place) + np.linspace(-0.15, 0.15, len(gaps)), gaps, s=12
+    )
     axes[1].hlines(gaps.mean(), place - 0.3, place + 0.3, color="black")
 axes[1].axhline(0, color="grey", linestyle=":")
 axes[1].set_xticks(range(len(others)), others)

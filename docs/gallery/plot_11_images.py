@@ -33,12 +33,28 @@ for number in range(300):
 # %%
 # Read the folder and train. ``DropKey`` drops whole patches for all queries of a head.
 disable_progress_bars()
-rows = load_dataset("imagefolder", data_dir=str(folder), split="train", cache_dir=str(folder / "cache")).shuffle(seed=0)
-pixel_values = torch.from_numpy(np.stack(rows["image"])).permute(0, 3, 1, 2) / 127.5 - 1
+rows = load_dataset(
+    "imagefolder",
+    data_dir=str(folder),
+    split="train",
+    cache_dir=str(folder / "cache"),
+).shuffle(seed=0)
+pixel_values = (
+    torch.from_numpy(np.stack(rows["image"])).permute(0, 3, 1, 2) / 127.5 - 1
+)
 labels = torch.tensor(rows["label"])
-sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-model = ViTForImageClassification(ViTConfig(image_size=16, patch_size=4, attn_implementation="eager", **sizes))
-method = FineTuning(model, adamw(model, 1e-3), attnreg.DropKey(0.1, share_queries=True))
+sizes = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+model = ViTForImageClassification(
+    ViTConfig(image_size=16, patch_size=4, attn_implementation="eager", **sizes)
+)
+method = FineTuning(
+    model, adamw(model, 1e-3), attnreg.DropKey(0.1, share_queries=True)
+)
 for _ in range(10):
     for chosen in torch.randperm(200).split(20):
         method.step({"pixel_values": pixel_values[chosen], "labels": labels[chosen]})
@@ -50,10 +66,14 @@ with torch.no_grad():
     output = model(pixel_values[200:], output_attentions=True)
 right = output.logits.argmax(-1) == labels[200:]
 print(f"{right.float().mean():.0%} of 100 held-out images are right")
-attention = torch.stack(output.attentions).mean((0, 2))[:, 0, 1:].reshape(-1, 4, 4)  # mean over layers and heads
+attention = (
+    torch.stack(output.attentions).mean((0, 2))[:, 0, 1:].reshape(-1, 4, 4)
+)  # mean over layers and heads
 
 figure, axes = plt.subplots(2, 5, figsize=(9, 4), layout="constrained")
-for (above, below), image, patches, mark in zip(axes.T, pixel_values[200:], attention, right, strict=False):
+for (above, below), image, patches, mark in zip(
+    axes.T, pixel_values[200:], attention, right, strict=False
+):
     above.imshow((image.permute(1, 2, 0) + 1) / 2)
     below.imshow(patches, cmap="viridis")
     above.set_title("right" if mark else "wrong", fontsize=9)

@@ -22,13 +22,20 @@ from attnreg.training import FineTuning, adamw
 def counting(rows, step):
     start = torch.randint(0, 20, (rows, 1))
     ids = (start + step * torch.arange(10)) % 20
-    wrong = torch.rand(ids.shape) < 0.2  # some numbers are wrong, so that there is noise to memorize
+    wrong = (
+        torch.rand(ids.shape) < 0.2
+    )  # some numbers are wrong, so that there is noise to memorize
     ids = torch.where(wrong, torch.randint(0, 20, ids.shape), ids)
     return {"input_ids": ids, "labels": ids}
 
 
 torch.manual_seed(0)
-sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+sizes = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 base = LlamaForCausalLM(LlamaConfig(vocab_size=20, **sizes))
 pretraining = FineTuning(base, adamw(base, 3e-3))
 for _ in range(100):
@@ -37,9 +44,16 @@ for _ in range(100):
 # %%
 # Both adapters start equal and see the same rows.
 train, dev = counting(16, step=-1), counting(200, step=-1)
-lora = LoraConfig(task_type="CAUSAL_LM", r=16, target_modules=["q_proj", "k_proj", "v_proj", "up_proj", "down_proj"])
+lora = LoraConfig(
+    task_type="CAUSAL_LM",
+    r=16,
+    target_modules=["q_proj", "k_proj", "v_proj", "up_proj", "down_proj"],
+)
 curves = {}
-for name, provider in {"LoRA": None, "LoRA and HiddenKey(0.1)": attnreg.HiddenKey(0.1)}.items():
+for name, provider in {
+    "LoRA": None,
+    "LoRA and HiddenKey(0.1)": attnreg.HiddenKey(0.1),
+}.items():
     torch.manual_seed(1)
     model = get_peft_model(copy.deepcopy(base), lora)
     learned = [weights for weights in model.parameters() if weights.requires_grad]
@@ -49,7 +63,9 @@ for name, provider in {"LoRA": None, "LoRA and HiddenKey(0.1)": attnreg.HiddenKe
         method.step(train)
         model.eval()
         with torch.no_grad():
-            curves[name].append([float(model(**batch).loss) for batch in (train, dev)])
+            curves[name].append(
+                [float(model(**batch).loss) for batch in (train, dev)]
+            )
         model.train()
     lowest = min(of_dev for _, of_dev in curves[name])
     print(
@@ -59,7 +75,9 @@ for name, provider in {"LoRA": None, "LoRA and HiddenKey(0.1)": attnreg.HiddenKe
 # %%
 # Dashed: training rows. Solid: 200 other rows.
 plt.figure(figsize=(7, 4), layout="constrained")
-for (name, losses), color in zip(curves.items(), ("tab:blue", "tab:orange"), strict=True):
+for (name, losses), color in zip(
+    curves.items(), ("tab:blue", "tab:orange"), strict=True
+):
     of_train, of_dev = zip(*losses, strict=True)
     plt.plot(of_train, color=color, linestyle="--")
     plt.plot(of_dev, color=color, label=name)
