@@ -3,18 +3,37 @@
 import click
 
 import attnreg
-from attnreg.experiments import option, recipe
+from attnreg.experiments import Numbers, option, recipe
 
 
 @recipe(
     "scheduled-bernoulli",
-    option("--start", type=click.FloatRange(0, 1), default=0.1, help="Drop probability at the start of training."),
-    option("--end", type=click.FloatRange(0, 1), default=0.0, help="Drop probability at the end of training."),
-)
-def scheduled_bernoulli(run: "attnreg.experiments.Run", start: float, end: float) -> None:
+    option("--start", type=click.FloatRange(0, 1), default=0.1,
+           help="Drop probability at the start of training (AttendOut's QNLI: 0.6)."),
+    option("--end", type=click.FloatRange(0, 1), default=None,
+           help="Drop probability at the end of training (default: 0)."),
+    option("--slopes", type=Numbers(click.FloatRange(-1, 1), "slopes such as 0,-0.2,-0.5"), default=None,
+           help="Instead of --end: change of the drop probability over training, one for each layer, separated by "
+                "commas; it stops at 0 and 1."),
+)  # fmt: skip
+def scheduled_bernoulli(
+    run: "attnreg.experiments.Run", start: float, end: float | None, slopes: list[float] | None
+) -> None:
     """Scheduled Bernoulli: drop attention scores at a rate that changes over training.
 
     Example: attnreg recipe scheduled-bernoulli --task cola --start 0.0 --end 0.2
     """
-    provider = attnreg.BernoulliScheduleProvider([(0, start), (1, end)], total_steps=run.total_steps)
+    if slopes is not None and end is not None:
+        raise click.UsageError("--slopes and --end both say how the rate changes: use one of them.")
+    line = [(0, start), (1, end or 0.0)]
+    provider = attnreg.BernoulliScheduleProvider(
+        line if slopes is None else [_line(start, change) for change in slopes], total_steps=run.total_steps
+    )
     run.report(run.train(provider=provider))
+
+
+def _line(start: float, change: float) -> list[tuple[float, float]]:
+    """Return the knots of a line that stays where it reaches 0 or 1."""
+    end = min(max(start + change, 0.0), 1.0)
+    reached = 1.0 if start + change == end else (end - start) / change
+    return [(0.0, start), (reached, end)] if reached else [(0.0, end)]

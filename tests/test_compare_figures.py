@@ -35,6 +35,11 @@ def metrics_of(number, seed):
     return [*records, {**records[-1], "network": "other", "accuracy": 0.0}]
 
 
+def telemetry_of(number, seed):
+    """Made-up means over a few steps each; those of the last epoch are over 7 and 3."""
+    return [{"step": step, "loss": 10 / step + number + seed} for step in (4, 10, 20, 27, 30)]
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """A finished comparison, its figures, its report as Markdown and as HTML."""
@@ -46,7 +51,12 @@ def compared(tmp_path_factory):
         write(run, score, classes=["no", "yes"], best_epoch=best)
         pairs = zip(LABELS, logits_of(number, run.seed), strict=True)
         rows = [{"label": label, "prediction": int(row.argmax()), "logits": row.tolist()} for label, row in pairs]
-        for name, lines in (("predictions", rows), ("metrics", metrics_of(number, run.seed))):
+        files = {
+            "predictions": rows,
+            "metrics": metrics_of(number, run.seed),
+            "telemetry": telemetry_of(number, run.seed),
+        }
+        for name, lines in files.items():
             (run.folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with keeping() as figures:
         write_report(study)
@@ -103,7 +113,10 @@ def test_the_forest_has_the_differences_of_the_table(compared):
 
 def test_curves_are_means_over_seeds_of_the_returned_network(compared):
     _, figures, _, _ = compared
-    score, loss = figures["learning"].axes
+    score, training, loss = figures["learning"].axes
+    for number, line in enumerate(training.lines):
+        means = [(4 * 2.5 + 6 * 1.0) / 10, 0.5, (7 * 10 / 27 + 3 * 10 / 30) / 10]
+        assert line.get_ydata() == pytest.approx([mean + number + (SEEDS - 1) / 2 for mean in means])
     for key, axes in (("accuracy", score), ("loss", loss)):
         for number, (line, band) in enumerate(zip(axes.lines, axes.collections, strict=True)):
             values = np.array([[record[key] for record in metrics_of(number, seed)[:3]] for seed in range(SEEDS)])

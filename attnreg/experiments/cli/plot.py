@@ -12,9 +12,13 @@ from attnreg.experiments.options.option import GroupedCommand
 
 @click.command("plot", cls=GroupedCommand, epilog="Example: attnreg plot runs/attendout-agreement-seed0")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--layer", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Layer of the attention plot, from 0.")  # fmt: skip
-def plot(run: Path, layer: int) -> None:
+@click.option(
+    "--layer", type=click.IntRange(min=0), default=0, show_default=True, help="Layer of the attention plot, from 0."
+)
+@click.option("--fit-schedule", "pieces", type=click.IntRange(min=1), metavar="[PIECES]", is_flag=False, flag_value=2,
+              help="Also print a BernoulliScheduleProvider that follows the drop rate of each layer, for --provider: a "
+                   "line of PIECES equally long pieces (default: 2).")  # fmt: skip
+def plot(run: Path, layer: int, pieces: int | None) -> None:
     """Plot drop rates, convergence and attention of a run.
 
     RUN is a run folder; the plots are saved in RUN/plots. A run of attendout also has a plot of its game. A plot that
@@ -22,10 +26,15 @@ def plot(run: Path, layer: int) -> None:
     """
     if not run.is_dir():
         raise InputError(f"Run folder {run} not found.")
+    from attnreg.experiments.folder.reader import RunReader
     from attnreg.experiments.results.plots.run import plot_run
+    from attnreg.experiments.results.schedule import fit_schedule
 
+    schedule = None if pieces is None else fit_schedule(RunReader(run), pieces)
     made, left_out = plot_run(run, layer)
     for path in made:
         click.echo(path)
     for name, reason in left_out.items():
         click.echo(f"No {name}: {reason}", err=True)
+    if schedule is not None:
+        click.echo(schedule)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 
 from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.group import Group
+from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results.document import Block, Paragraph, Picture
 from attnreg.experiments.results.plots.comparison import (
@@ -52,15 +53,19 @@ def seeds(groups: Sequence[Group], baseline: Group, folder: Path) -> Picture:
 
 
 def learning(groups: Sequence[Group], folder: Path) -> list[Block]:
-    """Plot dev score and loss by epoch, if they were measured in more than one epoch."""
-    curves = {group.name: [_returned(run.reader.metrics, run.result) for run in group.runs] for group in groups}
+    """Plot dev score, training loss and dev loss by epoch, if they were measured in more than one epoch."""
+    curves = {group.name: [_returned(run) for run in group.runs] for group in groups}
     known = {name: runs for name, runs in curves.items() if all(runs)}
     if not any(len(records) > 1 for runs in known.values() for records in runs):
         return [Paragraph("There are no learning curves: dev was scored in a single epoch (see --evaluate-every).")]
     path = folder / "learning.png"
     plot_learning(known, groups[0].metric, path)
-    text = "Means over seeds; the bands reach from the lowest to the highest seed."
-    return [Picture(path, f"Dev score and loss by epoch, of the network that the method returns. {text}")]
+    text = (
+        "Dev score, training loss (the mean since the last evaluation, with dropout, masks and penalties) and dev loss "
+        "by epoch, of the network that the method returns. Means over seeds; the bands reach from the lowest to the "
+        "highest seed."
+    )
+    return [Picture(path, text)]
 
 
 def confusion(groups: Sequence[Group], names: Sequence[str], folder: Path) -> Picture:
@@ -117,7 +122,16 @@ def _bounds(group: Group) -> tuple[float, float]:
     return ANYTHING if metric is None else metric.bounds
 
 
-def _returned(records: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the evaluations of the network that a run returned; a game evaluates two."""
-    network = result["best_epoch"].get("network")
-    return [dict(record) for record in records if record["network"] == network]
+def _returned(run: PlannedRun) -> list[dict[str, Any]]:
+    """Return the evaluations of the network that a run returned (a game evaluates two), with its training loss."""
+    network, lines = run.result["best_epoch"].get("network"), run.reader.telemetry
+    steps = np.array([line["step"] for line in lines])
+    weights, losses = np.diff(steps, prepend=0), np.array([line["loss"] for line in lines])
+    records = [dict(record) for record in run.reader.metrics if record["network"] == network]
+    begin = 0
+    for record in records:
+        inside = (steps > begin) & (steps <= record["step"])
+        if inside.any():
+            record["training_loss"] = float(np.average(losses[inside], weights=weights[inside]))
+        begin = record["step"]
+    return records

@@ -89,9 +89,8 @@ def plot_learning(curves: Mapping[str, Sequence[Sequence[dict[str, Any]]]], metr
 
     The curves are the evaluations of the returned network, as in ``metrics.jsonl``, for each method and seed.
     """
-    keys = [metric]
-    if all("loss" in record for runs in curves.values() for records in runs for record in records):
-        keys.append("loss")
+    records = [record for runs in curves.values() for records in runs for record in records]
+    keys = [metric, *(key for key in ("training_loss", "loss") if all(key in record for record in records))]
     names = [folded(name, 48, 2) for name in curves]
     height = 2.3 * len(keys) + 0.4 + sum(0.2 + 0.16 * name.count("\n") for name in names)
     with picture(path, width=5.4, height=height, rows=len(keys), published=True) as panels:
@@ -106,7 +105,7 @@ def plot_learning(curves: Mapping[str, Sequence[Sequence[dict[str, Any]]]], metr
                 if len(runs) > 1:
                     ends = [min(each) for each in values], [max(each) for each in values]
                     axes.fill_between(epochs, *ends, color=style.color, alpha=0.15, lw=0)
-            axes.set_ylabel(f"dev {key.replace('_', ' ')}")
+            axes.set_ylabel("training loss" if key == "training_loss" else f"dev {key.replace('_', ' ')}")
             axes.grid(axis="y", color="#dddddd", lw=0.6)
         count_axis(*panels)
         panels[-1].set_xlabel("epoch")
