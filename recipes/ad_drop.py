@@ -7,23 +7,36 @@ import click
 import attnreg
 from attnreg.experiments import Numbers, argument, option, preset, recipe
 
-# As the scripts of the official code, which stop by the dev score and report the best one.
-PAPER = {
-    "batch_size": 16,
-    "epochs": 50,
-    "learning_rate": 1e-5,
-    "schedule": "constant",
-    "patience": 5,
-    "stop_on": "dev",
-    "method": lambda task: "integrated_gradients" if task == "mrpc" else "gradient",
-    "first_pass": "train",
+# What the scripts of the official code set for each task. Those of GLUE stop by the dev score and report the best one;
+# those of other tasks use the Trainer of transformers, with its own schedule and clipping.
+_GLUE = {"epochs": 50, "batch_size": 16, "learning_rate": 1e-5, "schedule": "constant", "max_grad_norm": 0.0,
+         "patience": 5, "stop_on": "dev"}  # fmt: skip
+_LARGE = {**_GLUE, "epochs": 10, "patience": 3}
+_TRANSLATION = {"epochs": 5, "batch_size": 16, "learning_rate": 2e-5, "lr_warmup": 0.0, "max_length": 128}
+SCRIPTS: dict[str, dict[str, Any]] = {
+    "cola": {**_GLUE, "max_length": 47},
+    "rte": {**_GLUE, "max_length": 128},
+    "mrpc": {**_GLUE, "max_length": 100, "method": "integrated_gradients"},
+    "stsb": {**_GLUE, "max_length": 100},
+    "sst2": {**_GLUE, "max_length": 120, "epochs": 20},
+    "qqp": {**_LARGE, "max_length": 120},
+    "mnli": {**_LARGE, "max_length": 128},
+    "qnli": {**_LARGE, "max_length": 128},
+    "conll2003": {"epochs": 9, "batch_size": 32, "learning_rate": 2e-5, "lr_warmup": 0.0, "p": 0.8, "q": 0.1},
+    "wmt16-en-ro": {**_TRANSLATION, "p": 0.2, "q": 0.2},
+    "wmt16-tr-en": {**_TRANSLATION, "p": 0.6, "q": 0.1},
 }
+
+
+def of_script(task: str) -> dict[str, Any]:
+    """Return the options that the official script of a task sets; for other tasks, those of small GLUE tasks."""
+    return {"first_pass": "train", **SCRIPTS.get(task, _GLUE)}
 
 
 @recipe(
     "ad-drop",
-    preset("--regime", {"paper": PAPER}, help='Other defaults: "paper" trains as the official code does, for up to 50 '
-           "epochs, and stops on dev."),
+    preset("--regime", {"paper": of_script}, help='Other defaults: "paper" trains as the official script of the task '
+           "does; on GLUE for up to 50 epochs, and stops on dev."),
     *(argument("attnreg:AttributionProvider", name) for name in ("p", "q", "method", "region")),
     option("--layers", type=Numbers(click.INT, "layer indices such as 0,1,-1", word="all"),
            help="Layers to mask: 'all' or indices such as 0,1,-1 (default: the task's)."),

@@ -109,7 +109,7 @@ def attendout(
         returns=returns,
         scheduler_factory=run.schedule,
         accelerator=run.accelerator,
-        loss_function=run.loss_function,
+        **run.method_options,
     )
     if watch is not None:
         players.on_round = WatchedWord(run, players.generator, watch)

@@ -19,6 +19,7 @@ PAPER = {
     "select": "best",
     "method": "gradient",
     "first_pass": "train",
+    "max_grad_norm": 0.0,
 }
 
 
@@ -37,18 +38,53 @@ def changed(*args):
 def test_a_preset_changes_defaults_and_nothing_else():
     paper = {name: value for name, value in PAPER.items() if name != "method"}  # which is the default anyway
     assert changed("--regime", "paper") == paper
-    assert changed("--task", "cola", "--regime", "paper").items() <= PAPER.items()
+    assert changed("--task", "cola", "--regime", "paper") == {**paper, "max_length": 47}
 
 
 @pytest.mark.parametrize("args", [("--regime", "paper", "--task", "mrpc"), ("--task", "mrpc", "--regime", "paper")])
-def test_a_default_may_depend_on_the_task(args):
+def test_defaults_may_depend_on_the_task(args):
     assert settings(*args)["method"] == "integrated_gradients"
     assert settings(*args, "--method", "attention")["method"] == "attention"
 
 
+@pytest.mark.parametrize(
+    ("task", "differs"),  # as in the scripts of the official code
+    [
+        ("mnli", {"epochs": 10, "patience": 3, "max_length": 128}),
+        ("qnli", {"epochs": 10, "patience": 3, "max_length": 128}),
+        ("qqp", {"epochs": 10, "patience": 3, "max_length": 120}),
+        ("sst2", {"epochs": 20, "max_length": 120}),
+        ("stsb", {"max_length": 100}),
+        ("rte", {"max_length": 128}),
+    ],
+)
+def test_each_task_has_the_values_of_its_script(task, differs):
+    assert settings("--task", task, "--regime", "paper").items() >= {**PAPER, **differs}.items()
+
+
+@pytest.mark.parametrize(
+    ("task", "values"),
+    [
+        ("conll2003", {"epochs": 9, "batch_size": 32, "p": 0.8, "q": 0.1}),
+        ("wmt16-en-ro", {"epochs": 5, "batch_size": 16, "p": 0.2, "q": 0.2}),
+        ("wmt16-tr-en", {"epochs": 5, "batch_size": 16, "p": 0.6, "q": 0.1}),
+    ],
+)
+def test_tasks_of_tokens_train_as_the_trainer(task, values):
+    trainer = {"learning_rate": 2e-5, "schedule": "linear", "lr_warmup": 0.0, "patience": None, "max_grad_norm": 1.0}
+    assert settings("--task", task, "--regime", "paper").items() >= {**trainer, **values}.items()
+
+
 @pytest.mark.parametrize("name", PAPER)
 def test_an_option_that_is_given_wins_before_and_after_it(name):
-    others = {"schedule": "linear", "stop_on": "held-out", "method": "random", "first_pass": "eval", "select": "last"}
+    others = {
+        "max_grad_norm": "2.0",
+        "schedule": "linear",
+        "stop_on": "held-out",
+        "method": "random",
+        "first_pass": "eval",
+        "select": "last",
+    }
     given = others.get(name, "3")
     words = [f"--{name.replace('_', '-')}", given]
     for args in (["--regime", "paper", *words], [*words, "--regime", "paper"]):

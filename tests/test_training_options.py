@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 import attnreg
+from attnreg.errors import InputError
 from attnreg.experiments.options.settings import OPTIMIZERS, SCHEDULES
 from attnreg.experiments.runs import loop
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.run import Run
-from attnreg.training import named_optimizer
+from attnreg.training import FineTuning, named_optimizer
 from attnreg.training.optim import OptimizerName
 from tests.commands import assert_sentence, ran, read_lines
 
@@ -74,6 +75,20 @@ def test_a_step_of_a_named_optimizer_is_its_formula(name):
 def test_an_unknown_optimizer_is_refused():
     with pytest.raises(ValueError, match=r"Expected `name` to be one of adamw, .*Did you mean adamw\?"):
         named_optimizer("adamv", nn.Linear(2, 2), 0.1)
+
+
+@pytest.mark.parametrize(("typed", "norm"), [("none", None), ("0", None), ("0.5", 0.5), (None, 1.0)])
+def test_gradients_are_clipped_as_asked(made, typed, norm):
+    run = made(*([] if typed is None else ["--max-grad-norm", typed]))
+    methods = []
+    run.fit = methods.append
+    run.train()
+    assert methods[0].max_grad_norm == methods[0].updater.max_grad_norm == norm
+    assert ("--max-grad-norm" in run.settings.command()) == (typed is not None)
+    if typed:
+        del run.fit
+        with pytest.raises(InputError, match=f"made with max_grad_norm={norm} .*it would ignore --max-grad-norm"):
+            run.fit(FineTuning(run.model, run.optimizer(run.model), accelerator=run.accelerator))
 
 
 @pytest.mark.slow

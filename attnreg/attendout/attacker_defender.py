@@ -145,6 +145,7 @@ class AttackerDefender(TrainingMethod):
         self._updater = Updater(max_grad_norm, accelerator)
         self._referee = Referee(self._updater, rewards, self.course.winner)
         self.accelerator = accelerator
+        self.max_grad_norm = max_grad_norm
         self.loss_function = loss_function
         self.provider = generator
         self.on_round = on_round

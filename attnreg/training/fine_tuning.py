@@ -108,6 +108,7 @@ class FineTuning(TrainingMethod):
             if micro_batches > 1:
                 check_splittable(self.provider)
         self.handle = attach(model, provider) if isinstance(provider, Regularizer) else provider
+        self.max_grad_norm = max_grad_norm
         self.updater = Updater(max_grad_norm, accelerator)
         self._network, self.optimizer = self.updater.prepare(model, optimizer)
         self._model = self.updater.unwrap(self._network)  # once: it is looked at several times per step

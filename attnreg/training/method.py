@@ -56,6 +56,8 @@ class TrainingMethod(ABC):
     provider: Regularizer | None = None
     #: computes the training loss from the model's output and the batch; ``None`` if the model does
     loss_function: LossFunction | None = None
+    #: gradients are clipped to this norm; ``None`` does not clip
+    max_grad_norm: float | None = 1.0
     #: number of parts that each batch is split into to save memory
     micro_batches: int = 1
     #: handles devices, precision and processes; ``None`` if the loop does. The loop of the recipes needs its run's

@@ -12,9 +12,9 @@ import math
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -244,7 +244,28 @@ def moved(flag: str, instead: str) -> Callable[[Any], Any]:
     )
 
 
-Preset = Mapping[str, Any]
+Preset = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
+
+
+class _OfTask(Mapping[str, Any]):
+    """Defaults by option that depend on ``--task``, which is known once all given options are read."""
+
+    def __init__(self, context: click.Context, preset: Callable[[str], Mapping[str, Any]]) -> None:
+        self._context, self._preset = context, preset
+        self._task = next(each.default for each in context.command.params if each.name == "task")
+
+    @property
+    def _chosen(self) -> Mapping[str, Any]:
+        return self._preset(str(self._context.params.get("task", self._task)))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._chosen[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._chosen)
+
+    def __len__(self) -> int:
+        return len(self._chosen)
 
 
 def preset(flag: str, presets: Mapping[str, Preset], **kwargs: Any) -> Callable[[Any], Any]:
@@ -252,7 +273,7 @@ def preset(flag: str, presets: Mapping[str, Preset], **kwargs: Any) -> Callable[
 
     Args:
         flag: the option's flag.
-        presets: for each choice, defaults by the names of the command's options. A function as default is called with
+        presets: for each choice, defaults by the names of the command's options, or a function that returns them for
             the value of ``--task``.
         kwargs: arguments of :func:`option`.
 
@@ -268,12 +289,8 @@ def preset(flag: str, presets: Mapping[str, Preset], **kwargs: Any) -> Callable[
 
     def choose(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
         if name is not None:
-            default = {each.name: each.default for each in context.command.params}.get("task")
-
-            def made(value: Any) -> Any:  # called once all given options are read, --task among them
-                return (lambda: value(context.params.get("task", default))) if callable(value) else value
-
-            context.default_map = {option: made(value) for option, value in presets[name].items()}
+            chosen = presets[name]
+            context.default_map = cast(Any, _OfTask(context, chosen) if callable(chosen) else chosen)
 
     return option(flag, type=click.Choice(list(presets)), callback=choose, is_eager=True, expose_value=False, **kwargs)
 

@@ -57,6 +57,13 @@ def _option(group: str, help: str, default: Any = MISSING, *, scope: str = "all"
     return field(metadata=metadata, **({} if default is MISSING else {"default": default}))
 
 
+class _Norm(click.FloatRange):
+    """A norm of at least 0; ``none`` is 0."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return 0.0 if value == "none" else float(super().convert(value, param, ctx))
+
+
 def _joined(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> str | None:
     return ",".join(values) if values else None
 
@@ -140,6 +147,9 @@ class Settings:
         "Weight decay of the model's matrices; biases and normalization weights have none.",
         0.01,
         type=click.FloatRange(min=0),
+    )
+    max_grad_norm: float = _training(
+        'Clip the gradient of each network to this norm; "none" does not clip.', 1.0, type=_Norm(min=0)
     )
     layerwise_decay: float = _training(
         "Learning rate of each block, relative to the block above it; embeddings have the lowest.",

@@ -28,6 +28,13 @@ from attnreg.regularizer.abilities import asleep_for, effects
 from attnreg.regularizer.saving import to_json
 from attnreg.training.method import TrainingMethod, Updater
 
+#: options of the command line that set arguments of a training method, by the argument
+METHOD_FLAGS = {
+    "loss_function": "--class-weights",
+    "micro_batches": "--gradient-accumulation",
+    "max_grad_norm": "--max-grad-norm",
+}
+
 
 def fit(method: TrainingMethod, run: Setup) -> History:
     """Train, evaluate, keep the model to return and write checkpoints; with ``--resume``, continue from the last one.
@@ -41,16 +48,13 @@ def fit(method: TrainingMethod, run: Setup) -> History:
             f"Expected {type(method).__name__} to be made with accelerator=run.accelerator and to return it as "
             f"`accelerator`, got {method.accelerator}: it would ignore the run's device, precision and processes."
         )
-    if run.loss_function is not None and method.loss_function is not run.loss_function:
-        raise InputError(
-            f"Expected {type(method).__name__} to be made with loss_function=run.loss_function and to return it as "
-            "`loss_function`: it would ignore --class-weights."
-        )
-    if run.settings.gradient_accumulation not in (1, method.micro_batches):
-        raise InputError(
-            f"Expected {type(method).__name__} to be made with micro_batches={run.settings.gradient_accumulation} and "
-            "to return it as `micro_batches`: it would ignore --gradient-accumulation."
-        )
+    for name, value in run.method_options.items():
+        if getattr(method, name) != value:
+            shown = "run.loss_function" if name == "loss_function" else value
+            raise InputError(
+                f"Expected {type(method).__name__} to be made with {name}={shown} and to return it as `{name}`: it "
+                f"would ignore {METHOD_FLAGS[name]}."
+            )
     if method.provider is not None:
         run.remarks += effects(method.provider)
         to_json(method.provider)  # raises now if the provider could not be saved after the first epoch

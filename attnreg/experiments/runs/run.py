@@ -11,13 +11,11 @@ from typing import Any
 from attnreg.errors import UsageError
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.results.report import report
-from attnreg.experiments.runs.loop import fit
+from attnreg.experiments.runs.loop import METHOD_FLAGS, fit
 from attnreg.experiments.setup.setup import Setup
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import TrainingMethod
-
-_OF_OPTIONS = ("loss_function", "micro_batches")  # arguments of a method that options of the command line set
 
 
 class Run(Setup):
@@ -35,8 +33,8 @@ class Run(Setup):
 
         Args:
             method: a class such as :class:`attnreg.training.FineTuning`, called with model, optimizer, provider,
-                ``scheduler`` and ``accelerator``; with ``--class-weights`` also ``loss_function``, and with
-                ``--gradient-accumulation`` also ``micro_batches``.
+                ``scheduler`` and ``accelerator``; with ``--class-weights`` also ``loss_function``, with
+                ``--gradient-accumulation`` also ``micro_batches``, and with ``--max-grad-norm`` also ``max_grad_norm``.
             provider: the mask provider, if any.
             provider_lr: learning rate of the provider's parameters (default: the model's).
             options: further arguments of the method, such as ``loss_function``.
@@ -44,19 +42,16 @@ class Run(Setup):
         Raises:
             UsageError: if ``--class-weights`` would replace the recipe's own ``loss_function``.
         """
-        if self.loss_function is not None:
-            if options.get("loss_function") is not None:
-                raise UsageError(
-                    f"Recipe {self.settings.recipe} has its own loss, without --class-weights: remove the option."
-                )
-            options["loss_function"] = self.loss_function
-        if self.settings.gradient_accumulation > 1:
-            options["micro_batches"] = self.settings.gradient_accumulation
+        if self.loss_function is not None and options.get("loss_function") is not None:
+            raise UsageError(
+                f"Recipe {self.settings.recipe} has its own loss, without --class-weights: remove the option."
+            )
+        options |= self.method_options
         optimizer = self.optimizer(self.model, provider, provider_lr)
         schedule = self.schedule(optimizer)
         known = inspect.signature(method).parameters
         if not any(each.kind is each.VAR_KEYWORD for each in known.values()):  # what it does not know, `fit` refuses
-            options = {name: value for name, value in options.items() if name in known or name not in _OF_OPTIONS}
+            options = {name: value for name, value in options.items() if name in known or name not in METHOD_FLAGS}
         return self.fit(
             method(self.model, optimizer, provider, scheduler=schedule, accelerator=self.accelerator, **options)
         )
@@ -70,8 +65,8 @@ class Run(Setup):
 
         Raises:
             InputError: if the method was made without the run's accelerator, unless the run uses one process on a CPU
-                in float32; or without the loss of ``--class-weights`` or the micro-batches of
-                ``--gradient-accumulation``.
+                in float32; or without the loss of ``--class-weights``, the micro-batches of
+                ``--gradient-accumulation`` or the norm of ``--max-grad-norm``.
             StoppedError: if training diverges, a file cannot be written, or a signal stops the run.
 
         Warns:

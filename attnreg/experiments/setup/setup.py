@@ -277,6 +277,17 @@ class Setup:
             return None
         return WeightedCrossEntropy(balanced_weights(self.train_rows["labels"][:], len(self.task.labels)))
 
+    @property
+    def method_options(self) -> dict[str, Any]:
+        """The arguments of a training method that options of the command line set to other values than its defaults."""
+        settings = self.settings
+        made = {
+            "loss_function": (self.loss_function, None),
+            "micro_batches": (settings.gradient_accumulation, 1),
+            "max_grad_norm": (settings.max_grad_norm or None, 1.0),
+        }
+        return {name: value for name, (value, default) in made.items() if value != default}
+
     def optimizer(
         self, model: nn.Module, provider: Regularizer | None = None, provider_lr: float | None = None
     ) -> Optimizer:
