@@ -11,11 +11,10 @@ from typing_extensions import override
 
 from attnreg.arguments import Count, Probability, one_of, probability, true_or_false, whole_number
 from attnreg.attribution import Attributions, Target
-from attnreg.errors import InputError
 from attnreg.functional.region import Region
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
-from attnreg.regularizers._parts.two_passes import TwoPasses
+from attnreg.regularizers._parts.two_passes import TwoPasses, check_shape
 from attnreg.sites import AttentionSite, SiteInfo, layer_indices, on_layers
 
 Method = Literal["gradient", "integrated_gradients", "attention", "random"]
@@ -167,14 +166,6 @@ class AttributionProvider(MaskProvider):
             self.attributions[site.label] = site.uniform()
             self._regions.pop(site.label, None)
         if site.label not in self._regions:  # gradient checkpointing asks again and must find the same region
-            self._regions[site.label] = self._region(site)
+            check_shape(site, self.attributions.shapes[site.label], site.shape)
+            self._regions[site.label] = self.attributions.region(site.label, site.valid, self.p, self.region)
         return Mask(scores=site.keep(self.q) | ~self._regions[site.label])
-
-    def _region(self, site: AttentionSite) -> Tensor:
-        shape = self.attributions.shapes[site.label]
-        if shape != tuple(site.shape):
-            raise InputError(
-                f"This forward pass is not on the batch that `attribute` looked at: {site.name} has shape "
-                f"{tuple(site.shape)} instead of {shape}; call `attribute` on each batch first."
-            )
-        return self.attributions.region(site.label, site.valid, self.p, self.region)

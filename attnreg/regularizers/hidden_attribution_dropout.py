@@ -10,11 +10,10 @@ from typing_extensions import override
 
 from attnreg.arguments import Probability, one_of, probability, true_or_false
 from attnreg.attribution import Attributions, Target
-from attnreg.errors import InputError
 from attnreg.functional.region import Region
 from attnreg.injection import handle_of
 from attnreg.regularizer.providers import HiddenProvider, checked_where
-from attnreg.regularizers._parts.two_passes import TwoPasses
+from attnreg.regularizers._parts.two_passes import TwoPasses, check_shape
 from attnreg.sites import HiddenInfo, HiddenSite, Where
 
 
@@ -109,11 +108,7 @@ class HiddenAttributionDropout(HiddenProvider):
         if not self._passes.masking or site.label not in self._regions:
             return None
         region = self._regions[site.label]
-        if region.shape != states.shape:
-            raise InputError(
-                f"This forward pass is not on the batch that `attribute` looked at: {site.name} has states of shape "
-                f"{tuple(states.shape)} instead of {tuple(region.shape)}; call `attribute` on each batch first."
-            )
+        check_shape(site, region.shape, states.shape)
         factor = site.keep(self.q).to(site.dtype)
         if self.rescale:
             factor = factor / (1 - self.q + (self.q == 1))

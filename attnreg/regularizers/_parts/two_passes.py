@@ -13,6 +13,7 @@ from attnreg.draws import draws_of_pass
 from attnreg.errors import InputError
 from attnreg.injection import handle_of
 from attnreg.regularizer.base import Regularizer
+from attnreg.sites import Site
 
 
 class TwoPasses:
@@ -86,6 +87,15 @@ class TwoPasses:
         """Raise, before the regularizer returns a mask, if there has never been a first pass."""
         if self._state == "never":
             raise never_attributed(provider)
+
+
+def check_shape(site: Site, first: Sequence[int], now: Sequence[int]) -> None:
+    """Raise if a site has another shape than in the first pass."""
+    if tuple(first) != tuple(now):
+        raise InputError(
+            f"This forward pass is not on the batch that `attribute` looked at: {site.name} has shape {tuple(now)} "
+            f"instead of {tuple(first)}; call `attribute` on each batch first."
+        )
 
 
 def never_attributed(provider: Regularizer) -> RuntimeError:
