@@ -71,7 +71,7 @@ def test_steps_without_masks_do_not_count(tmp_path):
     ("options", "pieces", "sentence"),
     [
         ({"label": "pooled{}"}, 1, "for the layers of one stack, but this run dropped no attention"),
-        ({}, 41, "41 pieces are too many for the 40 drop rates"),
+        ({}, 41, r"of 41 pieces: telemetry.jsonl has too few drop rates \(40\)"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(tmp_path, options, pieces, sentence):

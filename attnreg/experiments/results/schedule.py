@@ -61,8 +61,8 @@ def _fitted(points: NDArray[np.float64], total: int, pieces: int) -> str:
         line = make_lsq_spline(middle, rates, np.array([first, *knots, last]), k=1, w=np.sqrt(end - begin + 1))
     except ValueError:
         raise InputError(
-            f"{pieces} pieces are too many for the {len(points)} drop rates in telemetry.jsonl, or masks pause for "
-            "longer than a piece: use fewer."
+            f"Cannot fit a line of {pieces} pieces: telemetry.jsonl has too few drop rates ({len(points)}), or masks "
+            "pause for longer than a piece. Use fewer pieces, or a longer run."
         ) from None
     values = np.clip(line.c, 0, 1)
     return f"[{', '.join(f'({x:.4g}, {p:.3f})' for x, p in zip(knots, values, strict=True))}]"
