@@ -173,8 +173,17 @@ def with_own_pages(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
     if docname in ("families", "providers/families"):
         title, rest = source[0].split("\n", 1)
-        field = '<input class="filter" type="search" placeholder="Filter, such as bert" aria-label="Filter">'
+        field = '<input class="filter" type="search" placeholder="Show only rows and names with …" aria-label="Filter">'
         source[0] = f"{title}\n\n```{{raw}} html\n{field}\n```\n{rest}"
+    if docname.startswith("providers/"):
+        headings = " ".join(re.findall(r"^#+ (.*)", source[0], re.M))
+        named = [
+            name
+            for name in attnreg.__all__
+            if re.search(rf"\b{name}\b", headings) and name[0].isupper()
+        ]
+        links = ", ".join(f"{{py:class}}`attnreg.{name}`" for name in named)
+        source[0] += f"\n**Arguments and methods:** {links}.\n" if named else ""
     if docname == "results":
         studies = sorted(
             path.parent.name

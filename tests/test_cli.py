@@ -220,3 +220,15 @@ def test_names_in_printed_tables_are_whole():
     print_table(Console(file=out, width=44), table)
     cells = [line.split("│")[2].strip() for line in out.getvalue().splitlines() if line.startswith("│")]
     assert "".join(cells) == "agreement-train_size=200agreement-train_size=400"
+
+
+def test_in_a_notebook_there_is_no_progress_bar(cli, monkeypatch):
+    from rich.console import Console
+
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # so that it is restored
+    monkeypatch.delenv("TTY_COMPATIBLE")
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    ran(cli("list", "tasks"))
+    with Path("/dev/ptmx").open() as terminal:
+        assert terminal.isatty()
+        assert not Console(file=terminal).is_terminal

@@ -27,7 +27,7 @@ class HiddenAttributionDropout(HiddenProvider):
           M_{btc} \sim \mathrm{Bernoulli}(1 - q)
         \end{aligned}
 
-    The first pass, :meth:`attribute`, attributes the prediction to the hidden states h and updates nothing: to first
+    The first pass, ``attribute``, attributes the prediction to the hidden states h and updates nothing: to first
     order, the score s falls by a if the value becomes zero. (The gradient alone, which ranks attention in
     :class:`attnreg.AttributionProvider`, would not tell this, because values may be negative.) The region of a token
     are its p·C values with the highest attribution. :class:`attnreg.HiddenDropout`, in contrast, drops any values.

@@ -29,6 +29,8 @@ class _Commands(click.Group):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        if "JPY_PARENT_PID" in os.environ:  # `!attnreg` in a notebook, which shows each state of a progress bar
+            os.environ.setdefault("TTY_COMPATIBLE", "0")
         with warnings.catch_warnings():
             warnings.simplefilter("always", AttnRegWarning)
             warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
