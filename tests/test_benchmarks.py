@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import attnreg
 from tests.commands import ran
 
 ROOT = Path(__file__).parent.parent
@@ -63,6 +65,34 @@ def test_a_script_runs_at_its_smallest_size(warm, tmp_path, name):
     code, output = warm.run("-c", RUN, json.dumps([str(ROOT / name), *SMALLEST[name]]), cwd=tmp_path, timeout=300)
     assert code == 0, output
     assert output.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["ceiling/oracle.py", "--word", "the", "--random"],
+        ["ceiling/oracle.py", "--word", "the", "--delete"],
+        ["exploration/game.py", "--word", "the", "--decisions", "word"],
+    ],
+    ids=" ".join,
+)
+def test_a_recipe_of_a_study_runs(cli, tmp_path, args):
+    small = ("--train-size", 64, "--epochs", 1, "--device", "cpu", "--output-dir", "run")
+    ran(cli("recipe", STUDIES / args[0], *args[1:], *small))
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["dev"]["accuracy"] > 0
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_the_oracle_hides_the_word_or_as_many_others(random):
+    hidden = runpy.run_path(str(STUDIES / "ceiling/oracle.py"))["HiddenWord"](1, [0, 2, 3], 0.9, random)
+    ids = torch.tensor([[2, 1, 7, 8, 3, 0], [2, 7, 8, 9, 3, 0], [2, 7, 1, 9, 1, 3]])
+    hidden.prepare({"input_ids": ids.repeat(2000, 1)})
+    keep = hidden(attnreg.AttentionSite(shape=(6000, 4, 6, 6))).scores
+    dropped = (~keep)[:, 0, 0].view(2000, 3, 6).double().mean(0)
+    hideable = torch.isin(ids, torch.tensor([7, 8, 9])) if random else ids == 1
+    assert (dropped[~hideable] == 0).all()
+    assert dropped.sum(1).tolist() == pytest.approx([0.9, 0.0, 1.8], abs=0.05)
 
 
 def test_the_table_of_label_noise_repeats_what_the_runs_report(cli, tmp_path):
