@@ -26,9 +26,8 @@ config = BertConfig(
 model = BertForSequenceClassification(config)
 
 method = FineTuning(model, adamw(model, 3e-3))
-for _ in range(
-    40
-):  # not to the end: a prediction that is too sure has no gradient left
+# not to the end: a prediction that is too sure has no gradient left
+for _ in range(40):
     ids = torch.randint(1, 10, (32, 8))
     ids[:, 0] = 0
     loss = method.step(

@@ -16,13 +16,14 @@ import numpy as np
 
 import attnreg
 
+# of a clone
 path = (
     Path(attnreg.__file__).parent.parent
     / "docs"
     / "results"
     / "mechanism"
     / "results.csv"
-)  # of a clone
+)
 scores = defaultdict(dict)
 with path.open(encoding="utf-8") as file:
     for row in csv.DictReader(file):

@@ -66,9 +66,8 @@ with torch.no_grad():
     output = model(pixel_values[200:], output_attentions=True)
 right = output.logits.argmax(-1) == labels[200:]
 print(f"{right.float().mean():.0%} of 100 held-out images are right")
-attention = (
-    torch.stack(output.attentions).mean((0, 2))[:, 0, 1:].reshape(-1, 4, 4)
-)  # mean over layers and heads
+# mean over layers and heads
+attention = torch.stack(output.attentions).mean((0, 2))[:, 0, 1:].reshape(-1, 4, 4)
 
 figure, axes = plt.subplots(2, 5, figsize=(9, 4), layout="constrained")
 for (above, below), image, patches, mark in zip(

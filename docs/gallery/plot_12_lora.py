@@ -22,9 +22,8 @@ from attnreg.training import FineTuning, adamw
 def counting(rows, step):
     start = torch.randint(0, 20, (rows, 1))
     ids = (start + step * torch.arange(10)) % 20
-    wrong = (
-        torch.rand(ids.shape) < 0.2
-    )  # some numbers are wrong, so that there is noise to memorize
+    # some numbers are wrong, so that there is noise to memorize
+    wrong = torch.rand(ids.shape) < 0.2
     ids = torch.where(wrong, torch.randint(0, 20, ids.shape), ids)
     return {"input_ids": ids, "labels": ids}
 
