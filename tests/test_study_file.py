@@ -74,6 +74,7 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
         ({"tasks": [{"task": "agreement", "seed": 1}]}, "Unknown key 'seed' in task 1 in"),
         ({"tasks": "agreement"}, "Expected `tasks` in .* to be a list"),
         ({"tasks": [{}, {}]}, "Two comparisons in .* are called 'agreement': give one of them another `name`"),
+        ({"tasks": [{"published": {"other": {"dev": 1}}}]}, "Expected `published` in .* to be one of the methods"),
         ({"seeds": 0}, "Expected `seeds` in .* to be a whole number of at least 1, got 0"),
         ({"equivalence": -1}, "Expected `equivalence` in .* to be a number above 0, got -1"),
         ({"score_on": [{"split": "train"}]}, "Expected `split` in .* to be validation or test, got 'train'"),
@@ -98,9 +99,11 @@ def test_a_task_may_have_further_data_of_its_own(tmp_path):
     assert [[scoring.name for scoring in scorings] for scorings in plan.score_on.values()] == [[], ["test"]]
 
 
-def test_other_options_belong_into_the_file(cli, tmp_path):
-    says = "--seeds belongs into the study file: remove it, or remove --study"
-    assert_sentence(cli("compare", "--study", file_of(tmp_path), "--seeds", 2), 2, says)
+def test_methods_and_baseline_belong_into_the_file(cli, tmp_path):
+    says = "--baseline belongs into the study file: remove it, or remove --study"
+    assert_sentence(cli("compare", "--study", file_of(tmp_path), "--baseline", "high"), 2, says)
+    assert_sentence(cli("compare", "finetune", "--scale", "small"), 2, "--scale is for --study")
+    (assert_sentence(cli("compare", "--study", "attendout-table9"), 2, "Did you mean attendout-table"),)
     assert_sentence(cli("compare", "finetune", "--study", file_of(tmp_path)), 2, "METHOD belongs into the study file")
     assert_sentence(cli("compare"), 2, "Expected METHODs to compare, or --study FILE")
     (tmp_path / "broken.yaml").write_text("methods: [")

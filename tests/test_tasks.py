@@ -63,6 +63,7 @@ def test_a_word_that_is_cut_off_is_answered_o_and_recall_suffers():
     assert record["label"] == tags
     assert record["prediction"] == [*tags[: len(labelled)], *["O"] * (4 - len(labelled))]
     assert kind.score([record])["entity_f1"] < 1
+    assert choose_task("ptb-pos", metric="micro_f1").metrics == ("accuracy",)  # one tag and one prediction per word
     pos = replace(choose_task("ptb-pos"), labels=("NN", "VB"))
     kind = kind_class("tokens")(pos, kind.tokenizer, 4)
     row = kind.encode(rows_of({"tokens": ["Anna", "saw", "Bert"], "pos_tags": ["NN", "VB", "NN"]}))[0]

@@ -11,7 +11,7 @@ import click
 
 from attnreg.errors import UsageError
 from attnreg.experiments.cli.shared import given, without_rows
-from attnreg.experiments.options.catalogue import recipe_files
+from attnreg.experiments.options.catalogue import find_study, recipe_files
 from attnreg.experiments.options.option import GroupedCommand, names_like, option, together
 from attnreg.experiments.options.settings import OUTPUT, data_name, shared_options
 from attnreg.experiments.runs.command import load_command
@@ -40,8 +40,11 @@ _OPTIONS = (
     option("--launcher", group=RUNNING, type=click.Choice(["local", "ray", "commands"]), default="local",
            help="Run on this machine, on a Ray cluster, or print commands for your scheduler."),
     option("--keep-models", group=OUTPUT, is_flag=True, help="Keep the model of every run but those of a search."),
-    option("--study", group=COMPARISON, type=click.Path(path_type=Path),
-           help="YAML file with methods, tasks and options, instead of METHODs and their options."),
+    option("--study", group=COMPARISON,
+           help="Study with methods, tasks and options, instead of METHODs: a YAML file, or a name of `attnreg list "
+                "studies`. Options beside it replace its own."),
+    option("--scale", group=COMPARISON, type=click.Choice(["full", "small"]), default="full",
+           help="Size of a study: small takes few rows, epochs and values in braces, and one seed."),
     option("--write-study", group=COMPARISON, type=click.Path(path_type=Path),
            help="Write this comparison as a YAML file for --study, and end."),
     option("--dry-run", group=RUNNING, is_flag=True, help="Print the runs and an estimate of their time, and end."),
@@ -50,7 +53,7 @@ _OPTIONS = (
 )  # fmt: skip
 _OF_STUDY = ("first_seed", "equal_time", "search_seeds", "search_rows", "keep_models")
 _OF_MAKING = ("jobs", "threads", "launcher", "dry_run", "output_dir")
-_OWN = ("baseline", "study", "write_study", *_OF_MAKING, *_OF_STUDY)
+_OWN = ("baseline", "study", "scale", "write_study", *_OF_MAKING, *_OF_STUDY)
 EPILOG = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --task cola --seeds 5"
 
 
@@ -98,7 +101,9 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
     own = {name: options.pop(name) for name in _OWN}
     if own["jobs"] is not None and own["launcher"] != "local":
         raise UsageError(f"--jobs is only for --launcher local: remove it for --launcher {own['launcher']}.")
-    plan = _from_file(own, methods) if own["study"] is not None else _from_command(own, methods, seeds, options)
+    if own["study"] is None and own["scale"] != "full":
+        raise UsageError("--scale is for --study: remove it.")
+    plan = _from_file(own) if own["study"] is not None else _from_command(own, methods, seeds, options)
     for study in plan.studies.values():
         study.check()
     if own["write_study"] is not None:
@@ -131,16 +136,21 @@ def _from_command(own: dict[str, Any], methods: tuple[str, ...], seeds: int, opt
     return Plan({options["task"]: study}, folder)
 
 
-def _from_file(own: dict[str, Any], methods: tuple[str, ...]) -> Plan:
+def _from_file(own: dict[str, Any]) -> Plan:
     from attnreg.experiments.compare.plan import read_plan
 
     context = click.get_current_context()
-    typed = [name for name in context.params
-             if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]  # fmt: skip
-    if stray := [name for name in typed if name not in ("study", *_OF_MAKING)]:
-        flag = "METHOD" if stray[0] == "methods" else f"--{stray[0].replace('_', '-')}"
-        raise UsageError(f"{flag} belongs into the study file: remove it, or remove --study.")
-    return read_plan(own["study"], own["output_dir"])
+    typed = {name: value for name, value in context.params.items()
+             if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}  # fmt: skip
+    for name in ("methods", "baseline", "write_study"):
+        if typed.get(name):
+            flag = "METHOD" if name == "methods" else f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} belongs into the study file: remove it, or remove --study.")
+    changed = {name: value for name, value in typed.items() if name not in ("study", "scale", *_OF_MAKING)}
+    plan = read_plan(find_study(own["study"]), own["output_dir"], changed, small=own["scale"] == "small")
+    for note in plan.notes:
+        click.echo(note, err=True)
+    return plan
 
 
 def _write(plan: Plan, path: Path) -> None:

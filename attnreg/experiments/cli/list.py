@@ -1,14 +1,15 @@
-"""``attnreg list recipes|tasks|providers``."""
+"""``attnreg list recipes|studies|tasks|providers``."""
 
 from __future__ import annotations
 
 import ast
 
 import click
+import yaml
 
 import attnreg
 from attnreg._lazy import REGULARIZERS, listed_names
-from attnreg.experiments.options.catalogue import recipe_files, summary
+from attnreg.experiments.options.catalogue import recipe_files, study_files, summary
 from attnreg.experiments.options.option import GroupedCommand, parsed
 from attnreg.experiments.tasks.built_in import TASKS
 
@@ -17,10 +18,10 @@ _NOT_BY_NAME = {"Regularizer", "MaskProvider", "HiddenProvider", "Compose"}
 
 
 @click.command("list", cls=GroupedCommand, epilog="Example: attnreg list tasks")
-@click.argument("what", type=click.Choice(["recipes", "tasks", "providers"]))
+@click.argument("what", type=click.Choice(["recipes", "studies", "tasks", "providers"]))
 def list_(what: str) -> None:
-    """List the recipes, tasks or providers."""
-    rows = {"recipes": _recipes, "tasks": _tasks, "providers": _providers}[what]()
+    """List the recipes, studies, tasks or providers."""
+    rows = {"recipes": _recipes, "studies": _studies, "tasks": _tasks, "providers": _providers}[what]()
     width = max(len(name) for name in rows)
     for name, text in rows.items():
         click.echo(f"{name:<{width}}  {text}")
@@ -28,6 +29,10 @@ def list_(what: str) -> None:
 
 def _recipes() -> dict[str, str]:
     return {name: summary(path) for name, path in recipe_files().items()}
+
+
+def _studies() -> dict[str, str]:
+    return {name: yaml.safe_load(path.read_text(encoding="utf-8"))["summary"] for name, path in study_files().items()}
 
 
 def _tasks() -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from attnreg.errors import InputError, did_you_mean
+from attnreg.experiments.compare.change import change
 from attnreg.experiments.compare.method import Method, common_options, default_baseline, values_of
 from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.compare.study import Study
@@ -18,10 +19,23 @@ from attnreg.experiments.options.settings import SHARED
 
 _KEYS = {
     *("methods", "baseline", "tasks", "options", "seeds", "first_seed", "search", "equal_time", "keep_models"),
-    *("primary", "equivalence", "score_on", "report_on", "output_dir"),
+    *("primary", "equivalence", "score_on", "report_on", "output_dir", "summary", "published"),
 }
 _OPTIONS = {*SHARED, "validation_rows"}  # without dev, rows of train stand in for it
 _SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
+
+
+@dataclass(frozen=True)
+class Published:
+    """Figures of a paper, to set beside the measured ones: where they are from, and those of each comparison.
+
+    ``figures`` are by comparison, method and the data that they are of (``dev``, or a name in ``score_on``), and
+    ``metrics`` by comparison, where they are of another metric than the task's first.
+    """
+
+    source: str
+    figures: Mapping[str, Mapping[str, Mapping[str, float]]]
+    metrics: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -30,7 +44,8 @@ class Plan:
 
     ``primary`` names the two methods whose difference the study is about, the second subtracted from the first;
     differences below ``equivalence`` count as equal in practice; ``score_on`` is what networks are also scored on, and
-    ``report_on`` the name of the one that the report compares scores on, if not on dev.
+    ``report_on`` the name of the one that the report compares scores on, if not on dev. ``notes`` say what differs from
+    the study file.
     """
 
     studies: Mapping[str, Study]
@@ -39,31 +54,48 @@ class Plan:
     equivalence: float | None = None
     score_on: Mapping[str, Sequence[Scoring]] = field(default_factory=dict)
     report_on: str | None = None
+    published: Published | None = None
+    notes: Sequence[str] = ()
 
 
-def read_plan(path: Path, folder: Path | None = None) -> Plan:
-    """Read a study file; the output folder is by default the file's ``output_dir``, or else ``runs/NAME`` after it."""
+def read_plan(
+    path: Path, folder: Path | None = None, changed: Mapping[str, Any] | None = None, *, small: bool = False
+) -> Plan:
+    """Read a study file; the output folder is by default the file's ``output_dir``, or else ``runs/NAME`` after it.
+
+    ``changed`` holds options as typed, which replace those of the file; ``small`` makes it small before. See
+    :mod:`attnreg.experiments.compare.change`.
+    """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise InputError(f"Cannot read the study {path}: {' '.join(str(error).split())}") from error
     whole = _mapping(content, _KEYS, f"the study {path}")
+    for name, kind, expected in (("tasks", list, "a list"), ("options", dict, "a mapping of names to values")):
+        _check(isinstance(whole.get(name) or kind(), kind), name, path, expected, whole.get(name))
+    for number, task in enumerate(whole.get("tasks") or [], 1):
+        _mapping(task, None, f"task {number} in {path}")
+    whole, notes = change(whole, dict(changed or {}), small=small)
     methods = _methods(whole.get("methods"), path)
     named = whole.get("baseline")
     baseline = default_baseline(methods) if named is None else _named(named, methods, "baseline", path)
     search = _mapping(whole.get("search", {}), {"seeds", "rows"}, f"`search` in {path}")
-    place = folder or Path(whole.get("output_dir") or Path("runs") / path.stem)
+    place = folder or Path(whole.get("output_dir") or Path("runs") / (f"{path.stem}-small" if small else path.stem))
     common = _options(whole.get("options", {}), f"`options` in {path}")
     tasks = whole.get("tasks") or [{}]
-    _check(isinstance(tasks, list), "tasks", path, "a list", tasks)
     shared_scores = _scorings(whole.get("score_on", []), path)
     studies: dict[str, Study] = {}
     score_on: dict[str, list[Scoring]] = {}
+    figures: dict[str, Any] = {}
+    metrics: dict[str, str] = {}
     for number, task in enumerate(tasks, 1):
         where = f"task {number} in {path}"
-        given = _mapping(task, {*_OPTIONS, "name", "score_on"}, where)
+        given = _mapping(task, {*_OPTIONS, "name", "score_on", "published", "measured"}, where)
         entry = {key.replace("-", "_"): value for key, value in given.items()}
         scorings = [*shared_scores, *_scorings(entry.pop("score_on", []), path)]
+        published, measured = entry.pop("published", {}), entry.pop("measured", None)
+        for name in _mapping(published, None, f"`published` of {where}"):
+            _named(name, methods, "published", path)
         for name, options in _expanded(entry, common, where):
             if name in studies:
                 raise InputError(f"Two comparisons in {path} are called {name!r}: give one of them another `name`.")
@@ -80,6 +112,8 @@ def read_plan(path: Path, folder: Path | None = None) -> Plan:
                 first_seed=_number(whole.get("first_seed", 0), "first_seed", path, least=0),
             )
             score_on[name] = scorings
+            figures |= {name: published} if published else {}
+            metrics |= {name: str(measured)} if measured else {}
     if any(score_on[name] and not study.keep_models for name, study in studies.items()):
         raise InputError(f"`score_on` in {path} needs the models: remove `keep_models: false`.")
     region = whole.get("equivalence")
@@ -90,7 +124,10 @@ def read_plan(path: Path, folder: Path | None = None) -> Plan:
         names = [scoring.name for scoring in scorings]
         known = f"a name in `score_on` of each task ({', '.join(names) or 'none'})"
         _check(report_on is None or report_on in names, "report_on", path, known, report_on)
-    return Plan(studies, place, _contrast(whole.get("primary"), methods, path), region, score_on, report_on)
+    source = whole.get("published")
+    paper = None if source is None else Published(str(source), figures, metrics)
+    primary = _contrast(whole.get("primary"), methods, path)
+    return Plan(studies, place, primary, region, score_on, report_on, paper, notes)
 
 
 def written(study: Study) -> str:

@@ -14,6 +14,24 @@ def recipe_files() -> dict[str, Path]:
     return {path.stem.replace("_", "-"): path for path in sorted(_folder().glob("[a-z]*.py"))}
 
 
+def study_files() -> dict[str, Path]:
+    """Return the built-in study files, by name."""
+    return {path.stem: path for path in sorted((_folder() / "studies").glob("*.yaml"))}
+
+
+def find_study(name: str) -> Path:
+    """Return a study file of one's own, by its path, or a built-in one, by its name."""
+    path, files = Path(name), study_files()
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return path
+    if name not in files:
+        raise UsageError(
+            f"Expected --study to be a YAML file or a built-in study, got {name!r}; see `attnreg list studies`."
+            f"{did_you_mean(name, files)}"
+        )
+    return files[name]
+
+
 def is_built_in(file: str) -> bool:
     """Whether a file is one of the built-in recipes."""
     return Path(file).resolve().parent == _folder().resolve()

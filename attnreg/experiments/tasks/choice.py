@@ -29,7 +29,8 @@ def choose_task(
         label_column: name of the label column (default: ``label``).
         choice_columns: names of the columns with the choices, separated by commas, or of one column of lists; for kind
             ``"multiple-choice"``.
-        metric: metric that is reported first and selects the best epoch (default: the task's).
+        metric: metric that is reported first and selects the best epoch (default: the task's). Micro-F1 of single
+            classes, ``"micro_f1"``, is accuracy.
 
     Raises:
         UsageError: if there is no such task, or an option is missing, wrong, or only for task ``custom``.
@@ -54,6 +55,8 @@ def choose_task(
     if metric is None:
         return task
     known = kind_class(task.kind).metrics
+    if metric == "micro_f1" and "accuracy" in known:
+        metric = "accuracy"  # one class and one prediction each: every miss is a false positive and a false negative
     if metric not in known:
         raise UsageError(
             f"Expected --metric for a {task.kind} task to be one of {', '.join(known)}, got {metric!r}."

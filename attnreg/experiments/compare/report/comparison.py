@@ -68,6 +68,8 @@ def write_report(study: Study) -> list[Paragraph | Table]:
     picture = figures.seeds([*groups, *plain.values()], baseline, folder)
     blocks += [Heading("Scores"), scores, *trivial, picture]
     blocks += [Heading("Learning curves"), *figures.learning(groups, folder)]
+    if rates := figures.drop_rates(groups, folder):
+        blocks += [Heading("Drop rates"), *rates]
     text = (
         f"Train is the score on {baseline.results[0]['train_rows_scored']} of the training rows. "
         + ("The calibration error is the expected calibration error on dev, with 15 bins." if baseline.calibrated

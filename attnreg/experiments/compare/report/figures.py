@@ -24,6 +24,7 @@ from attnreg.experiments.results.plots.comparison import (
     plot_search,
     plot_seeds,
 )
+from attnreg.experiments.results.plots.run import plot_drop_rates
 from attnreg.experiments.tasks.metrics import METRICS
 
 _BINS = 15  # as many as in the calibration error
@@ -50,6 +51,18 @@ def seeds(groups: Sequence[Group], baseline: Group, folder: Path) -> Picture:
     return Picture(
         path, "Points: seeds, in the same order for each method. Bars: mean and 95 % interval (Student's t)."
     )
+
+
+def drop_rates(groups: Sequence[Group], folder: Path) -> list[Block]:
+    """Plot the drop rates by layer over steps of each method's first seed, where it has some."""
+    found: list[Block] = []
+    for number, group in enumerate(groups, 1):
+        run = group.runs[0]
+        if (run.folder / "telemetry.jsonl").is_file() and any(line["drop_rate"] for line in run.reader.telemetry):
+            path = folder / f"drop-rates-{number}.png"
+            plot_drop_rates(run.reader, path, published=True)
+            found.append(Picture(path, f"Drop rate by layer over steps: {group.name}, seed {run.seed}."))
+    return found
 
 
 def learning(groups: Sequence[Group], folder: Path) -> list[Block]:

@@ -12,6 +12,7 @@ from attnreg.experiments.compare.contrast import Contrast, contrasts, difference
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.plan import Plan
 from attnreg.experiments.compare.report.latex import latex
+from attnreg.experiments.compare.report.tables import one_point
 from attnreg.experiments.compare.statistics import (
     mean_over_tasks,
     mean_ranks,
@@ -37,20 +38,23 @@ def write_plan_report(plan: Plan) -> list[Table]:
     if not groups:
         return []
     missing = [Paragraph(f"{name}: {text}") for name, study in plan.studies.items() for text in study.missing()]
-    blocks: list[Block] = [Heading(f"Study {plan.folder.name}"), *missing, Contents()]
+    blocks: list[Block] = [Heading(f"Study {plan.folder.name}"), *map(Paragraph, plan.notes), *missing, Contents()]
     tables: list[tuple[str, Table]] = []
     primary = " (primary contrast)" if plan.primary else ""
-    on = plan.report_on or "dev"
+    on = f" on {plan.report_on}" if plan.report_on else ""
     reported = groups if plan.report_on is None else _scored_on(plan, groups, plan.report_on)
     for title, pictures, table, texts in (
-        (f"Scores on {on}: means over seeds", (), _scores(plan, reported), ()),
+        (f"Scores{on}: means over seeds", (), _scores(plan, reported), ()),
         (f"Differences by task{primary}", _pictures(plan, reported), _differences(plan, reported), _tests(plan)),
         ("Over tasks", (), _across(plan, reported), [_OVER_TASKS]),
         ("Scores on further data: means over seeds", (), _further(plan, groups), ()),
+        ("Published figures", (), _published(plan, groups), ()),
     ):
         if table is not None:
             blocks += [Heading(title.partition(" (")[0]), *pictures, table, *map(Paragraph, texts)]
             tables.append((title, table))
+    if plan.published is not None:
+        blocks += [Heading("The paper"), Paragraph(plan.published.source)]
     blocks += [Heading("Each comparison")]
     blocks += [Reports({name: study.folder for name, study in plan.studies.items() if name in groups})]
     plan.folder.mkdir(parents=True, exist_ok=True)
@@ -121,10 +125,10 @@ def _differences(plan: Plan, groups: Groups) -> Table | None:
 
 
 def _across(plan: Plan, groups: Groups) -> Table | None:
-    """Means over tasks, with only the seeds that all methods have; ``None`` for a single task."""
-    if len(groups) < 2:
-        return None
+    """Means over tasks, with only the seeds that all methods have; ``None`` for a single task or method."""
     study = next(iter(plan.studies.values()))
+    if len(groups) < 2 or len(study.methods) < 2:
+        return None
     names = [method.name for method in study.methods if all(method.name in methods for methods in groups.values())]
     whole = groups if study.baseline.name in names else {}
     seeds = {task: set.intersection(*({run.seed for run in methods[name].runs} for name in names))
@@ -161,6 +165,30 @@ def _further(plan: Plan, groups: Groups) -> Table | None:
                 rows.append([task, scoring.name, name, text, f"{len(known)} of {len(found)}", _mean(group.scores)])
     header = ["task", "scored on", "method", "mean", "seeds", "on dev"]
     return Table(header, rows, texts=(0, 1, 2)) if rows else None
+
+
+def _published(plan: Plan, groups: Groups) -> Table | None:
+    """The figures of a paper beside the measured means, as percentages where the paper has them so."""
+    if plan.published is None or not plan.published.figures:
+        return None
+    rows = []
+    for task, methods in groups.items():
+        scorings = {scoring.name: scoring for scoring in plan.score_on.get(task, ())}
+        for method, figures in plan.published.figures.get(task, {}).items():
+            for data, figure in figures.items():
+                group = methods.get(method)
+                metric = plan.published.metrics.get(task) or (group.metric if group else "")
+                measured, seeds = "not run", "0"
+                if group is not None:
+                    found = [
+                        run.result["dev"] if data == "dev" else scorings[data].of(run) if data in scorings else None
+                        for run in group.runs
+                    ]
+                    scale = 1 / one_point(group)
+                    values = [scale * each[metric] for each in found if each is not None and metric in each]
+                    measured, seeds = f"{np.mean(values):.1f}" if values else "not scored", str(len(values))
+                rows.append([task, method, data, f"{figure:.1f}", measured, seeds])
+    return Table(["task", "method", "data", "published", "measured", "seeds"], rows, texts=(0, 1, 2))
 
 
 def _pictures(plan: Plan, groups: Groups) -> Iterator[Picture]:

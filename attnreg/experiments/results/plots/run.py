@@ -101,11 +101,11 @@ def _networks(run: RunReader) -> list[str]:
     return list(dict.fromkeys(record["network"] for record in run.metrics))
 
 
-def plot_drop_rates(run: RunReader, path: Path) -> None:
+def plot_drop_rates(run: RunReader, path: Path, *, published: bool = False) -> None:
     """Plot the drop rate of each attention site; lines have gaps where the provider was not active."""
     sites = list(dict.fromkeys(site for line in run.telemetry for site in line["drop_rate"]))
     window = max(1, len(run.telemetry) // 40)
-    with picture(path, width=8.0) as (axes,):
+    with picture(path, width=8.0, published=published) as (axes,):
         for site, color, style in zip(sites, sequence(len(sites)), styles(), strict=False):
             for part in _active_parts(run, site):
                 steps, rates = [line["step"] for line in part], [line["drop_rate"][site] for line in part]

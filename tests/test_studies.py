@@ -1,0 +1,104 @@
+"""Studies that come with attnreg, and what options beside a study file change."""
+
+import pytest
+import yaml
+
+from attnreg.errors import InputError
+from attnreg.experiments.compare.change import change
+from attnreg.experiments.compare.plan import read_plan
+from attnreg.experiments.compare.report.plan import write_plan_report
+from attnreg.experiments.options.catalogue import study_files
+from tests.commands import ran
+from tests.test_compare_study import table, write
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.mark.parametrize("name", study_files())
+def test_each_built_in_study_can_be_planned(name, tmp_path):
+    assert read_plan(study_files()[name]).published.source
+    for study in read_plan(study_files()[name], tmp_path / "out", small=True).studies.values():
+        study.check()
+        assert len(study.runs()) <= 5 * len(study.methods)
+
+
+def test_each_table_and_figure_is_listed(cli):
+    lines = ran(cli("list", "studies")).output.splitlines()
+    assert len(lines) == len(study_files()) == 17
+    for number, kind in (*((n, "Table") for n in (1, 2, 3, 4)), (3, "Figure"), (4, "Figure")):
+        assert any(
+            line.startswith(f"attendout-{kind.lower()}{number}") and f"{kind} {number}:" in line for line in lines
+        )
+
+
+CONTENT = {
+    "methods": {"plain": "finetune", "high": "ad-drop --p {0.1,0.3,0.5} --layers 0,1"},
+    "tasks": [
+        {"task": "cola", "name": "cola-a", "model": "a", "epochs": 9, "published": {"plain": {"dev": 50}}},
+        {"task": "cola", "name": "cola-b", "model": "b", "epochs": 9},
+        {"task": "ptb-pos", "model": "b"},
+    ],
+    "options": {"batch-size": 8},
+    "score_on": [{"task": "hans"}],
+    "report_on": "hans",
+    "seeds": 5,
+}
+
+
+def test_small_changes_sizes_and_leaves_the_file_alone():
+    whole, notes = change(CONTENT, {"epochs": 3}, small=True)
+    assert whole["methods"] == {"plain": "finetune", "high": "ad-drop --p {0.1,0.5} --layers 0,1"}
+    assert whole["seeds"] == 1
+    assert [entry.get("epochs", whole["options"]["epochs"]) for entry in whole["tasks"]] == [3, 3, 3]
+    assert (whole["options"]["train_size"], whole["options"]["batch_size"]) == (128, 16)
+    assert "nothing else: one seed, --train-size 128" in notes[0]
+    assert notes[1] == "Changed from the study file: --epochs 3."
+    assert CONTENT["tasks"][0]["epochs"] == 9
+    assert change(CONTENT, {}, small=False) == (CONTENT, [])
+
+
+def test_a_task_is_chosen_or_replaces_all():
+    for task, names in (("cola", ["cola-a", "cola-b"]), ("cola-b", ["cola-b"]), ("agreement", [None])):
+        whole, _ = change(CONTENT, {"task": task}, small=False)
+        assert [entry.get("name") for entry in whole["tasks"]] == names
+
+
+def test_each_task_has_its_folder_and_one_model(tmp_path):
+    (tmp_path / "ptb_pos").mkdir()
+    whole, notes = change(CONTENT, {"data_dir": str(tmp_path), "model": "m"}, small=False)
+    assert whole["tasks"] == [{"task": "ptb-pos", "model": "m", "data_dir": str(tmp_path / "ptb_pos")}]
+    assert [note.partition(", because")[0] for note in notes[1:3]] == ["Left out", "Left out"]
+    assert notes[1].endswith("cola.")
+    assert notes[3] == "The report is on dev, since there is no hans for all tasks."
+    (tmp_path / "cola").mkdir()
+    whole, _ = change(CONTENT, {"data_dir": str(tmp_path), "model": "m"}, small=False)
+    assert [entry.get("name") for entry in whole["tasks"]] == ["cola-a", None]
+    with pytest.raises(InputError, match=r"no folder for any task of the study \(cola, ptb-pos\)"):
+        change(CONTENT, {"data_dir": str(tmp_path / "other")}, small=False)
+
+
+def test_published_figures_stand_beside_the_measured_ones(tmp_path):
+    figures = {"plain": {"dev": 61.25, "test": 60}, "high": {"dev": 63.5}}
+    content = {
+        "methods": {"plain": "finetune", "high": "ad-drop --p 0.3"},
+        "seeds": 2,
+        "published": "A paper, Table 1.",
+    }
+    content["tasks"] = [{"published": figures}, {"name": "b", "published": {"plain": {"dev": 50}}, "measured": "loss"}]
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    plan = read_plan(path, tmp_path / "out", {"epochs": 2})
+    for study in plan.studies.values():
+        for run in study.final_runs(study.baseline):
+            write(run, 0.6 + 0.02 * run.seed)
+    write_plan_report(plan)
+    report = (plan.folder / "report.md").read_text()
+    rows = [tuple(row.values()) for row in table(report, "Published figures")]
+    assert rows == [
+        ("agreement", "plain", "dev", "61.2", "61.0", "2"),
+        ("agreement", "plain", "test", "60.0", "not scored", "0"),
+        ("agreement", "high", "dev", "63.5", "not run", "0"),
+        ("b", "plain", "dev", "50.0", "39.0", "2"),
+    ]
+    assert "A paper, Table 1." in report
+    assert "Changed from the study file: --epochs 2." in report
