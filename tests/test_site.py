@@ -44,7 +44,12 @@ def found(site, query):
         ("drop rate", "symptoms"),
         ("NoAttentionError", "symptoms"),
         ("LoRA", "trainer"),
-        ("LoRA", "training"),
+        ("LoRA", "lora"),
+        ("resume", "resuming"),
+        ("Jupyter", "notebook"),
+        ("write a training method", "own-method"),
+        ("csv", "tasks"),
+        ("SLURM", "cluster"),
     ],
 )
 def test_search_finds(site, query, page):
