@@ -30,7 +30,9 @@ def found(site, query):
     text = (site / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
     pages = set(range(len(index["docnames"])))
-    for word in re.findall(r"[a-z]+", query.lower()):
+    english = importlib.import_module("sphinx.search.en").SearchEnglish({})
+    words = [english.stem(word) for word in re.findall(r"[a-z]+", query.lower()) if word not in english.stopwords]
+    for word in words:
         hits = [index[part].get(word, []) for part in ("terms", "titleterms")]
         pages &= {page for hit in hits for page in (hit if isinstance(hit, list) else [hit])}
     return {index["docnames"][page] for page in pages}
