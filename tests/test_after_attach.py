@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import io
+import pickle
 import types
 
 import pytest
@@ -134,6 +136,43 @@ def test_a_copy_of_a_part_is_plain():
     assert torch.equal(block(x), expected)
     with attnreg.attach(copy.deepcopy(model), attnreg.AttentionLayerDrop(1.0)) as other:
         assert len(other.sites) == 3
+
+
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+def saved(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("again", [pickled, saved])
+def test_a_pickled_part_is_plain_and_a_pickled_model_attached(again):
+    model, x = small(), torch.randn(2, 5, 16)
+    of_plain = len(pickle.dumps(model.encoder.layer[1]))
+    handle = attnreg.attach(model, attnreg.AttentionLayerDrop(1.0) & attnreg.HiddenDropout(0.5))
+    with handle.disabled():
+        expected = model.encoder.layer[1](x)
+    block = again(model.encoder.layer[1])
+    assert not attnreg.is_attached(block)
+    assert torch.equal(block(x), expected)
+    assert len(pickle.dumps(model.encoder.layer[1])) < 1.2 * of_plain
+    for whole, copied in ((again(model), lambda each: each), (again(handle), lambda each: each._passes.model)):
+        (other,) = _handles(copied(whole))
+        assert other is not handle
+        for _ in range(2):
+            copied(whole)(input_ids=IDS)
+            assert {name: rate for name, rate in other.drop_rates().items() if "output" not in name} == {
+                f"encoder.{layer}": 1.0 for layer in range(3)
+            }
+        assert handle.drop_rates() == {}
+        again(other).detach()
+        other.detach()
+        assert not attnreg.is_attached(copied(whole))
+        assert not any("forward" in vars(module) for module in copied(whole).modules())
 
 
 class Holder(nn.Module):
@@ -399,3 +438,24 @@ def test_a_compiled_model_that_changes_is_refused_at_the_step_at_latest(change):
     change(model)
     with pytest.raises(NoAttentionError, match=r"Call `handle\.detach\(\)`, then `attach` again"):
         compiled(input_ids=IDS), handle.step()  # the pass itself refuses where torch compiles it anew
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_a_recorded_pass_would_repeat_its_masks():
+    model, x = Two(), torch.randn(2, 4, 8)
+    with (
+        attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(x,)),
+        pytest.raises(RuntimeError, match=r"torch\.jit\.trace and CUDA graphs would repeat the masks"),
+    ):
+        torch.jit.trace(model, (x,), check_trace=False)
+
+
+def test_a_step_notices_that_all_masked_blocks_are_gone():
+    model, x = Two(), torch.randn(2, 4, 8)
+    with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(x,)) as handle:
+        model.second(model.first(x))
+        handle.step()
+        model.first, model.second = Two().first, Two().second
+        model.second(model.first(x))  # no masked module runs
+        with pytest.raises(NoAttentionError, match="first was replaced after it was attached"):
+            handle.step()

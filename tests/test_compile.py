@@ -213,3 +213,26 @@ def test_what_cannot_be_exported_is_said():
             provider.attribute(model, batch())
             model(**inputs)
             assert handle.drop_rates()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
+@pytest.mark.parametrize("budget", [0.5, 0.0])
+def test_a_backward_pass_that_computes_again_has_the_same_masks_or_is_refused(budget):
+    model, gradients = bert(layers=1), []
+    with attnreg.attach(model, attnreg.AttentionDropout(0.5)) as handle:
+        for runs in (model, torch.compile(model, backend="aot_eager_decomp_partition")):
+            torch._dynamo.reset()
+            model.zero_grad()
+            torch.manual_seed(0)
+            with torch._functorch.config.patch(activation_memory_budget=budget):
+                runs(**batch()).loss.backward()
+            gradients.append([p.grad.clone() for p in model.bert.encoder.parameters()])
+            assert min(handle.drop_rates().values()) > 0.2
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+        fails = torch.compile(model, backend="aot_eager_decomp_partition", fullgraph=True)
+        with (
+            torch._functorch.config.patch(activation_memory_budget=budget),
+            pytest.raises(RuntimeError, match="a compiled backward pass would draw its masks again"),
+        ):
+            fails(**batch())

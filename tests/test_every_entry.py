@@ -142,6 +142,37 @@ def test_checkpoints_in_a_method_repeat_its_masks(use_reentrant, inside):
     assert handle.drop_rates()
 
 
+class Recurrent(nn.Module):
+    """Runs one block several times, and only some of them with gradients, as truncated backpropagation does."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.block = nn.Embedding(20, 8), nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True)
+
+    def forward(self, ids):
+        x, total = self.embed(ids), 0.0
+        for learns in (False, True, False, True, True):
+            with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+                x = self.block(x + self.embed.weight[0])
+            total = total + x
+        return total
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_shared_block_that_runs_without_gradients_in_between(use_reentrant):
+    model, ids, gradients = Recurrent().train(), torch.randint(0, 20, (2, 5)), []
+    with attnreg.attach(model, attnreg.AttentionDropout(0.5, "scores"), example_inputs=(ids,)):
+        for repeats in (False, True):
+            if repeats:
+                model.block.forward = functools.partial(checkpointed, model.block.forward, use_reentrant)
+            torch.manual_seed(0)
+            model.zero_grad()
+            model(ids).square().sum().backward()
+            gradients.append([p.grad.clone() for p in model.block.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
 class TestTransforms:
     def setup_method(self):
         self.model, self.ids = Layers(plain), torch.randint(1, 20, (3, 5))

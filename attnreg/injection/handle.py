@@ -233,6 +233,16 @@ class AttachHandle:
                 setattr(of_copy.module, MARK, Mark(copied, copied._passes.model))
         return copied
 
+    def __getstate__(self) -> dict[str, Any]:
+        shadows = [(each, vars(each), vars(each.module)[MARK]) for each in self._shadows]
+        return {**self.__dict__, "_shadows": shadows}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _shadows=[shadow for shadow, _, _ in state["_shadows"]])
+        for shadow, own, mark in state["_shadows"]:
+            shadow.__dict__.update(own)
+            mark.handle, mark.model = self, shadow.passes.model
+
     def __enter__(self) -> AttachHandle:
         return self
 

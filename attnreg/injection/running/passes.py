@@ -146,15 +146,26 @@ class Passes:
         if self._acts():
             if not torch.compiler.is_compiling():
                 self.changes.check_modules()
-            if torch.compiler.is_exporting() and (looking := that_look_at_batches(self.provider)):
-                raise RuntimeError(
-                    f"{type(looking[0]).__name__} makes its masks for one batch, so torch.export cannot export them. "
-                    "Export in eval mode, or within `handle.disabled()`."
-                )
+            self._check_trace()
             self._masked = now
             with draws_from(self.seeds.begin(now)), self.asking():
                 if self.acts_on(module) and (whole or not self._drawing_in_prepare()):
                     self.provider.prepare(inputs)
+
+    def _check_trace(self) -> None:
+        """Raise if the pass is recorded, and what is recorded would not draw masks of its own."""
+        if torch.compiler.is_exporting() and (looking := that_look_at_batches(self.provider)):
+            raise RuntimeError(
+                f"{type(looking[0]).__name__} makes its masks for one batch, so torch.export cannot export them. "
+                "Export in eval mode, or within `handle.disabled()`."
+            )
+        if torch.compiler.is_compiling():
+            return
+        if torch.jit.is_tracing() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            raise RuntimeError(
+                "torch.jit.trace and CUDA graphs would repeat the masks of this forward pass in each call. Record the "
+                "model in eval mode, within `handle.disabled()`, or with `torch.export` or `torch.compile`."
+            )
 
     def go_on(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str], *, begins: bool) -> None:
         """Go on with a forward pass that consists of parts of the model, each called from outside, or begin one.
@@ -169,6 +180,8 @@ class Passes:
         if begins or not now.is_open or now.with_gradients != torch.is_grad_enabled():
             self.begin(inputs, module, names, whole=False)
         else:
+            if self._acts() and not torch.compiler.is_compiling():
+                self.changes.check_modules()
             now.is_running, now.padding = True, self._padding(inputs, names)
 
     def end(self, *, completed: bool = False) -> None:
@@ -255,7 +268,7 @@ class Passes:
 
     def step(self) -> None:
         """Advance the provider's schedules, and forget what can no longer be repeated."""
-        if self.latest.whole and self._acts():
+        if self._acts():
             self.changes.check_modules()
             self._check_ran()
         self.provider.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
@@ -156,7 +157,9 @@ class Calls:
     def __init__(self, number: int) -> None:
         self.number = number
         self.done = 0
-        self._ran: list[int] = []  # the calls that were not passed over, in order
+        # The calls with gradients that were not passed over, in order; with their reentrant checkpoint, which lives as
+        # long as it may be repeated.
+        self._ran: list[tuple[int, weakref.ref[Any] | None]] = []
 
     def begin(self) -> None:
         """Begin a forward pass of the model."""
@@ -174,16 +177,24 @@ class Calls:
     def next(self) -> int:
         """Return the index of the call that begins now, from 0."""
         if not in_backward():
-            self._ran.append(self.done)
+            call = self.done
             self.done += 1
-            return self._ran[-1]
+            if self.number > 1 and not torch.compiler.is_compiling():
+                around = None if torch.is_grad_enabled() else reentrant_checkpoint()
+                if around is not None or torch.is_grad_enabled():
+                    self._ran.append((call, None if around is None else weakref.ref(around)))
+            return call
         if self.number == 1:
             return 0
+        self._ran = [each for each in self._ran if each[1] is None or each[1]() is not None]
         if self._ran:
             # Gradient checkpointing recomputes a shared module's calls during the backward pass, last call first. After
             # the first call comes the last again, for a second backward pass.
             self._ran = [self._ran[-1], *self._ran[:-1]]
-            return self._ran[0]
+            return self._ran[0][0]
         call = self.done % self.number
         self.done += 1
         return call
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"number": self.number, "done": self.done, "_ran": []}

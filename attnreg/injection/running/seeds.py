@@ -110,6 +110,12 @@ class Seeds:
 
     def _of_pass(self, now: Pass) -> Tensor:
         if now.seed is None:
+            if torch.compiler.is_compiling() and torch._functorch.config.activation_memory_budget < 1:
+                # Without `fullgraph`, torch then runs this uncompiled, and the seed is drawn once.
+                raise RuntimeError(
+                    "With `torch._functorch.config.activation_memory_budget` below 1, a compiled backward pass would "
+                    "draw its masks again, and others. Use gradient checkpointing instead."
+                )
             if self._given is None and not torch.compiler.is_compiling() and transformed():
                 new_seed()  # raises if `vmap` allows no randomness
             with _untransformed():

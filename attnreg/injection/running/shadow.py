@@ -17,6 +17,7 @@ from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.repetition import Calls, in_backward
 
 MARK = "_attnreg"
+OF_PARTS = "module", "method", "_shadowed"  # what a shadow has in a copy of a part of the model
 What = TypeVar("What")
 
 
@@ -35,6 +36,9 @@ class Mark:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mark:
         return Mark(*copy.deepcopy((self.handle, self.model), memo)) if id(self.model) in memo else Mark(None, None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mark, (None, None)  # a pickled handle fills it in
 
 
 class Shadow(ABC, Generic[What]):
@@ -97,9 +101,18 @@ class Shadow(ABC, Generic[What]):
         # In a copy of a part of the model, see `Mark`, the module runs its plain forward.
         copied = memo[id(self)] = object.__new__(type(self))
         is_part = self.installed is None or id(self.passes.model) not in memo
-        names = ("module", "method", "_shadowed") if is_part else self.__dict__
+        names = OF_PARTS if is_part else self.__dict__
         copied.__dict__.update({"installed": None, **copy.deepcopy({name: vars(self)[name] for name in names}, memo)})
         return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The same if a part is pickled; with the model comes the handle, which brings the rest.
+        is_model = self.installed is not None and self.module is self.passes.model
+        handle = self.module.__dict__[MARK].handle if is_model else None
+        return {**{name: vars(self)[name] for name in OF_PARTS}, "handle": handle}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = {"installed": None, **{name: state[name] for name in OF_PARTS}, **self.__dict__}
 
     def acts(self) -> bool:
         """Whether the provider acts in the call that begins now; if it is repeated, whether it did."""
