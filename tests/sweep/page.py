@@ -67,11 +67,14 @@ Right means, in training mode on two samples, one of them padded:
 - where everything is dropped, no position looks at padding, nor at what comes later in a decoder;
 - there are as many sites as the model has layers of self-attention, and rates are those that follow from the model's own weights;
 - what flows through a site is attention: its rows sum to 1, and it looks where the site says that the model allows it, and only there;
-- a [provider of hidden states](providers/hidden-dropout.md#where-hidden-states-are) is asked once at the input and output of each
+- a [regularizer of hidden states](providers/hidden-dropout.md#where-hidden-states-are) is asked once at the input and output of each
   block, samples are the first dimension of what it gets, and it knows what is padding; or `attach` refuses it;
-- attaching and detaching leave every attribute of every module as it was, and in eval mode the model is the plain one to the bit.
+- attaching and detaching leave every attribute of every module as it was, and in eval mode the model is the plain one to the bit;
+- under one seed, a second pass, each part around the first and the last site alone, and each `get_…_features` repeat the masks;
+- a copy of a block is plain; gradients under checkpointing of blocks, reentrant or not, are those without it, or it is refused;
+- with one token more or less than when it was attached, the first two checks hold.
 
-Which provider works in which kind of model is in [another table](providers/families.md).
+Which regularizer works in which kind of model is in [another table](providers/families.md).
 
 ## The most used
 
@@ -97,7 +100,7 @@ In these, positions see each other by other ways than attention, which no mask o
 
 ## Refused
 
-`attach` raises a sentence that names the cause.
+`attach`, or the first masked pass, raises a sentence that names the cause.
 
 | model type | cause |
 |---|---|

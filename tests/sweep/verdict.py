@@ -13,13 +13,14 @@ import torch
 import attnreg
 from attnreg.injection import CoverageWarning
 from attnreg.injection.discovery.coverage import ASIDE, NOT_CHOSEN
-from tests.sweep.checks import CHECKS, coverage, has_other_ways, kept
+from tests.sweep.afterwards import AFTERWARDS
+from tests.sweep.checks import CHECKS, coverage, has_other_ways, kept, run
 from tests.sweep.checks import Answer as Provider
 from tests.sweep.other_ways import CONVOLVED_KEYS, OTHER_WAYS
 from tests.sweep.trace import no_trace
 from tests.sweep.zoo import Specimen
 
-BETWEEN_POSITIONS = ("dropped key", "nothing leaks")
+BETWEEN_POSITIONS = ("dropped key", "nothing leaks", "other lengths")
 
 
 @dataclass
@@ -44,8 +45,8 @@ class Verdict:
         return not self.sites
 
 
-def verdict(specimen: Specimen) -> Verdict:
-    """Attach to a model type, and run every check."""
+def verdict(specimen: Specimen, *, afterwards: bool = True) -> Verdict:
+    """Attach to a model type, and run every check, also those of what happens after attaching."""
     torch.manual_seed(0)
     model = specimen.make().train()
     torch.manual_seed(1)
@@ -65,7 +66,7 @@ def verdict(specimen: Specimen) -> Verdict:
             return out
         options["stacks"] = ["cross"]
         out.sites, out.note = _attached(model, options)
-    for name, check in {**CHECKS, "no trace": no_trace}.items():
+    for name, check in {**CHECKS, **(AFTERWARDS if afterwards else {}), "no trace": no_trace}.items():
         given = {"layers": specimen.layers} if check is coverage else {}
         try:
             check(model, inputs, options, **given)
@@ -82,6 +83,7 @@ def _attached(model: torch.nn.Module, options: Mapping[str, Any]) -> tuple[dict[
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CoverageWarning)
         with attnreg.attach(model, Provider(kept), **options) as handle:
+            run(model, options["example_inputs"])  # which may be refused
             stacks = [site.stack for site in handle.sites]
             rest = [each for each in handle.left_out if each.is_attention and each.reason != NOT_CHOSEN]
     said = [each for each in caught if each.category is CoverageWarning]

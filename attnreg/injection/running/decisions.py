@@ -54,7 +54,7 @@ class Decisions:
         found, is_marked = self._done.candidates(place)
         found = found if is_marked else waiting(found)
         if len({each.what for each in found}) != 1:
-            if not found and not acts:
+            if not found and not acts and not self.waits():
                 return False
             raise RuntimeError(
                 f"Gradient checkpointing repeats {name}, but it is not known whether it was masked: its forward pass "
@@ -74,11 +74,11 @@ class Decisions:
 
     def waits(self) -> bool:
         """Whether any checkpoint that was masked waits for its backward pass."""
-        return self._done.waits(lambda was: was.acts and was.checkpoint is not None and was.checkpoint() is not None)
+        return self._done.waits(_is_masked_and_alive)
 
     def forget(self) -> None:
         """Forget all passes, because the step is done."""
-        self._done.forget()
+        self._done.forget(_is_masked_and_alive)
 
     def _state(self, module: nn.Module) -> tuple[Any, ...]:
         settings = (
@@ -88,3 +88,7 @@ class Decisions:
             if name == "training" or (name[0] != "_" and isinstance(value, (bool, int, float, str)))
         )
         return module.training, self._provider.active, *settings
+
+
+def _is_masked_and_alive(was: Decision) -> bool:
+    return was.acts and was.checkpoint is not None and was.checkpoint() is not None

@@ -134,9 +134,10 @@ class Computations(Generic[What]):
         marked = [each for each in done if each.mark == here]
         return marked or done, bool(marked)
 
-    def forget(self) -> None:
-        """Forget all computations, because the step is done."""
-        self._done = {}
+    def forget(self, is_alive: Callable[[What], bool] = lambda _: False) -> None:
+        """Forget all computations, because the step is done, except in :meth:`waits` those of which this is true."""
+        left = (each for done in self._done.values() for each in done if not each.repeated and is_alive(each.what))
+        self._done = {None: deque(left, maxlen=REMEMBERED)}  # at no place
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_done": {}}
