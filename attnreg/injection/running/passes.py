@@ -161,7 +161,7 @@ class Passes:
             )
         if torch.compiler.is_compiling():
             return
-        if torch.jit.is_tracing() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+        if torch._C._get_tracing_state() is not None or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
             raise RuntimeError(
                 "torch.jit.trace and CUDA graphs would repeat the masks of this forward pass in each call. Record the "
                 "model in eval mode, within `handle.disabled()`, or with `torch.export` or `torch.compile`."
