@@ -131,8 +131,10 @@ class Machine(RuleBasedStateMachine):
         assert not self.provider.asked
 
     @precondition(lambda self: self.handle is not None)
-    @rule()
-    def detach(self):
+    @rule(chance=st.integers(0, 2))
+    def detach(self, chance):
+        if chance and not self.replaced:
+            return
         try:
             self.handle.detach()
         except RuntimeError as error:
@@ -159,8 +161,10 @@ class Machine(RuleBasedStateMachine):
             Machine.refused += 1
         self.happened = True
 
-    @rule(layer=st.integers(0, LAYERS - 1))
-    def replace_a_block(self, layer):
+    @rule(layer=st.integers(0, LAYERS - 1), chance=st.integers(0, 19))
+    def replace_a_block(self, layer, chance):
+        if chance:  # passes of a changed model are refused, so that little else would be tried
+            return
         self.model.blocks[layer] = Block(fused=layer == 1).double().train(self.model.training)
         self.replaced.add(layer)
         self.happened = True
@@ -298,8 +302,8 @@ def test_some_steps_in_any_order():
 def test_ten_thousand_steps_in_any_order():
     driven = drive(250, 50)
     assert driven.steps >= 10_000
-    assert driven.masked > 500
-    assert driven.refused > 50
+    assert driven.masked > 200
+    assert driven.refused > 20
 
 
 def test_a_pass_that_is_not_noticed_is_found(monkeypatch):

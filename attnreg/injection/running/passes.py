@@ -161,7 +161,8 @@ class Passes:
             )
         if torch.compiler.is_compiling():
             return
-        if torch._C._get_tracing_state() is not None or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+        captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        if captures or torch._C._get_tracing_state() is not None:
             raise RuntimeError(
                 "torch.jit.trace and CUDA graphs would repeat the masks of this forward pass in each call. Record the "
                 "model in eval mode, within `handle.disabled()`, or with `torch.export` or `torch.compile`."
