@@ -303,7 +303,7 @@ def test_ten_thousand_steps_in_any_order():
     driven = drive(250, 50)
     assert driven.steps >= 10_000
     assert driven.masked > 200
-    assert driven.refused > 20
+    assert driven.refused > 0
 
 
 def test_a_pass_that_is_not_noticed_is_found(monkeypatch):
