@@ -102,15 +102,14 @@ class PlannedRun:
             )
 
     def check_data(self) -> None:
-        """Read the data of ``--data-dir``, to tell before any run what is wrong with it."""
+        """Read the data, to tell before any run what is wrong with them, or that they cannot be had."""
         from attnreg.experiments.setup.sampling import choose_rows  # late: it is slow to import
         from attnreg.experiments.tasks.loading.data import load_data
 
         settings = self.settings
-        if settings.data_dir is not None:
-            task, splits = load_data(
-                settings.chosen_task(), settings.data_dir, needs_validation=settings.scored_on == "dev"
-            )
+        task = settings.chosen_task()
+        if settings.data_dir is not None or task.embedded is None:
+            task, splits = load_data(task, settings.data_dir, needs_validation=settings.scored_on == "dev")
             choose_rows(splits, settings, task)
 
     @property
