@@ -69,7 +69,7 @@ def with_optimizer(method, model, optimizer, provider, sure, options):
 class SureOfItself(Decisions):
     """Drops what it would rather drop than the average."""
 
-    def draw(self, logits, units, types):
+    def draw(self, logits, units, types, opposite=False):
         return [logits > logits.mean((-1, -2), keepdim=True) - 1e-4]
 
 

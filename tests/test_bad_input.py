@@ -12,7 +12,7 @@ def bad(*args, code=1, says=""):
 BAD = [
     bad("recipe", "attendin", code=2, says="Expected a recipe among ad-drop, attendout, .* `attnreg list recipes`. Did you mean attendout\\?$"),
     bad("recipe", "nothing.py", code=2, says="Recipe file nothing.py not found"),
-    bad("list", "datasets", code=2, says="'datasets' is not one of 'recipes', 'tasks', 'providers'"),
+    bad("list", "datasets", code=2, says="'datasets' is not one of 'recipes', 'studies', 'tasks', 'providers'"),
     bad("copy", "attendin", "x.py", code=2, says="Expected a recipe among"),
     bad("copy", "finetune", "x.txt", code=2, says="Expected FILE to end in .py"),
     bad("copy", "finetune", "no/x.py", says="no folder no"),

@@ -37,7 +37,7 @@ def metrics_of(number, seed):
 
 def telemetry_of(number, seed):
     """Made-up means over a few steps each; those of the last epoch are over 7 and 3."""
-    return [{"step": step, "loss": 10 / step + number + seed} for step in (4, 10, 20, 27, 30)]
+    return [{"step": step, "loss": 10 / step + number + seed, "drop_rate": {}} for step in (4, 10, 20, 27, 30)]
 
 
 @pytest.fixture(scope="module")

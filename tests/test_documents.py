@@ -70,7 +70,7 @@ def script_of(page, name):
 
 def run_script(warm, page, name, *args, cwd, processes=1):
     script = script_of(page, name)
-    assert len(script.splitlines()) < 40
+    assert len(script.splitlines()) < 45
     code, output = warm.run("-c", script, *args, cwd=cwd, timeout=1800, processes=processes)
     assert code == 0, output
     return output

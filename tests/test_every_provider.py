@@ -8,7 +8,7 @@ from tests.recipe_cases import RECIPES, WITH_PROVIDER
 
 FIRST = {case.outermost: case for case in reversed(CASES)}
 OPTIONS = ["--epochs", 4, "--train-size", 8, "--batch-size", 2, "--learning-rate", 5e-3]
-OPTIONS += ["--validation-rows", 32, "--evaluate-every", 4]
+OPTIONS += ["--validation-rows", 32, "--evaluate-every", 16]
 
 
 def test_none_is_missing():
