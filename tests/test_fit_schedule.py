@@ -91,6 +91,7 @@ def test_an_unfinished_run_and_two_stacks_are_refused(tmp_path):
         fit_schedule(RunReader(tmp_path), 1)
 
 
+@pytest.mark.slow
 def test_slopes_by_layer_come_back_on_the_command_line(cli, tmp_path):
     options = ["--epochs", 2, "--train-size", 320, "--start", 0.6, "--slopes", "-0.1,0.3,-0.5"]
     ran(cli("recipe", "scheduled-bernoulli", *options, "--output-dir", "out"))

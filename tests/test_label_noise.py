@@ -54,6 +54,7 @@ def test_rows_held_out_for_the_whole_run_do_not_count_as_trained_on(cli, tmp_pat
     assert 15 < rows < 45  # of the first half
 
 
+@pytest.mark.slow
 def test_rows_held_out_of_train_are_noisy_and_dev_rows_are_not(cli, tmp_path):
     def labels_of(*options):
         ran(cli("recipe", "finetune", *NOISY[:2], *NOISY[4:], *options, "--output-dir", "out"))

@@ -308,6 +308,7 @@ def test_attendout_plays(cli, args, tmp_path):
     assert_sentence(result, 2, "--reward-data half-dev would divide windows of the same question")
 
 
+@pytest.mark.slow
 def test_methods_are_compared(cli, args, tmp_path, undrawn, warm, monkeypatch):
     monkeypatch.setattr(launch, "subprocess", started_by(warm))
     methods = ["finetune", "regularize --provider DropKey(0.1)"]

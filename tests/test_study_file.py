@@ -213,6 +213,7 @@ def test_a_method_that_failed_is_left_out_over_tasks(tmp_path, monkeypatch):
     assert "Differences by task" not in report  # the primary contrast needs it
 
 
+@pytest.mark.slow
 def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "subprocess", started_by(warm))
     rows = load_splits(get_task("agreement"))["test"].to_list()[:40]
