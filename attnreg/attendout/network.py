@@ -18,8 +18,8 @@ class GeneratorNetwork(nn.Module):
     """Token and position embeddings, then one attention layer, applied L times, whose scores are the logits.
 
     The arguments are those of :class:`attnreg.GNetProvider`; without ``initial_logit``, the biases are 0 and not
-    learned; ``shared_tables`` are read from :attr:`tables`. Token ids
-    ``(B, N)``, or images, and allowed positions ``(B, N, N)``, bool, give logits ``(B, L, G, N, N)``.
+    learned; ``shared_tables`` are read from :attr:`tables`. Token ids ``(B, N)``, or images, and allowed positions
+    ``(B, N, N)``, bool, give logits ``(B, L, G, N, N)``.
     """
 
     def __init__(

@@ -205,7 +205,7 @@ class AttachHandle:
         Raises:
             RuntimeError: if gradient checkpointing would then repeat a masked forward pass without its masks.
         """
-        if self.attached and self._passes.decisions.waits():
+        if self.attached and self._passes.masked_calls.waits():
             raise RuntimeError(
                 "A forward pass with gradient checkpointing waits for its backward pass, which repeats its masks. Run "
                 "the backward pass, or delete the loss, before `detach`."

@@ -18,9 +18,9 @@ class UniDrop(Container):
         \underbrace{\text{LayerDrop}}_{\text{structure}} \;\&\; \underbrace{\text{TokenDropout}}_{\text{data}}
 
     Of the paper's four feature dropouts, it does the first, on attention weights (FD-1), and, if ``output`` is above 0,
-    the last, on the output of the last block of each stack (FD-4). FD-2 (activations)
-    and FD-3 (query, key and value) act inside modules, where attnreg cannot reach: use the model's own dropout there.
-    Tokens are masked, not deleted; see :class:`TokenDropout`.
+    the last, on the output of the last block of each stack (FD-4). FD-2 (activations) and FD-3 (query, key and value)
+    act inside modules, where attnreg cannot reach: use the model's own dropout there. Tokens are masked, not deleted;
+    see :class:`TokenDropout`.
 
     Args:
         attention: probability p of dropping an attention weight; kept weights are divided by 1 - p.

@@ -360,7 +360,7 @@ def attached_modules(passes: Passes, found: Discovery, chosen: Set[str]) -> dict
     """Return the attached modules of chosen attention; each expects in its calls what the dry run has seen in them."""
     sites = {part: site for site in found.sites if site.info.name in chosen for part in (site.sighting, *site.others)}
     again = {part for site in found.sites if site.parts != "blocks" for part in site.others}
-    modules = {sighting.place.module for sighting in sites}
+    modules = dict.fromkeys(sighting.place.module for sighting in sites)  # in running order
     plans: dict[nn.Module, dict[int, list[Planned]]] = {module: defaultdict(list) for module in modules}
     for sighting in found.sightings:
         if sighting in again:

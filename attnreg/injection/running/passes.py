@@ -16,8 +16,8 @@ from attnreg.functional.seeded import is_traced
 from attnreg.injection.backends import Tap
 from attnreg.injection.discovery.coverage import why_hidden
 from attnreg.injection.running.changes import Changes
-from attnreg.injection.running.decisions import Decisions
 from attnreg.injection.running.forward_pass import Padding, Pass
+from attnreg.injection.running.masked_calls import MaskedCalls
 from attnreg.injection.running.rates import DropRates
 from attnreg.injection.running.repetition import Calls, Computations, in_backward, in_hook, mark, waiting
 from attnreg.injection.running.seeds import Place, Seeds
@@ -50,7 +50,7 @@ class Passes:
         self.mode: object = None  # the mode of the innermost attention module that is running
         self.rates = DropRates()
         self.seeds = Seeds()
-        self.decisions = Decisions(provider)
+        self.masked_calls = MaskedCalls(provider)
         self.enabled = True
         self.probing = False
         self.taps: Mapping[str, Tap] = {}
@@ -93,8 +93,8 @@ class Passes:
         """
         acts = self.acts_on(module)
         if in_backward():
-            return self.decisions.again(place, name, module, acts=acts)
-        self.decisions.note(place, module, acts=acts, has_gradients=self.latest.has_gradients)
+            return self.masked_calls.again(place, name, module, acts=acts)
+        self.masked_calls.note(place, module, acts=acts, has_gradients=self.latest.has_gradients)
         return acts
 
     @contextmanager
@@ -283,7 +283,7 @@ class Passes:
                 stacklevel=3,
             )
         self.seeds.forget()
-        self.decisions.forget()
+        self.masked_calls.forget()
         self._paddings.forget()
 
     def check_entry(self, name: str) -> None:

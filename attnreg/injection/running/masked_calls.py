@@ -15,7 +15,7 @@ from attnreg.regularizer.base import Regularizer
 
 
 @dataclass(frozen=True)
-class Decision:
+class MaskedCall:
     """Whether one call of a module was masked in a checkpoint.
 
     Args:
@@ -29,12 +29,12 @@ class Decision:
     checkpoint: weakref.ref[Any] | None = field(default=None, compare=False)
 
 
-class Decisions:
+class MaskedCalls:
     """Whether the calls of modules that gradient checkpointing will repeat were masked."""
 
     def __init__(self, provider: Regularizer) -> None:
         self._provider = provider
-        self._done: Computations[Decision] = Computations()
+        self._done: Computations[MaskedCall] = Computations()
 
     def note(self, place: Hashable, module: nn.Module, *, acts: bool, has_gradients: bool) -> None:
         """Note whether a call of a module is masked, if a checkpoint runs it in a pass with gradients."""
@@ -43,7 +43,7 @@ class Decisions:
         around = checkpoint_hook() if torch.is_grad_enabled() else reentrant_checkpoint()
         if around is not None or not torch.is_grad_enabled():
             checkpoint = None if around is None else weakref.ref(around)
-            self._done.note(place, mark(), Decision(acts, self._state(module), checkpoint))
+            self._done.note(place, mark(), MaskedCall(acts, self._state(module), checkpoint))
 
     def again(self, place: Hashable, name: str, module: nn.Module, *, acts: bool) -> bool:
         """Return whether a call that is repeated now was masked; ``acts`` is whether it would be now.
@@ -90,5 +90,5 @@ class Decisions:
         return module.training, self._provider.active, *settings
 
 
-def _is_masked_and_alive(was: Decision) -> bool:
+def _is_masked_and_alive(was: MaskedCall) -> bool:
     return was.acts and was.checkpoint is not None and was.checkpoint() is not None
