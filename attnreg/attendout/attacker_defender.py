@@ -198,14 +198,15 @@ class AttackerDefender(TrainingMethod):
 
         The keep logits are the G-Net's attention scores and nothing else, with one mask per layer for all heads. After
         each round of T steps, both networks are scored on T rows, and the difference on the t-th row is the reward of
-        the t-th step, less a moving average. The winner is drawn in proportion to the scores.
+        the t-th step, less a moving average. The winner is drawn in proportion to the scores. That the t-th row belongs
+        to the t-th step, and the formula of the proportion, are our reading.
 
         Args:
             model: as in the class.
             batches: returns the reward rows of a round, numbered from 0, in batches: T rows, drawn at random from the
                 development set for each round. Scores on the development set are biased then.
             optimizer_factory: as in the class.
-            steps: T; the paper leaves it open, as the next two.
+            steps: T; the paper's main text leaves it open, as the next two.
             score: as in :class:`Rewards`.
             generator_optimizer_factory: makes the Generator's optimizer (default: as in :class:`Reinforce`).
             options: further arguments of the class, such as ``returns`` or ``accelerator``.

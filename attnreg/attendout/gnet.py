@@ -45,8 +45,8 @@ class GNetProvider(MaskProvider):
     With ``shared_tables``, it reads the current embeddings of the model that it was last attached to. No gradient
     reaches them through the G-Net, and they are not in its parameters or ``state_dict``.
     On the first batch (:meth:`calibrate`), :math:`b_l` is set so that the mean of :math:`P(\text{keep})` in each layer
-    is ``initial_keep``; then it is learned. The paper's G-Net has no bias: with ``initial_keep=None``, the scores are
-    the logits, and P(keep) begins near 0.5.
+    is ``initial_keep``; then it is learned. The paper samples from the attention scores alone: with
+    ``initial_keep=None`` they are the logits, and P(keep) begins near 0.5.
 
     With fewer ``decisions``, the reward says more about each: ``"key"`` draws once for all queries of a key, ``"type"``
     once for all keys of a layer and batch with the same token id (of images, at the same position), ``"word"`` likewise

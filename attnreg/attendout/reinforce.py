@@ -46,10 +46,10 @@ class Reinforce(Credit):
             ``"gap"``, ``"sign"`` (of the gap) or ``"standardized"`` (the gap over its standard error); or a function
             of the gaps ``(n,)``, one per reward row, that returns the 0-d reward, or ``(n,)`` per sample or step.
         per: one reward per ``"round"``, ``"step"`` or ``"sample"``. Per step, the first reward row's gap is the reward
-            of the round's first step, and so on, as in the paper, which draws T rows for T steps; there must be as
-            many rows as steps. Per sample, the rewards of other rows than the round's own are paired with its samples
-            in their order, again from the first when they run out (index modulo n); nothing in the paper speaks for
-            this.
+            of the round's first step, and so on: our reading of the paper, which evaluates T rows after T steps and
+            rewards each of T actions; there must be as many rows as steps. Per sample, the rewards of other rows than
+            the round's own are paired with its samples in their order, again from the first when they run out (index
+            modulo n), which is not in the paper.
         baseline: what is subtracted from rewards: ``"moving"`` (a moving average, which the first round sets) or
             ``"leave-one-out"`` (the mean of the other samples' rewards).
         momentum: momentum of the moving average, and of the running deviation of ``"scaled"``.

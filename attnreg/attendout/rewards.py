@@ -112,10 +112,10 @@ def proportional(attacker: Tensor, defender: Tensor) -> Tensor:
 
     .. math:: P = \frac{\max(a, 0) + \max(-d, 0)}{|a| + |d|}
 
-    Two positive scores give a / (a + d), as the paper has it. What is below zero counts for the other network: two
-    negative ones, such as minus a loss, give |d| / (|a| + |d|), and a positive score wins against a negative one. The
-    networks' probabilities add up to 1, a higher score never lowers its own, and the rule is continuous but where both
-    scores are 0, which is a tie.
+    Two positive scores give a / (a + d), our reading of AttendOut's Section 4.2, which has no formula. What is below
+    zero counts for the other network: two negative ones, such as minus a loss, give |d| / (|a| + |d|), and a positive
+    score wins against a negative one. The networks' probabilities add up to 1, a higher score never lowers its own, and
+    the rule is continuous but where both scores are 0, which is a tie.
 
     Example:
         >>> score = torch.tensor

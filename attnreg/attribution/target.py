@@ -31,7 +31,7 @@ class Target:
             are compared with the model's own loss; if neither matches it, the model's class decides.
 
     Reference:
-        AD-DROP (NeurIPS 2022), Section 2.
+        AD-DROP (NeurIPS 2022), Section 2, and its official code.
 
     Example:
         >>> import torch

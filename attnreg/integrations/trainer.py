@@ -202,7 +202,7 @@ class ADDropTrainer(RegularizedTrainer):
         kwargs: keyword arguments of :class:`RegularizedTrainer`, except ``model_init``.
 
     Reference:
-        AD-DROP (NeurIPS 2022, arXiv 2210.05883), Algorithm 1.
+        AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 2.
 
     Example:
         >>> import attnreg

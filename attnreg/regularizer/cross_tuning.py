@@ -24,8 +24,8 @@ class CrossTuning(Container):
         offset: which of these epochs, from 0.
 
     Reference:
-        AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 2: plain fine-tuning in epochs 0, 2, 4 …, AD-DROP in epochs
-        1, 3, 5 …, as with ``every=2, offset=1``.
+        AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 1, alternates plain fine-tuning and AD-DROP; its official code
+        is plain in epochs 0, 2, 4 … and uses AD-DROP in epochs 1, 3, 5 …, as with ``every=2, offset=1``.
 
     Example:
         >>> from attnreg import AttentionLayerDrop

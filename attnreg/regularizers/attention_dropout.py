@@ -32,7 +32,7 @@ class AttentionDropout(MaskProvider):
         rescale: divide kept weights by :math:`1 - p`; ignored for scores.
 
     Reference:
-        AttendOut (arXiv 2104.04692), Eq. 2 and 3.
+        AttendOut (arXiv 2104.04692), Eq. 2 (there without the factor) and Eq. 3.
 
     Example:
         >>> AttentionDropout(0.1, placement="everywhere")

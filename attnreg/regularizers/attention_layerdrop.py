@@ -24,7 +24,7 @@ class AttentionLayerDrop(MaskProvider):
         p: probability of dropping a layer's attention scores.
 
     Reference:
-        AttendOut (arXiv 2104.04692), Eq. 4; LayerDrop (arXiv 1909.11556) for whole layers.
+        AttendOut (arXiv 2104.04692), Eq. 4 and Section 7.1; LayerDrop (arXiv 1909.11556) for whole layers.
 
     Example:
         >>> AttentionLayerDrop(p=1.0)(AttentionSite(shape=(2, 4, 8, 8)))

@@ -54,7 +54,7 @@ class AttributionProvider(MaskProvider):
 
     Reference:
         AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning (NeurIPS 2022, arXiv 2210.05883),
-        Section 2.
+        Section 2, and its official code.
 
     Example:
         >>> import attnreg

@@ -41,8 +41,8 @@ class HiddenAttributionDropout(HiddenProvider):
         rescale: divide kept candidates by :math:`1 - q`.
 
     Reference:
-        AD-DROP (NeurIPS 2022, arXiv 2210.05883) proposes other units than attention, at the end of Section 1; the
-        attribution and the factor are this project's own.
+        AD-DROP (NeurIPS 2022, arXiv 2210.05883) names other units than attention as a possible extension, at the end
+        of Section 1; the choice of hidden states, the attribution and the factor are this project's own.
 
     Example:
         >>> import attnreg, torch

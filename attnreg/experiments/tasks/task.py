@@ -33,7 +33,7 @@ class Task:
         batch_size: default batch size.
         learning_rate: default learning rate.
         max_length: default maximum input length in tokens; longer inputs are truncated.
-        ad_drop_layers: layers whose attention AD-DROP attributes by default, as in its paper; ``None`` for all.
+        ad_drop_layers: layers whose attention AD-DROP attributes by default, as in its official code; ``None`` for all.
 
     Example:
         >>> from attnreg.experiments.tasks import get_task
