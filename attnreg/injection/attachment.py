@@ -147,7 +147,7 @@ def _check_free(model: nn.Module, provider: Regularizer) -> None:
 
 
 def _check_bare(model: nn.Module) -> None:
-    if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
+    if any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()):
         raise InputError(f"{type(model).__name__} is already compiled. Attach first, then compile.")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         raise InputError(f"The model is already wrapped in {type(model).__name__}. Attach first, then wrap.")

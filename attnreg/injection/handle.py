@@ -71,7 +71,7 @@ class AttachHandle:
             *(AttachedEntry(passes, module, found.names[module], whole=False) for module in reversed(parts)),
             *(AttachedEntry(passes, module, found.names[module], whole=True) for module in reversed(begins)),
         ]
-        connect(self._shadows)
+        connect(self._shadows[: -len(begins)])
         for attached in self._shadows:
             attached.install(self)
         masked = [each for each in self._shadows if not isinstance(each, (AttachedEntry, AttachedMethod))]

@@ -106,18 +106,12 @@ def _refuse_shuffled(sightings: Sequence[Sighting]) -> None:
 
 
 def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None) -> tuple[Finder, ModuleCall | None]:
-    attempts: list[tuple[nn.Module, Any]] = [(model, inputs)]
-    if inputs is None:
-        # A head may need more than its backbone, such as an end-of-sentence token or several choices.
-        base = getattr(model, "base_model", model)
-        attempts = [(each, made) for each in dict.fromkeys((model, base)) for made in make_example_inputs(each)]
-        if not attempts:
-            raise NoAttentionError(
-                f"The inputs of {type(model).__name__} are unknown. Pass the arguments of one forward pass with two "
-                "samples: `attach(..., example_inputs={...})`."
-            )
+    # A head may need more than its backbone, such as an end-of-sentence token or several choices.
+    runnables = dict.fromkeys((model, getattr(model, "base_model", model) if inputs is None else model))
     problems: list[Exception] = []
-    for runnable, given in attempts:
+    for runnable, given in (
+        (each, made) for each in runnables for made in (make_example_inputs(each) if inputs is None else (inputs,))
+    ):
         args, kwargs = ((), dict(given)) if isinstance(given, Mapping) else (tuple(given), {})
         try:
             with unchanged(model) as tensors:
@@ -129,6 +123,11 @@ def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None)
             problems.append(error)
         else:
             return finder, classifier
+    if not problems:
+        raise NoAttentionError(
+            f"The inputs of {type(model).__name__} are unknown. Pass the arguments of one forward pass with two "
+            "samples: `attach(..., example_inputs={...})`."
+        )
     problem = problems[0]
     raise NoAttentionError(
         f"{type(model).__name__} does not run on example inputs ({type(problem).__name__}: "

@@ -26,6 +26,7 @@ from attnreg.injection.discovery.origins import compact
 from attnreg.injection.discovery.reading import Reading, read
 from attnreg.injection.discovery.tracing import Tracer
 
+LOGSUMEXP = torch.logsumexp, Tensor.logsumexp
 Method = tuple[nn.Module, str]
 
 
@@ -182,7 +183,7 @@ class Finder(Noting):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         backend = BY_FUNCTION.get(func) if self._running else None
-        if func in (torch.logsumexp, Tensor.logsumexp) and self._running:
+        if func in LOGSUMEXP and self._running:
             origin = self._tracer.origins.read(args[0])
             if origin is not None and rules.is_pair(origin):
                 self.aside.append(tuple(self._running))

@@ -168,6 +168,8 @@ def _restore(held: Any, before: Any) -> None:
     if isinstance(held, np.ndarray):
         if held.flags.writeable:
             np.copyto(held, before)
+    elif not held and not before:
+        return
     elif isinstance(held, dict):
         same = [*map(id, held.values())] == [*map(id, before.values())]
         if held is not before and not (same and held.keys() == before.keys()):

@@ -263,8 +263,9 @@ def _tensors(*values: Any) -> list[Tensor]:
 
 
 def _broadcast_shape(tensors: list[Tensor]) -> torch.Size | None:
+    shapes = {tensor.shape for tensor in tensors}
     try:
-        return torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+        return shapes.pop() if len(shapes) == 1 else torch.broadcast_shapes(*shapes)
     except RuntimeError:
         return None
 

@@ -23,7 +23,7 @@ from attnreg.injection.discovery.finder import Method
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.repetition import checkpoint_hook, functions_around
 from attnreg.injection.running.shadow import Shadow
-from attnreg.injection.running.soft_masks import SoftMasks
+from attnreg.injection.running.soft_masks import ADDS_OR_MULTIPLIES, SoftMasks
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, SiteInfo
 
@@ -81,7 +81,8 @@ class AttentionMode(Masking):
         if self.passes.mode is not self:
             return func(*args, **(kwargs or {}))
         if backend is None:
-            self._soft_masks.note(func, args, kwargs)
+            if func in ADDS_OR_MULTIPLIES:
+                self._soft_masks.note(func, args, kwargs)
             # torch.compile cannot trace the method under a mode.
             func = torch.unflatten if func is Tensor.unflatten and torch.compiler.is_compiling() else func
             return func(*args, **(kwargs or {}))
@@ -224,15 +225,18 @@ def _first_query(site: AttentionSite) -> int:
     return int(seen[-1]) if len(seen) else keys - queries
 
 
+def _fits(shape: torch.Size, into: tuple[int, ...]) -> bool:
+    try:
+        return torch.broadcast_shapes(shape, into) == torch.Size(into)
+    except RuntimeError:
+        return False
+
+
 def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
     mask = mask if site.in_kernel else mask.written_out(site.dtype)
     tensors = {name: value for name, value in vars(mask).items() if isinstance(value, Tensor)}
     for which, tensor in tensors.items():
-        try:
-            fits = torch.broadcast_shapes(tensor.shape, site.shape) == torch.Size(site.shape)
-        except RuntimeError:
-            fits = False
-        if not fits:
+        if tensor.shape != site.shape and not _fits(tensor.shape, site.shape):
             raise InputError(
                 f"Expected the {which} mask of {provider} to be broadcastable to (B, H, Q, K) = {tuple(site.shape)}, "
                 f"got {tuple(tensor.shape)}, at {site.name}."

@@ -20,6 +20,7 @@ def _functions(*names: str) -> frozenset[Any]:
 
 ADDS = _functions(*_ADD, *_FILL, "baddbmm", "baddbmm_")
 MULTIPLIES = _functions(*_MULTIPLY)
+ADDS_OR_MULTIPLIES = ADDS | MULTIPLIES
 
 
 class SoftMasks:
@@ -30,7 +31,7 @@ class SoftMasks:
         self._added: list[Any] = []
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """Note a call of a torch function in the module."""
+        """Note a call of one of :data:`ADDS_OR_MULTIPLIES` in the module."""
         if func in MULTIPLIES:
             self._makes_scores = True
         if func in ADDS:
