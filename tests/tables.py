@@ -93,7 +93,7 @@ def figures(page: Path) -> str:
     text = "**Cost** of a training step, as a multiple of a plain one ([all](../cost.md)):"
     lines = [text, "", *cost] if cost else ["**Cost.** Not measured by itself ([others](../cost.md))."]
     found = results(own, recipes)
-    text = "**Results.** Score minus that of plain fine-tuning; p (Holm) is corrected for all comparisons of [Results](../results.md):"
+    text = "**Results.** Score minus that of plain fine-tuning; p is corrected for [all comparisons](../results/comparisons/README.md):"
     lines += ["", text, "", *found] if found else ["", "**Results.** None of our own yet ([others](../results.md))."]
     return "\n".join(lines)
 
@@ -102,21 +102,20 @@ def results(own: list[str], recipes: set[str]) -> list[str]:
     """A table of the comparisons of a page's providers with plain fine-tuning, in all settings."""
     header = "| setting | comparison | difference | 95 % over seeds | p | p (Holm) |"
     rows = []
-    for line in rows_of("results.md", ".*", header)[2:]:
+    for line in rows_of("results/comparisons/README.md", ".*", header)[2:]:
         setting, comparison, *cells = [cell.strip() for cell in line.strip("|").split("|")]
         name, _, other = comparison.partition(" - ")
         assert name in {*RESULTS_OF} | NO_PROVIDERS, f"add {name} to RESULTS_OF or NO_PROVIDERS"
         if other == "plain" and RESULTS_OF.get(name) in own:
             alone = {*own} <= {RESULTS_OF[name], "CrossTuning"}
-            rows.append([setting if alone else f"{name}: {setting}", *cells[:4]])
+            rows.append([setting if alone else f"{name}: {setting}", *cells[:2], cells[3]])
     if not any(row[0].startswith("SST-2, 500 rows, ") for row in rows):  # earlier runs, corrected for five methods
-        earlier = rows_of(
-            "results.md", "|".join(sorted(recipes)) or "-", "| method | difference | 95 % over seeds | p |"
-        )
+        header = "| method | difference | 95 % over seeds | p |"
+        earlier = rows_of("results/sst2-500/README.md", "|".join(sorted(recipes)) or "-", header)
         for line in earlier[2:]:
-            _, difference, interval, p, holm, *_ = [cell.strip() for cell in line.strip("|").split("|")]
-            rows.insert(0, ["SST-2, 500 rows, 8 seeds", difference, interval, p, f"{holm}, for five methods"])
-    head = ["| setting | difference | 95 % over seeds | p | p (Holm) |", "| --- | ---: | ---: | ---: | ---: |"]
+            _, difference, interval, _, holm, *_ = [cell.strip() for cell in line.strip("|").split("|")]
+            rows.insert(0, ["SST-2, 500 rows, 8 seeds", difference, interval, f"{holm}, for five methods"])
+    head = ["| setting | difference | 95 % over seeds | p (Holm) |", "| --- | ---: | ---: | ---: |"]
     return [*head, *("| " + " | ".join(row) + " |" for row in rows)] if rows else []
 
 
