@@ -3,13 +3,13 @@
 import bz2
 import gzip
 import json
+import sys
 
 import datasets
 import pytest
 
 from attnreg.errors import InputError
 from attnreg.experiments.tasks import choose_task, get_task, load_data, load_splits
-from attnreg.experiments.tasks.loading import faults
 from tests.commands import assert_sentence
 
 GOOD = [{"text": "a b", "label": "neg"}, {"text": "c d", "label": "pos"}]
@@ -71,7 +71,7 @@ REFUSED = [
     ("train.csv", "text;label\na b;neg\n", "train.csv has semicolons between its columns: a .csv file needs commas"),
     ("train.csv", '"text"\t"label"\na b\tneg\n', "train.csv has tabs between its columns: a .csv file needs commas"),
     ("train.tsv", "text,label\na b,neg\n", "train.tsv has commas between its columns: a .tsv file needs tabs"),
-    ("train.csv", "text,label\na, b,neg\nc,pos\n", r"The rows of train.csv have more fields than the first line has column names, text, label: name every column\.$"),
+    ("train.csv", "text,label\na, b,neg\nc,pos\n", "Line 2 of .*train.csv has 3 fields instead of 2: put a text with a comma in double quotes"),
     ("train.csv", "text,label\na,neg\nb, c,pos\n", "Line 3 of .*train.csv has 3 fields instead of 2: put a text with a comma in double quotes"),
     ("train.tsv", "text\tlabel\na\tneg\nb\tc\tpos\n", "Line 3 of .*train.tsv has 3 fields instead of 2: replace a tab in a text by a space"),
     ("train.csv", "text,text,label\na,b,neg\nc,d,pos\n", "train.csv has two columns named text: rename one of them"),
@@ -85,14 +85,16 @@ REFUSED = [
     ("train.json", json.dumps({"text": ["a"], "label": ["neg"]}), r'train.json must be an array of objects, one for each row, or have it as in \{"data": \[...\]\}\.$'),
     ("train.json", json.dumps({"1": GOOD[0], "2": GOOD[1]}), "train.json must be an array of objects, one for each row"),
     ("train.json", json.dumps({"train": GOOD, "validation": GOOD}), "train.json has rows in train and validation: write each of them as a file"),
-    ("train.json", "3", "Cannot read .*train.json as .json, which must be one array of objects: "),
-    ("train.jsonl", '{"text": "a", "text": "b", "label": "neg"}\n', "Cannot read .*train.jsonl as .jsonl: JSON parse error: .*twice"),
+    ("train.json", "3", "Line 1 of .*train.json must be one JSON object, got '3'"),
+    ("train.json", "[1]", "train.json must be an array of objects, one for each row"),
+    ("train.csv", 'text,label\na,neg\n"b,pos\n', r"Cannot read line 3 of .*train.csv: unexpected end of data\.$"),
+    ("train.jsonl", '{"text": "a", "text": "b", "label": "neg"}\n', "Line 1 of .*train.jsonl must be one JSON object, but cannot be read: it has 'text' twice"),
     ("train.jsonl", "3\n", "Line 1 of .*train.jsonl must be one JSON object, got '3'"),
     ("train.jsonl", '{"text": "a"\n', "Line 1 of .*train.jsonl must be one JSON object, but cannot be read: "),
     ("train.jsonl.gz", lines(GOOD), r"Cannot read .*train.jsonl.gz: Not a gzipped file"),
     ("train.jsonl.xz", lines(GOOD), r"Cannot read .*train.jsonl.xz: Input format not supported by decoder"),
-    ("train.jsonl.gz", gzip.compress(lines(GOOD * 500).encode(), 0)[:-60], r"Cannot read .*train.jsonl.gz after line \d+: Compressed file ended"),
-    ("train.csv", "\n\n", "Cannot read .*train.csv as .csv: No columns to parse from file"),
+    ("train.jsonl.gz", gzip.compress(lines(GOOD * 500).encode(), 0)[:-60], r"Cannot read .*train.jsonl.gz: Compressed file ended"),
+    ("train.csv", "\n\n", r"train.csv has no rows\.$"),
 ]  # fmt: skip
 
 
@@ -105,7 +107,7 @@ def test_what_cannot_be_read_is_named(tmp_path, capfd, name, content, says):
 
 
 def test_zstandard(tmp_path, monkeypatch):
-    monkeypatch.setattr(faults, "zstandard", None)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(InputError, match=r"Reading .*train.csv.zst needs the package zstandard: pip install zstandard\.$"):  # fmt: skip
         load(tmp_path, "train.csv.zst", b"x")
 

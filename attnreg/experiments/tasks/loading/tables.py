@@ -1,29 +1,37 @@
-"""Read data files, and folders that ``datasets`` has saved."""
+"""Read data files, folders of images, and folders that ``datasets`` has saved."""
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
+import io
 import json
-import logging
+import lzma
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 import pyarrow
+from pyarrow import parquet
 
 from attnreg.errors import InputError, one_line
-from attnreg.experiments.tasks.loading.faults import DAMAGED, columns_in, opened, reason_of, rows_in_field
 from attnreg.experiments.tasks.loading.folder import VALIDATION, WHOLE, format_of, is_saved, shown, suffix_of
 
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "csv": {"sep": ",", "quoting": csv.QUOTE_MINIMAL, "keep_default_na": False},  # "NA" and "null" are words
-    "tsv": {"sep": "\t", "quoting": csv.QUOTE_NONE, "keep_default_na": False},  # GLUE's format
-}
-_MORE_FIELDS = "__index_level_0__"  # pandas' name for the first field of rows with more fields than column names
-_FAILURES = (datasets.exceptions.DatasetGenerationError, pyarrow.ArrowException, *DAMAGED, ValueError, IndexError)
+_DAMAGED = (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error)
+_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+_FORMS: dict[str, tuple[str, Literal[0, 3]]] = {
+    "csv": (",", csv.QUOTE_MINIMAL),
+    "tsv": ("\t", csv.QUOTE_NONE),
+}  # GLUE's
+_TYPES = (pyarrow.int64(), pyarrow.float64(), pyarrow.bool_())
+
+Columns = dict[str, list[Any]]
 
 
 def read_saved(folder: Path) -> dict[str, datasets.Dataset] | None:
@@ -65,7 +73,7 @@ def read_images(folder: Path) -> dict[str, datasets.Dataset]:
 def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> datasets.Dataset:
     """Read files of one format as one table, or one folder that ``datasets`` has saved.
 
-    The columns ``texts`` stay text even if they look like numbers; ``label`` becomes text if a label far down is none.
+    The columns ``texts`` of tables in text form stay text; others become numbers if all of their fields are.
     """
     if (saved := read_saved(files[0])) is not None:
         if WHOLE not in saved:
@@ -73,87 +81,165 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
         return saved[WHOLE]
     if empty := [file for file in files if not file.stat().st_size]:
         raise InputError(f"{empty[0]} is empty: it must have rows.")
-    names, options = [label], _OPTIONS.get(format_of(files[0]))
-    if options is not None:
-        for file in files:
-            columns = columns_in(file, options["sep"], options["quoting"], [*texts, label])
-            names += columns
-    # Types of columns are inferred from the first rows; those which later rows do not fit are then read as text.
-    attempts = [list(texts)] if options is None else [list(texts), sorted({*texts, *names} - {label}), [*texts, *names]]
-    while True:
-        try:
-            rows = _load(files, attempts.pop(0))
-            break
-        except InputError:
-            raise
-        except _FAILURES as error:
-            if not attempts or not type(error.__cause__).__module__.startswith("pyarrow"):
-                raise InputError(_complaint(files, texts, label, error)) from error
-    if options is not None and _MORE_FIELDS in rows.column_names:
-        numbers = rows[_MORE_FIELDS][:]
-        if numbers != list(range(1, len(numbers) + 1)):  # R numbers rows so, in a column without a name
-            raise InputError(
-                f"The rows of {shown(files)} have more fields than the first line has column names, "
-                f"{', '.join(columns)}: name every column."
-            )
-        rows = rows.remove_columns(_MORE_FIELDS)
-    return rows
-
-
-def _load(files: Sequence[Path], texts: Collection[str]) -> datasets.Dataset:
     form = format_of(files[0])
-    options = dict(_OPTIONS.get(form, {}))
-    if options:
-        options["converters"] = dict.fromkeys(texts, str)  # numbers in a text column stay text
-    with tempfile.TemporaryDirectory() as cache, _quiet():
-        # In memory, because a cache on disk could become stale or fill the disk.
-        rows = datasets.load_dataset(
-            {"tsv": "csv", "jsonl": "json"}.get(form, form),
-            data_files=[_plain_path(file, Path(cache) / str(number)) for number, file in enumerate(files)],
-            split="train",
-            cache_dir=cache,
-            keep_in_memory=True,
-            **options,
-        )
-        rows.data.table.validate(full=True)  # the encoding of JSON is not checked when it is read
-        return rows
-
-
-def _plain_path(file: Path, other: Path) -> str:
-    """Return a path that ``datasets`` reads as that of one file of rows; it begins with ``other`` if need be."""
-    if format_of(file) == "json" and (rows := rows_in_field(file)) is not None:
-        other = other.with_suffix(".jsonl")
-        other.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        return str(other)
-    if file.suffix.lower() == ".zst":
-        other = other.with_suffix(f".{format_of(file)}")
-        with opened(file) as content:
-            other.write_bytes(content.read())
-        return str(other)
-    path = file.absolute()
-    if set(str(path)) & set("*?[") or "::" in str(path):  # signs of a pattern, or of a path within an archive
-        other = other.with_suffix(str(suffix_of(file)))
-        other.symlink_to(path)
-        return str(other)
-    return str(path)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the log of ``datasets``, which repeats the errors that it raises."""
-    log = logging.getLogger("datasets")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
     try:
-        yield
-    finally:
-        log.setLevel(level)
+        if form == "parquet":
+            return datasets.Dataset(pyarrow.concat_tables(parquet.read_table(file) for file in files))
+        parts = [_objects_in(file) if form.startswith("json") else _table_in(file, [*texts, label]) for file in files]
+        if any(part.keys() != parts[0].keys() for part in parts):
+            raise InputError(_complaint(files, "not all have the same columns"))
+        columns: dict[str, Any] = {name: [each for part in parts for each in part[name]] for name in parts[0]}
+        if not form.startswith("json"):
+            columns = {name: found if name in texts else _typed(found) for name, found in columns.items()}
+        return datasets.Dataset.from_dict(columns)
+    except InputError:
+        raise
+    except (pyarrow.ArrowException, *_DAMAGED, OverflowError, TypeError) as error:
+        raise InputError(_complaint(files, one_line(error))) from error
 
 
-def _complaint(files: Sequence[Path], texts: Collection[str], label: str, error: BaseException) -> str:
+def _complaint(files: Sequence[Path], reason: str) -> str:
     if len(files) > 1:
-        for file in files:
-            read_files([file], texts, label)  # raises if one of them is damaged
-        cause = one_line(error.__cause__ or error)
-        return f"Cannot read {shown(files)} as one table, their columns or types differ: {cause}"
-    return reason_of(files[0], error)
+        return f"Cannot read {shown(files)} as one table, their columns or types differ: {reason}"
+    return f"Cannot read {files[0]} as {suffix_of(files[0])}: {reason}"
+
+
+def _typed(texts: list[str]) -> pyarrow.Array:
+    """Return the numbers or truth values that all texts spell, or else the texts."""
+    column = pyarrow.array(texts)
+    for each in _TYPES:
+        with suppress(pyarrow.ArrowInvalid):
+            return column.cast(each)
+    return column
+
+
+def _text_of(file: Path) -> str:
+    """Read a file of text, perhaps packed, or raise."""
+    try:
+        content = _UNPACKERS.get(file.suffix.lower(), bytes)(file.read_bytes())
+    except ImportError as error:
+        raise InputError(f"Reading {file} needs the package zstandard: pip install zstandard.") from error
+    except _DAMAGED as error:
+        raise InputError(f"Cannot read {file}: {one_line(error)}.") from error
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
+        raise InputError(
+            f"Line {content[: error.start].count(10) + 1} of {file} is not UTF-8: convert the file, for example with "
+            f"`iconv -f {encoding} -t utf-8`."
+        ) from None
+
+
+def _unpacked(frames: bytes) -> bytes:
+    """Unpack zstandard's frames; its own reader takes a file that is cut off for a whole one."""
+    import zstandard  # late: it is an extra of `datasets`
+
+    parts = []
+    while frames:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            parts.append(frame.decompress(frames))
+        except zstandard.ZstdError as error:
+            raise ValueError(str(error)) from error
+        if not frame.eof:
+            raise EOFError("Compressed file ended before the end of a frame")
+        frames = frame.unused_data
+    return b"".join(parts)
+
+
+_UNPACKERS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.decompress,
+    ".bz2": bz2.decompress,
+    ".xz": lzma.decompress,
+    ".zst": _unpacked,
+}
+
+
+def _table_in(file: Path, wanted: Collection[str]) -> Columns:
+    """Read a table in text form, all fields as text; a short row ends in empty fields."""
+    text, form = _text_of(file), format_of(file)
+    separator, quoting = _FORMS[form]
+    first = text.partition("\n")[0]
+    if separator not in first:
+        for other, name in _SEPARATORS.items():
+            if {field.strip('"\r ') for field in first.split(other)} & set(wanted) and other in first:
+                raise InputError(
+                    f"{file} has {name} between its columns: a .{form} file needs {_SEPARATORS[separator]}."
+                )
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, quoting=quoting, strict=True)
+    try:
+        lines = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        raise InputError(f"Cannot read line {reader.line_num} of {file}: {error}.") from error
+    if len(lines) < 2:
+        raise InputError(f"{file} has no rows.")
+    (_, names), *rows = lines
+    if twice := [name for name in wanted if names.count(name) > 1]:
+        raise InputError(f"{file} has two columns named {twice[0]}: rename one of them.")
+    if [row[0] for _, row in rows if len(row) > len(names)] == [str(number + 1) for number in range(len(rows))]:
+        names = ["", *names]  # R numbers rows so, in a column without a name
+    for line, row in rows:
+        if len(row) > len(names):
+            how = "put a text with a comma in double quotes" if form == "csv" else "replace a tab in a text by a space"
+            raise InputError(f"Line {line} of {file} has {len(row)} fields instead of {len(names)}: {how}.")
+    columns = zip(*(row + [""] * (len(names) - len(row)) for _, row in rows), strict=True)
+    return {name: list(column) for name, column in zip(names, columns, strict=True) if name}
+
+
+def _objects_in(file: Path) -> Columns:
+    """Read JSON objects: one on each line, or an array of them, which may be the value of a field."""
+    text, form, rows = _text_of(file), format_of(file), None
+    start = text.lstrip()[:1]
+    if start == "[" or (start == "{" and form == "json"):
+        try:
+            rows = _parsed(text)
+        except ValueError as error:
+            if start == "[" and form == "json":
+                wanted = f"{suffix_of(file)}, which must be one array of objects"
+                raise InputError(f"Cannot read {file} as {wanted}: {error}.") from error
+    if isinstance(rows, dict):
+        rows = _rows_in_field(rows, file)
+    if rows is None:
+        rows = []
+        for number, line in enumerate(text.split("\n"), 1):
+            place, shown_line = f"Line {number} of {file} must be one JSON object", line.strip()
+            try:
+                row = _parsed(line) if shown_line else {}
+            except ValueError as error:
+                raise InputError(f"{place}, but cannot be read: {error}.") from error
+            if not isinstance(row, dict):
+                raise InputError(f"{place}, got {shown_line[:60]!r}.")
+            rows += [row] if shown_line else []
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"{file} has no rows." if not rows else _EXPECTED.format(file))
+    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+
+
+_EXPECTED = '{} must be an array of objects, one for each row, or have it as in {{"data": [...]}}.'
+
+
+def _rows_in_field(whole: dict[str, Any], file: Path) -> list[Any] | None:
+    """Return the rows of an object that has them in a field; ``None`` if the object is a row itself."""
+    lists = {name: value for name, value in whole.items() if isinstance(value, list) and value}
+    fields = [name for name, value in lists.items() if all(isinstance(each, dict) for each in value)]
+    if len(fields) > 1:
+        raise InputError(f"{file} has rows in {' and '.join(fields)}: write each of them as a file.")
+    if not fields and all(isinstance(value, (list, dict)) for value in whole.values()):
+        raise InputError(_EXPECTED.format(file))
+    return whole[fields[0]] if fields else None
+
+
+def _parsed(text: str) -> Any:
+    """Parse JSON; an object that has a name twice is a ``ValueError``, as is one that is nested too deeply."""
+
+    def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
+            raise ValueError(f"it has {twice[0]!r} twice")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=without_repetition)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
