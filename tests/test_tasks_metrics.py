@@ -90,3 +90,16 @@ def test_f1_by_counting():
     labels, given = rng.integers(0, 3, (2, 50))
     each = [2 * ((labels == c) & (given == c)).sum() / ((labels == c).sum() + (given == c).sum()) for c in range(3)]
     assert score("macro_f1", given, labels) == pytest.approx(np.mean(each))
+
+
+@pytest.mark.parametrize(
+    ("name", "predictions", "references", "expected"),
+    [
+        ("accuracy", [1, 0, 1, 1], [1, 0, 0, 1], 3 / 4),
+        ("matthews_correlation", [1, 0, 1, 1], [1, 0, 0, 1], 1 / math.sqrt(3)),  # 2 1 0 1: (2*1 - 1*0) / sqrt(3*2*1*2)
+        ("exact_match", ["a b", "a"], ["a b", "A"], 1 / 2),
+        ("answer_f1", ["the red house", "a"], ["house", "b"], 1 / 3),
+    ],
+)
+def test_metrics_by_hand(name, predictions, references, expected):
+    assert score(name, predictions, references) == pytest.approx(expected)

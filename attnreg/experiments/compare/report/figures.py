@@ -25,9 +25,7 @@ from attnreg.experiments.results.plots.comparison import (
     plot_seeds,
 )
 from attnreg.experiments.results.plots.run import plot_drop_rates
-from attnreg.experiments.tasks.metrics import METRICS
-
-_BINS = 15  # as many as in the calibration error
+from attnreg.experiments.tasks.metrics import BINS, METRICS
 
 
 def differences(found: Sequence[Contrast], baseline: Group, folder: Path) -> Picture:
@@ -96,7 +94,7 @@ def calibration(groups: Sequence[Group], folder: Path) -> list[Block]:
     path = folder / "reliability.png"
     plot_reliability(found, path)
     text = (
-        f"Accuracy of the dev rows whose prediction has this confidence, in {_BINS} bins, over all seeds. "
+        f"Accuracy of the dev rows whose prediction has this confidence, in {BINS} bins, over all seeds. "
         "A larger point stands for more rows. Below the dotted line, networks are too sure of themselves."
     )
     return [Picture(path, text)]
@@ -110,10 +108,10 @@ def _reliability(group: Group) -> Reliability | None:
     shifted = np.exp(logits - logits.max(1, keepdims=True))
     confidence = (shifted / shifted.sum(1, keepdims=True)).max(1)
     right = np.concatenate(group.predictions) == np.tile(group.labels, len(group.predictions))
-    number = np.clip(np.ceil(confidence * _BINS), 1, _BINS).astype(int) - 1
-    rows = np.bincount(number, minlength=_BINS)
+    number = np.clip(np.ceil(confidence * BINS), 1, BINS).astype(int) - 1
+    rows = np.bincount(number, minlength=BINS)
     held = rows > 0
-    sure, accurate = (np.bincount(number, weights=each, minlength=_BINS)[held] for each in (confidence, right))
+    sure, accurate = (np.bincount(number, weights=each, minlength=BINS)[held] for each in (confidence, right))
     return Reliability(sure / rows[held], accurate / rows[held], rows[held])
 
 
