@@ -99,7 +99,7 @@ def on_layers(sites: Sequence[S], layers: Collection[int], where: str) -> list[S
     if missing := sorted(set(layers) - reached):
         raise InputError(
             f"Expected layers among {sorted({site.layer for site in sites})} in {where}, got {missing}: the model has "
-            "no such layers, or the arguments of `attach` exclude them."
+            "no such layers, or `attach` or an `OnLayers` around this one excludes them."
         )
     return chosen
 

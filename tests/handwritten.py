@@ -151,6 +151,14 @@ def talking_heads(a, x, y):
     return a.o(merge(weights @ v))
 
 
+def bias_in_two_parts(a, x, y):
+    """One part of the bias has queries first, the other keys."""
+    q, k, v = a.heads(x, y)
+    gate = a.q(x)[..., :H].transpose(1, 2)
+    bias = (gate[..., None] - gate[..., None, :]).tril() + (gate[..., None, :] - gate[..., None]).triu()
+    return a.o(merge((q @ k.transpose(-1, -2) + bias).softmax(-1) @ v))
+
+
 def additive(a, x, y):
     scores = a.one(torch.tanh(a.q(x)[:, :, None] + a.k(y)[:, None])).squeeze(-1)
     return a.o(scores.softmax(-1) @ a.v(y))

@@ -189,6 +189,51 @@ def test_attention_in_a_method_of_another_module():
     assert torch.equal(model.inner.encode(ids), model.inner.encode(ids))
 
 
+class Beside(nn.Module):
+    """Methods that forward never calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True)
+
+    def forward(self, x):
+        return self.block(x)
+
+    def fused(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+    def written(self, x):
+        return F.dropout((x @ x.mT).softmax(-1), 0.1) @ x
+
+    def probabilities(self, x):
+        return self.block(x).softmax(-1)
+
+
+def test_attention_in_a_method_that_forward_never_calls_is_said_once():
+    model, x = Beside(), torch.randn(2, 4, 8)
+    with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(x,)):
+        for method in ("fused", "written"):
+            with pytest.warns(CoverageWarning, match=rf"`Beside\.{method}` computes attention that is not masked"):
+                getattr(model, method)(x)
+            getattr(model, method)(x)
+        model.probabilities(x)
+        torch.func.vmap(model.fused)(x[None])
+        assert not torch.equal(model.probabilities(x), model.probabilities(x))
+    with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(x,), modules="block*"):
+        model.fused(x)
+    assert not {"fused", "written", "probabilities"} & vars(model).keys()
+
+
+def test_a_pass_within_a_pass_is_refused():
+    model, x = Beside(), torch.randn(2, 4, 8)
+    model.block.register_forward_pre_hook(lambda module, given: model.block.self_attn(x, x, x) and None)
+    with (
+        attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(x,)),
+        pytest.raises(NoAttentionError, match=r"called more often .* do not call the model within its own forward"),
+    ):
+        model(x)
+
+
 class Two(nn.Module):
     def __init__(self):
         super().__init__()

@@ -318,7 +318,7 @@ def test_data_parallel_says_what_to_do_instead():
     model = CASES["bert"].build()
     with attnreg.attach(model, Noop()):
         replica = model._replicate_for_data_parallel()
-        with pytest.raises(RuntimeError, match="DataParallel is not supported"):
+        with pytest.raises(RuntimeError, match="shallow copy of the attached model"):
             replica(**CASES["bert"].batch())
 
 

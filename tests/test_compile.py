@@ -237,3 +237,14 @@ def test_a_backward_pass_that_computes_again_has_the_same_masks_or_is_refused(bu
             pytest.raises(RuntimeError, match="a compiled backward pass would draw its masks again"),
         ):
             fails(**batch())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # which torch itself looks at
+def test_a_block_that_is_compiled_in_place_after_attaching():
+    model = bert()
+    with attnreg.attach(model, attnreg.AttentionDropout(0.5, placement="scores")) as handle:
+        expected = model(**batch()).logits
+        model.bert.encoder.layer[1].compile(backend="eager")
+        with handle.replay():
+            torch.testing.assert_close(model(**batch()).logits, expected)
+        assert not torch.equal(model(**batch()).logits, expected)

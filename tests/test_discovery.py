@@ -69,6 +69,7 @@ OTHERS = {
     handwritten.memory: ("bhqk", "encoder", (2, 0), 4),
     handwritten.gate: ("bhqk", "encoder", (0, 1), 4),
     handwritten.talking_heads: ("bhqk", "encoder", (0, 0), 4),
+    handwritten.bias_in_two_parts: ("bhqk", "encoder", (0, 0), 4),
     handwritten.additive: ("bqk", "encoder", (0, 0), 1),
     handwritten.pooled_queries: ("bhqk", "encoder", (0, 0), 4),
     handwritten.windows: ("bhqk", "encoder", (0, 0), 4),

@@ -94,7 +94,7 @@ def attach(
     provider.check(infos, model)
     if provider.may_skip_blocks:
         check_blocks("A provider that skips blocks", chosen)
-    handle = AttachHandle(model, provider, found, {site.info.name for site in chosen}, states)
+    handle = AttachHandle(model, provider, found, {site.info.name for site in chosen}, states, watches=modules is None)
     for each in provider.parts():
         _ATTACHED[each] = ref(handle)
     return handle

@@ -24,6 +24,7 @@ from attnreg.injection.running.changes import Changes, Masked
 from attnreg.injection.running.forward_pass import Padding, takes_two
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.shadow import MARK, AttachedEntry, Mark, Shadow, connect, entries, input_names, parts_of
+from attnreg.injection.running.unplanned import WatchedMethod, watched_methods
 from attnreg.regularizer.abilities import effects
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site
@@ -44,6 +45,8 @@ class AttachHandle:
         found: Discovery,
         chosen: Set[str],
         states: Sequence[FoundHidden] = (),
+        *,
+        watches: bool = True,
     ) -> None:
         self.provider = provider
         sites = [site for site in found.sites if site.info.name in chosen]
@@ -63,9 +66,12 @@ class AttachHandle:
         passes = self._passes = Passes(model, provider, tuple(self._modules.values()), padding)
         self.rates = passes.rates
         modules = attached_modules(passes, found, chosen)
+        methods = attached_methods(passes, modules.values())
+        known = {(each.module, each.method) for each in methods}
         self._shadows: list[Shadow[Any]] = [
+            *(watched_methods(passes, model, found.sightings, known) if chosen and watches else ()),
             *modules.values(),
-            *attached_methods(passes, modules.values()),
+            *methods,
             *attached_blocks(passes, found, chosen, states, modules),
             *(AttachedClassifier(passes, each.module, [each.info], each.info.name) for each in last),
             *(AttachedEntry(passes, module, found.names[module], whole=False) for module in reversed(parts)),
@@ -74,7 +80,8 @@ class AttachHandle:
         connect(self._shadows[: -len(begins)])
         for attached in self._shadows:
             attached.install(self)
-        masked = [each for each in self._shadows if not isinstance(each, (AttachedEntry, AttachedMethod))]
+        others = AttachedEntry, AttachedMethod, WatchedMethod
+        masked = [each for each in self._shadows if not isinstance(each, others)]
         passes.changes = Changes(
             model, [Masked(each.module, each.name, each.calls, each.installed) for each in masked], found.names
         )
@@ -288,6 +295,6 @@ def _written_out() -> Iterator[None]:
 def _refuse_replicas(attached: nn.Module, model: nn.Module, args: tuple[Any, ...]) -> None:
     if model is not attached:
         raise RuntimeError(
-            "nn.DataParallel is not supported because its threads would share one provider. Use one process per device "
-            "(DistributedDataParallel, `accelerate launch`, `torchrun`)."
+            "This is a shallow copy of the attached model, as nn.DataParallel makes them; it would share the provider. "
+            "Use `copy.deepcopy`, or one process per device (DistributedDataParallel, `accelerate launch`, `torchrun`)."
         )

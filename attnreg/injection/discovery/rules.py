@@ -100,10 +100,11 @@ def merged(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     full = [operand for operand, lacks in zip(operands, lacking, strict=True) if not lacks]
     if full or scores or len(operands) == 1:
         return _union(full or operands, shape)
-    a, b = operands[0], operands[1]
     if lacking[0] & lacking[1] or not (lacking[0] - lacking[1] and lacking[1] - lacking[0]):
         return _union(operands, shape)
     out = _union(operands, shape).clone()
+    # In one order, however they are written: two such biases may be added.
+    a, b = operands[:2] if max(lacking[0]) > max(lacking[1]) else operands[1::-1]
     out[FIRST] = _fitted(a, shape)[FIRST]
     out[SECOND] = _fitted(b, shape)[FIRST]
     out[PRODUCT] = 1

@@ -92,9 +92,9 @@ class AttentionMode(Masking):
     def expect(self, backend: str, call: Call) -> Asked | None:
         rank, heads = len(call.shape), self.heads
         rest = range(self._at, len(self._plan))
-        matching = [i for i in rest if heads is not None or self._same(self._plan[i], backend, rank)]
+        matching = [i for i in rest if heads is not None or _is_as_planned(self._plan[i], backend, rank)]
         if not matching:
-            if any(p.info is not None and self._same(p, backend, rank) for p in self._plan):
+            if any(p.info is not None and _is_as_planned(p, backend, rank) for p in self._plan):
                 raise NoAttentionError(
                     f"{self.name} computes more attention in this forward pass than when it was attached "
                     f"(computations then: {len(self._asked)}). Attach with `example_inputs` like these inputs."
@@ -120,11 +120,6 @@ class AttentionMode(Masking):
     @override
     def allowed(self, scores: Tensor) -> Tensor:
         return self._soft_masks.allowed(scores)
-
-    @staticmethod
-    def _same(planned: Planned, backend: str, rank: int) -> bool:
-        # A transformers model may switch from a fused kernel to softmax, to return its weights.
-        return planned.rank == rank and (planned.backend == backend or planned.layout.dims == STANDARD)
 
     def _check_heads(self, info: SiteInfo, layout: Layout, shape: tuple[int, ...], heads: int | None) -> None:
         now = heads
@@ -211,6 +206,11 @@ class AttentionMode(Masking):
         if self.tap is not None:
             own = self.tap(own)
         return layout.with_keys(weights, own)
+
+
+def _is_as_planned(planned: Planned, backend: str, rank: int) -> bool:
+    # A transformers model may switch from a fused kernel to softmax, to return its weights.
+    return planned.rank == rank and (planned.backend == backend or planned.layout.dims == STANDARD)
 
 
 def _first_query(site: AttentionSite) -> int:

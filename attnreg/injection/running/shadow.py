@@ -57,6 +57,8 @@ class Shadow(ABC, Generic[What]):
         method: name of the method.
     """
 
+    begins = True  # whether a forward pass may begin with it
+
     def __init__(
         self, passes: Passes, module: nn.Module, whats: Sequence[What | None], name: str, *, method: str = "forward"
     ) -> None:
@@ -124,7 +126,8 @@ class Shadow(ABC, Generic[What]):
         if call >= len(self.whats):
             raise NoAttentionError(
                 f"{self.name} is called more often in this forward pass than when it was attached "
-                f"(calls then: {len(self.whats)}). Attach with `example_inputs` like these inputs."
+                f"(calls then: {len(self.whats)}). Attach with `example_inputs` like these inputs, and do not call the "
+                "model within its own forward pass, or in several threads at once."
             )
         return self.whats[call]
 
@@ -142,7 +145,7 @@ def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
     if shadow.installed is None:
         return shadow.plain(*args, **kwargs)
     passes = shadow.passes
-    if passes.in_forward or in_backward():
+    if passes.in_forward or in_backward() or not shadow.begins:
         return shadow.forward(*args, **kwargs)
     try:
         shadow.enter(args, kwargs)
