@@ -7,6 +7,7 @@ gradients, and if the model in eval mode is bitwise the plain one.
 """
 
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -39,7 +40,8 @@ This page shows which regularizer works with which model family. It is generated
 training step of a tiny model under the regularizer must change the output, or add a penalty to the loss, drop something,
 unless the regularizer is made to drop nothing, and give finite gradients; in eval mode the model must be bitwise the plain
 one. `CrossTuning` works wherever its regularizer does.
-✓ means that the pair works; a letter refers to the reason why it does not.
+
+The families: {families}.
 """
 
 
@@ -73,25 +75,21 @@ def attempt(case, provider_case):
 
 
 def table(families, providers):
-    """Return the text of the page."""
-    reasons = {}
-    lines = [
-        "| regularizer | " + " | ".join(NAMES[case.name] for case in families) + " |",
-        "| --- |" + " :---: |" * len(families),
-    ]
+    """Return the text of the page: the regularizers that work with all families, and what the others do not work with."""
+    whole, lines = [], ["| regularizer | not with | why |", "| --- | --- | --- |"]
     kinds = [type(case.make(MODELS[0].build())).__name__ for case in providers]
     for provider_case, kind in zip(providers, kinds, strict=True):
         name = kind if kinds.count(kind) == 1 else f"{kind} ({provider_case.name})"
-        cells = []
+        failed = defaultdict(list)
         for case in families:
             reason = attempt(case, provider_case)
             if reason is not None:
                 reason = reason.replace(type(case.build()).__name__, "the model").replace(kind, "the regularizer")
-                reason = reasons.setdefault(reason, chr(ord("a") + len(reasons)))
-            cells.append(reason or "✓")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    notes = [f"- {letter}: {reason}" for reason, letter in reasons.items()]
-    return "\n".join([INTRODUCTION, *lines, "", *notes, ""])
+                failed[reason].append(NAMES[case.name])
+        lines += [f"| `{name}` | {', '.join(names)} | {reason} |" for reason, names in failed.items()]
+        whole += [] if failed else [f"`{name}`"]
+    introduction = INTRODUCTION.format(families=", ".join(NAMES[case.name] for case in families))
+    return "\n".join([introduction, f"With all of them: {', '.join(whole)}.", "", *lines, ""])
 
 
 if __name__ == "__main__":

@@ -92,6 +92,10 @@ def figures(page: Path) -> str:
     cost = [re.sub(" ?[¹²³⁴⁵⁶⁷]", "", row) for row in rows_of("cost.md", named, "| step |")]
     text = "**Cost** of a training step, as a multiple of a plain one ([all](../cost.md)):"
     lines = [text, "", *cost] if cost else ["**Cost.** Not measured by itself ([others](../cost.md))."]
+    if cost and cost[0].count("|") == 3:  # measured on one model alone
+        model, *found = [[cell.strip() for cell in row.strip("|").split("|")] for row in (cost[0], *cost[2:])]
+        each = "; ".join(f"{name} {ratio}" for name, ratio in found)
+        lines = [f"**Cost** of a training step, as a multiple of a plain one ({model[1]}; [all](../cost.md)): {each}."]
     found = results(own, recipes)
     text = "**Results.** Score minus that of plain fine-tuning; p is corrected for [all comparisons](../results/comparisons/README.md):"
     lines += ["", text, "", *found] if found else ["", "**Results.** None of our own yet ([others](../results.md))."]

@@ -12,6 +12,7 @@ import pytest
 
 from tests import tables
 from tests.cases import MODELS, tiny_bert
+from tests.families import NAMES
 from tests.provider_cases import PROVIDERS
 
 ROOT = Path(__file__).parent.parent
@@ -108,7 +109,7 @@ def test_other_tools_are_given_all_scores(tool, monkeypatch, capsys):
     stub = SimpleNamespace(autorank=given.append, create_report=print, multi_aso=lambda scores, **_: given.append(scores) or np.ones(1))  # fmt: skip
     monkeypatch.setitem(sys.modules, tool, stub)
     monkeypatch.chdir(ROOT)
-    exec(script_of(ROOT / "docs/comparing.md", f"{tool}.py"), {})
+    exec(script_of(ROOT / "docs/results/mechanism/README.md", f"{tool}.py"), {})
     assert {name: len(scores) for name, scores in given[0].items()} == {"high": 24, "plain": 24, "random": 24}
 
 
@@ -116,20 +117,20 @@ def test_other_tools_are_given_all_scores(tool, monkeypatch, capsys):
 @pytest.mark.parametrize("tool", ["autorank", "deepsig"])
 def test_other_tools_read_the_results(tool, warm):
     pytest.importorskip(tool, reason=f"needs the package {tool}, without its dependencies: pip install --no-deps")
-    assert "high" in run_script(warm, ROOT / "docs/comparing.md", f"{tool}.py", cwd=ROOT)
+    assert "high" in run_script(warm, ROOT / "docs/results/mechanism/README.md", f"{tool}.py", cwd=ROOT)
 
 
 def test_the_table_of_providers_and_families_is_whole():
-    rows = [
-        line
-        for line in (ROOT / "docs/providers/families.md").read_text(encoding="utf-8").splitlines()
-        if line[:1] == "|"
+    text = (ROOT / "docs/providers/families.md").read_text(encoding="utf-8")
+    [families, whole] = [
+        re.search(rf"^{begin}: (.*)\.$", text, re.M).group(1) for begin in ("The families", "With all of them")
     ]
-    named = [row.split("|")[1].split()[0] for row in rows[2:]]
+    cases = {*re.findall("`([^`]+)`", whole), *re.findall(r"^\| `([^`]+)`", text, re.M)}
+    named = [name.split()[0] for name in cases]
     tried = [case for case in PROVIDERS if case.outermost in (*tables.PAGE_OF, "Compose")]  # others lack a page first
     assert set(named) == {*tables.PAGE_OF, "Compose"} - {"CrossTuning"}, "run `python -m tests.families`"
     assert len(named) == len(tried), "run `python -m tests.families`"
-    assert len(rows[0].split("|")) == len(MODELS) + 3
+    assert families == ", ".join(NAMES[case.name] for case in MODELS)
 
 
 @pytest.mark.parametrize("place", tables.PLACES, ids=lambda p: str(p.relative_to(ROOT)))

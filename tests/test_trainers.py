@@ -335,7 +335,6 @@ def test_a_cached_loss_is_refused(tmp_path, models):
 
 BLOCKS = {  # the model and the package that each needs
     "one_line.py": ("llama", "trl"),
-    "sft.py": ("llama", "trl"),
     "dpo.py": ("llama", "trl"),
     "sentence.py": ("bert", "sentence_transformers"),
     "few_shot.py": ("bert", "setfit"),

@@ -168,9 +168,9 @@ def _rows(reasons: dict[str, str]) -> str:
 
 
 def _cause(sentence: str) -> str:
-    """Without the model's name and what to do, so that the same cause reads the same."""
-    sentence = re.sub(r"^No attention that can be masked was found in \w+: ", "no attention: ", sentence)
-    sentence = re.sub(r"^(no attention: .*?\)); .*", r"\1.", sentence, flags=re.DOTALL)  # the first place will do
+    """Without the model's names and what to do, so that the same cause reads the same."""
+    if found := re.search(r"\([^():]+: ([^():]+)\)", sentence):  # of the first place
+        return found[1]
     return re.sub(r" Pass `example_inputs`.*| Call `model.set_attn.*", "", sentence, flags=re.DOTALL).replace(
         "|", "\\|"
     )
