@@ -65,12 +65,12 @@ Right means, in training mode on two samples, one of them padded:
 - a mask that keeps everything changes nothing;
 - a token that is a key nowhere has no influence on other positions;
 - where everything is dropped, no position looks at padding, nor at what comes later in a decoder;
-- there are as many sites as the model has layers of self-attention, and rates are those that follow from the model's own weights;
-- what flows through a site is attention: its rows sum to 1, and it looks where the site says that the model allows it, and only there;
+- there are as many sites as layers of self-attention, and rates are those that follow from the model's own weights;
+- what flows through a site is attention: its rows sum to 1, and it looks only where the model allows it;
 - a [regularizer of hidden states](providers/hidden-dropout.md#where-hidden-states-are) is asked once at the input and output of each
   block, samples are the first dimension of what it gets, and it knows what is padding; or `attach` refuses it;
-- attaching and detaching leave every attribute of every module as it was, and in eval mode the model is the plain one to the bit;
-- under one seed, a second pass, each part around the first and the last site alone, and each `get_…_features` repeat the masks;
+- attaching and detaching leave every attribute of every module as it was, and in eval mode the model is bitwise the plain one;
+- under one seed, a second pass, the parts of the model, and each `get_…_features` repeat the masks;
 - a copy of a block is plain; gradients under checkpointing of blocks, reentrant or not, are those without it, or it is refused;
 - with one token more or less than when it was attached, the first two checks hold.
 
