@@ -18,8 +18,8 @@ from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.discovery.padding import conventions_of
 from attnreg.injection.report import SiteReport
+from attnreg.injection.running.attached_attention import AttachedMethod, attached_methods, attached_modules
 from attnreg.injection.running.attached_block import AttachedClassifier, attached_blocks
-from attnreg.injection.running.attention_mode import AttachedMethod, attached_methods, attached_modules
 from attnreg.injection.running.changes import Changes, Masked
 from attnreg.injection.running.forward_pass import Padding, takes_two
 from attnreg.injection.running.passes import Passes

@@ -15,51 +15,32 @@ LISTS = (nn.ModuleList, nn.Sequential)
 
 @dataclass(frozen=True)
 class Block:
-    """One call of a Transformer block.
+    """One call of a Transformer block."""
 
-    Args:
-        module: the block. Its first argument is the hidden states; so is its output, or the first entry of its output.
-        call: index of the call, from 0.
-        first: name of the first argument.
-        alone: whether the block returns only hidden states. If not, it returns a tuple or list, or stores something for
-            later blocks in a dict or list among its arguments.
-        shape: shape of the hidden states in the dry run.
-    """
-
+    # the block. Its first argument is the hidden states; so is its output, or the first entry of its output
     module: nn.Module
-    call: int
-    first: str
+    call: int  # index of the call, from 0
+    first: str  # name of the first argument
+    # whether the block returns only hidden states. If not, it returns a tuple or list, or stores something for later
+    # blocks in a dict or list among its arguments
     alone: bool
-    shape: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()  # shape of the hidden states in the dry run
 
 
 @dataclass(eq=False)
 class ModuleCall:
-    """One call of a module in the dry run.
-
-    Args:
-        module: the module.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        index: number of earlier calls of the module.
-        attentions: number of self-attention computations in it.
-        is_repeated: whether the module is called more than once in the pass.
-        is_entry: whether the module is an entry of a list, as blocks are.
-        around: the calls around it, outermost first.
-        rows: number of vectors that a linear layer was called on.
-        block: the call as that of a block, once it has returned hidden states in their input shape.
-    """
+    """One call of a module in the dry run."""
 
     module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    index: int
-    attentions: int = 0
-    is_repeated: bool = False
-    is_entry: bool = False
-    around: tuple[ModuleCall, ...] = ()
-    rows: int = 0
-    block: Block | None = None
+    args: tuple[Any, ...]  # its positional arguments
+    kwargs: dict[str, Any]  # its keyword arguments
+    index: int  # number of earlier calls of the module
+    attentions: int = 0  # number of self-attention computations in it
+    is_repeated: bool = False  # whether the module is called more than once in the pass
+    is_entry: bool = False  # whether the module is an entry of a list, as blocks are
+    around: tuple[ModuleCall, ...] = ()  # the calls around it, outermost first
+    rows: int = 0  # number of vectors that a linear layer was called on
+    block: Block | None = None  # the call as that of a block, once it has returned hidden states in their input shape
 
     def __post_init__(self) -> None:
         self._given = list(_leaves((self.args, self.kwargs)))

@@ -32,30 +32,18 @@ Method = tuple[nn.Module, str]
 
 @dataclass(eq=False)
 class Sighting:
-    """A softmax or fused kernel call in the dry run.
+    """A softmax or fused kernel call in the dry run."""
 
-    Args:
-        backend: name of the backend that saw it.
-        shape: shape of its scores.
-        running: the module calls around it, innermost last.
-        reading: the kind of attention; ``None`` if its scores are not products of queries and keys.
-        causal: whether no query may attend to a later key.
-        head_size: D, if the backend sees queries.
-        weighted: whether its weights were multiplied by values.
-        asked: its queries and keys, if the backend sees them.
-        methods: the methods through which its module's forward reached it.
-        tokens: bool, ``(B, K)``, the keys to which any query may attend, if queries share their keys.
-    """
-
-    backend: str
-    shape: tuple[int, ...]
-    running: tuple[ModuleCall, ...]
-    reading: Reading | None
-    causal: bool = False
-    head_size: int | None = None
-    weighted: bool = False
-    asked: tuple[Tensor, Tensor] | None = None
-    methods: frozenset[Method] = frozenset()
+    backend: str  # name of the backend that saw it
+    shape: tuple[int, ...]  # shape of its scores
+    running: tuple[ModuleCall, ...]  # the module calls around it, innermost last
+    reading: Reading | None  # the kind of attention; ``None`` if its scores are not products of queries and keys
+    causal: bool = False  # whether no query may attend to a later key
+    head_size: int | None = None  # D, if the backend sees queries
+    weighted: bool = False  # whether its weights were multiplied by values
+    asked: tuple[Tensor, Tensor] | None = None  # its queries and keys, if the backend sees them
+    methods: frozenset[Method] = frozenset()  # the methods through which its module's forward reached it
+    # bool, ``(B, K)``, the keys to which any query may attend, if queries share their keys
     tokens: Tensor | None = None
 
     @property

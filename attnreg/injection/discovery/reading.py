@@ -18,25 +18,15 @@ Relation = Literal["self", "cross", "learned queries"]
 
 @dataclass(frozen=True)
 class Reading:
-    """The kind of an attention.
+    """The kind of an attention."""
 
-    Args:
-        layout: layout of its scores.
-        relation: whether queries are among the keys, come from elsewhere, or do not depend on the input.
-        keys: which of the two origins is the keys' (0 or 1); ``None`` if neither is known.
-        sure: whether the layout follows from origins, not from convention.
-        streams: the streams that queries come from.
-        rows: the origins of queries and of keys, each ``(2, ...)``.
-        in_order: whether queries and keys are in the same order, as far as known.
-    """
-
-    layout: Layout
-    relation: Relation
-    keys: int | None
-    sure: bool
-    streams: frozenset[int]
-    rows: tuple[Tensor, Tensor] = field(repr=False)
-    in_order: bool = True
+    layout: Layout  # layout of its scores
+    relation: Relation  # whether queries are among the keys, come from elsewhere, or do not depend on the input
+    keys: int | None  # which of the two origins is the keys' (0 or 1); ``None`` if neither is known
+    sure: bool  # whether the layout follows from origins, not from convention
+    streams: frozenset[int]  # the streams that queries come from
+    rows: tuple[Tensor, Tensor] = field(repr=False)  # the origins of queries and of keys, each ``(2, ...)``
+    in_order: bool = True  # whether queries and keys are in the same order, as far as known
 
 
 def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None = None) -> Reading | None:

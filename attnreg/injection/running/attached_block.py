@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.blocks import Block
 from attnreg.injection.discovery.hidden import FoundHidden
-from attnreg.injection.running.attention_mode import AttachedModule
+from attnreg.injection.running.attached_attention import AttachedModule
 from attnreg.injection.running.forward_pass import OF_BLOCKS
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.rates import share

@@ -21,19 +21,12 @@ AGAIN = "Call `handle.detach()`, then `attach` again"
 
 @dataclass(frozen=True, eq=False)
 class Masked:
-    """A module that is masked.
-
-    Args:
-        module: the module.
-        name: its name.
-        calls: its calls in the present forward pass.
-        forward: what its forward was replaced by.
-    """
+    """A module that is masked."""
 
     module: nn.Module
     name: str
-    calls: Calls
-    forward: Any
+    calls: Calls  # its calls in the present forward pass
+    forward: Any  # what its forward was replaced by
 
 
 class Changes:

@@ -97,31 +97,18 @@ def takes_two(names: Iterable[str]) -> bool:
 
 @dataclass(eq=False)
 class Pass:
-    """One forward pass of an attached model, or of a part of it.
+    """One forward pass of an attached model, or of a part of it."""
 
-    Args:
-        module: the module at which it began.
-        whole: whether this module contains all attention.
-        is_open: whether it goes on when another part of the model is called.
-        is_checked: whether it is known that all masked modules ran in it.
-        with_gradients: whether gradients were enabled when it began.
-        is_running: whether the module, or another part of the model in this pass, is running.
-        padding: its padding masks, while it runs or is repeated.
-        seed: the seed from which all its masks follow, once it draws.
-        drew_first: whether it drew before its sites.
-        counts: number of draws so far, by place and site.
-    """
-
-    module: nn.Module | None = None
-    whole: bool = True
-    is_open: bool = False
-    is_checked: bool = False
-    with_gradients: bool = False
-    is_running: bool = False
-    padding: Padding | None = None
-    seed: Tensor | None = None
-    drew_first: bool = False
-    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    module: nn.Module | None = None  # the module at which it began
+    whole: bool = True  # whether this module contains all attention
+    is_open: bool = False  # whether it goes on when another part of the model is called
+    is_checked: bool = False  # whether it is known that all masked modules ran in it
+    with_gradients: bool = False  # whether gradients were enabled when it began
+    is_running: bool = False  # whether the module, or another part of the model in this pass, is running
+    padding: Padding | None = None  # its padding masks, while it runs or is repeated
+    seed: Tensor | None = None  # the seed from which all its masks follow, once it draws
+    drew_first: bool = False  # whether it drew before its sites
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)  # number of draws so far, by place and site
 
     @property
     def has_gradients(self) -> bool:

@@ -16,16 +16,11 @@ from attnreg.regularizer.base import Regularizer
 
 @dataclass(frozen=True)
 class MaskedCall:
-    """Whether one call of a module was masked in a checkpoint.
+    """Whether one call of a module was masked in a checkpoint."""
 
-    Args:
-        acts: whether it was.
-        state: what masks depend on besides the seed.
-        checkpoint: the checkpoint, which lives as long as it waits for its backward pass.
-    """
-
-    acts: bool
-    state: tuple[Any, ...]
+    acts: bool  # whether it was
+    state: tuple[Any, ...]  # what masks depend on besides the seed
+    # the checkpoint, which lives as long as it waits for its backward pass
     checkpoint: weakref.ref[Any] | None = field(default=None, compare=False)
 
 

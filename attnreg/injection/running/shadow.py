@@ -23,16 +23,12 @@ What = TypeVar("What")
 
 @dataclass(eq=False)
 class Mark:
-    """The mark of a module that an attached model changed.
+    """The mark of a module that an attached model changed."""
 
-    Args:
-        handle: the handle; ``None`` in a copy of a part of the model, which is plain: it would bring a copy of the
-            whole model, and stay attached to it.
-        model: the attached model.
-    """
-
+    # the handle; ``None`` in a copy of a part of the model, which is plain: it would bring a copy of the whole model,
+    # and stay attached to it
     handle: Any
-    model: nn.Module | None
+    model: nn.Module | None  # the attached model
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mark:
         return Mark(*copy.deepcopy((self.handle, self.model), memo)) if id(self.model) in memo else Mark(None, None)
