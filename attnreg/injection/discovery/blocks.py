@@ -74,12 +74,8 @@ def block_of(model: nn.Module, name: str, calls: Sequence[ModuleCall]) -> Block 
     """Return the block around an attention: the outermost entry of a module list with one self-attention in it.
 
     A model may itself be a block. No other module counts as one, because a module that is only part of a residual
-    branch (an entry of a list of attentions or of pairs) must not be skipped alone.
-
-    Args:
-        model: the model.
-        name: qualified name of the attention module.
-        calls: the calls that were running, outermost first; the last is the attention module's.
+    branch (an entry of a list of attentions or of pairs) must not be skipped alone. ``calls`` were running, outermost
+    first; the last is the attention module's.
     """
     around = {call.module: call for call in calls[:-1]}
     entries = [held._modules[key] for _, held, key in lists_around(model, name)]

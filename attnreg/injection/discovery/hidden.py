@@ -15,23 +15,14 @@ from attnreg.sites import HiddenInfo, Site, Where
 
 @dataclass(frozen=True, eq=False)
 class FoundHidden:
-    """A hidden-state site of a model.
+    """A hidden-state site of a model."""
 
-    Args:
-        info: the site as providers see it.
-        module: the block, or the linear layer that takes the pooled state.
-        index: the call of the module.
-        axes: the dimensions of the states, ``"btc"``, ``"tbc"`` or ``"bc"``; empty if they are unknown.
-        block: the call as that of a block.
-        around: the modules around it that run once in a pass, outermost first, and itself.
-    """
-
-    info: HiddenInfo
-    module: nn.Module
-    index: int
-    axes: str
-    block: Block | None
-    around: tuple[nn.Module, ...]
+    info: HiddenInfo  # the site as providers see it
+    module: nn.Module  # the block, or the linear layer that takes the pooled state
+    index: int  # the call of the module
+    axes: str  # the dimensions of the states, ``"btc"``, ``"tbc"`` or ``"bc"``; empty if they are unknown
+    block: Block | None  # the call as that of a block
+    around: tuple[nn.Module, ...]  # the modules around it that run once in a pass, outermost first, and itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,15 +40,9 @@ def hidden_sites(
 ) -> list[FoundHidden]:
     """Return the hidden-state sites of a model, in the order in which they run.
 
-    Blocks are those around self-attention, and the entries beside them, such as Mamba layers, that return hidden states
-    in their input shape. If no attention is found (a kernel hides it), they are the entries of the model's lists that
-    do.
-
-    Args:
-        model: the model.
-        found: the result of its dry run.
-        chosen: the chosen attention, whose blocks are chosen.
-        is_chosen: whether a block without attention is chosen.
+    Blocks are those around ``chosen`` attention, and the entries beside them, such as Mamba layers, that return hidden
+    states in their input shape. If no attention is found (a kernel hides it), they are the entries of the model's lists
+    that do. ``is_chosen`` tells of a block without attention.
     """
     places = _around_attention(found, {site.info.name for site in chosen})
     places += list(_beside(found, places, is_chosen)) if places else list(_without_attention(model, found, is_chosen))

@@ -57,13 +57,7 @@ def choose(
 def asked_for(
     provider: Regularizer, found: Sequence[FoundHidden], chosen: Sequence[FoundSite], model: nn.Module
 ) -> list[FoundHidden]:
-    """Return the sites at which any provider inside this one is asked.
-
-    Args:
-        provider: the provider.
-        found: the hidden-state sites on the chosen layers.
-        chosen: the chosen attention sites.
-        model: the model.
+    """Return the hidden-state sites, among those on the chosen layers, at which any provider inside this one is asked.
 
     Raises:
         InputError: if a provider has no site, if a chosen self-attention has no block around it, or if the dimensions

@@ -23,23 +23,14 @@ from attnreg.sites import SiteInfo, Stack
 
 @dataclass(frozen=True, eq=False)
 class FoundSite:
-    """An attention site of a model.
+    """An attention site of a model."""
 
-    Args:
-        info: the site as providers see it.
-        sighting: where the dry run saw it.
-        layout: layout of its scores.
-        block: the Transformer block that contains it, if it is self-attention in a block.
-        parts: how it is split, if it is computed in several parts.
-        others: the sightings of its other parts.
-    """
-
-    info: SiteInfo
-    sighting: Sighting
-    layout: Layout
-    block: Block | None = None
-    parts: Parts | None = None
-    others: tuple[Sighting, ...] = ()
+    info: SiteInfo  # the site as providers see it
+    sighting: Sighting  # where the dry run saw it
+    layout: Layout  # layout of its scores
+    block: Block | None = None  # the Transformer block that contains it, if it is self-attention in a block
+    parts: Parts | None = None  # how it is split, if it is computed in several parts
+    others: tuple[Sighting, ...] = ()  # the sightings of its other parts
 
     @property
     def module(self) -> nn.Module:

@@ -77,11 +77,7 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
 class AttachedMethod(AttachedModule):
     """Masks attention in a method that an attached module's forward calls, where the method is called by itself.
 
-    Args:
-        passes: the forward passes of the attached model.
-        attached: the attached module.
-        where: the module of the method, which may be another.
-        method: name of the method.
+    The module ``where`` that has the method may be another than the attached one.
     """
 
     def __init__(self, passes: Passes, attached: AttachedModule, where: nn.Module, method: str) -> None:

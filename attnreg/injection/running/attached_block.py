@@ -191,12 +191,7 @@ def changed_states(
 ) -> Tensor:
     """Return hidden states as the provider changes them, and record the share of values that it sets to zero.
 
-    Args:
-        passes: the forward passes of the attached model.
-        info: the site.
-        states: the states.
-        axes: their dimensions, ``"btc"``, ``"tbc"`` or ``"bc"``.
-        masks: the masks that the block is given, by name.
+    ``axes`` are their dimensions, ``"btc"``, ``"tbc"`` or ``"bc"``; ``masks`` the masks that the block is given.
     """
     before = states.transpose(0, 1) if axes == "tbc" else states
     if passes.taps:  # the model runs plainly

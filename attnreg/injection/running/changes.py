@@ -30,13 +30,7 @@ class Masked:
 
 
 class Changes:
-    """Raises if masked modules or the modules around them were replaced, and warns of those that never run.
-
-    Args:
-        model: the attached model.
-        masked: the modules that are masked.
-        names: the names of the model's modules.
-    """
+    """Raises if masked modules or the modules around them were replaced, and warns of those that never run."""
 
     def __init__(self, model: nn.Module, masked: Sequence[Masked], names: Mapping[nn.Module, str]) -> None:
         self._masked = tuple(masked)

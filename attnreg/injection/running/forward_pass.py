@@ -17,11 +17,9 @@ OF_BLOCKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
 
 
 class Padding:
-    """The padding masks of one forward pass.
+    """The padding masks of one forward pass, given its inputs and the names of all inputs that the model takes.
 
     Args:
-        inputs: the inputs of the model by name.
-        names: the names of all inputs that the model takes.
         has_two: whether the model has an encoder and a decoder, so that the masks of one are not those of the other.
         conventions: what the masks say, by name and rank, as the dry run has found out.
     """

@@ -17,9 +17,8 @@ from attnreg.injection.backends import Tap
 from attnreg.injection.discovery.coverage import why_hidden
 from attnreg.injection.running.changes import Changes
 from attnreg.injection.running.forward_pass import Padding, Pass
-from attnreg.injection.running.masked_calls import MaskedCalls
 from attnreg.injection.running.rates import DropRates
-from attnreg.injection.running.repetition import Calls, Computations, in_backward, in_hook, mark, waiting
+from attnreg.injection.running.repetition import Calls, Computations, MaskedCalls, in_backward, in_hook, mark, waiting
 from attnreg.injection.running.seeds import Place, Seeds
 from attnreg.regularizer.abilities import PATIENCE, Watch, that_look_at_batches
 from attnreg.regularizer.base import Regularizer
@@ -34,11 +33,7 @@ WAS_PLAIN = (
 class Passes:
     """What the replaced forwards of an attached model share: the provider, and the forward pass that is running.
 
-    Args:
-        model: the attached model.
-        provider: the provider.
-        modules: the modules at which it acts.
-        padding: makes the padding masks of a pass from its inputs and the names of all inputs.
+    It acts at ``modules``; ``padding`` makes the masks of a pass from its inputs and the names of all inputs.
     """
 
     def __init__(
@@ -84,13 +79,7 @@ class Passes:
         return module.training and self.active and self.latest.has_gradients
 
     def acts_at(self, place: Hashable, name: str, module: nn.Module) -> bool:
-        """Whether a call of a module is masked; if gradient checkpointing repeats it, whether it was.
-
-        Args:
-            place: what is called, of this module.
-            name: name of the module.
-            module: the module.
-        """
+        """Whether a call of a module is masked; if gradient checkpointing repeats it, whether it was."""
         acts = self.acts_on(module)
         if in_backward():
             return self.masked_calls.again(place, name, module, acts=acts)
@@ -115,14 +104,7 @@ class Passes:
         return self._calls[-1]
 
     def begin(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str], *, whole: bool = True) -> None:
-        """Begin a forward pass of the model, or of a module in it.
-
-        Args:
-            inputs: its inputs by name.
-            module: the module.
-            names: the names of all inputs that it takes.
-            whole: whether the module contains all attention.
-        """
+        """Begin a forward pass of the model, or of a module in it, which may not contain the ``whole`` attention."""
         padding = self._padding(inputs, names)
         now = self.latest = Pass(
             module, whole, not whole, with_gradients=torch.is_grad_enabled(), is_running=True, padding=padding
@@ -169,14 +151,7 @@ class Passes:
             )
 
     def go_on(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str], *, begins: bool) -> None:
-        """Go on with a forward pass that consists of parts of the model, each called from outside, or begin one.
-
-        Args:
-            inputs: the inputs of the part by name.
-            module: the part.
-            names: the names of all inputs that it takes.
-            begins: whether the part has run in the latest pass, so that another begins.
-        """
+        """Go on with a pass that consists of parts of the model, or begin another (if this part has run in it)."""
         now = self.latest
         if begins or not now.is_open or now.with_gradients != torch.is_grad_enabled():
             self.begin(inputs, module, names, whole=False)

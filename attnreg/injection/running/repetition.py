@@ -7,12 +7,15 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, Generic, TypeVar
 
 import torch
 import torch.utils.checkpoint
+from torch import nn
+
+from attnreg.regularizer.base import Regularizer
 
 REMEMBERED = 64  # computations of a place
 What = TypeVar("What")
@@ -56,11 +59,7 @@ def reentrant_checkpoint() -> Any:
 
 
 def functions_around(stop: CodeType | None = None) -> Iterator[CodeType]:
-    """Yield the code of each ``autograd.Function`` whose forward runs now, innermost first.
-
-    Args:
-        stop: look only at what is called within this function.
-    """
+    """Yield the code of each ``autograd.Function`` whose forward runs now within ``stop``, innermost first."""
     # Each is found by its code: in newer releases of torch, `apply` has no frame of its own.
     forwards = {_code_of_forward(each) for each in _subclasses(torch.autograd.Function)}
     frame: FrameType | None = sys._getframe(1)
@@ -149,11 +148,7 @@ def waiting(found: list[Computation[What]]) -> list[Computation[What]]:
 
 
 class Calls:
-    """Counts the calls of a module in a forward pass, and tells which of them begins, also when it is repeated.
-
-    Args:
-        number: number of calls in a pass.
-    """
+    """Counts the calls of a module in a pass, and tells which of them begins, also when it is repeated."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -199,3 +194,78 @@ class Calls:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"number": self.number, "done": self.done, "_ran": []}
+
+
+@dataclass(frozen=True)
+class MaskedCall:
+    """Whether one call of a module was masked in a checkpoint."""
+
+    acts: bool  # whether it was
+    state: tuple[Any, ...]  # what masks depend on besides the seed
+    # the checkpoint, which lives as long as it waits for its backward pass
+    checkpoint: weakref.ref[Any] | None = field(default=None, compare=False)
+
+
+class MaskedCalls:
+    """Whether the calls of modules that gradient checkpointing will repeat were masked."""
+
+    def __init__(self, provider: Regularizer) -> None:
+        self._provider = provider
+        self._done: Computations[MaskedCall] = Computations()
+
+    def note(self, place: Hashable, module: nn.Module, *, acts: bool, has_gradients: bool) -> None:
+        """Note whether a call of a module is masked, if a checkpoint runs it in a pass with gradients."""
+        if torch.compiler.is_compiling() or not has_gradients:
+            return
+        around = checkpoint_hook() if torch.is_grad_enabled() else reentrant_checkpoint()
+        if around is not None or not torch.is_grad_enabled():
+            checkpoint = None if around is None else weakref.ref(around)
+            self._done.note(place, mark(), MaskedCall(acts, self._state(module), checkpoint))
+
+    def again(self, place: Hashable, name: str, module: nn.Module, *, acts: bool) -> bool:
+        """Return whether a call that is repeated now was masked; ``acts`` is whether it would be now.
+
+        Raises:
+            RuntimeError: if it is not known, or the masks would be others.
+        """
+        found, is_marked = self._done.candidates(place)
+        found = found if is_marked else waiting(found)
+        if len({each.what for each in found}) != 1:
+            if not found and not acts and not self.waits():
+                return False
+            raise RuntimeError(
+                f"Gradient checkpointing repeats {name}, but it is not known whether it was masked: its forward pass "
+                "began without gradients, or before `attach` or `handle.step()`, or is one of several. Run each "
+                "backward pass before these and before the next forward pass, and use `use_reentrant=False`."
+            )
+        for each in found:
+            each.repeated = True
+        was = found[0].what
+        if was.acts and was.state != self._state(module):
+            raise RuntimeError(
+                f"Gradient checkpointing cannot repeat the masks of {type(self._provider).__name__} at {name}, because "
+                "its settings or epoch, or the training mode, have changed since the forward pass. Run the backward "
+                "pass before `eval()`, `on_epoch()` and new rates."
+            )
+        return was.acts
+
+    def waits(self) -> bool:
+        """Whether any checkpoint that was masked waits for its backward pass."""
+        return self._done.waits(_is_masked_and_alive)
+
+    def forget(self) -> None:
+        """Forget all passes, because the step is done."""
+        self._done.forget(_is_masked_and_alive)
+
+    def _state(self, module: nn.Module) -> tuple[Any, ...]:
+        settings = (
+            (name, value)
+            for each in self._provider.parts()
+            for name, value in vars(each).items()
+            if name == "training" or (name[0] != "_" and isinstance(value, (bool, int, float, str)))
+        )
+        return module.training, self._provider.active, *settings
+
+
+def _is_masked_and_alive(was: MaskedCall) -> bool:
+    return was.acts and was.checkpoint is not None and was.checkpoint() is not None

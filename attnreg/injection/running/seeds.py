@@ -82,14 +82,9 @@ class Seeds:
             self._after = new_seed()  # kept, because compiled code leaves out what nobody needs
 
     def of(self, now: Pass, site: Site, place: Place, *, has_gradients: bool, only_latest: str | None) -> Draws:
-        """Return the source of what is drawn now at a place.
+        """Return the source of what is drawn now at a place, in ``now``, the latest pass in which the provider acts.
 
-        Args:
-            now: the latest pass in which the provider acts.
-            site: the site.
-            place: the place.
-            has_gradients: whether what is computed now has gradients.
-            only_latest: name of a provider that has masks for the latest pass only.
+        ``only_latest`` names a provider that has masks for the latest pass only.
         """
         key = place, site.label
         if is_traced():

@@ -44,13 +44,8 @@ class Shadow(ABC, Generic[What]):
     mode would no longer be bitwise the plain model. And no hook runs after a ``KeyboardInterrupt``, so a mode would
     stay on.
 
-    Args:
-        passes: the forward passes of the attached model.
-        module: the module.
-        whats: a record for each of the module's calls in one forward pass of the model; ``None`` for a call that runs
-            unchanged. There is more than one if layers share the module (ALBERT).
-        name: name of the module, for messages.
-        method: name of the method.
+    ``whats`` has a record for each of the module's calls in a forward pass, ``None`` for a call that runs unchanged.
+    There is more than one if layers share the module (ALBERT).
     """
 
     begins = True  # whether a forward pass may begin with it
@@ -156,11 +151,7 @@ def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
 class AttachedEntry(Shadow[None]):
     """The attached model, or a module in it that contains several of its attentions.
 
-    Args:
-        passes: the forward passes of the attached model.
-        module: the module.
-        name: its name.
-        whole: whether it contains all attention, so that each call from outside is a forward pass.
+    If it contains all, it is ``whole``: each call from outside is a forward pass.
     """
 
     def __init__(self, passes: Passes, module: nn.Module, name: str, *, whole: bool) -> None:

@@ -61,11 +61,7 @@ class Unplanned(TorchFunctionMode):
 class WatchedMethod(Shadow[None]):
     """A method of the model; when it first runs in training, attention in it that is not masked is said.
 
-    Args:
-        passes: the forward passes of the attached model.
-        model: the model.
-        method: name of the method.
-        known: the methods in which the dry run has seen attention.
+    ``known`` are the methods in which the dry run has seen attention.
     """
 
     begins = False
