@@ -24,25 +24,22 @@ LARGEST_WHOLE = 2**31 - 1
 LARGEST_SIZE = 2**16  # for sizes that take memory
 
 
-def probability(name: str, value: float) -> float:
-    """Return ``value`` if it is a number in ``[0, 1]``."""
-    if not _is_number(value) or not 0 <= value <= 1:
-        raise InputError(f"Expected `{name}` to be a probability in [0, 1], got {value!r}.")
+def probability(name: str, value: float, interval: str = "[0, 1]") -> float:
+    """Return ``value`` if it is a number in ``[0, 1]``, or in this interval, whose ends may be open."""
+    inside = _is_number(value) and 0 <= value <= 1
+    if not inside or (value == 0 and interval[0] == "(") or (value == 1 and interval[-1] == ")"):
+        raise InputError(f"Expected `{name}` to be a probability in {interval}, got {value!r}.")
     return value
 
 
 def probability_below_one(name: str, value: float) -> float:
     """Return ``value`` if it is a number in ``[0, 1)``."""
-    if not _is_number(value) or not 0 <= value < 1:
-        raise InputError(f"Expected `{name}` to be a probability in [0, 1), got {value!r}.")
-    return value
+    return probability(name, value, "[0, 1)")
 
 
 def inner_probability(name: str, value: float) -> float:
     """Return ``value`` if it is a number in ``(0, 1)``."""
-    if not _is_number(value) or not 0 < value < 1:
-        raise InputError(f"Expected `{name}` to be a probability in (0, 1), got {value!r}.")
-    return value
+    return probability(name, value, "(0, 1)")
 
 
 def positive(name: str, value: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class InputError(ValueError):
@@ -48,6 +48,12 @@ class AsleepWarning(AttnRegWarning):
 def one_line(error: BaseException) -> str:
     """Return the message of an error without line breaks."""
     return " ".join(str(error).split())
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Join names by commas; of more than ``most``, say how many are left out."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -135,14 +135,6 @@ class R3F(FineTuning):
         weight, eps, noise: as in :class:`R3FLoss`.
         shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` and ``micro_batches``, see
             :class:`FineTuning`.
-
-    Example:
-        >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config)
-        >>> method = R3F(model, torch.optim.SGD(model.parameters(), lr=0.1), weight=0.5, eps=0.1, noise="normal")
-        >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
-        torch.Size([])
     """
 
     def __init__(

@@ -68,17 +68,6 @@ class RDrop(FineTuning):
         alpha: as in :class:`RDropLoss`.
         shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (of each pass) and
             ``micro_batches``, see :class:`FineTuning`.
-
-    Example:
-        >>> import torch
-        >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> from attnreg import AttentionDropout
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config)
-        >>> method = RDrop(model, torch.optim.SGD(model.parameters(), lr=0.1), AttentionDropout(0.1), alpha=0.5)
-        >>> result = method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])})
-        >>> list(method.drop_rates())
-        ['encoder.0']
     """
 
     def __init__(

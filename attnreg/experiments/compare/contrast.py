@@ -1,4 +1,4 @@
-"""The difference between two methods, over the seeds that both have."""
+"""The difference between two methods, over the seeds that both have, and what a comparison found by it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean, stdev
 
 from attnreg.experiments.compare.group import Group
-from attnreg.experiments.compare.statistics import Difference, holm, paired_difference
+from attnreg.experiments.compare.statistics import Difference, detectable, holm, paired_difference
+
+LEVEL = 0.05  # of p, after correction
 
 
 @dataclass(frozen=True)
@@ -52,3 +55,56 @@ def difference_cells(result: Difference, adjusted: float, seeds: int) -> list[st
 def p_cell(value: float) -> str:
     """Format a p-value."""
     return "<0.0001" if value < 0.0001 else f"{value:.4f}"
+
+
+def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Sequence[Contrast]) -> str | None:
+    """Say whether anything was learned, which methods differ from the baseline, and what the seeds could have shown.
+
+    Args:
+        groups: the runs of all methods.
+        found: the methods against the baseline; without any, there is a verdict only if nothing was learned.
+        same_time: methods against the baseline with the same training time.
+    """
+    if not any(map(_learned, groups)):
+        return "No method learned the task: train for more epochs, or on more rows."
+    if not found:
+        return None
+    if max(len(each.gaps) for each in found) < 2:
+        return "One seed is no evidence: repeat the command with --seeds 5 or more."
+    baseline, corrected = found[0].other.name, _corrected(found)
+    rest = [each for each in found if corrected[each.mine.name] >= LEVEL]
+    said = [_sentence(each, corrected[each.mine.name]) for each in found if each not in rest]
+    better = {each.mine.name for each in found if each not in rest and each.difference.mean > 0}
+    if lost := sorted(name for name, p in _corrected(same_time).items() if name in better and p >= LEVEL):
+        said.append(f"With the same training time, no difference to {baseline} found for {', '.join(lost)}.")
+    if rest:
+        names = f" for {', '.join(each.mine.name for each in rest)}" if len(found) > 1 else ""
+        said.append(f"No difference to {baseline} found{names}{_could_be_found(rest)}.")
+    return " ".join(said)
+
+
+def _learned(group: Group) -> bool:
+    """Whether a method is better than the trivial predictor, and at least one network has not collapsed."""
+    better = group.trivial is None or fmean(group.scores) > fmean(group.trivial[1])
+    return better and len(group.collapsed) < len(group.runs)
+
+
+def _corrected(found: Sequence[Contrast]) -> dict[str, float]:
+    """Return p after correction by method; 1 without a test."""
+    adjusted = holm([each.difference.p for each in found])
+    return {each.mine.name: 1.0 if math.isnan(p) else p for each, p in zip(found, adjusted, strict=True)}
+
+
+def _sentence(each: Contrast, p: float) -> str:
+    gap = each.difference
+    return (
+        f"{each.mine.name} scores {abs(gap.mean):.4f} {'above' if gap.mean > 0 else 'below'} {each.other.name} "
+        f"(95 % interval {gap.low:+.4f} to {gap.high:+.4f}, corrected p {p_cell(p)})."
+    )
+
+
+def _could_be_found(rest: Sequence[Contrast]) -> str:
+    """Say which true difference so many seeds would find with a probability of 0.8; the largest of several."""
+    known = [(detectable(stdev(each.gaps), len(each.gaps)), len(each.gaps)) for each in rest if len(each.gaps) > 1]
+    largest, seeds = max(known, default=(math.nan, 0))
+    return f"; {seeds} seeds detect one of {largest:.2g}" if largest > 1e-12 else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -23,10 +23,31 @@ def report(
     tables: Mapping[str, Sequence[Sequence[str]]],
 ) -> None:
     """Print the results of a run and write them to ``report.md``; see :meth:`attnreg.experiments.Run.report`."""
-    metric = run.task.metric
-    stopping = run.settings.stop_on is not None
-    returned_epoch = ["returned epoch"] if stopping else []
-    header = ["network", *returned_epoch, "last epoch", "best epoch", "loss", "rows", "time (s)"]
+    settings = run.settings
+    title = f"{settings.recipe} on {settings.task}: {run.task.metric} on {run.scored_on} rows, seed {settings.seed}"
+    shown = {title: _scores(run, history, plain)}
+    if rates := [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]:
+        shown["Drop rate per layer\n(mean while active)"] = Table(["layer", "drop rate"], rates)
+    shown |= {heading: Table(first, others) for heading, (first, *others) in tables.items()}
+    said = [*notes, *_notes(run, history, plain)]
+    console = Console(quiet=not run.folder.writer)
+    for heading, table in shown.items():
+        print_table(console, table, title=heading)
+    for note in [*said, f"Results saved to {run.folder.path}/."]:
+        console.print(note, highlight=False, soft_wrap=True)
+    blocks: list[Block] = [Heading(title), shown.pop(title)]
+    for heading, table in shown.items():
+        blocks += [Paragraph(f"{' '.join(heading.split())}:"), table]
+    with run.folder.written():
+        run.folder.write_text("report.md", markdown([*blocks, *map(Paragraph, said)], run.folder.path))
+    if not settings.keep_checkpoints:
+        for each in (run, *(() if plain is None else plain[:1])):
+            each.folder.remove_checkpoints()
+
+
+def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Table:
+    """Return the scores of each network, of plain fine-tuning and of the trivial predictor."""
+    metric, stopping = run.task.metric, run.settings.stop_on is not None
     networks = dict.fromkeys(record["network"] for record in history.evaluations)
     entries = [(name if len(networks) > 1 else run.settings.recipe, run, history, name) for name in networks]
     if plain is not None:
@@ -34,69 +55,48 @@ def report(
     rows = []
     for name, its_run, its_history, network in entries:
         records = its_history.of(network)
-        best, ended = its_history.best(metric, network), records[-1]["epoch"]
-        rows.append(
-            [
-                name,
-                *([_returned(its_run, its_history, network)] if stopping else []),
-                # AttendOut's other network stops when the game ends.
-                f"{records[-1][metric]:.4f}" + (f" (epoch {ended})" if ended != its_run.epochs else ""),
-                _at(best, metric),
-                f"{records[-1]['loss']:.4f}",
-                str(len(its_run.train_rows)),
-                f"{its_history.seconds:.0f}",
-            ]
-        )
+        best, last = its_history.best(metric, network), records[-1]
+        # AttendOut's other network stops when the game ends.
+        ended = f"{last[metric]:.4f}" + (f" (epoch {last['epoch']})" if last["epoch"] != its_run.epochs else "")
+        returned = [_returned(its_run, its_history, network)] if stopping else []
+        size, seconds = str(len(its_run.train_rows)), f"{its_history.seconds:.0f}"
+        rows.append([name, *returned, ended, _at(best, metric), f"{last['loss']:.4f}", size, seconds])
     if (trivial := history.trivial) is not None:
         cells = [f"{trivial['dev'][metric]:.4f}", "none", "none", str(len(run.train_rows)), "0"]
         rows.append([trivial["predictor"], *(["none"] if stopping else []), *cells])
-    shown = {}
-    if rates := [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]:
-        shown["Drop rate per layer\n(mean while active)"] = Table(["layer", "drop rate"], rates)
-    shown |= {heading: Table(first, others) for heading, (first, *others) in tables.items()}
+    header = ["network", *(["returned epoch"] if stopping else []), "last epoch", "best epoch", "loss", "rows"]
+    return Table([*header, "time (s)"], rows)
+
+
+def _notes(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Iterator[str]:
+    """Say what the tables do not, after the recipe's own notes."""
     settings = run.settings
-    title = f"{settings.recipe} on {settings.task}: {metric} on {run.scored_on} rows, seed {settings.seed}"
-    console = Console(quiet=not run.folder.writer)
-    notes = [*notes, _activity(history)] if rates or (run.folder.path / "provider").is_dir() else list(notes)
+    if history.drop_rates or (run.folder.path / "provider").is_dir():
+        yield _activity(history)
     if played := rounds_played(history.events):
-        notes = [*notes, played]
+        yield played
     if (wrong := history.mislabelled) is not None:
-        notes = [
-            *notes,
+        yield (
             f"{wrong['rows']} training rows had a wrong label: the network gives {wrong['memorized']:.1%} of them this "
-            f"label (it memorized it), and {wrong['recovered']:.1%} the true one.",
-        ]
-    if stopping:
-        notes = [*notes, _stopped(run, history)]
-        notes += [] if plain is None else [f"Plain fine-tuning: {_stopped(*plain)}"]
-        notes += [biased(run.scored_on)] if settings.stop_on == "dev" else []
+            f"label (it memorized it), and {wrong['recovered']:.1%} the true one."
+        )
+    if settings.stop_on is None:
+        yield f"The network of the last epoch ({history.epoch}) is returned, scored and saved."
     else:
-        notes = [*notes, f"The network of the last epoch ({history.epoch}) is returned, scored and saved."]
+        yield _stopped(run, history)
+        if plain is not None:
+            yield f"Plain fine-tuning: {_stopped(*plain)}"
+        if settings.stop_on == "dev":
+            yield biased(run.scored_on)
     if (perplexity := history.of(history.returned)[-1].get("perplexity")) is not None:
-        notes = [*notes, f"Perplexity on {run.scored_on} rows after the last epoch: {perplexity:.4g}."]
+        yield f"Perplexity on {run.scored_on} rows after the last epoch: {perplexity:.4g}."
     if plain is not None:
-        notes = [
-            *notes,
+        yield (
             "One seed is no evidence that a method is better. To compare over seeds: "
-            f"attnreg compare finetune {settings.recipe} --task {settings.task} --seeds 10",
-        ]
-    notes = [*notes, *run.remarks]
-    notes += [] if plain is None else [f"Plain fine-tuning: {remark}" for remark in plain[0].remarks]
-    scores = Table(header, rows)
-    for heading, table in {title: scores, **shown}.items():
-        print_table(console, table, title=heading)
-    for note in notes:
-        console.print(note, highlight=False, soft_wrap=True)
-    console.print(f"Results saved to {run.folder.path}/.", highlight=False, soft_wrap=True)
-    blocks: list[Block] = [Heading(title), scores]
-    for heading, table in shown.items():
-        blocks += [Paragraph(f"{' '.join(heading.split())}:"), table]
-    blocks += [Paragraph(note) for note in notes]
-    with run.folder.written():
-        run.folder.write_text("report.md", markdown(blocks, run.folder.path))
-    if not settings.keep_checkpoints:
-        for each in (run, *(() if plain is None else plain[:1])):
-            each.folder.remove_checkpoints()
+            f"attnreg compare finetune {settings.recipe} --task {settings.task} --seeds 10"
+        )
+    yield from run.remarks
+    yield from () if plain is None else (f"Plain fine-tuning: {remark}" for remark in plain[0].remarks)
 
 
 def _at(record: Mapping[str, Any], metric: str) -> str:

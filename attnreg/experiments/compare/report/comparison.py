@@ -8,17 +8,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnreg.experiments.compare.contrast import contrasts
+from attnreg.experiments.compare.contrast import Contrast, contrasts, verdict
 from attnreg.experiments.compare.group import Group, check_rows, class_names
 from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.report import figures, tables
-from attnreg.experiments.compare.report.verdict import verdict
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Code, Contents, Heading, Paragraph, Table
 from attnreg.experiments.results.report import rounds_played
 
 _MOST_CLASSES = 20  # to show one by one
+_COST = (
+    "Values are means over seeds; ratios are relative to the baseline. Time is training time, without evaluation, "
+    "checkpoints and searches; on a CPU it is CPU time, which other work on the machine hardly changes. Forward "
+    "and backward passes are counted in rows of the fine-tuned networks; a Generator's passes appear only in the "
+    "time. Memory is the peak of the process on a CPU, and of tensors on a GPU. The drop rate is the mean over "
+    "active steps and over the layers in the column before it; a method without "
+    "an attention regularizer has none."
+)
 
 
 def write_report(study: Study) -> list[Paragraph | Table]:
@@ -32,84 +39,84 @@ def write_report(study: Study) -> list[Paragraph | Table]:
     longer = {method.name: (more, finished_of(study.equal_time_runs(more)))
               for method, more in study.equal_time_methods().items()}  # fmt: skip
     plain = {name: Group(more.name, runs) for name, (more, runs) in longer.items() if runs}
+    equal = contrasts((group, plain[group.name]) for group in others if group.name in plain)
     if baseline.has_classes:
         check_rows([*groups, *plain.values()])
     _write_csv(study)
-    scores = tables.scores(groups, baseline)
-    shown = [scores, tables.differences(compared, baseline)] if compared else [scores]
     folder = study.folder / "plots"
-    equal = contrasts((group, plain[group.name]) for group in others if group.name in plain)
+    scores = tables.scores(groups, baseline)
+    shown = [tables.differences(compared, baseline)] if compared else []
     said = verdict(groups, compared, equal)
     opening = [] if said is None else [Paragraph(said)]
-    blocks: list[Block] = [
-        Heading(
-            f"{', '.join(group.name for group in groups)} on {_config(baseline, 'task')}: "
-            f"{baseline.metric.replace('_', ' ')} on dev"
-        ),
-        *opening,
-        *map(Paragraph, study.missing()),
-        Code([_command(study)]),
-        *map(Paragraph, _setting(groups, baseline)),
-        Paragraph(_made(study)),
-        Contents(),
-    ]
-    if compared:
-        text = (
-            "A difference is the method's score minus the baseline's, paired by seed. The interval over seeds and p "
-            "come from Student's paired t-test: they show what other seeds would change on the same dev rows. "
-            f"{_over_rows(baseline)} p (Holm) is corrected for the number of methods in this table; intervals are not."
-            f"{_no_interval(shown[1])} Detectable is the true difference that a test over these seeds would find with "
-            f"a probability of 0.8, as far as these differences vary; seeds for {tables.one_point(baseline):g} is the "
-            "number of seeds that would find one point."
-        )
-        picture = figures.differences(compared, baseline, folder)
-        blocks += [Heading(f"Differences to {baseline.name}"), picture, shown[1], Paragraph(text)]
-    trivial = map(Paragraph, _trivial(groups, baseline))
-    picture = figures.seeds([*groups, *plain.values()], baseline, folder)
-    blocks += [Heading("Scores"), scores, *trivial, picture]
-    blocks += [Heading("Learning curves"), *figures.learning(groups, folder)]
-    if rates := figures.drop_rates(groups, folder):
-        blocks += [Heading("Drop rates"), *rates]
-    text = (
-        f"Train is the score on {baseline.results[0]['train_rows_scored']} of the training rows. "
-        + ("The calibration error is the expected calibration error on dev, with 15 bins." if baseline.calibrated
-           else "There is no calibration error, because predictions are not one class per row.")
-    )  # fmt: skip
+    names = ", ".join(group.name for group in groups)
+    document.save(
+        [
+            Heading(f"{names} on {_config(baseline, 'task')}: {baseline.metric.replace('_', ' ')} on dev"),
+            *opening,
+            *map(Paragraph, study.missing()),
+            Code([_command(study)]),
+            *map(Paragraph, _setting(groups, baseline)),
+            Paragraph(_made(study)),
+            Contents(),
+            *(block for table in shown for block in _differences(table, compared, baseline, folder)),
+            *(Heading("Scores"), scores, *map(Paragraph, _trivial(groups, baseline))),
+            figures.seeds([*groups, *plain.values()], baseline, folder),
+            *(Heading("Learning curves"), *figures.learning(groups, folder)),
+            *([Heading("Drop rates"), *rates] if (rates := figures.drop_rates(groups, folder)) else []),
+            *(Heading("Fit"), tables.fit(groups, baseline), Paragraph(_fit(groups, baseline))),
+            *(_classes(groups, folder) if baseline.has_classes and baseline.own_rows is None else ()),
+            *(Heading("Cost"), tables.cost(groups, baseline), Paragraph(_COST)),
+            *_same_time(study, baseline, equal, has_runs=bool(plain)),
+            *(Heading("Options"), tables.options(study, groups), *_tries(study, groups, folder)),
+        ],
+        study.folder,
+    )
+    return [*opening, scores, *map(_narrow, shown)]
+
+
+def _differences(table: Table, compared: Sequence[Contrast], baseline: Group, folder: Path) -> Iterator[Block]:
+    yield Heading(f"Differences to {baseline.name}")
+    yield figures.differences(compared, baseline, folder)
+    yield table
+    yield Paragraph(
+        "A difference is the method's score minus the baseline's, paired by seed. The interval over seeds and p "
+        "come from Student's paired t-test: they show what other seeds would change on the same dev rows. "
+        f"{_over_rows(baseline)} p (Holm) is corrected for the number of methods in this table; intervals are not."
+        f"{_no_interval(table)} Detectable is the true difference that a test over these seeds would find with "
+        f"a probability of 0.8, as far as these differences vary; seeds for {tables.one_point(baseline):g} is the "
+        "number of seeds that would find one point."
+    )
+
+
+def _fit(groups: Sequence[Group], baseline: Group) -> str:
+    text = f"Train is the score on {baseline.results[0]['train_rows_scored']} of the training rows. "
+    if baseline.calibrated:
+        text += "The calibration error is the expected calibration error on dev, with 15 bins."
+    else:
+        text += "There is no calibration error, because predictions are not one class per row."
     if any(group.results[0].get("mislabelled") for group in groups):
         text += (
             " Some training rows had a wrong label, drawn by the seed: memorized is the share of them that the network "
             "gives this label, recovered the share that it gives the true one."
         )
-    blocks += [Heading("Fit"), tables.fit(groups, baseline), Paragraph(text)]
-    if baseline.has_classes and baseline.own_rows is None:
-        blocks += _classes(groups, folder)
-    text = (
-        "Values are means over seeds; ratios are relative to the baseline. Time is training time, without evaluation, "
-        "checkpoints and searches; on a CPU it is CPU time, which other work on the machine hardly changes. Forward "
-        "and backward passes are counted in rows of the fine-tuned networks; a Generator's passes appear only in the "
-        "time. Memory is the peak of the process on a CPU, and of tensors on a GPU. The drop rate is the mean over "
-        "active steps and over the layers in the column before it; a method without "
-        "an attention regularizer has none."
-    )
-    blocks += [Heading("Cost"), tables.cost(groups, baseline), Paragraph(text)]
-    if plain:
-        text = (
+    return text
+
+
+def _same_time(study: Study, baseline: Group, equal: Sequence[Contrast], *, has_runs: bool) -> Iterator[Block]:
+    if has_runs:
+        table = tables.equal_time(equal)
+        yield Heading(f"Differences to {baseline.name} with the same training time")
+        yield table
+        yield Paragraph(
             "The baseline is trained for more epochs, with the same model, data and seeds, so that its training takes "
             "as long as the method's. The measured times of the first runs set the number of epochs. The time ratio "
-            "is the baseline's time over the method's. p (Holm) is corrected within this table."
+            f"is the baseline's time over the method's. p (Holm) is corrected within this table.{_no_interval(table)}"
         )
-        same_time = tables.equal_time(equal)
-        text += _no_interval(same_time)
-        blocks += [Heading(f"Differences to {baseline.name} with the same training time"), same_time, Paragraph(text)]
     elif study.equal_time and _config(baseline, "patience") is not None:
-        text = (
+        yield Paragraph(
             f"There is no table with the same training time: --patience decides how long {baseline.name} trains, so "
             "more epochs would not make it train for longer."
         )
-        blocks += [Paragraph(text)]
-    blocks += [Heading("Options"), tables.options(study, groups), *_tries(study, groups, folder)]
-    document.save(blocks, study.folder)
-    return [*opening, shown[0], *(_narrow(table) for table in shown[1:])]
 
 
 def _narrow(table: Table) -> Table:

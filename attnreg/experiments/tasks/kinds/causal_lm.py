@@ -178,18 +178,14 @@ class CausalLM(Kind):
     @override
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         import torch
-        from torch.nn.utils.rnn import pad_sequence
 
         # On the right, whatever side the tokenizer pads for generation: models count positions from the left.
-        def padded(values: list[list[int]], value: int) -> Tensor:
-            return pad_sequence([torch.tensor(each) for each in values], batch_first=True, padding_value=value)
+        ids, labels = ([torch.tensor(row[name]) for row in rows] for name in ("input_ids", "labels"))
+        return {**self._padded(ids, "right"), "labels": _padded(labels, IGNORED, "right")}
 
-        ids = [row["input_ids"] for row in rows]
-        return {
-            "input_ids": padded(ids, self.tokenizer.pad_token_id),
-            "attention_mask": padded([[1] * len(each) for each in ids], 0),
-            "labels": padded([row["labels"] for row in rows], IGNORED),
-        }
+    def _padded(self, ids: Sequence[Tensor], side: str) -> dict[str, Tensor]:
+        mask = _padded([each.new_ones(len(each)) for each in ids], 0, side)
+        return {"input_ids": _padded(ids, self.tokenizer.pad_token_id, side), "attention_mask": mask}
 
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
@@ -209,29 +205,21 @@ class CausalLM(Kind):
 
     def _generated(self, network: nn.Module, batch: Mapping[str, Tensor]) -> list[str]:
         """Return the completion of each prompt, generated greedily."""
-        import torch
-
         counted = batch["labels"] != IGNORED
         counts = counted.sum(1).tolist()
         prompts = [ids[: int(row.int().argmax())] for ids, row in zip(batch["input_ids"], counted, strict=True)]
         texts = [""] * len(counts)
         generate: Any = network.generate
         for rows in _groups([len(prompt) for prompt in prompts], counts, self.max_length):
-            size, most = max(len(prompts[row]) for row in rows), max(counts[row] for row in rows)
-            ids = torch.full((len(rows), size), self.tokenizer.pad_token_id, device=batch["input_ids"].device)
-            mask = torch.zeros_like(ids)
-            for place, row in enumerate(rows):  # padded on the left: a prompt ends where its completion begins
-                begin = size - len(prompts[row])
-                ids[place, begin:], mask[place, begin:] = prompts[row], 1
+            given = self._padded([prompts[row] for row in rows], "left")  # a prompt ends where its completion begins
             made = generate(
-                input_ids=ids,
-                attention_mask=mask,
-                max_new_tokens=most,
+                **given,
+                max_new_tokens=max(counts[row] for row in rows),
                 do_sample=False,
                 num_beams=1,
                 pad_token_id=self.tokenizer.pad_token_id,
                 eos_token_id=self.tokenizer.eos_token_id,
-            )[:, size:].tolist()
+            )[:, given["input_ids"].shape[1] :].tolist()
             for row, new in zip(rows, made, strict=True):
                 texts[row] = self._text(new[: counts[row]])
         return texts
@@ -252,6 +240,12 @@ class CausalLM(Kind):
             return super().compared(metric, records)
         right = [place < record["right"] for record in records for place in range(record["tokens"])]
         return [int(one) for one in right], [1] * len(right)
+
+
+def _padded(rows: Sequence[Tensor], value: int, side: str) -> Tensor:
+    from torch.nn.utils.rnn import pad_sequence
+
+    return pad_sequence(list(rows), batch_first=True, padding_value=value, padding_side=side)
 
 
 def _groups(prompts: Sequence[int], counts: Sequence[int], limit: int) -> Iterator[list[int]]:

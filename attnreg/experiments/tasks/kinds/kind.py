@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, listed
 from attnreg.experiments.tasks.columns import class_names, column_of, names_of, texts_of
 from attnreg.experiments.tasks.task import Task
 
@@ -252,8 +252,7 @@ def absent_classes(names: Sequence[str], numbers: Iterable[int]) -> list[str]:
     absent = [name for number, name in enumerate(names) if number not in there]
     if not absent:
         return []
-    more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
-    which = f"class {absent[0]}" if len(absent) == 1 else f"classes {', '.join(absent[:_SHOWN])}{more}"
+    which = f"class {absent[0]}" if len(absent) == 1 else f"classes {listed(absent, _SHOWN)}"
     return [f"no training row has the {which}: raise --train-size, or add such rows."]
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, listed
 from attnreg.experiments.tasks.task import Task
 
 _TEXTS, _PACKED = (".jsonl", ".json", ".csv", ".tsv"), ("", ".gz", ".bz2", ".xz", ".zst")
@@ -148,9 +148,7 @@ def missing_split(split: str, found: Mapping[str, object], place: Path, hint: st
 
 def shown(files: Iterable[Path]) -> str:
     """List the names of files, folders with a slash; at most ten."""
-    names = [f"{file.name}/" if file.is_dir() else file.name for file in files]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return listed([f"{file.name}/" if file.is_dir() else file.name for file in files], _SHOWN)
 
 
 def _entries(folder: Path) -> list[Path]:

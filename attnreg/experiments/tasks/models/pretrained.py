@@ -1,8 +1,9 @@
-"""Load the model and the tokenizer of a task."""
+"""Load the model of a task, and its tokenizer or image processor."""
 
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +15,18 @@ from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.hub import offline_if_unreachable
 from attnreg.experiments.tasks.models.dropout import dropout_options
 from attnreg.experiments.tasks.models.lora import adapter_base, saved_modules, with_adapter
-from attnreg.experiments.tasks.models.processor import load_processor
 from attnreg.experiments.tasks.models.tiny import tiny_model
 from attnreg.experiments.tasks.models.weights import class_warnings, new_weights, weight_warnings
 from attnreg.experiments.tasks.task import Task
+
+_NEEDED = {
+    "AutoTokenizer": ("tokenizer", "vocabulary, such as tokenizer.json or vocab.txt"),
+    "AutoImageProcessor": ("image processor", "preprocessor_config.json"),
+}
+_FILES = {
+    "AutoTokenizer": re.compile(r"^tokenizer\.json$|vocab|merges|spiece|spm|bpe|tiktoken|tekken|\.model$"),
+    "AutoImageProcessor": re.compile(r"processor_config\.json$"),
+}
 
 
 class Loaded(NamedTuple):
@@ -96,7 +105,7 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
     kind = kind_class(task.kind)
     try:
         reads_text = not kind.reads_images
-        tokenizer = load_processor("AutoTokenizer" if reads_text else "AutoImageProcessor", name)
+        tokenizer = _load_processor("AutoTokenizer" if reads_text else "AutoImageProcessor", name)
         kind.fit_tokenizer(tokenizer, name)
         pads = not reads_text or tokenizer.pad_token is not None
         if not pads and tokenizer.eos_token is not None:
@@ -157,3 +166,43 @@ def _embeddings(model: Any) -> float:
         return int(model.get_input_embeddings().num_embeddings)
     except (NotImplementedError, AttributeError):
         return math.inf
+
+
+def _load_processor(auto: str, name: str) -> Any:
+    """Load the tokenizer or image processor of a model; transformers makes an empty tokenizer where there is none."""
+    import transformers
+
+    try:
+        processor = getattr(transformers, auto).from_pretrained(name)
+    except ImportError:  # a package is missing
+        raise
+    except Exception as error:  # for a broken file, any: the tokenizers library raises plain exceptions
+        if _lacks(auto, name):
+            raise _missing(auto, name) from error
+        if isinstance(error, (OSError, ValueError)):
+            raise
+        raise ValueError(f"its {_NEEDED[auto][0]} cannot be read: {error!r}") from error
+    if auto == "AutoTokenizer" and not has_vocabulary(processor):
+        raise _missing(auto, name)
+    return processor
+
+
+def has_vocabulary(tokenizer: Any) -> bool:
+    """Whether a tokenizer has tokens besides the special ones, or needs none because it reads bytes or characters."""
+    if not tokenizer.vocab_files_names:
+        return True
+    special = {*tokenizer.all_special_tokens, "▁"}  # sentencepiece's space, which an empty T5 tokenizer has
+    return any(token not in special for token in tokenizer.get_vocab())
+
+
+def _lacks(auto: str, name: str) -> bool:
+    folder = Path(name)
+    return (folder / "config.json").is_file() and not any(_FILES[auto].search(path.name) for path in folder.iterdir())
+
+
+def _missing(auto: str, name: str) -> InputError:
+    what, files = _NEEDED[auto]
+    return InputError(
+        f"--model {name} has no {what}: found no {files}. Save the model's own {what} in the same folder "
+        "(`save_pretrained`)."
+    )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, listed
 
 _SHOWN = 5
 
@@ -28,7 +28,7 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
     new = new_weights(info)
     if own and own <= new:
         others = sorted({*info["unexpected_keys"], *(each[0] for each in info["mismatched_keys"])})
-        held = f"other names or sizes, such as {_listed(others)}" if others else "none of them"
+        held = f"other names or sizes, such as {listed(others, _SHOWN)}" if others else "none of them"
         raise InputError(f"No pretrained weight of --model {name} fits {type(model).__name__}: its file has {held}.")
     missing = [key for key in info["missing_keys"] if not head_is_new or key.startswith(inside)]
     resized = [each[0] for each in info["mismatched_keys"] if not head_is_new or each[0].startswith(inside)]
@@ -38,7 +38,7 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
         (resized, "has weights of other sizes than its configuration says, so they are newly initialized"),
         (unused, "has weights for which its configuration has no place, so they are not used"),
     )
-    return [f"--model {name} {what}: {_listed(_modules(keys))}." for keys, what in found if keys]
+    return [f"--model {name} {what}: {listed(_modules(keys), _SHOWN)}." for keys, what in found if keys]
 
 
 def class_warnings(names: Sequence[str], labels: Sequence[str], name: str) -> list[str]:
@@ -46,8 +46,8 @@ def class_warnings(names: Sequence[str], labels: Sequence[str], name: str) -> li
     if [each.casefold() for each in names] == [each.casefold() for each in labels]:
         return []
     unnamed = list(names) == [f"LABEL_{number}" for number in range(len(names))]
-    of = "it names no classes (id2label in config.json)" if unnamed else f"it was trained on {_listed(names)}"
-    return [f"the classifier of --model {name} is kept, but {of}: they become {_listed(labels)}."]
+    of = "it names no classes (id2label in config.json)" if unnamed else f"it was trained on {listed(names, _SHOWN)}"
+    return [f"the classifier of --model {name} is kept, but {of}: they become {listed(labels, _SHOWN)}."]
 
 
 def _backbone(model: nn.Module) -> tuple[str, ...]:
@@ -59,10 +59,7 @@ def _backbone(model: nn.Module) -> tuple[str, ...]:
 
 
 def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> list[str]:
-    """Return unused weights inside modules that the backbone has; others, such as poolers, are left out on purpose.
-
-    Buffers that older versions of transformers saved, such as GPT-2's ``attn.bias``, belong to no leaf module.
-    """
+    """Return unused weights inside modules that the backbone has; others, such as poolers, are left out on purpose."""
     modules = dict(model.named_modules())
     found = []
     for key in keys:
@@ -71,7 +68,9 @@ def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> l
         known = parent
         while known and known not in modules:
             known = known.rpartition(".")[0]
-        deep = any(known.startswith(each) for each in inside)
+        deep = any(
+            known.startswith(each) for each in inside
+        )  # old buffers, as GPT-2's `attn.bias`, have no leaf module
         if leaf in ("weight", "bias") and deep and (known != parent or _is_leaf(modules[parent])):
             found.append(whole if known == parent else f"{known}.{whole[len(known) + 1 :].partition('.')[0]}.")
     return found
@@ -83,8 +82,3 @@ def _is_leaf(module: nn.Module) -> bool:
 
 def _modules(keys: Iterable[str]) -> list[str]:
     return sorted({key.rpartition(".")[0] or key for key in keys})
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
