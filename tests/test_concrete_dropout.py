@@ -115,7 +115,7 @@ test_what_does_not_fit_is_refused = refused(
     ),
     (lambda: attnreg.ConcreteDropout({"encoder": 2}).check([site(stack="decoder")], None), "This ConcreteDropout was made for 2 encoder layers, but"),
     (lambda: attnreg.ConcreteDropout({"encoder": 2})(site(stack="decoder")), "but the model has 2 decoder layers"),
-    (lambda: attnreg.ConcreteDropout(2, 0.1, "head", 3)(site()), "has drop rates for 3 heads, but attention has 4"),
+    (lambda: attnreg.ConcreteDropout(2, 0.1, "head", 3)(site()), "was made for 3 heads, but attention has 4"),
     (
         lambda: attnreg.ConcreteDropout.for_model(Toy(), stacks=["decoder"], example_inputs=batch()),
         r"Expected `stacks` among those of the model, \['encoder'\]",

@@ -179,3 +179,20 @@ def test_rates_by_head_where_masks_differ_by_head():
     assert written[0]["drop_rate"]["encoder.0"] == pytest.approx(1 / 6)
     assert written[0]["drop_rate_by_head"]["encoder.1"] == [0.0, pytest.approx(1 / 3)]
     assert method.handle.drop_rates()["encoder.1"] == pytest.approx(1 / 6)
+
+
+def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
+    from attnreg.experiments.results import outcome
+
+    (tmp_path / "attnreg").mkdir()
+    (tmp_path / "attnreg" / "__init__.py").write_text("")
+    monkeypatch.setattr(outcome.attnreg, "__file__", str(tmp_path / "attnreg" / "__init__.py"))
+    assert outcome._commit() == {}
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert head.startswith(outcome._commit()["commit"])
+    (tmp_path / "attnreg" / "__init__.py").write_text("a = 1")
+    assert outcome._commit()["commit"].endswith("-dirty")
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git here
+    assert outcome._commit() == {}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import nn
 
+import attnreg
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.results.card import model_card
 from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict
@@ -71,10 +75,24 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
             "processes": run.accelerator.num_processes,
             "threads": torch.get_num_threads(),
             **{name: version(name) for name in ("attnreg", "torch", "transformers")},
+            **_commit(),
         },
     }
     run.folder.write_text("model/README.md", model_card(run, method.provider, result))
     run.folder.write_outcome(result, dev.records)
+
+
+def _commit() -> dict[str, str]:
+    """Return the commit of the package, and whether files differ from it, if it runs from a checkout."""
+    root = Path(attnreg.__file__).parent.parent
+    if not (root / ".git").exists():
+        return {}
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+    with suppress(OSError, subprocess.SubprocessError):  # without git, say
+        return {
+            "commit": subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        }
+    return {}
 
 
 def _trivial_scores(run: Setup, scored_train: Any) -> dict[str, Any] | None:

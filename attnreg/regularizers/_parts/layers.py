@@ -59,10 +59,7 @@ class LayerIndex:
     def _misfit(self, found: Mapping[Any, int]) -> InputError:
         made = ", ".join(f"{layers} {stack} layers".replace("  ", " ") for stack, layers in self.depth.items())
         got = ", ".join(f"{layers} {stack} layers" for stack, layers in found.items())
-        return InputError(
-            f"This {self.provider} was made for {made}, but the model has {got}: use "
-            f"`{self.provider}.for_model(model)`."
-        )
+        return misfit(self.provider, f"made for {made}, but the model has {got}")
 
 
 class LayerwiseProvider(MaskProvider):
@@ -152,12 +149,14 @@ class LearnedRates(LayerwiseProvider):
     def _logits_at(self, site: AttentionSite) -> Tensor:
         """Return the logits of one site, broadcastable to ``(B, H, Q, K)``."""
         if self.logits.shape[1] not in (1, site.shape[1]):
-            name = type(self).__name__
-            raise InputError(
-                f"This {name} has drop rates for {self.logits.shape[1]} heads, but {site.name} has {site.shape[1]}: "
-                f"use `{name}.for_model(model)`."
-            )
+            made = f"made for {self.logits.shape[1]} heads"
+            raise misfit(type(self).__name__, f"{made}, but {site.name} has {site.shape[1]}")
         return self.logits[self._index(site)].to(site.device).clamp(max=LARGEST_LOGIT).view(-1, 1, 1)
+
+
+def misfit(regularizer: str, why: str) -> InputError:
+    """Make the error for a regularizer that was made for another model."""
+    return InputError(f"This {regularizer} was {why}: use `{regularizer}.for_model(model)`.")
 
 
 def depth_of(found: Sequence[SiteInfo]) -> dict[str, int]:

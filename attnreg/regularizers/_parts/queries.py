@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from attnreg.arguments import LARGEST_SIZE, whole_number
 from attnreg.errors import InputError
-from attnreg.regularizers._parts.layers import Depth, LayerwiseProvider
+from attnreg.regularizers._parts.layers import Depth, LayerwiseProvider, misfit
 from attnreg.sites import AttentionSite, SiteInfo
 
 
@@ -45,10 +45,8 @@ class SeesQueries(LayerwiseProvider):
         got = site.query.shape[1], site.query.shape[-1]
         expected = got[0] if heads is None else heads, self.head_size
         if got != expected:
-            raise InputError(
-                f"This {provider} was made for {expected[0]} heads of size {expected[1]}, but {site.name} has {got[0]} "
-                f"of size {got[1]}: use `{provider}.for_model(model)`."
-            )
+            made = f"made for {expected[0]} heads of size {expected[1]}"
+            raise misfit(provider, f"{made}, but {site.name} has {got[0]} of size {got[1]}")
         query, key = site.query.detach(), site.key.detach()
         if key.shape[1] != query.shape[1]:  # grouped-query attention
             key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
@@ -70,10 +68,8 @@ def _check_queries(provider: str, sites: Iterable[SiteInfo], head_size: int | No
         if not site.shows_queries:
             raise _hidden_queries(provider, site.name)
         if head_size not in (None, site.head_size):
-            raise InputError(
-                f"This {provider} was made for queries of size {head_size}, but {site.name} has size "
-                f"{site.head_size}: use `{provider}.for_model(model)`."
-            )
+            made = f"made for queries of size {head_size}"
+            raise misfit(provider, f"{made}, but {site.name} has size {site.head_size}")
 
 
 def _hidden_queries(provider: str, site: str) -> InputError:

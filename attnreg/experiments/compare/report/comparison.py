@@ -49,29 +49,40 @@ def write_report(study: Study) -> list[Paragraph | Table]:
     said = verdict(groups, compared, equal)
     opening = [] if said is None else [Paragraph(said)]
     names = ", ".join(group.name for group in groups)
-    document.save(
-        [
-            Heading(f"{names} on {_config(baseline, 'task')}: {baseline.metric.replace('_', ' ')} on dev"),
-            *opening,
-            *map(Paragraph, study.missing()),
-            Code([_command(study)]),
-            *map(Paragraph, _setting(groups, baseline)),
-            Paragraph(_made(study)),
-            Contents(),
-            *(block for table in shown for block in _differences(table, compared, baseline, folder)),
-            *(Heading("Scores"), scores, *map(Paragraph, _trivial(groups, baseline))),
-            figures.seeds([*groups, *plain.values()], baseline, folder),
-            *(Heading("Learning curves"), *figures.learning(groups, folder)),
-            *([Heading("Drop rates"), *rates] if (rates := figures.drop_rates(groups, folder)) else []),
-            *(Heading("Fit"), tables.fit(groups, baseline), Paragraph(_fit(groups, baseline))),
-            *(_classes(groups, folder) if baseline.has_classes and baseline.own_rows is None else ()),
-            *(Heading("Cost"), tables.cost(groups, baseline), Paragraph(_COST)),
-            *_same_time(study, baseline, equal, has_runs=bool(plain)),
-            *(Heading("Options"), tables.options(study, groups), *_tries(study, groups, folder)),
-        ],
-        study.folder,
-    )
+    blocks: list[Block] = [
+        Heading(f"{names} on {_config(baseline, 'task')}: {baseline.metric.replace('_', ' ')} on dev"),
+        *opening,
+        *map(Paragraph, study.missing()),
+        Code([_command(study)]),
+        *map(Paragraph, _setting(groups, baseline)),
+        Paragraph(_made(study)),
+        Contents(),
+        *(block for table in shown for block in _differences(table, compared, baseline, folder)),
+        Heading("Scores"),
+        scores,
+        *map(Paragraph, _trivial(groups, baseline)),
+        figures.seeds([*groups, *plain.values()], baseline, folder),
+        Heading("Learning curves"),
+        *figures.learning(groups, folder),
+        *_titled("Drop rates", figures.drop_rates(groups, folder)),
+        Heading("Fit"),
+        tables.fit(groups, baseline),
+        Paragraph(_fit(groups, baseline)),
+        *(_classes(groups, folder) if baseline.has_classes and baseline.own_rows is None else ()),
+        Heading("Cost"),
+        tables.cost(groups, baseline),
+        Paragraph(_COST),
+        *_same_time(study, baseline, equal, has_runs=bool(plain)),
+        Heading("Options"),
+        tables.options(study, groups),
+        *_tries(study, groups, folder),
+    ]
+    document.save(blocks, study.folder)
     return [*opening, scores, *map(_narrow, shown)]
+
+
+def _titled(title: str, blocks: Sequence[Block]) -> list[Block]:
+    return [Heading(title), *blocks] if blocks else []
 
 
 def _differences(table: Table, compared: Sequence[Contrast], baseline: Group, folder: Path) -> Iterator[Block]:
@@ -136,9 +147,7 @@ def _classes(groups: Sequence[Group], folder: Path) -> Iterator[Block]:
         yield figures.confusion(groups, names, folder)
         yield tables.classes(groups, names)
         yield Paragraph(text)
-    if found := figures.calibration(groups, folder):
-        yield Heading("Calibration")
-        yield from found
+    yield from _titled("Calibration", figures.calibration(groups, folder))
 
 
 def _trivial(groups: Sequence[Group], baseline: Group) -> Iterator[str]:

@@ -31,7 +31,7 @@ def plot_seeds(
     """
     names = [folded(name) for name in scores]
     height = 0.9 + sum(0.45 + 0.14 * name.count("\n") for name in names)
-    with picture(path, width=5.4, height=height, published=True) as (axes,):
+    with picture(path, width=5.4, height=height, grid="x", published=True) as (axes,):
         for row, (values, style) in enumerate(zip(scores.values(), styles(), strict=False)):
             spread = np.linspace(-0.28, 0.02, len(values)) if len(values) > 1 else np.zeros(1)
             axes.plot(values, row + spread, style.marker, color=style.color, ms=4.5, alpha=0.75, mew=0)
@@ -50,8 +50,6 @@ def plot_seeds(
         axes.set_yticks(range(len(scores)), names)
         axes.set_ylim(len(scores) - 0.45, -0.55)
         axes.set_xlabel(f"{metric.replace('_', ' ')} on dev")
-        axes.grid(axis="x", color="#dddddd", lw=0.6)
-        axes.set_axisbelow(True)
 
 
 Estimate = tuple[float, float, float]
@@ -67,7 +65,7 @@ def plot_forest(
     names = [folded(name) for name in differences]
     label = folded(f"difference in {metric.replace('_', ' ')} to {baseline}", 34)
     height = 1.0 + 0.18 * label.count("\n") + sum(0.36 + 0.14 * name.count("\n") for name in names)
-    with picture(path, width=5.4, height=height, published=True) as (axes,):
+    with picture(path, width=5.4, height=height, grid="x", published=True) as (axes,):
         axes.axvline(0, color=COLORS[0], lw=1.0)
         for row, (mean, low, high) in enumerate(differences.values()):
             is_clear = low > 0 or high < 0  # false for NaN
@@ -80,8 +78,6 @@ def plot_forest(
         limit = 1.08 * max(map(abs, axes.get_xlim()))
         axes.set_xlim(-limit, limit)  # so that better and worse are equally wide
         axes.set_xlabel(f"{label}\n(right: better)")
-        axes.grid(axis="x", color="#dddddd", lw=0.6)
-        axes.set_axisbelow(True)
 
 
 def plot_learning(curves: Mapping[str, Sequence[Sequence[dict[str, Any]]]], metric: str, path: Path) -> None:
@@ -93,7 +89,7 @@ def plot_learning(curves: Mapping[str, Sequence[Sequence[dict[str, Any]]]], metr
     keys = [metric, *(key for key in ("training_loss", "loss") if all(key in record for record in records))]
     names = [folded(name, 48, 2) for name in curves]
     height = 2.3 * len(keys) + 0.4 + sum(0.2 + 0.16 * name.count("\n") for name in names)
-    with picture(path, width=5.4, height=height, rows=len(keys), published=True) as panels:
+    with picture(path, width=5.4, height=height, rows=len(keys), grid="y", published=True) as panels:
         for key, axes in zip(keys, panels, strict=True):
             for name, runs, style in zip(names, curves.values(), styles(), strict=False):
                 scores = [{record["epoch"]: float(record[key]) for record in records} for records in runs]
@@ -106,7 +102,6 @@ def plot_learning(curves: Mapping[str, Sequence[Sequence[dict[str, Any]]]], metr
                     ends = [min(each) for each in values], [max(each) for each in values]
                     axes.fill_between(epochs, *ends, color=style.color, alpha=0.15, lw=0)
             axes.set_ylabel("training loss" if key == "training_loss" else f"dev {key.replace('_', ' ')}")
-            axes.grid(axis="y", color="#dddddd", lw=0.6)
         count_axis(*panels)
         panels[-1].set_xlabel("epoch")
         handles, labels = panels[0].get_legend_handles_labels()
@@ -164,7 +159,7 @@ def plot_reliability(methods: Mapping[str, Reliability], path: Path) -> None:
     """Plot accuracy over confidence; a larger point stands for more rows."""
     names = [folded(name, 48, 2) for name in methods]
     height = 4.6 + sum(0.2 + 0.16 * name.count("\n") for name in names)
-    with picture(path, width=5.4, height=height, published=True) as (axes,):
+    with picture(path, width=5.4, height=height, grid="both", published=True) as (axes,):
         axes.plot([0, 1], [0, 1], ":", color="#666666", lw=1.0)
         axes.annotate("calibrated", (0.98, 0.98), ha="right", va="bottom", rotation=45, rotation_mode="anchor",
                       transform_rotates_text=True, fontsize="small", color="#666666")  # fmt: skip
@@ -175,8 +170,6 @@ def plot_reliability(methods: Mapping[str, Reliability], path: Path) -> None:
                          lw=0, label=name)  # fmt: skip
         lowest = min(float(bins.confidence.min()) for bins in methods.values())
         axes.set(xlabel="confidence", ylabel="accuracy", xlim=(lowest - 0.03, 1.02), ylim=(-0.02, 1.02))
-        axes.grid(color="#dddddd", lw=0.6)
-        axes.set_axisbelow(True)
         legend = axes.figure.legend(loc="outside lower left", frameon=False, fontsize="small")
         for handle in legend.legend_handles:
             handle.set_sizes([24])  # type: ignore[union-attr]
@@ -215,7 +208,7 @@ def plot_progress(
     A trial is the number of runs when it ended, and its mean score: over all seeds if it is complete, or over fewer if
     it was stopped early.
     """
-    with picture(path, width=6.0, height=3.4, published=True) as (axes,):
+    with picture(path, width=6.0, height=3.4, grid="y", published=True) as (axes,):
         if stopped:
             axes.plot(*zip(*stopped, strict=True), "x", color=COLORS[2], ms=6, label="stopped early (fewer seeds)")
         count = "1 seed" if seeds == 1 else f"mean of {seeds} seeds"
@@ -228,6 +221,4 @@ def plot_progress(
         axes.step(*zip(*best, strict=True), where="post", color=COLORS[0], lw=1.6, label="best so far")
         axes.set(xlabel="runs", ylabel=f"{metric.replace('_', ' ')} on held-out rows")
         count_axis(axes)
-        axes.grid(axis="y", color="#dddddd", lw=0.6)
-        axes.set_axisbelow(True)
         axes.legend(frameon=False, fontsize="small")

@@ -75,7 +75,7 @@ def plot_convergence(runs: dict[str, RunReader], path: Path) -> None:
     metric = next(
         iter(name for name in first.metrics[0] if name not in ("network", "epoch", "step", "loss")), "accuracy"
     )
-    with picture(path, width=11.0, height=3.8, columns=3) as (train, loss, score):
+    with picture(path, width=11.0, height=3.8, columns=3, grid="y") as (train, loss, score):
         lines = [(name, run, network) for name, run in runs.items() for network in _networks(run)]
         for (name, run, network), style in zip(lines, styles(), strict=False):
             label = name if len(_networks(run)) == 1 else f"{name}: {network}"
@@ -92,8 +92,6 @@ def plot_convergence(runs: dict[str, RunReader], path: Path) -> None:
         loss.set(xlabel="step", title=f"loss on {first.scored_on} rows")
         score.set(xlabel="step", title=f"{metric.replace('_', ' ')} on {first.scored_on} rows")
         score.legend(frameon=False, fontsize="small")
-        for axes in (train, loss, score):
-            axes.grid(axis="y", color="#dddddd", lw=0.6)
         count_axis(train, loss, score)
 
 
@@ -182,14 +180,13 @@ def plot_probe(lines: Mapping[str, Sequence[Point]], plain: float, score: str, p
 
     A point is q, share and score; ``plain`` is the score without dropping.
     """
-    with picture(path, width=9.6, height=3.8, columns=2) as both:
+    with picture(path, width=9.6, height=3.8, columns=2, grid="y") as both:
         for number, axes in enumerate(both):
             axes.axhline(plain, color=COLORS[0], lw=1.0, ls=":", label="nothing dropped")
             for (name, points), style in zip(lines.items(), itertools.islice(styles(), 1, None), strict=False):
                 places, scores = [point[number] for point in points], [point[2] for point in points]
                 axes.plot(places, scores, color=style.color, linestyle=style.line, marker=style.marker, ms=5, lw=1.6,
                           label=name)  # fmt: skip
-            axes.grid(axis="y", color="#dddddd", lw=0.6)
         both[0].set(xlabel="probability q of dropping a candidate", ylabel=score.replace("_", " "))
         both[1].set(xlabel="share of attention dropped, mean over layers")
         both[1].sharey(both[0])

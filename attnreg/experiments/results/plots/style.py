@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps, rc_context
@@ -68,15 +68,26 @@ def point_alone(values: Sized) -> str | None:
 
 @contextmanager
 def picture(
-    path: Path, width: float = 7.0, height: float = 4.0, columns: int = 1, rows: int = 1, *, published: bool = False
+    path: Path,
+    width: float = 7.0,
+    height: float = 4.0,
+    columns: int = 1,
+    rows: int = 1,
+    *,
+    grid: Literal["x", "y", "both"] | None = None,
+    published: bool = False,
 ) -> Iterator[list[Axes]]:
     """Yield the axes of a new figure, sized in inches, row by row; save it as a PNG file at the end.
 
-    A published figure is also saved as PDF and SVG, and as PNG for dark pages (see :func:`dark_path`).
+    The lines of a grid are behind all others. A published figure is also saved as PDF and SVG, and as PNG for dark
+    pages (see :func:`dark_path`).
     """
     figure = Figure(figsize=(width, height), layout="constrained")  # pyplot would keep global state
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    for one in axes if grid is not None else ():
+        one.grid(axis=grid, color="#dddddd", lw=0.6)
+        one.set_axisbelow(True)
     yield axes
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)
