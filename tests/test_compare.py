@@ -104,9 +104,9 @@ def test_scores_are_those_of_the_predictions(finished):
 
 
 def test_the_report_has_what_it_needs(finished):
-    study = finished[0] / "study"
-    report, page = (study / "report.md").read_text(), (study / "report.html").read_text()
-    rows = [row for row in results(study) if row["method"] == "finetune"]
+    comparison = finished[0] / "study"
+    report, page = (comparison / "report.md").read_text(), (comparison / "report.html").read_text()
+    rows = [row for row in results(comparison) if row["method"] == "finetune"]
     mean = np.mean([float(row["score"]) for row in rows])
     assert re.search(rf"\| finetune \| {mean:.4f} \|", report)
     for heading in ("Scores", "Differences to finetune", "Fit", "Cost", "Options"):
@@ -190,17 +190,17 @@ def test_killed_and_started_again(finished, undrawn, cli, warm, tmp_path):
     words = [word for word in COMPARE if word != METHODS[2]]
     command = [sys.executable, "-c", WITH_WARM_RUNS.format(before=NO_OTHER_RUN_AFTER_ONE), *words, "--jobs", 2]
     with warm.popen(command, cwd=tmp_path, stderr=subprocess.STDOUT) as process:
-        study = tmp_path / "study"
+        comparison = tmp_path / "study"
         comparison = psutil.Process(process.pid)
         wait_for(lambda: process.poll() is not None or comparison.status() == psutil.STATUS_STOPPED)
         runs = comparison.children(recursive=True)
         process.kill()
     wait_for(lambda: all(map(has_ended, runs)))  # the runs ended with it
-    done = {path: path.stat().st_mtime_ns for path in study.rglob("result.json")}
+    done = {path: path.stat().st_mtime_ns for path in comparison.rglob("result.json")}
     assert len(done) in {1, 2}
     ran(cli(*words))
     assert {path: path.stat().st_mtime_ns for path in done} == done
-    assert results(study) == results(finished[0] / "study")[:4]  # of the methods without a search
+    assert results(comparison) == results(finished[0] / "study")[:4]  # of the methods without a search
 
 
 def test_stopped_by_hand(warm, tmp_path):

@@ -14,7 +14,7 @@ from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.results.plots.comparison import plot_confusion, plot_forest, plot_search, plot_seeds
 from attnreg.experiments.results.plots.style import PAGE, darkened, picture
 from attnreg.experiments.tasks.metrics import METRICS
-from tests.test_compare_study import LABELS, reported, study_of, table, write
+from tests.test_compare_study import LABELS, comparison_of, reported, table, write
 from tests.test_plots import keeping
 
 SEEDS = 3
@@ -43,8 +43,8 @@ def telemetry_of(number, seed):
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """A finished comparison, its figures, its report as Markdown and as HTML."""
-    study = study_of(tmp_path_factory.mktemp("compared"), *NAMES, seeds=SEEDS, equal_time=False)
-    for run in study.runs():
+    comparison = comparison_of(tmp_path_factory.mktemp("compared"), *NAMES, seeds=SEEDS, equal_time=False)
+    for run in comparison.runs():
         number = NAMES.index(run.method.text)
         score = 0.7 + 0.02 * run.seed * number
         best = {"network": "model", "epoch": 3, "accuracy": score}
@@ -59,18 +59,23 @@ def compared(tmp_path_factory):
         for name, lines in files.items():
             (run.folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with keeping() as figures:
-        write_report(study)
-    return study, figures, (study.folder / "report.md").read_text(), (study.folder / "report.html").read_text()
+        write_report(comparison)
+    return (
+        comparison,
+        figures,
+        (comparison.folder / "report.md").read_text(),
+        (comparison.folder / "report.html").read_text(),
+    )
 
 
 def test_each_figure_has_its_files(compared):
-    study, _, report, page = compared
+    comparison, _, report, page = compared
     names = ["differences", "seeds", "learning", "confusion", "reliability"]
     assert re.findall(r"\]\(plots/(\w+)\.png\)", report) == names  # the differences come first
     for name in names:
         begins = {".png": b"\x89PNG", "-dark.png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
         for suffix, start in begins.items():
-            assert (study.folder / "plots" / f"{name}{suffix}").read_bytes().startswith(start)
+            assert (comparison.folder / "plots" / f"{name}{suffix}").read_bytes().startswith(start)
     assert page.count('<source srcset="data:image/png;base64,') == page.count("<img ") == len(names)
     assert "prefers-color-scheme: dark" in page
 
@@ -86,9 +91,9 @@ def test_contents_lead_to_the_headings(compared):
 
 
 def test_lines_of_the_page_do_not_end_within_an_option(tmp_path, undrawn):
-    study = study_of(tmp_path, "finetune", "ad-drop --p 0.3 --first-pass train", equal_time=False)
-    reported(study)
-    page = (study.folder / "report.html").read_text()
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop --p 0.3 --first-pass train", equal_time=False)
+    reported(comparison)
+    page = (comparison.folder / "report.html").read_text()
     name = '<span class="word">ad-drop</span> <span class="word">--p</span> 0.3 <span class="word">--first-pass</span>'
     assert f'<td class="text">{name} train</td>' in page
     assert re.search(r'<td class="text long">.*<span class="word">--first-pass</span> train', page)
@@ -210,11 +215,11 @@ def test_dark_figures_have_the_page_behind_them(tmp_path, undrawn):
 
 
 def test_a_task_without_classes_has_no_figures_of_classes(tmp_path, undrawn):
-    study = study_of(tmp_path, *NAMES[:2], equal_time=False)
-    for run in study.runs():
+    comparison = comparison_of(tmp_path, *NAMES[:2], equal_time=False)
+    for run in comparison.runs():
         write(run, 0.5 + 0.1 * run.seed, dev={"accuracy": 0.5, "loss": 0.5, "calibration_error": None})
         rows = [{"label": float(n), "prediction": n + 0.5} for n in range(9)]
         (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report = reported(study)
+    report = reported(comparison)
     assert re.findall(r"\]\(plots/(\w+)\.png\)", report) == ["differences", "seeds"]
     assert "There are no learning curves: dev was scored in a single epoch" in report

@@ -12,7 +12,7 @@ from attnreg.experiments.tasks import get_task
 from attnreg.experiments.tasks.kinds import kind_class
 from tests import task_data
 from tests.commands import invoke, ran, read_lines
-from tests.test_compare_study import LABELS, reported, study_of, table, write
+from tests.test_compare_study import LABELS, comparison_of, reported, table, write
 from tests.test_plots import keeping
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -60,11 +60,11 @@ def test_regression_has_the_mean(tmp_path):
 
 
 def test_the_majority_class_is_a_line_of_every_table_of_scores(tmp_path):
-    study = study_of(tmp_path, "finetune", "ad-drop --q {0.1,0.3}", equal_time=False)
-    for run in study.search_runs(study.methods[1]):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop --q {0.1,0.3}", equal_time=False)
+    for run in comparison.search_runs(comparison.methods[1]):
         write(run, 0.7 + 0.01 * run.seed, trivial=TRIVIAL)
     with keeping() as figures:
-        report = reported(study, trivial=TRIVIAL)
+        report = reported(comparison, trivial=TRIVIAL)
     scores, fit = table(report, "Scores")[-1], table(report, "Fit")[-1]
     assert scores == {"method": "majority class", "mean": "0.5500", "SD": "0.0000", "seeds, from 0": "0.550  0.550"}
     assert (fit["method"], fit["train"], fit["dev"], fit["gap"]) == ("majority class", "0.6000", "0.5500", "+0.0500")
@@ -78,20 +78,20 @@ def test_the_majority_class_is_a_line_of_every_table_of_scores(tmp_path):
 
 
 def test_a_comparison_with_older_runs_leaves_it_out(tmp_path):
-    study = study_of(tmp_path, "finetune", "ad-drop", equal_time=False)
-    write(study.runs()[-1], 0.7, trivial=TRIVIAL)
-    report = reported(study)
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", equal_time=False)
+    write(comparison.runs()[-1], 0.7, trivial=TRIVIAL)
+    report = reported(comparison)
     assert "ajority class" not in report
     assert "ollapsed" not in report  # the networks predict several classes
 
 
 def test_networks_that_predict_one_class_are_named(tmp_path):
-    study = study_of(tmp_path, "finetune", "ad-drop", "attention-dropout", seeds=3, equal_time=False)
-    for run in study.runs():
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", "attention-dropout", seeds=3, equal_time=False)
+    for run in comparison.runs():
         write(run, 0.5 + 0.1 * run.seed, trivial=TRIVIAL)
         if run.method.text == "ad-drop" and run.seed != 1:
             collapse(run)
-    report = reported(study)
+    report = reported(comparison)
     marks = {row["method"]: row["collapsed"] for row in table(report, "Scores")}
     assert marks == {"finetune": "no", "ad-drop": "seeds 0, 2", "attention-dropout": "no", "majority class": "constant"}
     assert "Collapsed: ad-drop predicts the same class for all dev rows (seeds 0, 2)." in report
@@ -105,8 +105,8 @@ def test_networks_that_predict_one_class_are_named(tmp_path):
     ],
 )
 def test_a_difference_without_an_interval_says_why(tmp_path, seeds, cell, note):
-    study = study_of(tmp_path, "finetune", "ad-drop", seeds=seeds, equal_time=False)
-    report = reported(study, lambda run: 0.5 + 0.1 * run.seed + 0.1 * (run.method.text == "ad-drop"))
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", seeds=seeds, equal_time=False)
+    report = reported(comparison, lambda run: 0.5 + 0.1 * run.seed + 0.1 * (run.method.text == "ad-drop"))
     (row,) = table(report, "Differences to finetune")
     empty = ("95 % over seeds", "p", "p (Holm)", "detectable", "seeds for 0.01")
     assert [row[name] for name in ("difference", *empty)] == ["+0.1000", *[cell] * 5]
@@ -115,13 +115,13 @@ def test_a_difference_without_an_interval_says_why(tmp_path, seeds, cell, note):
 
 
 def test_no_cell_is_empty(tmp_path):
-    study = study_of(tmp_path, "finetune --label-noise 0", "ad-drop --label-noise 0.1", equal_time=False)
-    for run in study.runs():
+    comparison = comparison_of(tmp_path, "finetune --label-noise 0", "ad-drop --label-noise 0.1", equal_time=False)
+    for run in comparison.runs():
         wrong = {"rows": 4, "memorized": 0.5, "recovered": 0.5}
         noisy = "ad-drop" in run.method.text
         dev = {"accuracy": 0.5, "loss": 1.0, "calibration_error": None}
         write(run, 0.5, dev=dev, peak_memory_bytes=0, trivial=TRIVIAL, mislabelled=wrong if noisy else None)
-    report = reported(study)
+    report = reported(comparison)
     rows = [line for line in report.splitlines() if line.startswith("|")]
     assert len(rows) > 12
     assert not [line for line in rows if any(not cell.strip() for cell in line.strip("|").split("|"))]
@@ -145,11 +145,11 @@ def test_no_cell_is_empty(tmp_path):
     ],
 )
 def test_a_report_opens_with_what_was_found(tmp_path, mine, others, says):
-    study = study_of(tmp_path, "finetune", "ad-drop", seeds=len(mine), equal_time=False)
-    with study.begun():
-        for method, scores in zip(study.methods, (others, mine), strict=True):
-            for run, score in zip(study.final_runs(method), scores, strict=True):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", seeds=len(mine), equal_time=False)
+    with comparison.begun():
+        for method, scores in zip(comparison.methods, (others, mine), strict=True):
+            for run, score in zip(comparison.final_runs(method), scores, strict=True):
                 write(run, score, trivial=TRIVIAL)
-        printed, *_ = write_report(study)
+        printed, *_ = write_report(comparison)
     assert re.search(says, printed.text), printed.text
-    assert reported(study).index(printed.text) < reported(study).index("```")
+    assert reported(comparison).index(printed.text) < reported(comparison).index("```")

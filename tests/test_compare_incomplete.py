@@ -8,28 +8,28 @@ import pytest
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.report.comparison import write_report
 from tests.test_compare import started_by
-from tests.test_compare_study import reported, study_of, table, write
+from tests.test_compare_study import comparison_of, reported, table, write
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def unfinished(tmp_path):
     """Seeds 0 to 2 of the baseline, seeds 1 and 2 of one method, nothing of the others."""
-    study = study_of(tmp_path, "finetune", "ad-drop", "attention-dropout", "r-drop --alpha {1,5}", seeds=4)
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", "attention-dropout", "r-drop --alpha {1,5}", seeds=4)
     scores = {"finetune": {0: 0.5, 1: 0.6, 2: 0.55}, "ad-drop": {1: 0.65, 2: 0.61}}
-    with study.begun():
-        for run in study.runs():
+    with comparison.begun():
+        for run in comparison.runs():
             if (score := scores.get(run.method.text, {}).get(run.seed)) is not None:
                 write(run, score)
-        failed = study.final_runs(study.methods[1])[3]
+        failed = comparison.final_runs(comparison.methods[1])[3]
         failed.log.write_text("some\nError: The loss is nan.\nmore\n")
-        write_report(study)
-    return study
+        write_report(comparison)
+    return comparison
 
 
 def test_what_has_finished_is_reported_and_what_is_missing_is_named(tmp_path):
-    study = unfinished(tmp_path)
-    report = (study.folder / "report.md").read_text()
+    comparison = unfinished(tmp_path)
+    report = (comparison.folder / "report.md").read_text()
     assert "Incomplete: 5 of 14 runs have finished." in report
     assert "finetune: 3 of 4 seeds; missing: 3." in report
     assert "ad-drop: 2 of 4 seeds; missing: 0, 3." in report
@@ -42,16 +42,16 @@ def test_what_has_finished_is_reported_and_what_is_missing_is_named(tmp_path):
 
 
 def test_without_the_baseline_there_are_scores_and_without_any_run_there_is_no_report(tmp_path):
-    study = unfinished(tmp_path)
-    shutil.rmtree(study.folder / "finetune")
-    write_report(study)
-    report = (study.folder / "report.md").read_text()
+    comparison = unfinished(tmp_path)
+    shutil.rmtree(comparison.folder / "finetune")
+    write_report(comparison)
+    report = (comparison.folder / "report.md").read_text()
     assert "## Differences" not in report
     assert [row["method"] for row in table(report, "Scores")] == ["ad-drop"]
-    shutil.rmtree(study.folder / "ad-drop")
-    (study.folder / "report.md").unlink()
-    assert write_report(study) == []
-    assert not (study.folder / "report.md").exists()
+    shutil.rmtree(comparison.folder / "ad-drop")
+    (comparison.folder / "report.md").unlink()
+    assert write_report(comparison) == []
+    assert not (comparison.folder / "report.md").exists()
 
 
 def test_a_method_that_fails_costs_only_itself(cli, warm, tmp_path, monkeypatch):
@@ -72,9 +72,9 @@ def test_a_method_that_fails_costs_only_itself(cli, warm, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("deviation", [0.0, 0.02])
 def test_detectable_differences_are_told(tmp_path, deviation):
-    study = study_of(tmp_path, "finetune", "ad-drop", seeds=3)
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", seeds=3)
     gaps = [0.1 + deviation * number for number in (-1, 0, 1)]
-    report = reported(study, lambda run: 0.5 if run.method.text == "finetune" else 0.5 + gaps[run.seed])
+    report = reported(comparison, lambda run: 0.5 if run.method.text == "finetune" else 0.5 + gaps[run.seed])
     (row,) = table(report, "Differences to finetune")
     if deviation:
         assert float(row["detectable"]) == pytest.approx(0.0657, abs=2e-3)  # 3.26 SDs for three seeds: a table of t

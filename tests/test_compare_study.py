@@ -10,20 +10,20 @@ import pytest
 from scipy import stats
 
 from attnreg.errors import InputError
+from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.launch import commands
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.report.comparison import write_report
-from attnreg.experiments.compare.study import Study
 from attnreg.experiments.folder.lock import locked
 from tests.commands import read_lines
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-def study_of(tmp_path, *methods, **options):
+def comparison_of(tmp_path, *methods, **options):
     options = {"options": [], "seeds": 2, "folder": tmp_path / "study", "search_rows": 10, **options}
     chosen = [Method.parse(text) for text in methods]
-    return Study(chosen, chosen[0], **options)
+    return Comparison(chosen, chosen[0], **options)
 
 
 LABELS = [0, 1] * 50
@@ -58,13 +58,13 @@ def write(run, score, seconds=10.0, **changes):
     (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def reported(study, score=lambda run: 0.5 + 0.1 * run.seed, **changes):
+def reported(comparison, score=lambda run: 0.5 + 0.1 * run.seed, **changes):
     """The report of a comparison, whose missing runs are written down with these scores."""
-    for run in study.runs():
+    for run in comparison.runs():
         if not run.finished:
             write(run, score(run), **changes)
-    write_report(study)
-    return (study.folder / "report.md").read_text()
+    write_report(comparison)
+    return (comparison.folder / "report.md").read_text()
 
 
 def table(report, heading):
@@ -80,15 +80,15 @@ def table(report, heading):
 
 
 def test_every_number_of_the_report(tmp_path):
-    study = study_of(tmp_path, "finetune", "ad-drop", "attention-layerdrop --drop-rate 0", seeds=3)
-    with study.begun():
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", "attention-layerdrop --drop-rate 0", seeds=3)
+    with comparison.begun():
         pass
     scores = {
         "finetune": (0.70, 0.72, 0.77),
         "ad-drop": (0.75, 0.76, 0.85),
         "attention-layerdrop --drop-rate 0": (0.7, 0.7, 0.7),
     }
-    for run in study.runs():
+    for run in comparison.runs():
         other = {}
         if run.method.text == "ad-drop":
             other = {
@@ -101,11 +101,11 @@ def test_every_number_of_the_report(tmp_path):
         if "layerdrop" in run.method.text:
             other = {"active_steps": 20, "drop_rates": {"encoder.0": 0.0, "encoder.1": 0.0}}
         write(run, scores[run.method.text][run.seed], **other)
-    study.decide()
-    for run in study.runs():
+    comparison.decide()
+    for run in comparison.runs():
         if run.role == "equal time":
             write(run, 0.71 + 0.01 * run.seed, 14.0)
-    report = reported(study)
+    report = reported(comparison)
     first = table(report, "Scores")[1]
     assert first == {
         "method": "ad-drop",
@@ -147,25 +147,25 @@ def test_every_number_of_the_report(tmp_path):
 
 
 def test_environments_that_differ_are_told(tmp_path):
-    study = study_of(tmp_path, "finetune", "ad-drop", equal_time=False)
-    for run in study.runs():
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", equal_time=False)
+    for run in comparison.runs():
         write(run, 0.5 + 0.1 * run.seed, environment={"device": "cpu", "threads": run.seed})
-    report = reported(study)
+    report = reported(comparison)
     assert "Warning: the environments of the runs differ: device cpu; threads 0 | device cpu; threads 1." in report
 
 
 def test_on_a_cpu_times_are_cpu_times_and_elsewhere_the_clocks(tmp_path):
     for device, ratio in {"cpu": "2.00", "H200": "9.00"}.items():
-        study = study_of(tmp_path / device, "finetune", "attention-dropout", options=["--epochs", "10"])
-        for run in study.runs():
+        comparison = comparison_of(tmp_path / device, "finetune", "attention-dropout", options=["--epochs", "10"])
+        for run in comparison.runs():
             plain = run.method.text == "finetune"
             environment = {"device": device, "threads": 1}
             cpu = 5.0 if plain else 10.0
             write(run, 0.5, 10.0 if plain else 90.0, training_cpu_seconds=cpu, environment=environment)
-        rows = table(reported(study), "Cost")
+        rows = table(reported(comparison), "Cost")
         assert [row["time ratio"] for row in rows] == ["1.00", ratio]
-        with study.begun():
-            longer = study.equal_time_methods().values()
+        with comparison.begun():
+            longer = comparison.equal_time_methods().values()
         assert [method.text for method in longer] == [f"finetune --epochs {10 * float(ratio):.0f}"]
 
 
@@ -177,66 +177,66 @@ def test_on_a_cpu_times_are_cpu_times_and_elsewhere_the_clocks(tmp_path):
     ],
 )
 def test_with_rows_of_train_each_seed_has_its_own(tmp_path, option, rows):
-    study = study_of(tmp_path, "finetune", "attention-dropout", options=[option, "2"])
+    comparison = comparison_of(tmp_path, "finetune", "attention-dropout", options=[option, "2"])
     told = f"Each method is scored on {rows}, instead of dev, after the last epoch"
-    for run in study.runs():
+    for run in comparison.runs():
         write(run, 0.5 + 0.1 * run.seed)
         rows = read_lines(run.folder / "predictions.jsonl")
         own = [{**row, "label": row["label"] if number > run.seed else 1} for number, row in enumerate(rows)]
         (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
-    report = reported(study)
+    report = reported(comparison)
     assert told in report
     assert "95 % over dev rows" not in report
     assert "because each seed is scored on its own rows of train" in report
-    other = next(run for run in study.runs() if run.method.text != "finetune")
+    other = next(run for run in comparison.runs() if run.method.text != "finetune")
     (other.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
     with pytest.raises(InputError, match="has other dev labels"):
-        write_report(study)
+        write_report(comparison)
 
 
 def test_rounds_and_rewards_from_dev_are_told(tmp_path):
-    study = study_of(tmp_path, "finetune", "attendout --reward-data half-dev")
-    for number, run in enumerate(study.runs()):
+    comparison = comparison_of(tmp_path, "finetune", "attendout --reward-data half-dev")
+    for number, run in enumerate(comparison.runs()):
         own = run.method.text != "finetune"
         write(run, 0.5, **({"events": {"winner: attacker": 3 + number % 2, "winner: defender": 1}} if own else {}))
-    report = reported(study)
+    report = reported(comparison)
     assert "The game had 4.5 rounds on average: the Attacker won 3.5, the Defender 1.0." in report
     assert "took its rewards from the dev rows, so its dev scores are biased" in report
 
 
 def test_memorized_labels_are_in_the_report(tmp_path):
-    study = study_of(tmp_path, "finetune", "attention-dropout", options=["--label-noise", "0.4"])
-    for run in study.runs():
+    comparison = comparison_of(tmp_path, "finetune", "attention-dropout", options=["--label-noise", "0.4"])
+    for run in comparison.runs():
         share = 0.5 if run.method.text == "finetune" else 0.25
         write(run, 0.5, mislabelled={"rows": 40, "memorized": share + 0.1 * run.seed, "recovered": 0.3})
-    report = reported(study)
+    report = reported(comparison)
     assert "40% of the training rows, and of rows held out of train, had a wrong label." in report
     fitted = table(report, "Fit")
     assert [(row["memorized"], row["recovered"]) for row in fitted] == [("0.550", "0.300"), ("0.300", "0.300")]
-    with (study.folder / "results.csv").open() as file:
+    with (comparison.folder / "results.csv").open() as file:
         assert next(csv.DictReader(file))["mislabelled_memorized"] == "0.5"
 
 
 def test_rows_held_out_are_told(tmp_path):
-    study = study_of(tmp_path, "finetune", "attention-layerdrop", equal_time=False)
-    for run in study.runs():
+    comparison = comparison_of(tmp_path, "finetune", "attention-layerdrop", equal_time=False)
+    for run in comparison.runs():
         held_out = {"rows": 5, "epochs": 2} if "layerdrop" in run.method.text else None
         write(run, 0.5 + 0.1 * run.seed, held_out=held_out)
-    assert "In its first 2 epochs, attention-layerdrop held out 5 training rows for its reward" in reported(study)
+    assert "In its first 2 epochs, attention-layerdrop held out 5 training rows for its reward" in reported(comparison)
 
 
 def test_early_stopping_is_told_and_ends_the_same_time(tmp_path):
     options = ["--epochs", "20", "--patience", "3"]
-    study = study_of(tmp_path, "finetune", "ad-drop --stop-on dev", options=options)
-    with study.begun():
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop --stop-on dev", options=options)
+    with comparison.begun():
         pass
-    for run in study.runs():
+    for run in comparison.runs():
         on_dev = run.settings.stop_on == "dev"
         end = {"rows": None if on_dev else 40, "score": 0.5, "last_epoch": 6 + run.seed, "returned_epoch": 3}
         write(run, 0.5 + 0.1 * run.seed, seconds=100.0 if on_dev else 10.0, stopping=end)
-    study.decide()
-    assert all(run.role == "final" for run in study.runs())  # patience decides how long the baseline trains
-    report = reported(study)
+    comparison.decide()
+    assert all(run.role == "final" for run in comparison.runs())  # patience decides how long the baseline trains
+    report = reported(comparison)
     assert (
         "finetune stopped after 3 evaluations without a better score on 40 rows held out of train, 6.5 of 20 epochs on "
         "average, and returned the network of the best evaluation, in epoch 3.0 on average." in report
@@ -250,48 +250,48 @@ def test_early_stopping_is_told_and_ends_the_same_time(tmp_path):
 
 
 def test_runs_from_before_an_option_count_as_with_its_default(tmp_path):
-    study = study_of(tmp_path, "finetune", "ad-drop", equal_time=False)
-    for run in study.runs():
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", equal_time=False)
+    for run in comparison.runs():
         write(run, 0.5 + 0.1 * run.seed)
-    old = study.runs()[0].folder / "config.json"
+    old = comparison.runs()[0].folder / "config.json"
     config = json.loads(old.read_text())
     for name in ("schedule", "patience", "stop_on", "stopping_rows"):
         del config[name]
     old.write_text(json.dumps(config))
-    study.folder.joinpath("study.json").write_text('{"equal_time_epochs": {}}')
-    study.check()
-    report = reported(study)
+    comparison.folder.joinpath("study.json").write_text('{"equal_time_epochs": {}}')
+    comparison.check()
+    report = reported(comparison)
     assert "The methods differ" not in report
     assert "Incomplete" not in report
 
 
 def test_one_comparison_at_a_time_works_on_a_folder(tmp_path):
-    study = study_of(tmp_path, "finetune", "ad-drop")
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop")
     with (
-        study.begun(),
+        comparison.begun(),
         pytest.raises(InputError, match=r"Another comparison is writing to .*: wait for it"),
-        study.begun(),
+        comparison.begun(),
     ):
         pass
-    study.check()
-    with study.begun():  # let go again
+    comparison.check()
+    with comparison.begun():  # let go again
         pass
 
 
 def test_data_that_has_changed_is_noticed(tmp_path):
-    study = study_of(tmp_path, "finetune", "ad-drop", equal_time=False)
-    for run in study.runs():
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", equal_time=False)
+    for run in comparison.runs():
         write(run, 0.5 + 0.1 * run.seed)
-    path = study.runs()[-1].folder / "predictions.jsonl"
+    path = comparison.runs()[-1].folder / "predictions.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[1:] + lines[:1]))
-    with study.begun(), pytest.raises(InputError, match=r"ad-drop/seed1 has other dev labels than "):
-        write_report(study)
+    with comparison.begun(), pytest.raises(InputError, match=r"ad-drop/seed1 has other dev labels than "):
+        write_report(comparison)
 
 
 def test_a_finished_run_is_tidied_once(tmp_path):
-    study = study_of(tmp_path, "finetune", keep_models=True)
-    kept, other = study.runs()
+    comparison = comparison_of(tmp_path, "finetune", keep_models=True)
+    kept, other = comparison.runs()
     for run in (kept, other):
         write(run, 0.5)
         for name in ("checkpoints", "model", "provider"):
@@ -300,7 +300,7 @@ def test_a_finished_run_is_tidied_once(tmp_path):
     assert kept.finished
     kept.tidy()
     assert {path.name for path in kept.folder.iterdir() if path.is_dir()} == {"model", "provider"}
-    for run in study_of(tmp_path, "finetune").runs():  # without --keep-models
+    for run in comparison_of(tmp_path, "finetune").runs():  # without --keep-models
         run.tidy()
     assert (kept.folder / "model").is_dir()
     assert not [path for path in other.folder.iterdir() if path.is_dir()]
@@ -308,44 +308,46 @@ def test_a_finished_run_is_tidied_once(tmp_path):
 
 def test_the_baseline_gets_the_same_time(tmp_path):
     times = {"finetune": (10.0, 12.0), "attendout": (24.0, 26.0), "ad-drop": (12.0, 12.3), "sam": (11.9, 12.1)}
-    study = study_of(tmp_path, *times, options=["--epochs", "10"])
-    with study.begun():
+    comparison = comparison_of(tmp_path, *times, options=["--epochs", "10"])
+    with comparison.begun():
         pass
-    for run in study.runs():
+    for run in comparison.runs():
         write(run, 0.5, times[run.method.text][run.seed])
-    assert not [run for run in study.runs() if run.role == "equal time"]
-    study.decide()
-    longer = [run for run in study.runs() if run.role == "equal time"]
+    assert not [run for run in comparison.runs() if run.role == "equal time"]
+    comparison.decide()
+    longer = [run for run in comparison.runs() if run.role == "equal time"]
     planned = ["finetune --epochs 23"] * 2 + ["finetune --epochs 11"] * 2  # 10 * 25 / 11; 10 * 12.15 / 11; not sam's
     assert [run.method.text for run in longer] == planned
     assert longer[0].settings.epochs == 23
-    assert "--no-baseline" in next(run for run in study.runs() if run.method.text == "attendout").arguments
-    for run in study.final_runs(Method("attendout")):  # times that come out otherwise do not change the plan
+    assert "--no-baseline" in next(run for run in comparison.runs() if run.method.text == "attendout").arguments
+    for run in comparison.final_runs(Method("attendout")):  # times that come out otherwise do not change the plan
         result = json.loads((run.folder / "result.json").read_text()) | {"training_seconds": 99.0}
         (run.folder / "result.json").write_text(json.dumps(result))
-    study.decide()
-    assert [run.method.text for run in study.runs() if run.role == "equal time"] == planned
+    comparison.decide()
+    assert [run.method.text for run in comparison.runs() if run.role == "equal time"] == planned
 
 
 def test_methods_that_come_to_the_same_runs_share_them(tmp_path):
-    study = study_of(tmp_path, "finetune", "ad-drop --q 0.3", "ad-drop --q {0.1,0.3}", equal_time=False)
-    for run in study.runs():
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop --q 0.3", "ad-drop --q {0.1,0.3}", equal_time=False)
+    for run in comparison.runs():
         write(run, 0.9 if "0.3" in run.method.text else 0.1)
-    runs = study.runs()
+    runs = comparison.runs()
     assert len(runs) == len({run.folder for run in runs}) == 2 + 2 + 2
-    assert study.final_runs(study.chosen(study.methods[2])) == study.final_runs(study.methods[1])
+    assert comparison.final_runs(comparison.chosen(comparison.methods[2])) == comparison.final_runs(
+        comparison.methods[1]
+    )
 
 
 def test_a_run_that_somebody_is_at_is_left_alone(tmp_path):
-    study = study_of(tmp_path, "finetune", equal_time=False)
-    busy, stale = study.runs()
+    comparison = comparison_of(tmp_path, "finetune", equal_time=False)
+    busy, stale = comparison.runs()
     for run in (busy, stale):
         run.folder.mkdir(parents=True)
         (run.folder / "config.json").write_text(json.dumps(run.settings.to_dict()))
     printed = []
     with locked(busy.folder, "busy"):
         assert busy.reader.running
-        assert commands(study.runs(), 3, printed.append) == 1
+        assert commands(comparison.runs(), 3, printed.append) == 1
     assert "seed1" in printed[0]
     assert printed[0].startswith(f"cd {Path.cwd()} && OMP_NUM_THREADS=3 attnreg recipe finetune ")
     assert (busy.folder / "config.json").is_file()

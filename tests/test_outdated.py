@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from attnreg import __version__
+from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.method import Method
-from attnreg.experiments.compare.study import Study
 from attnreg.experiments.options import content
 from attnreg.experiments.tasks import get_task, load_splits
 from tests.commands import assert_sentence, ran
@@ -49,14 +49,16 @@ def files(cli, tmp_path):
     return tmp_path
 
 
-def study(folder):
+def comparison(folder):
     methods = [Method(text) for text in METHODS]
-    return Study(methods, methods[0], ["--data-dir", "data", "--epochs", "1"], 2, folder / "study", equal_time=False)
+    return Comparison(
+        methods, methods[0], ["--data-dir", "data", "--epochs", "1"], 2, folder / "study", equal_time=False
+    )
 
 
 def made(folder):
     """A comparison with runs that are written down here."""
-    whole = study(folder)
+    whole = comparison(folder)
     with whole.begun():
         for run in whole.runs():
             write(run, 0.5)
@@ -83,11 +85,11 @@ def test_what_depends_on_a_change_is_made_anew(files, cli, monkeypatch, what):
     assert len(re.findall(r"attnreg recipe .*--output-dir study/", result.output)) == count
     outdated = files / "study" / "outdated" / "1"
     assert len(list(outdated.glob("*/seed*/result.json"))) == len(list(outdated.glob("*/seed*.log"))) == count
-    assert sum(run.finished for run in study(files).runs()) == 6 - count
+    assert sum(run.finished for run in comparison(files).runs()) == 6 - count
 
 
 def test_an_older_run_that_does_not_tell_is_kept(files):
-    whole = study(files)
+    whole = comparison(files)
     with whole.begun():
         for run in whole.runs():
             write(run, 0.5)

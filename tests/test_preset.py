@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.method import Method
-from attnreg.experiments.compare.study import Study
 from attnreg.experiments.runs.command import load_command
 from tests.commands import assert_sentence, ran
 
@@ -112,6 +112,6 @@ def test_a_comparison_passes_on_only_what_was_given(cli, tmp_path):
     args = ["finetune", "ad-drop --regime paper", "--seeds", 1, "--launcher", "commands", "--output-dir", "study"]
     printed = ran(cli("compare", *args)).stdout
     assert "--schedule" not in printed
-    study = Study([method := Method("ad-drop --regime paper")], method, ["--epochs", "7"], 1, tmp_path)
-    (run,) = study.runs()
+    comparison = Comparison([method := Method("ad-drop --regime paper")], method, ["--epochs", "7"], 1, tmp_path)
+    (run,) = comparison.runs()
     assert (run.settings.schedule, run.settings.patience, run.settings.epochs) == ("constant", 5, 7)

@@ -5,8 +5,8 @@ import yaml
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.change import change
-from attnreg.experiments.compare.plan import read_plan
-from attnreg.experiments.compare.report.plan import write_plan_report
+from attnreg.experiments.compare.report.study import write_study_report
+from attnreg.experiments.compare.study import read_study
 from attnreg.experiments.options.catalogue import study_files
 from tests.commands import ran
 from tests.test_compare_study import table, write
@@ -16,10 +16,10 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 @pytest.mark.parametrize("name", study_files())
 def test_each_built_in_study_can_be_planned(name, tmp_path):
-    assert read_plan(study_files()[name]).published.source
-    for study in read_plan(study_files()[name], tmp_path / "out", small=True).studies.values():
-        study.check()
-        assert len(study.runs()) <= 5 * len(study.methods)
+    assert read_study(study_files()[name]).published.source
+    for comparison in read_study(study_files()[name], tmp_path / "out", small=True).comparisons.values():
+        comparison.check()
+        assert len(comparison.runs()) <= 5 * len(comparison.methods)
 
 
 def test_each_table_and_figure_is_listed(cli):
@@ -87,12 +87,12 @@ def test_published_figures_stand_beside_the_measured_ones(tmp_path):
     content["tasks"] = [{"published": figures}, {"name": "b", "published": {"plain": {"dev": 50}}, "measured": "loss"}]
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False))
-    plan = read_plan(path, tmp_path / "out", {"epochs": 2})
-    for study in plan.studies.values():
-        for run in study.final_runs(study.baseline):
+    study = read_study(path, tmp_path / "out", {"epochs": 2})
+    for comparison in study.comparisons.values():
+        for run in comparison.final_runs(comparison.baseline):
             write(run, 0.6 + 0.02 * run.seed)
-    write_plan_report(plan)
-    report = (plan.folder / "report.md").read_text()
+    write_study_report(study)
+    report = (study.folder / "report.md").read_text()
     rows = [tuple(row.values()) for row in table(report, "Published figures")]
     assert rows == [
         ("agreement", "plain", "dev", "61.2", "61.0", "2"),

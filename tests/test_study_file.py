@@ -9,9 +9,9 @@ import yaml
 from scipy import stats
 
 from attnreg.experiments.compare import launch
-from attnreg.experiments.compare.plan import read_plan
-from attnreg.experiments.compare.report.plan import write_plan_report
+from attnreg.experiments.compare.report.study import write_study_report
 from attnreg.experiments.compare.statistics import practically_equal
+from attnreg.experiments.compare.study import read_study
 from attnreg.experiments.results import saved_model
 from attnreg.experiments.tasks import get_task, load_splits
 from tests.commands import assert_sentence, ran
@@ -38,28 +38,28 @@ def file_of(tmp_path, **changes):
 
 
 def test_a_file_gives_a_comparison_for_each_task_and_value(tmp_path):
-    plan = read_plan(file_of(tmp_path))
-    for study in plan.studies.values():
-        study.check()
-    assert list(plan.studies) == ["agreement-train_size=64", "agreement-train_size=96", "few"]
-    study = plan.studies["few"]
-    assert [method.typed for method in study.methods][1:] == [f"{name}={text}" for name, text in list(STUDY["methods"].items())[1:]]  # fmt: skip
-    assert study.baseline.name == "plain"
-    assert study.folder.as_posix() == "runs/mine/few"
-    assert {run.seed for run in study.runs()} == {7, 8, 9}
-    settings = study.runs()[0].settings
+    study = read_study(file_of(tmp_path))
+    for comparison in study.comparisons.values():
+        comparison.check()
+    assert list(study.comparisons) == ["agreement-train_size=64", "agreement-train_size=96", "few"]
+    comparison = study.comparisons["few"]
+    assert [method.typed for method in comparison.methods][1:] == [f"{name}={text}" for name, text in list(STUDY["methods"].items())[1:]]  # fmt: skip
+    assert comparison.baseline.name == "plain"
+    assert comparison.folder.as_posix() == "runs/mine/few"
+    assert {run.seed for run in comparison.runs()} == {7, 8, 9}
+    settings = comparison.runs()[0].settings
     assert (settings.epochs, settings.learning_rate, settings.train_size, settings.device) == (2, 1e-3, 32, "cpu")
-    assert plan.studies["agreement-train_size=96"].runs()[0].settings.train_size == 96
-    assert (plan.primary, plan.equivalence) == (("high", "random"), 0.05)
+    assert study.comparisons["agreement-train_size=96"].runs()[0].settings.train_size == 96
+    assert (study.primary, study.equivalence) == (("high", "random"), 0.05)
 
 
 def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
     methods = {"high": "ad-drop", "plain": "finetune --weight-decay 0.1"}
-    study = read_plan(file_of(tmp_path, methods=methods, baseline=None, primary=None)).studies["few"]
-    assert study.baseline.name == "plain"
-    assert study.equal_time
-    assert not study.keep_models
-    assert not read_plan(file_of(tmp_path, equal_time=False)).studies["few"].equal_time
+    comparison = read_study(file_of(tmp_path, methods=methods, baseline=None, primary=None)).comparisons["few"]
+    assert comparison.baseline.name == "plain"
+    assert comparison.equal_time
+    assert not comparison.keep_models
+    assert not read_study(file_of(tmp_path, equal_time=False)).comparisons["few"].equal_time
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_what_is_wrong_is_said(cli, tmp_path, changes, says):
 
 
 def test_a_task_may_have_further_data_of_its_own(tmp_path):
-    plan = read_plan(file_of(tmp_path, tasks=[{}, {"name": "b", "score_on": [{"split": "test"}]}]))
-    assert [study.keep_models for study in plan.studies.values()] == [False, True]
-    assert [[scoring.name for scoring in scorings] for scorings in plan.score_on.values()] == [[], ["test"]]
+    study = read_study(file_of(tmp_path, tasks=[{}, {"name": "b", "score_on": [{"split": "test"}]}]))
+    assert [comparison.keep_models for comparison in study.comparisons.values()] == [False, True]
+    assert [[scoring.name for scoring in scorings] for scorings in study.score_on.values()] == [[], ["test"]]
 
 
 def test_methods_and_baseline_belong_into_the_file(cli, tmp_path):
@@ -113,11 +113,11 @@ def test_methods_and_baseline_belong_into_the_file(cli, tmp_path):
 def test_a_command_is_written_as_a_file_that_plans_the_same_runs(cli, tmp_path):
     command = ["compare", "finetune", "high=ad-drop --q {0.1,0.3}", "--train-size", 50, "--epochs", 2, "--seeds", 2]
     assert "Study written to s.yaml" in ran(cli(*command, "--write-study", "s.yaml")).output
-    (study,) = read_plan(tmp_path / "s.yaml").studies.values()
-    assert [method.typed for method in study.methods] == ["finetune", "high=ad-drop --q {0.1,0.3}"]
-    runs = [(run.settings.train_size, run.settings.epochs, run.seed, run.role) for run in study.runs()]
+    (comparison,) = read_study(tmp_path / "s.yaml").comparisons.values()
+    assert [method.typed for method in comparison.methods] == ["finetune", "high=ad-drop --q {0.1,0.3}"]
+    runs = [(run.settings.train_size, run.settings.epochs, run.seed, run.role) for run in comparison.runs()]
     assert sorted(runs) == sorted([(50, 2, 0, "final"), (50, 2, 1, "final"), *[(50, 2, 1000, "search")] * 2])
-    assert study.equal_time
+    assert comparison.equal_time
     assert_sentence(cli(*command, "--write-study", "s.yaml"), 2, "s.yaml exists: choose another file")
 
 
@@ -127,10 +127,10 @@ def test_a_dry_run_prints_the_runs_and_makes_nothing(cli, tmp_path):
     assert "high, final, seed 8: to run" in output
     assert "27 runs in all; no estimate of time before a run of each." in output
     assert not (tmp_path / "runs").exists()
-    for study in read_plan(tmp_path / "mine.yaml").studies.values():
-        with study.begun():
-            write(study.runs()[0], 0.5)
-        result = study.runs()[0].folder / "result.json"
+    for comparison in read_study(tmp_path / "mine.yaml").comparisons.values():
+        with comparison.begun():
+            write(comparison.runs()[0], 0.5)
+        result = comparison.runs()[0].folder / "result.json"
         result.write_text(json.dumps({**json.loads(result.read_text()), "seconds": 60.0}))
     output = ran(cli("compare", "--study", tmp_path / "mine.yaml", "--dry-run")).output
     assert "27 runs in all; about 24 min of computing left." in output
@@ -138,15 +138,15 @@ def test_a_dry_run_prints_the_runs_and_makes_nothing(cli, tmp_path):
 
 def test_the_report_over_tasks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    plan = read_plan(file_of(tmp_path))
+    study = read_study(file_of(tmp_path))
     draw, scores = np.random.default_rng(0), {}
-    for name, study in plan.studies.items():
-        for run in study.runs():
+    for name, comparison in study.comparisons.items():
+        for run in comparison.runs():
             score = round(0.6 + 0.1 * (run.method.name == "high") + draw.normal(0, 0.02), 2)
             scores.setdefault((name, run.method.name), []).append(score)
             write(run, score)
-    write_plan_report(plan)
-    report = (plan.folder / "report.md").read_text()
+    write_study_report(study)
+    report = (study.folder / "report.md").read_text()
     rows = table(report, "Differences by task")
     assert [row["difference of"] for row in rows] == ["high - random"] * 3
     tests = []
@@ -159,29 +159,31 @@ def test_the_report_over_tasks(tmp_path, monkeypatch):
         assert row["p (equal within 0.05)"] == ("<0.0001" if equal < 1e-4 else f"{equal:.4f}")
     assert float(rows[int(np.argmin(tests))]["p (Holm)"]) == pytest.approx(3 * min(tests), abs=1e-4)
     over = {row["method"]: row for row in table(report, "Over tasks")}
-    mean = np.mean([np.mean(np.subtract(scores[task, "high"], scores[task, "plain"])) for task in plan.studies])
+    mean = np.mean([np.mean(np.subtract(scores[task, "high"], scores[task, "plain"])) for task in study.comparisons])
     assert over["high"]["mean difference"] == f"{mean:+.4f}"
     assert over["plain"]["P(improvement)"] == "baseline"
     assert float(over["high"]["mean rank"]) < float(over["random"]["mean rank"])
-    with (plan.folder / "results.csv").open() as file:
+    with (study.folder / "results.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 27
     assert {line["scored_on"] for line in lines} == {"dev"}
-    tex = (plan.folder / "tables.tex").read_text()
+    tex = (study.folder / "tables.tex").read_text()
     assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == tex.count(r"\toprule") == 3
     assert r"train\_size=64" in tex
-    assert (plan.folder / "plots" / "difference-1.pdf").is_file()
+    assert (study.folder / "plots" / "difference-1.pdf").is_file()
     assert "- [few](few/report.md)" in report
-    assert '<a href="few/report.html">few</a>' in (plan.folder / "report.html").read_text()
+    assert '<a href="few/report.html">few</a>' in (study.folder / "report.html").read_text()
 
 
 def test_a_report_may_compare_scores_on_further_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     further = {"score_on": [{"split": "test"}], "report_on": "test", "primary": ["high", "plain"]}
-    plan = read_plan(file_of(tmp_path, tasks=[{"name": "a", "validation_rows": 9}, {"name": "b"}], seeds=2, **further))
-    assert plan.studies["a"].runs()[0].settings.validation_rows == 9
-    for study in plan.studies.values():
-        for run in study.runs():
+    study = read_study(
+        file_of(tmp_path, tasks=[{"name": "a", "validation_rows": 9}, {"name": "b"}], seeds=2, **further)
+    )
+    assert study.comparisons["a"].runs()[0].settings.validation_rows == 9
+    for comparison in study.comparisons.values():
+        for run in comparison.runs():
             write(run, 0.5)
             if run.method.name != "random":
                 score = 0.5 + 0.01 * run.seed * (1 + (run.method.name == "high"))
@@ -191,8 +193,8 @@ def test_a_report_may_compare_scores_on_further_data(tmp_path, monkeypatch):
                 }
                 (run.folder / "evaluations").mkdir()
                 (run.folder / "evaluations" / "test.json").write_text(json.dumps(content))
-    write_plan_report(plan)
-    report = (plan.folder / "report.md").read_text()
+    write_study_report(study)
+    report = (study.folder / "report.md").read_text()
     cells = [[row[name] for name in ("plain", "high", "random")] for row in table(report, "Scores on test")]
     assert cells == [["0.5750", "0.6500", "not run"]] * 2
     assert [row["difference"] for row in table(report, "Differences by task")] == ["+0.0750"] * 2
@@ -201,13 +203,13 @@ def test_a_report_may_compare_scores_on_further_data(tmp_path, monkeypatch):
 
 def test_a_method_that_failed_is_left_out_over_tasks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    plan = read_plan(file_of(tmp_path, tasks=[{"name": "a"}, {"name": "b"}], seeds=2))
-    for study in plan.studies.values():
-        for run in study.runs():
+    study = read_study(file_of(tmp_path, tasks=[{"name": "a"}, {"name": "b"}], seeds=2))
+    for comparison in study.comparisons.values():
+        for run in comparison.runs():
             if run.method.name != "random":
                 write(run, 0.5 + 0.1 * (run.method.name == "high") + 0.01 * run.seed)
-    write_plan_report(plan)
-    report = (plan.folder / "report.md").read_text()
+    write_study_report(study)
+    report = (study.folder / "report.md").read_text()
     assert [row["method"] for row in table(report, "Over tasks")] == ["plain", "high"]
     assert table(report, "Scores")[0]["random"] == "not run"
     assert "Differences by task" not in report  # the primary contrast needs it

@@ -17,7 +17,7 @@ from attnreg.experiments.options.settings import OUTPUT, data_name, shared_optio
 from attnreg.experiments.runs.command import load_command
 
 if TYPE_CHECKING:
-    from attnreg.experiments.compare.plan import Plan
+    from attnreg.experiments.compare.study import Study
 
 COMPARISON, RUNNING = "Comparison", "Running"
 _OPTIONS = (
@@ -103,23 +103,23 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
         raise UsageError(f"--jobs is only for --launcher local: remove it for --launcher {own['launcher']}.")
     if own["study"] is None and own["scale"] != "full":
         raise UsageError("--scale is for --study: remove it.")
-    plan = _from_file(own) if own["study"] is not None else _from_command(own, methods, seeds, options)
-    for study in plan.studies.values():
-        study.check()
+    study = _from_file(own) if own["study"] is not None else _from_command(own, methods, seeds, options)
+    for comparison in study.comparisons.values():
+        comparison.check()
     if own["write_study"] is not None:
-        _write(plan, own["write_study"])
+        _write(study, own["write_study"])
     else:
         from attnreg.experiments.compare.make import describe, make
 
         if own["dry_run"]:
-            describe(plan)
+            describe(study)
         else:
-            make(plan, own["launcher"], own["jobs"], own["threads"], of_file=own["study"] is not None)
+            make(study, own["launcher"], own["jobs"], own["threads"], of_file=own["study"] is not None)
 
 
-def _from_command(own: dict[str, Any], methods: tuple[str, ...], seeds: int, options: dict[str, Any]) -> Plan:
+def _from_command(own: dict[str, Any], methods: tuple[str, ...], seeds: int, options: dict[str, Any]) -> Study:
+    from attnreg.experiments.compare.comparison import Comparison
     from attnreg.experiments.compare.method import Method, common_options, default_baseline
-    from attnreg.experiments.compare.plan import Plan
     from attnreg.experiments.compare.study import Study
 
     if not methods:
@@ -132,12 +132,12 @@ def _from_command(own: dict[str, Any], methods: tuple[str, ...], seeds: int, opt
         raise UsageError(f"Expected --baseline to be one of the methods, got {wanted!r}.")
     folder = own["output_dir"] or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
     further = {name: own[name] for name in _OF_STUDY}
-    study = Study(chosen, baseline, common_options(given(options)), seeds, folder, **further)
-    return Plan({options["task"]: study}, folder)
+    comparison = Comparison(chosen, baseline, common_options(given(options)), seeds, folder, **further)
+    return Study({options["task"]: comparison}, folder)
 
 
-def _from_file(own: dict[str, Any]) -> Plan:
-    from attnreg.experiments.compare.plan import read_plan
+def _from_file(own: dict[str, Any]) -> Study:
+    from attnreg.experiments.compare.study import read_study
 
     context = click.get_current_context()
     typed = {name: value for name, value in context.params.items()
@@ -147,21 +147,21 @@ def _from_file(own: dict[str, Any]) -> Plan:
             flag = "METHOD" if name == "methods" else f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} belongs into the study file: remove it, or remove --study.")
     changed = {name: value for name, value in typed.items() if name not in ("study", "scale", *_OF_MAKING)}
-    plan = read_plan(find_study(own["study"]), own["output_dir"], changed, small=own["scale"] == "small")
-    for note in plan.notes:
+    study = read_study(find_study(own["study"]), own["output_dir"], changed, small=own["scale"] == "small")
+    for note in study.notes:
         click.echo(note, err=True)
-    return plan
+    return study
 
 
-def _write(plan: Plan, path: Path) -> None:
+def _write(study: Study, path: Path) -> None:
     from attnreg._files import replaced_file
-    from attnreg.experiments.compare.plan import written
+    from attnreg.experiments.compare.study import written
 
     if path.exists():
         raise UsageError(f"{path} exists: choose another file for --write-study.")
-    (study,) = plan.studies.values()
-    if study.options.count("--report-to") > 1:
+    (comparison,) = study.comparisons.values()
+    if comparison.options.count("--report-to") > 1:
         raise UsageError("A study file holds one --report-to: remove the others for --write-study.")
     with replaced_file(path) as file:
-        file.write(written(study))
+        file.write(written(comparison))
     click.echo(f"Study written to {path}. Run it with: attnreg compare --study {path}")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnreg.errors import AttnRegWarning, InputError
+from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.planned import PlannedRun
-from attnreg.experiments.compare.study import Study
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Scoring:
         return None
 
 
-def score_further(study: Study, scorings: Sequence[Scoring], device: str | None = None) -> list[str]:
+def score_further(comparison: Comparison, scorings: Sequence[Scoring], device: str | None = None) -> list[str]:
     """Score the finished runs of a comparison that are not scored yet; return one sentence for each that fails."""
-    runs = [run for group in study.groups().values() for run in group.runs] if scorings else []
+    runs = [run for group in comparison.groups().values() for run in group.runs] if scorings else []
     missing = [(run, scoring) for run in runs for scoring in scorings if scoring.of(run) is None]
     with warnings.catch_warnings():
         warnings.simplefilter("once", AttnRegWarning)  # of each data, not of each run

@@ -1,205 +1,234 @@
-"""A comparison: its methods, its options, and the runs that it needs next."""
+"""A study file: several comparisons of the same methods, one per task, and what is asked of them together."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from attnreg.errors import UsageError
-from attnreg.experiments.compare.folder import OutputFolder
-from attnreg.experiments.compare.group import Group
-from attnreg.experiments.compare.held_out import FIRST_SEED, HeldOut, Trial, best
-from attnreg.experiments.compare.method import OF_ALL, Method
-from attnreg.experiments.compare.planned import PlannedRun, Role, finished_of
+import yaml
 
-EQUAL_TIME_FROM = 1.1
+from attnreg.errors import InputError, did_you_mean
+from attnreg.experiments.compare.change import change
+from attnreg.experiments.compare.comparison import Comparison
+from attnreg.experiments.compare.method import Method, common_options, default_baseline, values_of
+from attnreg.experiments.compare.scoring import Scoring
+from attnreg.experiments.options.settings import SHARED
+
+_KEYS = {
+    *("methods", "baseline", "tasks", "options", "seeds", "first_seed", "search", "equal_time", "keep_models"),
+    *("primary", "equivalence", "score_on", "report_on", "output_dir", "summary", "published"),
+}
+_OPTIONS = {*SHARED, "validation_rows"}  # without dev, rows of train stand in for it
+_SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
+
+
+@dataclass(frozen=True)
+class Published:
+    """Figures of a paper, to set beside the measured ones: where they are from, and those of each comparison.
+
+    ``figures`` are by comparison, method and the data that they are of (``dev``, or a name in ``score_on``), and
+    ``metrics`` by comparison, where they are of another metric than the task's first.
+    """
+
+    source: str
+    figures: Mapping[str, Mapping[str, Mapping[str, float]]]
+    metrics: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Study:
-    """A comparison of methods over seeds; the fields are the options of ``attnreg compare``.
+    """Comparisons of the same methods on several tasks, by name; the output folder has a folder for each of them.
 
-    ``baseline`` is one of ``methods``; ``options`` are those of every run, as typed.
+    ``primary`` names the two methods whose difference the study is about, the second subtracted from the first;
+    differences below ``equivalence`` count as equal in practice; ``score_on`` is what networks are also scored on, and
+    ``report_on`` the name of the one that the report compares scores on, if not on dev. ``notes`` say what differs from
+    the study file.
     """
 
-    methods: Sequence[Method]
-    baseline: Method
-    options: Sequence[str]
-    seeds: int
+    comparisons: Mapping[str, Comparison]
     folder: Path
-    equal_time: bool = True
-    search_seeds: int = 1
-    search_rows: int = 500
-    keep_models: bool = False
-    first_seed: int = 0
+    primary: tuple[str, str] | None = None
+    equivalence: float | None = None
+    score_on: Mapping[str, Sequence[Scoring]] = field(default_factory=dict)
+    report_on: str | None = None
+    published: Published | None = None
+    notes: Sequence[str] = ()
 
-    def check(self) -> None:
-        """Check the methods, their options and the folder, before any run starts."""
-        slugs = [method.slug for method in self.methods]
-        if twice := [method.typed for method in self.methods if slugs.count(method.slug) > 1]:
-            raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
-        own = [self.search_seeds for method in self.methods if len(method.variants) > 1]
-        most = max([0, *own, *(method.winner.seeds for method in self.methods if method.winner is not None)])
-        searched = [FIRST_SEED, FIRST_SEED + most - 1]
-        if most and self.first_seed <= searched[1] and searched[0] < self.first_seed + self.seeds:
-            raise UsageError(
-                f"The seeds {self.first_seed} to {self.first_seed + self.seeds - 1} include some of the search's "
-                f"({searched[0]} to {searched[1]}), so the chosen values would be tested on the runs that chose them: "
-                "give another --first-seed."
+
+def read_study(
+    path: Path, folder: Path | None = None, changed: Mapping[str, Any] | None = None, *, small: bool = False
+) -> Study:
+    """Read a study file; the output folder is by default the file's ``output_dir``, or else ``runs/NAME`` after it.
+
+    ``changed`` holds options as typed, which replace those of the file; ``small`` makes it small before. See
+    :mod:`attnreg.experiments.compare.change`.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"Cannot read the study {path}: {' '.join(str(error).split())}") from error
+    whole = _mapping(content, _KEYS, f"the study {path}")
+    for name, kind, expected in (("tasks", list, "a list"), ("options", dict, "a mapping of names to values")):
+        _check(isinstance(whole.get(name) or kind(), kind), name, path, expected, whole.get(name))
+    for number, task in enumerate(whole.get("tasks") or [], 1):
+        _mapping(task, None, f"task {number} in {path}")
+    whole, notes = change(whole, dict(changed or {}), small=small)
+    methods = _methods(whole.get("methods"), path)
+    named = whole.get("baseline")
+    baseline = default_baseline(methods) if named is None else _named(named, methods, "baseline", path)
+    search = _mapping(whole.get("search", {}), {"seeds", "rows"}, f"`search` in {path}")
+    place = folder or Path(whole.get("output_dir") or Path("runs") / (f"{path.stem}-small" if small else path.stem))
+    common = _options(whole.get("options", {}), f"`options` in {path}")
+    tasks = whole.get("tasks") or [{}]
+    shared_scores = _scorings(whole.get("score_on", []), path)
+    comparisons: dict[str, Comparison] = {}
+    score_on: dict[str, list[Scoring]] = {}
+    figures: dict[str, Any] = {}
+    metrics: dict[str, str] = {}
+    for number, task in enumerate(tasks, 1):
+        where = f"task {number} in {path}"
+        given = _mapping(task, {*_OPTIONS, "name", "score_on", "published", "measured"}, where)
+        entry = {key.replace("-", "_"): value for key, value in given.items()}
+        scorings = [*shared_scores, *_scorings(entry.pop("score_on", []), path)]
+        published, measured = entry.pop("published", {}), entry.pop("measured", None)
+        for name in _mapping(published, None, f"`published` of {where}"):
+            _named(name, methods, "published", path)
+        for name, options in _expanded(entry, common, where):
+            if name in comparisons:
+                raise InputError(f"Two comparisons in {path} are called {name!r}: give one of them another `name`.")
+            comparisons[name] = Comparison(
+                methods=methods,
+                baseline=baseline,
+                options=common_options(options),
+                seeds=_number(whole.get("seeds", 5), "seeds", path, least=1),
+                folder=place / name,
+                equal_time=_yes_or_no(whole.get("equal_time", True), "equal_time", path),
+                search_seeds=_number(search.get("seeds", 1), "search: seeds", path, least=1),
+                search_rows=_number(search.get("rows", 500), "search: rows", path, least=1),
+                keep_models=_yes_or_no(whole.get("keep_models", bool(scorings)), "keep_models", path),
+                first_seed=_number(whole.get("first_seed", 0), "first_seed", path, least=0),
             )
-        for method in self.methods:
-            for variant in method.variants:
-                if common := variant.command.given(variant.options) & OF_ALL:
-                    option = min(common).replace("_", "-")
-                    raise UsageError(f"--{option} must be the same for all methods: remove it from {variant.text!r}.")
-                self._run(variant, "final", 0).settings  # noqa: B018 (refuses a wrong option)
-        self._output.check()
-        for run in self.runs():
-            run.check()
+            score_on[name] = scorings
+            figures |= {name: published} if published else {}
+            metrics |= {name: str(measured)} if measured else {}
+    if any(score_on[name] and not comparison.keep_models for name, comparison in comparisons.items()):
+        raise InputError(f"`score_on` in {path} needs the models: remove `keep_models: false`.")
+    region = whole.get("equivalence")
+    number = isinstance(region, (int, float)) and not isinstance(region, bool)
+    _check(region is None or (number and region > 0), "equivalence", path, "a number above 0", region)
+    report_on = whole.get("report_on")
+    for scorings in score_on.values():
+        names = [scoring.name for scoring in scorings]
+        known = f"a name in `score_on` of each task ({', '.join(names) or 'none'})"
+        _check(report_on is None or report_on in names, "report_on", path, known, report_on)
+    source = whole.get("published")
+    paper = None if source is None else Published(str(source), figures, metrics)
+    primary = _contrast(whole.get("primary"), methods, path)
+    return Study(comparisons, place, primary, region, score_on, report_on, paper, notes)
 
-    def runs(self) -> list[PlannedRun]:
-        """Return every run known so far. Runs that depend on a search or on measured times are added later."""
-        runs: list[PlannedRun] = []
-        for method in self.methods:
-            chosen = self.chosen(method)
-            runs += self.search_runs(method) + ([] if chosen is None else self.final_runs(chosen))
-        for longer in self.equal_time_methods().values():
-            runs += self.equal_time_runs(longer)
-        return list({run.folder: run for run in reversed(runs)}.values())[::-1]  # two methods may come to the same run
 
-    def set_outdated_aside(self) -> list[str]:
-        """Move known runs whose data, recipe or attnreg has changed to ``outdated``; say what is made anew."""
-        reasons = Counter[str]()
-        first = 1 + max((int(path.name) for path in (self.folder / "outdated").glob("[0-9]*")), default=0)
-        for run in self.runs():
-            if new := run.changed:
-                reasons[" and ".join(new)] += 1
-                run.set_aside(self.folder / "outdated" / str(first) / run.folder.relative_to(self.folder))
-        return [
-            f"Since {count} of the runs, {reason} changed: they are made anew. The old ones are in "
-            f"{self.folder / 'outdated' / str(first)}."
-            for reason, count in reasons.items()
-        ]
+def written(comparison: Comparison) -> str:
+    """Return the study file of a comparison that was given on the command line."""
+    options = values_of(comparison.options)
+    content = {
+        "methods": {method.name: method.text for method in comparison.methods},
+        "baseline": comparison.baseline.name,
+        "tasks": [{name: options.pop(name) for name in ("task", "data_dir", "model", "train_size") if name in options}],
+        "options": options,
+        "seeds": comparison.seeds,
+        "first_seed": comparison.first_seed,
+        "search": {"seeds": comparison.search_seeds, "rows": comparison.search_rows},
+        "equal_time": comparison.equal_time,
+        "keep_models": comparison.keep_models,
+    }
+    return yaml.safe_dump({name: value for name, value in content.items() if value != {}}, sort_keys=False)
 
-    @property
-    def _held_out(self) -> HeldOut:
-        return HeldOut(self.options, self.folder, self.search_seeds, self.search_rows)
 
-    def search_runs(self, method: Method) -> list[PlannedRun]:
-        """Return the runs that select a method's values."""
-        tried = method.variants if len(method.variants) > 1 else []
-        return [run for variant in tried for run in self._held_out.runs(variant)]
+def _methods(content: Any, path: Path) -> list[Method]:
+    if isinstance(content, list) and content:
+        return [Method.parse(str(text)) for text in content]
+    if isinstance(content, dict) and content:
+        return [Method.parse(str(text) if name == text else f"{name}={text}") for name, text in content.items()]
+    raise InputError(
+        f"Expected `methods` in {path} to map names to recipes with options, as in `high: ad-drop --p 0.3`, got "
+        f"{content!r}."
+    )
 
-    def trials(self, method: Method) -> list[Trial]:
-        """Return a trial for each combination of a method's values in braces; none if there are no braces."""
-        return self._held_out.grid(method.variants) if len(method.variants) > 1 else []
 
-    def chosen(self, method: Method) -> Method | None:
-        """Return the variant with the best mean score on held-out rows, or ``None`` until its search has finished."""
-        trials = self.trials(method)
-        if not trials:
-            return method.variants[0]
-        first = best(trials)
-        return first.method if first is not None and all(trial.state == "complete" for trial in trials) else None
+def _named(name: Any, methods: Sequence[Method], key: str, path: Path) -> Method:
+    found = [method for method in methods if name in (method.name, method.text)]
+    _check(found, key, path, f"one of the methods, {', '.join(method.name for method in methods)}", name)
+    return found[0]
 
-    def final_runs(self, method: Method) -> list[PlannedRun]:
-        """Return the runs of a method that are reported."""
-        return [self._run(method, "final", seed) for seed in self._seeds]
 
-    def equal_time_runs(self, method: Method) -> list[PlannedRun]:
-        """Return the runs of a baseline with more epochs."""
-        return [self._run(method, "equal time", seed) for seed in self._seeds]
+def _contrast(content: Any, methods: Sequence[Method], path: Path) -> tuple[str, str] | None:
+    if content is None:
+        return None
+    _check(isinstance(content, list) and len(content) == 2, "primary", path, "a list of two methods", content)
+    first, second = (_named(name, methods, "primary", path).name for name in content)
+    return first, second
 
-    def groups(self) -> dict[Method, Group]:
-        """Return the finished runs that are reported, of each method that has some."""
-        chosen = {method: self.chosen(method) for method in self.methods}
-        runs = {method: finished_of(self.final_runs(one)) for method, one in chosen.items() if one is not None}
-        return {method: Group(method.name, some) for method, some in runs.items() if some}
 
-    def missing(self) -> Iterator[str]:
-        """Say which runs have not finished, why, and how to go on; nothing for a complete comparison."""
-        runs = self.runs()
-        chosen = {method.name: self.chosen(method) for method in self.methods}
-        done = len(finished_of(runs))
-        if done == len(runs) and None not in chosen.values():
-            return
-        yield (
-            f"Incomplete: {done} of {len(runs)} runs have finished. Differences use the seeds that both methods have. "
-            "Repeat the command to go on."
-        )
-        for name, method in chosen.items():
-            if method is None:
-                yield f"{name}: no score yet, because its search has not finished."
-            elif missing := [str(run.seed) for run in self.final_runs(method) if not run.finished]:
-                yield f"{name}: {self.seeds - len(missing)} of {self.seeds} seeds; missing: {', '.join(missing)}."
-        for run in runs:
-            if (reason := run.failure) is not None:
-                yield f"Failed: {run.method.name}, {run.role}, seed {run.seed}: {reason} (see {run.log})"
+def _options(content: Any, where: str) -> dict[str, Any]:
+    return {name.replace("-", "_"): value for name, value in _mapping(content, _OPTIONS, where).items()}
 
-    @property
-    def _seeds(self) -> range:
-        return range(self.first_seed, self.first_seed + self.seeds)
 
-    def equal_time_methods(self) -> dict[Method, Method]:
-        """Map each method that takes longer than the baseline to the baseline with the same training time."""
-        decided, baseline = self._decided(), self.chosen(self.baseline)
-        if baseline is None or not self.equal_time:
-            return {}
-        epochs_of = {method: decided.get(self._pair(method)) for method in self.methods if method != self.baseline}
-        return {method: baseline.with_option("--epochs", epochs) for method, epochs in epochs_of.items() if epochs}
+def _expanded(entry: dict[str, Any], common: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the options of each comparison of a task; a list of values makes one for each of them."""
+    options = {"task": "agreement", **common, **{k: v for k, v in entry.items() if k != "name"}}
+    lists = {name: value for name, value in options.items() if isinstance(value, list)}
+    if empty := [name for name, values in lists.items() if not values]:
+        raise InputError(f"Expected values for `{empty[0]}` of {where}, got an empty list.")
+    for values in itertools.product(*lists.values()):
+        chosen = dict(zip(lists, values, strict=True))
+        name = "-".join([str(entry.get("name", options["task"])), *(f"{key}={value}" for key, value in chosen.items())])
+        yield name.replace("/", "_"), {**options, **chosen}
 
-    def _pair(self, method: Method) -> str:
-        pair = self.chosen(method), self.chosen(self.baseline)
-        return " over ".join("?" if chosen is None else chosen.text for chosen in pair)
 
-    def decide(self) -> None:
-        """Choose, once for each method and when all have run, the epochs for which the baseline takes as long."""
-        groups = self.groups()
-        if sum(len(group.runs) for group in groups.values()) < len(self.methods) * self.seeds:
-            return
-        decided, plain = self._decided(), groups[self.baseline]
-        if plain.results[0]["config"]["patience"] is not None:
-            return  # more epochs would not make an early-stopped baseline train for longer
-        epochs = int(plain.results[0]["config"]["epochs"])
-        for method, group in groups.items():
-            if self._pair(method) not in decided and method != self.baseline:
-                ratio = group.training_time / plain.training_time
-                longer = max(epochs + 1, round(epochs * ratio))
-                decided[self._pair(method)] = longer if ratio >= EQUAL_TIME_FROM else None
-        self._write(decided)
+def _scorings(content: Any, path: Path) -> list[Scoring]:
+    _check(isinstance(content, list), "score_on", path, "a list", content)
+    made = []
+    for each in content:
+        given = _mapping(each, _SCORING, f"`score_on` in {path}")
+        entry = {key.replace("-", "_"): value for key, value in given.items()}
+        split = entry.get("split", "validation")
+        _check(split in ("validation", "test"), "split", path, "validation or test", split)
+        usual = Path(entry["data_dir"]).name if "data_dir" in entry else entry.get("task", split)
+        pairs = _mapping(entry.get("classes", {}), None, f"`classes` in {path}")
+        classes = {str(theirs): str(ours) for theirs, ours in pairs.items()}
+        if (length := entry.get("max_length")) is not None:
+            _number(length, "max_length", path, least=4)
+        name = str(entry.get("name", usual))
+        made.append(Scoring(name, entry.get("task"), entry.get("data_dir"), split, classes, length))
+    names = [scoring.name for scoring in made]
+    if len(set(names)) < len(names):
+        raise InputError(f"Expected different names in `score_on` of {path}, got {', '.join(names)}.")
+    return made
 
-    @contextmanager
-    def begun(self) -> Iterator[None]:
-        """Create and lock the folder for the duration of the block."""
-        with self._output.locked():
-            self._write(self._decided())
-            self.decide()
-            yield
 
-    @property
-    def _output(self) -> OutputFolder:
-        return OutputFolder(self.folder, "comparison", "study.json")
+def _mapping(content: Any, known: set[str] | None, where: str) -> dict[Any, Any]:
+    if not isinstance(content, dict):
+        raise InputError(f"Expected {where} to map names to values, got {content!r}.")
+    for key in content:
+        if known is not None and str(key).replace("-", "_") not in known:
+            raise InputError(f"Unknown key {key!r} in {where}.{did_you_mean(str(key), known)}")
+    return dict(content)
 
-    def _decided(self) -> dict[str, int | None]:
-        """Return the equal-time epochs of the baseline per method; ``None`` for a method that takes no longer."""
-        return self._output.read(lambda content: dict(content["equal_time_epochs"])) or {}
 
-    def _write(self, decided: dict[str, int | None]) -> None:
-        content = {
-            "methods": [method.typed for method in self.methods],
-            "baseline": self.baseline.typed,
-            "options": list(self.options),
-            "seeds": self.seeds,
-            "first_seed": self.first_seed,
-            "search_seeds": self.search_seeds,
-            "search_rows": self.search_rows,
-            "equal_time_epochs": decided,
-        }
-        self._output.write(content)
+def _number(value: Any, key: str, path: Path, least: int) -> int:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    _check(whole and value >= least, key, path, f"a whole number of at least {least}", value)
+    return int(value)
 
-    def _run(self, method: Method, role: Role, seed: int) -> PlannedRun:
-        folder = self.folder / method.slug / f"seed{seed}"
-        return PlannedRun(method, role, seed, tuple(self.options), folder, self.keep_models)
+
+def _yes_or_no(value: Any, key: str, path: Path) -> bool:
+    _check(isinstance(value, bool), key, path, "true or false", value)
+    return bool(value)
+
+
+def _check(right: object, key: str, path: Path, expected: str, value: object) -> None:
+    if not right:
+        raise InputError(f"Expected `{key}` in {path} to be {expected}, got {value!r}.")

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast, contrasts, verdict
 from attnreg.experiments.compare.group import Group, check_rows, class_names
 from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.report import figures, tables
-from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Code, Contents, Heading, Paragraph, Table
 from attnreg.experiments.results.report import rounds_played
@@ -28,22 +28,22 @@ _COST = (
 )
 
 
-def write_report(study: Study) -> list[Paragraph | Table]:
+def write_report(comparison: Comparison) -> list[Paragraph | Table]:
     """Write the report of the runs that have finished, if there are any; return what to print on the screen."""
-    groups = list(study.groups().values())
+    groups = list(comparison.groups().values())
     if not groups:
         return []
-    baseline = next((group for group in groups if group.name == study.baseline.name), groups[0])
-    others = [group for group in groups if group is not baseline] if baseline.name == study.baseline.name else []
+    baseline = next((group for group in groups if group.name == comparison.baseline.name), groups[0])
+    others = [group for group in groups if group is not baseline] if baseline.name == comparison.baseline.name else []
     compared = contrasts((group, baseline) for group in others)
-    longer = {method.name: (more, finished_of(study.equal_time_runs(more)))
-              for method, more in study.equal_time_methods().items()}  # fmt: skip
+    longer = {method.name: (more, finished_of(comparison.equal_time_runs(more)))
+              for method, more in comparison.equal_time_methods().items()}  # fmt: skip
     plain = {name: Group(more.name, runs) for name, (more, runs) in longer.items() if runs}
     equal = contrasts((group, plain[group.name]) for group in others if group.name in plain)
     if baseline.has_classes:
         check_rows([*groups, *plain.values()])
-    _write_csv(study)
-    folder = study.folder / "plots"
+    _write_csv(comparison)
+    folder = comparison.folder / "plots"
     scores = tables.scores(groups, baseline)
     shown = [tables.differences(compared, baseline)] if compared else []
     said = verdict(groups, compared, equal)
@@ -52,10 +52,10 @@ def write_report(study: Study) -> list[Paragraph | Table]:
     blocks: list[Block] = [
         Heading(f"{names} on {_config(baseline, 'task')}: {baseline.metric.replace('_', ' ')} on dev"),
         *opening,
-        *map(Paragraph, study.missing()),
-        Code([_command(study)]),
+        *map(Paragraph, comparison.missing()),
+        Code([_command(comparison)]),
         *map(Paragraph, _setting(groups, baseline)),
-        Paragraph(_made(study)),
+        Paragraph(_made(comparison)),
         Contents(),
         *(block for table in shown for block in _differences(table, compared, baseline, folder)),
         Heading("Scores"),
@@ -72,12 +72,12 @@ def write_report(study: Study) -> list[Paragraph | Table]:
         Heading("Cost"),
         tables.cost(groups, baseline),
         Paragraph(_COST),
-        *_same_time(study, baseline, equal, has_runs=bool(plain)),
+        *_same_time(comparison, baseline, equal, has_runs=bool(plain)),
         Heading("Options"),
-        tables.options(study, groups),
-        *_tries(study, groups, folder),
+        tables.options(comparison, groups),
+        *_tries(comparison, groups, folder),
     ]
-    document.save(blocks, study.folder)
+    document.save(blocks, comparison.folder)
     return [*opening, scores, *map(_narrow, shown)]
 
 
@@ -113,7 +113,9 @@ def _fit(groups: Sequence[Group], baseline: Group) -> str:
     return text
 
 
-def _same_time(study: Study, baseline: Group, equal: Sequence[Contrast], *, has_runs: bool) -> Iterator[Block]:
+def _same_time(
+    comparison: Comparison, baseline: Group, equal: Sequence[Contrast], *, has_runs: bool
+) -> Iterator[Block]:
     if has_runs:
         table = tables.equal_time(equal)
         yield Heading(f"Differences to {baseline.name} with the same training time")
@@ -123,7 +125,7 @@ def _same_time(study: Study, baseline: Group, equal: Sequence[Contrast], *, has_
             "as long as the method's. The measured times of the first runs set the number of epochs. The time ratio "
             f"is the baseline's time over the method's. p (Holm) is corrected within this table.{_no_interval(table)}"
         )
-    elif study.equal_time and _config(baseline, "patience") is not None:
+    elif comparison.equal_time and _config(baseline, "patience") is not None:
         yield Paragraph(
             f"There is no table with the same training time: --patience decides how long {baseline.name} trains, so "
             "more epochs would not make it train for longer."
@@ -174,13 +176,17 @@ def _config(group: Group, name: str) -> object:
     return group.results[0]["config"][name]
 
 
-def _command(study: Study) -> str:
-    words = ["attnreg", "compare", *(method.typed for method in study.methods), *study.options]
-    words += ["--seeds", str(study.seeds), *(["--first-seed", str(study.first_seed)] if study.first_seed else [])]
-    words += ["--baseline", study.baseline.name, "--output-dir", str(study.folder)]
-    if any(study.search_runs(method) for method in study.methods):
-        words += ["--search-seeds", str(study.search_seeds), "--search-rows", str(study.search_rows)]
-    switches = {"--keep-models": study.keep_models, "--no-equal-time": not study.equal_time}
+def _command(comparison: Comparison) -> str:
+    words = ["attnreg", "compare", *(method.typed for method in comparison.methods), *comparison.options]
+    words += [
+        "--seeds",
+        str(comparison.seeds),
+        *(["--first-seed", str(comparison.first_seed)] if comparison.first_seed else []),
+    ]
+    words += ["--baseline", comparison.baseline.name, "--output-dir", str(comparison.folder)]
+    if any(comparison.search_runs(method) for method in comparison.methods):
+        words += ["--search-seeds", str(comparison.search_seeds), "--search-rows", str(comparison.search_rows)]
+    switches = {"--keep-models": comparison.keep_models, "--no-equal-time": not comparison.equal_time}
     return shlex.join([*words, *(switch for switch, on in switches.items() if on)])
 
 
@@ -260,44 +266,44 @@ def _stopped(group: Group) -> Iterator[str]:
         yield f"Warning: {group.name} chose its epoch by the dev scores, so they are biased upward."
 
 
-def _made(study: Study) -> str:
-    environments = {tuple(run.result["environment"].items()) for run in finished_of(study.runs())}
+def _made(comparison: Comparison) -> str:
+    environments = {tuple(run.result["environment"].items()) for run in finished_of(comparison.runs())}
     described = ("; ".join(" ".join(map(str, pair)) for pair in environment) for environment in sorted(environments))
     start = "Environment" if len(environments) == 1 else "Warning: the environments of the runs differ"
     return f"{start}: {' | '.join(described)}."
 
 
-def _tries(study: Study, groups: Sequence[Group], folder: Path) -> Iterator[Block]:
-    counts = {method.name: method.tries for method in study.methods}
+def _tries(comparison: Comparison, groups: Sequence[Group], folder: Path) -> Iterator[Block]:
+    counts = {method.name: method.tries for method in comparison.methods}
     if max(counts.values()) == 1:
         yield Paragraph("No options were searched: each method has one set of options.")
     if len(set(counts.values())) > 1:
         tried = ", ".join(f"{name} ({count})" for name, count in counts.items())
         yield Paragraph(f"The methods did not have the same number of tries: {tried}.")
-    for method in study.methods:
+    for method in comparison.methods:
         if (won := method.winner) is not None:
             yield Paragraph(
                 f"{method.name} is the winner of the search in {method.folder}: {_count(won.trials, 'trial')} in "
                 f"{_count(won.runs, 'run')} on {won.task}, scored on {won.rows} rows held out from train. Dev was not "
                 "used."
             )
-    if (searched := tables.tries(study)) is not None:
+    if (searched := tables.tries(comparison)) is not None:
         yield Paragraph(
-            f"Values in braces were selected by the mean score on {study.search_rows} rows held out from train, over "
-            f"{_count(study.search_seeds, 'separate seed')}. Dev was not used."
+            f"Values in braces were selected by the mean score on {comparison.search_rows} rows held out from train, "
+            f"over {_count(comparison.search_seeds, 'separate seed')}. Dev was not used."
         )
         yield searched
-        yield from figures.searches(study, groups[0].metric, folder)
+        yield from figures.searches(comparison, groups[0].metric, folder)
 
 
 def _count(number: object, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _write_csv(study: Study) -> None:
+def _write_csv(comparison: Comparison) -> None:
     """Write one line per run, including search runs."""
     rows = []
-    for run in finished_of(study.runs()):
+    for run in finished_of(comparison.runs()):
         result = run.result
         row = {"method": run.method.name, "role": run.role, "seed": run.seed, "scored_on": result["scored_on"]}
         row |= {"metric": result["metric"], "score": run.score}
@@ -306,8 +312,8 @@ def _write_csv(study: Study) -> None:
         row["best_epoch_score"] = result["best_epoch"][result["metric"]]
         row |= {name: result["config"][name] for name in ("epochs", "batch_size", "learning_rate", "train_size")}
         row |= {name: value for name, value in result.items() if isinstance(value, (int, float))}
-        rows.append(row | {"folder": run.folder.relative_to(study.folder).as_posix()})
-    document.save_csv(rows, study.folder / "results.csv")  # search runs have fewer metrics
+        rows.append(row | {"folder": run.folder.relative_to(comparison.folder).as_posix()})
+    document.save_csv(rows, comparison.folder / "results.csv")  # search runs have fewer metrics
 
 
 def _prefixed(result: Mapping[str, Any], part: str) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.planned import PlannedRun
-from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results.document import Block, Paragraph, Picture
 from attnreg.experiments.results.plots.comparison import (
     ANYTHING,
@@ -115,14 +115,14 @@ def _reliability(group: Group) -> Reliability | None:
     return Reliability(sure / rows[held], accurate / rows[held], rows[held])
 
 
-def searches(study: Study, metric: str, folder: Path) -> list[Picture]:
+def searches(comparison: Comparison, metric: str, folder: Path) -> list[Picture]:
     """Plot a heat map for each method of which exactly two options were searched."""
     pictures = []
-    for method in study.methods:
-        trials, chosen = study.trials(method), study.chosen(method)
+    for method in comparison.methods:
+        trials, chosen = comparison.trials(method), comparison.chosen(method)
         if len(method.searched) == 2 and chosen is not None:
             path, means = folder / f"search-{method.slug}.png", [trial.mean for trial in trials]
-            plot_search(method.searched, means, method.variants.index(chosen), metric, study.search_seeds, path)
+            plot_search(method.searched, means, method.variants.index(chosen), metric, comparison.search_seeds, path)
             caption = f"Search of {method.name}: the mean score of each try. The framed one was chosen."
             pictures.append(Picture(path, caption))
     return pictures

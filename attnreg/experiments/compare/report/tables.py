@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast, difference_rows
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import score_cells
 from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.statistics import bootstrap_over_rows, detectable, seeds_needed
-from attnreg.experiments.compare.study import Study
 from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.results.document import Table
 from attnreg.experiments.tasks.metrics import CONFUSION, METRICS
@@ -134,10 +134,10 @@ def equal_time(found: Sequence[Contrast]) -> Table:
     return Table(header, rows, texts=(0, 1))
 
 
-def options(study: Study, groups: Sequence[Group]) -> Table:
+def options(comparison: Comparison, groups: Sequence[Group]) -> Table:
     """The options of each method, and the number of combinations that were tried to select them."""
-    rows, methods = [], {method.name: method for method in study.methods}
-    as_given = ["as given"] if any(method.alias for method in study.methods) else []
+    rows, methods = [], {method.name: method for method in comparison.methods}
+    as_given = ["as given"] if any(method.alias for method in comparison.methods) else []
     for group in groups:
         method, config = methods[group.name], group.results[0]["config"]
         values = {**{name: config[name] for name in not_common(groups)}, **config["own"]}
@@ -156,16 +156,16 @@ def not_common(groups: Sequence[Group]) -> list[str]:
     return [name for name in configs[0] if name not in left_out and any(c[name] != configs[0][name] for c in configs)]
 
 
-def tries(study: Study) -> Table | None:
+def tries(comparison: Comparison) -> Table | None:
     """The score of each searched combination on held-out rows; ``None`` if nothing was searched."""
     rows: list[list[str]] = []
-    for method in study.methods:
-        chosen = study.chosen(method)
-        scored = [trial for trial in study.trials(method) if trial.scores]
+    for method in comparison.methods:
+        chosen = comparison.chosen(method)
+        scored = [trial for trial in comparison.trials(method) if trial.scores]
         rows += [[each.method.name, *each.cells, "chosen" if each.method == chosen else "no"] for each in scored]
     if not rows:
         return None
-    runs = [run for method in study.methods for run in finished_of(study.search_runs(method))]
+    runs = [run for method in comparison.methods for run in finished_of(comparison.search_runs(method))]
     runs = [run for run in runs if run.method == runs[0].method]
     if (trivial := Group("", runs).trivial) is not None:
         rows.append([trivial[0], *score_cells(trivial[1]), "no"])

@@ -10,7 +10,6 @@ import numpy as np
 from attnreg._files import replaced_file
 from attnreg.experiments.compare.contrast import Contrast, contrasts, difference_rows, p_cell
 from attnreg.experiments.compare.group import Group
-from attnreg.experiments.compare.plan import Plan
 from attnreg.experiments.compare.report.latex import latex
 from attnreg.experiments.compare.report.tables import one_point
 from attnreg.experiments.compare.statistics import (
@@ -19,6 +18,7 @@ from attnreg.experiments.compare.statistics import (
     practically_equal,
     probability_of_improvement,
 )
+from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Contents, Heading, Paragraph, Picture, Reports, Table
 from attnreg.experiments.results.plots.comparison import plot_forest
@@ -31,45 +31,47 @@ _OVER_TASKS = (
 )
 
 
-def write_plan_report(plan: Plan) -> list[Table]:
+def write_study_report(study: Study) -> list[Table]:
     """Write the report of a study, ``results.csv`` and ``tables.tex``; return the tables to show."""
-    found = {name: study.groups().values() for name, study in plan.studies.items()}
+    found = {name: comparison.groups().values() for name, comparison in study.comparisons.items()}
     groups = {name: {group.name: group for group in some} for name, some in found.items() if some}
     if not groups:
         return []
-    missing = [Paragraph(f"{name}: {text}") for name, study in plan.studies.items() for text in study.missing()]
-    blocks: list[Block] = [Heading(f"Study {plan.folder.name}"), *map(Paragraph, plan.notes), *missing, Contents()]
+    missing = [
+        Paragraph(f"{name}: {text}") for name, comparison in study.comparisons.items() for text in comparison.missing()
+    ]
+    blocks: list[Block] = [Heading(f"Study {study.folder.name}"), *map(Paragraph, study.notes), *missing, Contents()]
     tables: list[tuple[str, Table]] = []
-    primary = " (primary contrast)" if plan.primary else ""
-    on = f" on {plan.report_on}" if plan.report_on else ""
-    reported = groups if plan.report_on is None else _scored_on(plan, groups, plan.report_on)
+    primary = " (primary contrast)" if study.primary else ""
+    on = f" on {study.report_on}" if study.report_on else ""
+    reported = groups if study.report_on is None else _scored_on(study, groups, study.report_on)
     for title, pictures, table, texts in (
-        (f"Scores{on}: means over seeds", (), _scores(plan, reported), ()),
-        (f"Differences by task{primary}", _pictures(plan, reported), _differences(plan, reported), _tests(plan)),
-        ("Over tasks", (), _across(plan, reported), [_OVER_TASKS]),
-        ("Scores on further data: means over seeds", (), _further(plan, groups), ()),
-        ("Published figures", (), _published(plan, groups), ()),
+        (f"Scores{on}: means over seeds", (), _scores(study, reported), ()),
+        (f"Differences by task{primary}", _pictures(study, reported), _differences(study, reported), _tests(study)),
+        ("Over tasks", (), _across(study, reported), [_OVER_TASKS]),
+        ("Scores on further data: means over seeds", (), _further(study, groups), ()),
+        ("Published figures", (), _published(study, groups), ()),
     ):
         if table is not None:
             blocks += [Heading(title.partition(" (")[0]), *pictures, table, *map(Paragraph, texts)]
             tables.append((title, table))
-    if plan.published is not None:
-        blocks += [Heading("The paper"), Paragraph(plan.published.source)]
+    if study.published is not None:
+        blocks += [Heading("The paper"), Paragraph(study.published.source)]
     blocks += [Heading("Each comparison")]
-    blocks += [Reports({name: study.folder for name, study in plan.studies.items() if name in groups})]
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    document.save(blocks, plan.folder)
-    with replaced_file(plan.folder / "tables.tex") as file:
+    blocks += [Reports({name: comparison.folder for name, comparison in study.comparisons.items() if name in groups})]
+    study.folder.mkdir(parents=True, exist_ok=True)
+    document.save(blocks, study.folder)
+    with replaced_file(study.folder / "tables.tex") as file:
         file.write("\n".join(latex(table, title) for title, table in tables))
-    document.save_csv(list(_csv_rows(plan, groups)), plan.folder / "results.csv")
+    document.save_csv(list(_csv_rows(study, groups)), study.folder / "results.csv")
     return [table for _, table in tables]
 
 
-def _scored_on(plan: Plan, groups: Groups, name: str) -> Groups:
+def _scored_on(study: Study, groups: Groups, name: str) -> Groups:
     """Return the groups with their scores on further data, and without the runs that have none."""
     made: dict[str, dict[str, Group]] = {}
     for task, methods in groups.items():
-        scoring = next(each for each in plan.score_on[task] if each.name == name)
+        scoring = next(each for each in study.score_on[task] if each.name == name)
         for method, group in methods.items():
             found = {run.seed: scoring.of(run) for run in group.runs}
             scores = {seed: float(metrics[group.metric]) for seed, metrics in found.items() if metrics is not None}
@@ -79,12 +81,12 @@ def _scored_on(plan: Plan, groups: Groups, name: str) -> Groups:
     return made
 
 
-def _declared(plan: Plan) -> list[tuple[str, str]]:
+def _declared(study: Study) -> list[tuple[str, str]]:
     """Return the pairs of methods whose differences were declared: the primary one, or else all with the baseline."""
-    if plan.primary is not None:
-        return [plan.primary]
-    study = next(iter(plan.studies.values()))
-    return [(method.name, study.baseline.name) for method in study.methods if method != study.baseline]
+    if study.primary is not None:
+        return [study.primary]
+    comparison = next(iter(study.comparisons.values()))
+    return [(method.name, comparison.baseline.name) for method in comparison.methods if method != comparison.baseline]
 
 
 def _by_task(groups: Groups, pair: tuple[str, str]) -> dict[str, Contrast]:
@@ -93,13 +95,13 @@ def _by_task(groups: Groups, pair: tuple[str, str]) -> dict[str, Contrast]:
     return {task: each for task, (mine, other) in both.items() for each in contrasts([(mine, other)])}
 
 
-def _scores(plan: Plan, groups: Groups) -> Table:
-    names = [method.name for method in next(iter(plan.studies.values())).methods]
+def _scores(study: Study, groups: Groups) -> Table:
+    names = [method.name for method in next(iter(study.comparisons.values())).methods]
     rows = []
     for task, methods in groups.items():
         first = next(iter(methods.values()))
         cells = [_mean(methods[name].scores) if name in methods else "not run" for name in names]
-        trivial = "none" if first.trivial is None or plan.report_on else _mean(first.trivial[1])
+        trivial = "none" if first.trivial is None or study.report_on else _mean(first.trivial[1])
         rows.append([task, first.metric.replace("_", " "), *cells, trivial])
     return Table(["task", "metric", *names, "trivial"], rows, texts=(0, 1))
 
@@ -108,29 +110,29 @@ def _mean(values: Sequence[float]) -> str:
     return f"{np.mean(values):.4f}"
 
 
-def _differences(plan: Plan, groups: Groups) -> Table | None:
+def _differences(study: Study, groups: Groups) -> Table | None:
     """The declared differences on each task, with one correction over all of them."""
-    found = [(pair, task, each) for pair in _declared(plan) for task, each in _by_task(groups, pair).items()]
+    found = [(pair, task, each) for pair in _declared(study) for task, each in _by_task(groups, pair).items()]
     if not found:
         return None
     header = ["difference of", "task", "difference", "95 % over seeds", "p", "p (Holm)"]
     cells = difference_rows([each for *_, each in found])
     rows = [[" - ".join(pair), task, *row] for (pair, task, _), row in zip(found, cells, strict=True)]
-    if plan.equivalence is not None:
-        header.append(f"p (equal within {plan.equivalence:g})")
+    if study.equivalence is not None:
+        header.append(f"p (equal within {study.equivalence:g})")
         for row, (*_, each) in zip(rows, found, strict=True):
-            equal = practically_equal(each.gaps, plan.equivalence)
+            equal = practically_equal(each.gaps, study.equivalence)
             row.append("1 seed" if math.isnan(equal) else p_cell(equal))
     return Table(header, rows, texts=(0, 1))
 
 
-def _across(plan: Plan, groups: Groups) -> Table | None:
+def _across(study: Study, groups: Groups) -> Table | None:
     """Means over tasks, with only the seeds that all methods have; ``None`` for a single task or method."""
-    study = next(iter(plan.studies.values()))
-    if len(groups) < 2 or len(study.methods) < 2:
+    comparison = next(iter(study.comparisons.values()))
+    if len(groups) < 2 or len(comparison.methods) < 2:
         return None
-    names = [method.name for method in study.methods if all(method.name in methods for methods in groups.values())]
-    whole = groups if study.baseline.name in names else {}
+    names = [method.name for method in comparison.methods if all(method.name in methods for methods in groups.values())]
+    whole = groups if comparison.baseline.name in names else {}
     seeds = {task: set.intersection(*({run.seed for run in methods[name].runs} for name in names))
              for task, methods in whole.items()}  # fmt: skip
     whole = {task: methods for task, methods in whole.items() if seeds[task]}
@@ -140,7 +142,7 @@ def _across(plan: Plan, groups: Groups) -> Table | None:
         [[s for run, s in zip(methods[name].runs, methods[name].scores, strict=True) if run.seed in seeds[task]]
          for name in names] for task, methods in whole.items()
     ]  # fmt: skip
-    ranks, base = mean_ranks(scores), names.index(study.baseline.name)
+    ranks, base = mean_ranks(scores), names.index(comparison.baseline.name)
     rows = []
     for number, name in enumerate(names):
         mine, plain = [task[number] for task in scores], [task[base] for task in scores]
@@ -154,10 +156,10 @@ def _across(plan: Plan, groups: Groups) -> Table | None:
     return Table(header, rows)
 
 
-def _further(plan: Plan, groups: Groups) -> Table | None:
+def _further(study: Study, groups: Groups) -> Table | None:
     rows = []
     for task, methods in groups.items():
-        for scoring in plan.score_on.get(task, ()):
+        for scoring in study.score_on.get(task, ()):
             for name, group in methods.items():
                 found = [scoring.of(run) for run in group.runs]
                 known = [each[group.metric] for each in found if each is not None and group.metric in each]
@@ -167,17 +169,17 @@ def _further(plan: Plan, groups: Groups) -> Table | None:
     return Table(header, rows, texts=(0, 1, 2)) if rows else None
 
 
-def _published(plan: Plan, groups: Groups) -> Table | None:
+def _published(study: Study, groups: Groups) -> Table | None:
     """The figures of a paper beside the measured means, as percentages where the paper has them so."""
-    if plan.published is None or not plan.published.figures:
+    if study.published is None or not study.published.figures:
         return None
     rows = []
     for task, methods in groups.items():
-        scorings = {scoring.name: scoring for scoring in plan.score_on.get(task, ())}
-        for method, figures in plan.published.figures.get(task, {}).items():
+        scorings = {scoring.name: scoring for scoring in study.score_on.get(task, ())}
+        for method, figures in study.published.figures.get(task, {}).items():
             for data, figure in figures.items():
                 group = methods.get(method)
-                metric = plan.published.metrics.get(task) or (group.metric if group else "")
+                metric = study.published.metrics.get(task) or (group.metric if group else "")
                 measured, seeds = "not run", "0"
                 if group is not None:
                     found = [
@@ -191,34 +193,34 @@ def _published(plan: Plan, groups: Groups) -> Table | None:
     return Table(["task", "method", "data", "published", "measured", "seeds"], rows, texts=(0, 1, 2))
 
 
-def _pictures(plan: Plan, groups: Groups) -> Iterator[Picture]:
-    for number, pair in enumerate(_declared(plan), 1):
+def _pictures(study: Study, groups: Groups) -> Iterator[Picture]:
+    for number, pair in enumerate(_declared(study), 1):
         if found := _by_task(groups, pair):
             estimates = {task: each.difference.estimate for task, each in found.items()}
             metrics = dict.fromkeys(each.mine.metric for each in found.values())
-            path = plan.folder / "plots" / f"difference-{number}.png"
+            path = study.folder / "plots" / f"difference-{number}.png"
             plot_forest(estimates, pair[1], " or ".join(metrics), path)
             yield Picture(path, f"{pair[0]} minus {pair[1]} by task, with 95 % intervals over seeds.")
 
 
-def _tests(plan: Plan) -> Iterator[str]:
+def _tests(study: Study) -> Iterator[str]:
     """Explain the tests of the differences by task."""
-    what = "the primary contrast, declared in the study file," if plan.primary else "all methods"
+    what = "the primary contrast, declared in the study file," if study.primary else "all methods"
     yield f"Student's paired t-test over seeds. p (Holm) is corrected over {what} and all tasks of this table."
-    if plan.equivalence is not None:
+    if study.equivalence is not None:
         yield (
-            f"p (equal within {plan.equivalence:g}) is of two one-sided tests: if it is small, the true difference "
-            f"is less than {plan.equivalence:g} either way, which the study file calls equal in practice."
+            f"p (equal within {study.equivalence:g}) is of two one-sided tests: if it is small, the true difference "
+            f"is less than {study.equivalence:g} either way, which the study file calls equal in practice."
         )
 
 
-def _csv_rows(plan: Plan, groups: Groups) -> Iterator[dict[str, object]]:
+def _csv_rows(study: Study, groups: Groups) -> Iterator[dict[str, object]]:
     """Yield one row per score, which tools for comparing classifiers can pivot."""
     for task, methods in groups.items():
         for name, group in methods.items():
             for run in group.runs:
                 row = {"task": task, "method": name, "seed": run.seed}
                 yield {**row, "scored_on": "dev", "metric": group.metric, "score": run.score}
-                for scoring in plan.score_on.get(task, ()):
+                for scoring in study.score_on.get(task, ()):
                     for metric, value in (scoring.of(run) or {}).items():
                         yield {**row, "scored_on": scoring.name, "metric": metric, "score": value}

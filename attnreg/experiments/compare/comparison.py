@@ -1,0 +1,205 @@
+"""A comparison: its methods, its options, and the runs that it needs next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnreg.errors import UsageError
+from attnreg.experiments.compare.folder import OutputFolder
+from attnreg.experiments.compare.group import Group
+from attnreg.experiments.compare.held_out import FIRST_SEED, HeldOut, Trial, best
+from attnreg.experiments.compare.method import OF_ALL, Method
+from attnreg.experiments.compare.planned import PlannedRun, Role, finished_of
+
+EQUAL_TIME_FROM = 1.1
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison of methods over seeds; the fields are the options of ``attnreg compare``.
+
+    ``baseline`` is one of ``methods``; ``options`` are those of every run, as typed.
+    """
+
+    methods: Sequence[Method]
+    baseline: Method
+    options: Sequence[str]
+    seeds: int
+    folder: Path
+    equal_time: bool = True
+    search_seeds: int = 1
+    search_rows: int = 500
+    keep_models: bool = False
+    first_seed: int = 0
+
+    def check(self) -> None:
+        """Check the methods, their options and the folder, before any run starts."""
+        slugs = [method.slug for method in self.methods]
+        if twice := [method.typed for method in self.methods if slugs.count(method.slug) > 1]:
+            raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
+        own = [self.search_seeds for method in self.methods if len(method.variants) > 1]
+        most = max([0, *own, *(method.winner.seeds for method in self.methods if method.winner is not None)])
+        searched = [FIRST_SEED, FIRST_SEED + most - 1]
+        if most and self.first_seed <= searched[1] and searched[0] < self.first_seed + self.seeds:
+            raise UsageError(
+                f"The seeds {self.first_seed} to {self.first_seed + self.seeds - 1} include some of the search's "
+                f"({searched[0]} to {searched[1]}), so the chosen values would be tested on the runs that chose them: "
+                "give another --first-seed."
+            )
+        for method in self.methods:
+            for variant in method.variants:
+                if common := variant.command.given(variant.options) & OF_ALL:
+                    option = min(common).replace("_", "-")
+                    raise UsageError(f"--{option} must be the same for all methods: remove it from {variant.text!r}.")
+                self._run(variant, "final", 0).settings  # noqa: B018 (refuses a wrong option)
+        self._output.check()
+        for run in self.runs():
+            run.check()
+
+    def runs(self) -> list[PlannedRun]:
+        """Return every run known so far. Runs that depend on a search or on measured times are added later."""
+        runs: list[PlannedRun] = []
+        for method in self.methods:
+            chosen = self.chosen(method)
+            runs += self.search_runs(method) + ([] if chosen is None else self.final_runs(chosen))
+        for longer in self.equal_time_methods().values():
+            runs += self.equal_time_runs(longer)
+        return list({run.folder: run for run in reversed(runs)}.values())[::-1]  # two methods may come to the same run
+
+    def set_outdated_aside(self) -> list[str]:
+        """Move known runs whose data, recipe or attnreg has changed to ``outdated``; say what is made anew."""
+        reasons = Counter[str]()
+        first = 1 + max((int(path.name) for path in (self.folder / "outdated").glob("[0-9]*")), default=0)
+        for run in self.runs():
+            if new := run.changed:
+                reasons[" and ".join(new)] += 1
+                run.set_aside(self.folder / "outdated" / str(first) / run.folder.relative_to(self.folder))
+        return [
+            f"Since {count} of the runs, {reason} changed: they are made anew. The old ones are in "
+            f"{self.folder / 'outdated' / str(first)}."
+            for reason, count in reasons.items()
+        ]
+
+    @property
+    def _held_out(self) -> HeldOut:
+        return HeldOut(self.options, self.folder, self.search_seeds, self.search_rows)
+
+    def search_runs(self, method: Method) -> list[PlannedRun]:
+        """Return the runs that select a method's values."""
+        tried = method.variants if len(method.variants) > 1 else []
+        return [run for variant in tried for run in self._held_out.runs(variant)]
+
+    def trials(self, method: Method) -> list[Trial]:
+        """Return a trial for each combination of a method's values in braces; none if there are no braces."""
+        return self._held_out.grid(method.variants) if len(method.variants) > 1 else []
+
+    def chosen(self, method: Method) -> Method | None:
+        """Return the variant with the best mean score on held-out rows, or ``None`` until its search has finished."""
+        trials = self.trials(method)
+        if not trials:
+            return method.variants[0]
+        first = best(trials)
+        return first.method if first is not None and all(trial.state == "complete" for trial in trials) else None
+
+    def final_runs(self, method: Method) -> list[PlannedRun]:
+        """Return the runs of a method that are reported."""
+        return [self._run(method, "final", seed) for seed in self._seeds]
+
+    def equal_time_runs(self, method: Method) -> list[PlannedRun]:
+        """Return the runs of a baseline with more epochs."""
+        return [self._run(method, "equal time", seed) for seed in self._seeds]
+
+    def groups(self) -> dict[Method, Group]:
+        """Return the finished runs that are reported, of each method that has some."""
+        chosen = {method: self.chosen(method) for method in self.methods}
+        runs = {method: finished_of(self.final_runs(one)) for method, one in chosen.items() if one is not None}
+        return {method: Group(method.name, some) for method, some in runs.items() if some}
+
+    def missing(self) -> Iterator[str]:
+        """Say which runs have not finished, why, and how to go on; nothing for a complete comparison."""
+        runs = self.runs()
+        chosen = {method.name: self.chosen(method) for method in self.methods}
+        done = len(finished_of(runs))
+        if done == len(runs) and None not in chosen.values():
+            return
+        yield (
+            f"Incomplete: {done} of {len(runs)} runs have finished. Differences use the seeds that both methods have. "
+            "Repeat the command to go on."
+        )
+        for name, method in chosen.items():
+            if method is None:
+                yield f"{name}: no score yet, because its search has not finished."
+            elif missing := [str(run.seed) for run in self.final_runs(method) if not run.finished]:
+                yield f"{name}: {self.seeds - len(missing)} of {self.seeds} seeds; missing: {', '.join(missing)}."
+        for run in runs:
+            if (reason := run.failure) is not None:
+                yield f"Failed: {run.method.name}, {run.role}, seed {run.seed}: {reason} (see {run.log})"
+
+    @property
+    def _seeds(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+    def equal_time_methods(self) -> dict[Method, Method]:
+        """Map each method that takes longer than the baseline to the baseline with the same training time."""
+        decided, baseline = self._decided(), self.chosen(self.baseline)
+        if baseline is None or not self.equal_time:
+            return {}
+        epochs_of = {method: decided.get(self._pair(method)) for method in self.methods if method != self.baseline}
+        return {method: baseline.with_option("--epochs", epochs) for method, epochs in epochs_of.items() if epochs}
+
+    def _pair(self, method: Method) -> str:
+        pair = self.chosen(method), self.chosen(self.baseline)
+        return " over ".join("?" if chosen is None else chosen.text for chosen in pair)
+
+    def decide(self) -> None:
+        """Choose, once for each method and when all have run, the epochs for which the baseline takes as long."""
+        groups = self.groups()
+        if sum(len(group.runs) for group in groups.values()) < len(self.methods) * self.seeds:
+            return
+        decided, plain = self._decided(), groups[self.baseline]
+        if plain.results[0]["config"]["patience"] is not None:
+            return  # more epochs would not make an early-stopped baseline train for longer
+        epochs = int(plain.results[0]["config"]["epochs"])
+        for method, group in groups.items():
+            if self._pair(method) not in decided and method != self.baseline:
+                ratio = group.training_time / plain.training_time
+                longer = max(epochs + 1, round(epochs * ratio))
+                decided[self._pair(method)] = longer if ratio >= EQUAL_TIME_FROM else None
+        self._write(decided)
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Create and lock the folder for the duration of the block."""
+        with self._output.locked():
+            self._write(self._decided())
+            self.decide()
+            yield
+
+    @property
+    def _output(self) -> OutputFolder:
+        return OutputFolder(self.folder, "comparison", "study.json")
+
+    def _decided(self) -> dict[str, int | None]:
+        """Return the equal-time epochs of the baseline per method; ``None`` for a method that takes no longer."""
+        return self._output.read(lambda content: dict(content["equal_time_epochs"])) or {}
+
+    def _write(self, decided: dict[str, int | None]) -> None:
+        content = {
+            "methods": [method.typed for method in self.methods],
+            "baseline": self.baseline.typed,
+            "options": list(self.options),
+            "seeds": self.seeds,
+            "first_seed": self.first_seed,
+            "search_seeds": self.search_seeds,
+            "search_rows": self.search_rows,
+            "equal_time_epochs": decided,
+        }
+        self._output.write(content)
+
+    def _run(self, method: Method, role: Role, seed: int) -> PlannedRun:
+        folder = self.folder / method.slug / f"seed{seed}"
+        return PlannedRun(method, role, seed, tuple(self.options), folder, self.keep_models)
