@@ -76,7 +76,7 @@ def attempt(case, provider_case):
 
 def table(families, providers):
     """Return the text of the page: the regularizers that work with all families, and what the others do not work with."""
-    whole, lines = [], ["| regularizer | not with | why |", "| --- | --- | --- |"]
+    whole, partly = [], defaultdict(list)
     kinds = [type(case.make(MODELS[0].build())).__name__ for case in providers]
     for provider_case, kind in zip(providers, kinds, strict=True):
         name = kind if kinds.count(kind) == 1 else f"{kind} ({provider_case.name})"
@@ -86,10 +86,13 @@ def table(families, providers):
             if reason is not None:
                 reason = reason.replace(type(case.build()).__name__, "the model").replace(kind, "the regularizer")
                 failed[reason].append(NAMES[case.name])
-        lines += [f"| `{name}` | {', '.join(names)} | {reason} |" for reason, names in failed.items()]
+        for reason, names in failed.items():
+            partly[f"{', '.join(names)} | {reason}"].append(f"`{name}`")
         whole += [] if failed else [f"`{name}`"]
     introduction = INTRODUCTION.format(families=", ".join(NAMES[case.name] for case in families))
-    return "\n".join([introduction, f"With all of them: {', '.join(whole)}.", "", *lines, ""])
+    lines = [f"| {', '.join(names)} | {rest} |" for rest, names in partly.items()]
+    head = ["", "| regularizer | not with | why |", "| --- | --- | --- |"]
+    return "\n".join([introduction, f"With all of them: {', '.join(whole)}.", *head, *lines, ""])
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def main() -> None:
         for (title, contrast), difference in zip(labels, differences, strict=True)
         if contrast.endswith(" - plain") and contrast.split(" - ")[0] in DRAWN
     ]
-    with picture(options.path, width=8.0, height=1.0 + 0.25 * len(drawings)) as (axes,):
+    with picture(options.path, width=5.2, height=1.0 + 0.25 * len(drawings)) as (axes,):  # to be read on a phone
         ticks, drawn = defaultdict(list), {}
         for place, (title, name, difference) in enumerate(drawings):
             at = place + len(ticks | {title: []})  # a gap before each setting
@@ -96,9 +96,10 @@ def main() -> None:
             bar = {"fmt": look[name].marker, "color": look[name].color, "capsize": 3, "ms": 5}
             drawn[name] = axes.errorbar(mean, at, xerr=[[mean - low], [high - mean]], **bar)
         axes.axvline(0, color="#888888", lw=0.8)
-        axes.set_yticks([float(np.mean(places)) for places in ticks.values()], list(ticks))
+        names = [title.replace(" rows, ", " rows\n") for title in ticks]
+        axes.set_yticks([float(np.mean(places)) for places in ticks.values()], names, fontsize=8)
         axes.invert_yaxis()
-        axes.set_xlabel("dev score minus plain fine-tuning's, times 100")
+        axes.set_xlabel("points above plain fine-tuning (dev)", fontsize=8)
         axes.legend(drawn.values(), drawn, loc="upper left", fontsize=8, frameon=False)
 
 
