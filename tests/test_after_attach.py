@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 import transformers as hf
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import attnreg
 from attnreg.errors import AsleepWarning, CoverageWarning, NoAttentionError
@@ -396,14 +397,22 @@ def test_a_compiled_model_that_changes_is_refused_at_the_step_at_latest(change):
         compiled(input_ids=IDS), handle.step()  # the pass itself refuses where torch compiles it anew
 
 
+RECORDERS = {
+    "jit": lambda model, x: torch.jit.trace(model, (x,), check_trace=False),
+    "fx": lambda model, x: torch.fx.symbolic_trace(model),
+    "make_fx": lambda model, x: make_fx(model)(x),
+}
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
-def test_a_recorded_pass_would_repeat_its_masks():
-    model, x = Two(), torch.randn(2, 4, 8)
+@pytest.mark.parametrize("record", RECORDERS.values(), ids=RECORDERS)
+def test_a_recorded_pass_would_repeat_its_masks(record):
+    model, x = Encoding(), torch.randint(0, 20, (3, 6))
     with (
         attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(x,)),
-        pytest.raises(RuntimeError, match=r"torch\.jit\.trace and CUDA graphs would repeat the masks"),
+        pytest.raises(RuntimeError, match=r"torch\.jit\.trace, torch\.fx and CUDA graphs would repeat the masks"),
     ):
-        torch.jit.trace(model, (x,), check_trace=False)
+        record(model, x)
 
 
 def test_a_step_notices_that_all_masked_blocks_are_gone():

@@ -34,6 +34,7 @@ DECODERS = {
     "flash": {"attn_flash": True},
     "rotary": {"rotary_pos_emb": True},
     "alibi": {"alibi_pos_bias": True},
+    "data-dependent-alibi": {"attn_data_dependent_alibi": True},
     "grouped": {"attn_kv_heads": 2},
     "normalized": {"attn_qk_norm": True},
     "sparse": {"attn_sparse_topk": 3},
@@ -46,6 +47,7 @@ ENCODERS = {
     "relative": {"rel_pos_bias": True},
     "talking": {"attn_pre_talking_heads": True},
     "memory": {"attn_num_mem_kv": 4},
+    "data-dependent-alibi": {"attn_data_dependent_alibi": True},
 }
 
 

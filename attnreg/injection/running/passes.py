@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from attnreg.draws import Draws, draws_from
 from attnreg.errors import AsleepWarning
@@ -144,10 +146,11 @@ class Passes:
         if torch.compiler.is_compiling():
             return
         captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-        if captures or torch._C._get_tracing_state() is not None:
+        records = torch._C._get_tracing_state() is not None or get_proxy_mode() is not None
+        if captures or records or is_fx_symbolic_tracing():
             raise RuntimeError(
-                "torch.jit.trace and CUDA graphs would repeat the masks of this forward pass in each call. Record the "
-                "model in eval mode, within `handle.disabled()`, or with `torch.export` or `torch.compile`."
+                "torch.jit.trace, torch.fx and CUDA graphs would repeat the masks of this forward pass in each call. "
+                "Record the model in eval mode, within `handle.disabled()`, or with `torch.export` or `torch.compile`."
             )
 
     def go_on(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str], *, begins: bool) -> None:
