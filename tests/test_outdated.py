@@ -51,9 +51,8 @@ def files(cli, tmp_path):
 
 def comparison(folder):
     methods = [Method(text) for text in METHODS]
-    return Comparison(
-        methods, methods[0], ["--data-dir", "data", "--epochs", "1"], 2, folder / "study", equal_time=False
-    )
+    options = ["--data-dir", "data", "--epochs", "1"]
+    return Comparison(methods, methods[0], options, folder / "study", seeds=2, equal_time=False)
 
 
 def made(folder):

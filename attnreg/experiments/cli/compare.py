@@ -12,7 +12,7 @@ import click
 from attnreg.errors import UsageError
 from attnreg.experiments.cli.shared import given, without_rows
 from attnreg.experiments.options.catalogue import find_study, recipe_files
-from attnreg.experiments.options.option import GroupedCommand, names_like, option, together
+from attnreg.experiments.options.option import GroupedCommand, argument, names_like, option, together
 from attnreg.experiments.options.settings import OUTPUT, data_name, shared_options
 from attnreg.experiments.runs.command import load_command
 
@@ -20,26 +20,19 @@ if TYPE_CHECKING:
     from attnreg.experiments.compare.study import Study
 
 COMPARISON, RUNNING = "Comparison", "Running"
+_COMPARISON = "attnreg.experiments.compare.comparison:Comparison"
 _OPTIONS = (
-    option("--seeds", group=COMPARISON, type=click.IntRange(min=1), default=5,
-           help="Number of seeds."),
-    option("--first-seed", group=COMPARISON, type=click.IntRange(min=0), default=0,
-           help="First seed; the others follow it."),
+    *(argument(_COMPARISON, name, group=COMPARISON) for name in ("seeds", "first_seed")),
     option("--baseline", group=COMPARISON,
            help="Method that the others are compared with (default: finetune if given, else the first)."),
-    option("--equal-time/--no-equal-time", group=COMPARISON, default=True,
-           help="Also train the baseline for as long as each method that takes at least 10 % longer."),
-    option("--search-seeds", group=COMPARISON, type=click.IntRange(min=1), default=1,
-           help="Seeds on which each combination of values in braces is tried."),
-    option("--search-rows", group=COMPARISON, type=click.IntRange(min=1), default=500,
-           help="Rows held out from train to select values in braces."),
+    *(argument(_COMPARISON, name, group=COMPARISON) for name in ("equal_time", "search_seeds", "search_rows")),
     option("--jobs", group=RUNNING, type=click.IntRange(min=1),
            help="Runs at a time on this machine (default: cores / threads, at most four; one on a GPU)."),
     option("--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
            help="CPU threads per run; results may differ in the last digits."),
     option("--launcher", group=RUNNING, type=click.Choice(["local", "ray", "commands"]), default="local",
            help="Run on this machine, on a Ray cluster, or print commands for your scheduler."),
-    option("--keep-models", group=OUTPUT, is_flag=True, help="Keep the model of every run but those of a search."),
+    argument(_COMPARISON, "keep_models", group=OUTPUT),
     option("--study", group=COMPARISON,
            help="Study with methods, tasks and options, instead of METHODs: a YAML file, or a name of `attnreg list "
                 "studies`. Options beside it replace its own."),
@@ -51,9 +44,9 @@ _OPTIONS = (
     option("--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
            help="Folder for the results (default: runs/compare-TASK; of a custom task, the data's name)."),
 )  # fmt: skip
-_OF_STUDY = ("first_seed", "equal_time", "search_seeds", "search_rows", "keep_models")
+_DESIGN = ("seeds", "first_seed", "equal_time", "search_seeds", "search_rows", "keep_models")
 _OF_MAKING = ("jobs", "threads", "launcher", "dry_run", "output_dir")
-_OWN = ("baseline", "study", "scale", "write_study", *_OF_MAKING, *_OF_STUDY)
+_OWN = ("baseline", "study", "scale", "write_study", *_OF_MAKING, *_DESIGN)
 EPILOG = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --task cola --seeds 5"
 
 
@@ -85,7 +78,7 @@ class _Compare(GroupedCommand):
     shell_complete=names_like(recipe_files),
 )
 @together((*_OPTIONS, *shared_options("task", "all"), without_rows("use --folds to score on rows of train")))
-def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
+def compare(methods: tuple[str, ...], **options: Any) -> None:
     """Compare training methods over several seeds.
 
     METHOD is a recipe, or a recipe and its own options in quotes (see the example); 'NAME=RECIPE --options' gives it a
@@ -103,7 +96,7 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
         raise UsageError(f"--jobs is only for --launcher local: remove it for --launcher {own['launcher']}.")
     if own["study"] is None and own["scale"] != "full":
         raise UsageError("--scale is for --study: remove it.")
-    study = _from_file(own) if own["study"] is not None else _from_command(own, methods, seeds, options)
+    study = _from_file(own) if own["study"] is not None else _from_command(own, methods, options)
     for comparison in study.comparisons.values():
         comparison.check()
     if own["write_study"] is not None:
@@ -117,7 +110,7 @@ def compare(methods: tuple[str, ...], seeds: int, **options: Any) -> None:
             make(study, own["launcher"], own["jobs"], own["threads"], of_file=own["study"] is not None)
 
 
-def _from_command(own: dict[str, Any], methods: tuple[str, ...], seeds: int, options: dict[str, Any]) -> Study:
+def _from_command(own: dict[str, Any], methods: tuple[str, ...], options: dict[str, Any]) -> Study:
     from attnreg.experiments.compare.comparison import Comparison
     from attnreg.experiments.compare.method import Method, common_options, default_baseline
     from attnreg.experiments.compare.study import Study
@@ -131,8 +124,8 @@ def _from_command(own: dict[str, Any], methods: tuple[str, ...], seeds: int, opt
     if baseline is None:
         raise UsageError(f"Expected --baseline to be one of the methods, got {wanted!r}.")
     folder = own["output_dir"] or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
-    further = {name: own[name] for name in _OF_STUDY}
-    comparison = Comparison(chosen, baseline, common_options(given(options)), seeds, folder, **further)
+    design = {name: own[name] for name in _DESIGN}
+    comparison = Comparison(chosen, baseline, common_options(given(options)), folder, **design)
     return Study({options["task"]: comparison}, folder)
 
 

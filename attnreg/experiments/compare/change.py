@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.errors import InputError
+from attnreg.experiments.compare.comparison import DESIGN
 from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.tasks.built_in import get_task
 
 _SMALL = {"train_size": 128, "validation_rows": 64, "epochs": 2, "max_length": 64, "batch_size": 16}
 _FEW = {"seeds": 1, "equal_time": False, "search": {"seeds": 1, "rows": 64}}
-_NOT_TASK = ("seeds", "first_seed", "equal_time", "keep_models")
 _BRACES = re.compile(r"\{([^{},]*),(?:[^{}]*,)?([^{},]*)\}")
 _LEFT = ("name", "published", "measured")
 
@@ -38,9 +38,9 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
         flags = {name.replace("_", "-"): value for name, value in typed.items()}
         shown = " ".join(as_typed(f"--{flag}", value) or f"--no-{flag}" for flag, value in flags.items())
         notes.append(f"Changed from the study file: {shown}.")
-    search = {name[7:]: options.pop(name) for name in ("search_seeds", "search_rows") if name in options}
+    search = {name[7:]: options.pop(name) for name in DESIGN if name in options and name.startswith("search_")}
     whole |= {"search": {**(whole.get("search") or {}), **search}} if search else {}
-    whole |= {name: options.pop(name) for name in _NOT_TASK if name in options}
+    whole |= {name: options.pop(name) for name in DESIGN if name in options}
     task, folder = options.pop("task", None), options.pop("data_dir", None)
     if task is None and folder is None and not options:
         return whole, notes

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from attnreg.arguments import Count, Index
 from attnreg.errors import UsageError
 from attnreg.experiments.compare.folder import OutputFolder
 from attnreg.experiments.compare.group import Group
@@ -20,21 +22,34 @@ EQUAL_TIME_FROM = 1.1
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of methods over seeds; the fields are the options of ``attnreg compare``.
+    """A comparison of methods over seeds; the fields with a default are options of ``attnreg compare``.
 
     ``baseline`` is one of ``methods``; ``options`` are those of every run, as typed.
+
+    Args:
+        seeds: number of seeds.
+        first_seed: first seed; the others follow it.
+        equal_time: also train the baseline for as long as each method that takes at least 10 % longer.
+        search_seeds: seeds on which each combination of values in braces is tried.
+        search_rows: rows held out from train to select values in braces.
+        keep_models: keep the model of every run but those of a search.
     """
 
     methods: Sequence[Method]
     baseline: Method
     options: Sequence[str]
-    seeds: int
     folder: Path
+    seeds: Count = 5
+    first_seed: Index = 0
     equal_time: bool = True
-    search_seeds: int = 1
-    search_rows: int = 500
+    search_seeds: Count = 1
+    search_rows: Count = 500
     keep_models: bool = False
-    first_seed: int = 0
+
+    @property
+    def design(self) -> dict[str, Any]:
+        """The fields with a default."""
+        return {name: getattr(self, name) for name in DESIGN}
 
     def check(self) -> None:
         """Check the methods, their options and the folder, before any run starts."""
@@ -192,10 +207,7 @@ class Comparison:
             "methods": [method.typed for method in self.methods],
             "baseline": self.baseline.typed,
             "options": list(self.options),
-            "seeds": self.seeds,
-            "first_seed": self.first_seed,
-            "search_seeds": self.search_seeds,
-            "search_rows": self.search_rows,
+            **self.design,
             "equal_time_epochs": decided,
         }
         self._output.write(content)
@@ -203,3 +215,6 @@ class Comparison:
     def _run(self, method: Method, role: Role, seed: int) -> PlannedRun:
         folder = self.folder / method.slug / f"seed{seed}"
         return PlannedRun(method, role, seed, tuple(self.options), folder, self.keep_models)
+
+
+DESIGN = {each.name: each.default for each in fields(Comparison) if each.default is not MISSING}

@@ -12,13 +12,13 @@ import yaml
 
 from attnreg.errors import InputError, did_you_mean
 from attnreg.experiments.compare.change import change
-from attnreg.experiments.compare.comparison import Comparison
+from attnreg.experiments.compare.comparison import DESIGN, Comparison
 from attnreg.experiments.compare.method import Method, common_options, default_baseline, values_of
 from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.options.settings import SHARED
 
 _KEYS = {
-    *("methods", "baseline", "tasks", "options", "seeds", "first_seed", "search", "equal_time", "keep_models"),
+    *("methods", "baseline", "tasks", "options", "search", *DESIGN.keys() - {"search_seeds", "search_rows"}),
     *("primary", "equivalence", "score_on", "report_on", "output_dir", "summary", "published"),
 }
 _OPTIONS = {*SHARED, "validation_rows"}  # without dev, rows of train stand in for it
@@ -80,6 +80,13 @@ def read_study(
     named = whole.get("baseline")
     baseline = default_baseline(methods) if named is None else _named(named, methods, "baseline", path)
     search = _mapping(whole.get("search", {}), {"seeds", "rows"}, f"`search` in {path}")
+    design = {name: whole[name] for name in DESIGN if name in whole} | {f"search_{k}": v for k, v in search.items()}
+    for name, value in design.items():
+        key = name.replace("search_", "search: ")
+        if isinstance(DESIGN[name], bool):
+            _check(isinstance(value, bool), key, path, "true or false", value)
+        else:
+            _number(value, key, path, least=0 if name == "first_seed" else 1)
     place = folder or Path(whole.get("output_dir") or Path("runs") / (f"{path.stem}-small" if small else path.stem))
     common = _options(whole.get("options", {}), f"`options` in {path}")
     tasks = whole.get("tasks") or [{}]
@@ -103,13 +110,8 @@ def read_study(
                 methods=methods,
                 baseline=baseline,
                 options=common_options(options),
-                seeds=_number(whole.get("seeds", 5), "seeds", path, least=1),
                 folder=place / name,
-                equal_time=_yes_or_no(whole.get("equal_time", True), "equal_time", path),
-                search_seeds=_number(search.get("seeds", 1), "search: seeds", path, least=1),
-                search_rows=_number(search.get("rows", 500), "search: rows", path, least=1),
-                keep_models=_yes_or_no(whole.get("keep_models", bool(scorings)), "keep_models", path),
-                first_seed=_number(whole.get("first_seed", 0), "first_seed", path, least=0),
+                **{"keep_models": bool(scorings), **design},
             )
             score_on[name] = scorings
             figures |= {name: published} if published else {}
@@ -138,11 +140,8 @@ def written(comparison: Comparison) -> str:
         "baseline": comparison.baseline.name,
         "tasks": [{name: options.pop(name) for name in ("task", "data_dir", "model", "train_size") if name in options}],
         "options": options,
-        "seeds": comparison.seeds,
-        "first_seed": comparison.first_seed,
+        **{name: value for name, value in comparison.design.items() if not name.startswith("search_")},
         "search": {"seeds": comparison.search_seeds, "rows": comparison.search_rows},
-        "equal_time": comparison.equal_time,
-        "keep_models": comparison.keep_models,
     }
     return yaml.safe_dump({name: value for name, value in content.items() if value != {}}, sort_keys=False)
 
@@ -222,11 +221,6 @@ def _number(value: Any, key: str, path: Path, least: int) -> int:
     whole = isinstance(value, int) and not isinstance(value, bool)
     _check(whole and value >= least, key, path, f"a whole number of at least {least}", value)
     return int(value)
-
-
-def _yes_or_no(value: Any, key: str, path: Path) -> bool:
-    _check(isinstance(value, bool), key, path, "true or false", value)
-    return bool(value)
 
 
 def _check(right: object, key: str, path: Path, expected: str, value: object) -> None:

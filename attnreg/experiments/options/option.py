@@ -203,7 +203,8 @@ def argument(target: str, name: str, flag: str | None = None, **kwargs: Any) -> 
     """Make an option from an argument of a class, dataclass or method, with the same type, default and help.
 
     Args:
-        target: a public name, such as ``attnreg:AttributionProvider`` or ``attnreg:GNetProvider.for_model``.
+        target: a public name, such as ``attnreg:AttributionProvider`` or ``attnreg:GNetProvider.for_model``, or a name
+            in a module.
         name: name of the argument; the recipe's function receives the value under this name.
         flag: the option's flag (default: ``--`` and the name with dashes).
         kwargs: arguments of :func:`option` that replace those from the source.
@@ -299,7 +300,8 @@ def _source(target: str) -> tuple[ast.ClassDef | ast.FunctionDef, Mapping[str, a
     """Return the definition of a public name, and the type aliases that its module defines or imports."""
     package, _, path = target.partition(":")
     name, _, method = path.partition(".")
-    tree = parsed(listed_names(str(_file(package)))[name])
+    file = _file(package)
+    tree = parsed(listed_names(str(file))[name] if file.name == "__init__.py" else package)
     aliases = _assigned(tree)
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("attnreg."):
