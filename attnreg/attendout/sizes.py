@@ -198,16 +198,12 @@ def _in_order(model: nn.Module, block: Block, example: Any, patch: Sequence[int]
         else:
             model(*(other if value is images else value for value in example))
 
-    hook = block.module.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        with undisturbed(model), torch.no_grad():
-            run(images)
-            for row, column in corners:
-                other = images.clone()
-                other[..., row * height : (row + 1) * height, column * width : (column + 1) * width] += 1.0
-                run(other)
-    finally:
-        hook.remove()
+    with block.module.register_forward_pre_hook(note, with_kwargs=True), undisturbed(model), torch.no_grad():
+        run(images)
+        for row, column in corners:
+            other = images.clone()
+            other[..., row * height : (row + 1) * height, column * width : (column + 1) * width] += 1.0
+            run(other)
     plain, *changed = entered
     places = [(states != plain).any(-1).any(0).flatten().nonzero().flatten().tolist() for states in changed]
     return places == [[before + row * columns + column] for row, column in corners]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, get_args
 
 import torch
@@ -107,12 +107,10 @@ class R3FLoss(Objective):
             found = True
             return self._rounding.add(embedded, self._drawn(embedded).masked_fill(~real[..., None], 0.0))
 
-        hooks = [module.register_forward_hook(add, with_kwargs=True) for module in _lookups(model)]
-        try:
+        with ExitStack() as hooks:
+            for module in _lookups(model):
+                hooks.enter_context(module.register_forward_hook(add, with_kwargs=True))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
         if not found:
             raise InputError(
                 f"R3F could not add noise, because {type(model).__name__} did not look up the batch's `input_ids` "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from pathlib import Path
 
 import attnreg
@@ -21,15 +22,10 @@ def study_files() -> dict[str, Path]:
 
 def find_study(name: str) -> Path:
     """Return a study file of one's own, by its path, or a built-in one, by its name."""
-    path, files = Path(name), study_files()
+    path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return path
-    if name not in files:
-        raise UsageError(
-            f"Expected --study to be a YAML file or a built-in study, got {name!r}; see `attnreg list studies`."
-            f"{did_you_mean(name, files)}"
-        )
-    return files[name]
+    return _found(name, study_files(), "--study to be a YAML file or a built-in study", "studies")
 
 
 def is_built_in(file: str) -> bool:
@@ -46,18 +42,17 @@ def summary(path: Path) -> str:
 def find_recipe(name: str) -> Path:
     """Return the file of a built-in recipe."""
     files = recipe_files()
+    return _found(name, files, f"a recipe among {', '.join(files)}", "recipes")
+
+
+def _found(name: str, files: Mapping[str, Path], expected: str, what: str) -> Path:
     if name not in files:
-        raise UsageError(
-            f"Expected a recipe among {', '.join(files)}, got {name!r}; see `attnreg list recipes`."
-            f"{did_you_mean(name, files)}"
-        )
+        raise UsageError(f"Expected {expected}, got {name!r}; see `attnreg list {what}`.{did_you_mean(name, files)}")
     return files[name]
 
 
 def _folder() -> Path:
-    """Return the recipes of the package that runs: within it where it is installed, beside it in a checkout.
-
-    ``attnreg.recipes`` cannot be asked: where one checkout is installed and another one runs, it is that of the first.
-    """
+    """Return the recipes of the package that runs: within it where it is installed, beside it in a checkout."""
+    # Not `attnreg.recipes`: where one checkout is installed and another one runs, it is that of the first.
     package = Path(attnreg.__file__).parent
     return next(each for each in (package / "recipes", package.parent / "recipes") if (each / "__init__.py").is_file())

@@ -24,7 +24,7 @@ _STYLE = """
 :root { color-scheme: light dark; --text: #1a1a1a; --page: #fff; --line: #ddd; --strong: #888; --code: #f3f3f3; }
 @media (prefers-color-scheme: dark) {
   :root { --text: #ebebeb; --page: #171717; --line: #444; --strong: #777; --code: #262626; }
-  a { color: #8ab4f8; }
+  a { color: #8ab4f8; } img { filter: invert(0.9) hue-rotate(180deg); }
 }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem;
   color: var(--text); background: var(--page); overflow-wrap: anywhere; }
@@ -134,7 +134,7 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
 
 
 def html_page(text: str, folder: Path) -> str:
-    """Render the Markdown of :func:`markdown` as one HTML page that embeds its pictures, dark ones too."""
+    """Render the Markdown of :func:`markdown` as one HTML page that embeds its pictures, inverted on dark screens."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     parser.add_render_rule("text", _text)
     parser.add_render_rule("image", _image)
@@ -181,11 +181,6 @@ def save_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
         writer.writerows(rows)
 
 
-def dark_path(path: Path) -> Path:
-    """Return the place of a picture's version for dark pages."""
-    return path.with_name(f"{path.stem}-dark{path.suffix}")
-
-
 def _anchor(heading: str) -> str:
     """Return the anchor of a heading, as GitHub forms it."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
@@ -197,13 +192,5 @@ def _text(renderer: Any, tokens: Sequence[Token], number: int, options: Any, env
 
 
 def _image(renderer: Any, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
-    path = env["folder"] / str(tokens[number].attrs["src"])
-    image = f'<img alt="{html.escape(tokens[number].content)}" src="{_embedded(path)}">'
-    if not dark_path(path).is_file():
-        return image
-    source = f'<source srcset="{_embedded(dark_path(path))}" media="(prefers-color-scheme: dark)">'
-    return f"<picture>{source}{image}</picture>"
-
-
-def _embedded(path: Path) -> str:
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    picture = base64.b64encode((env["folder"] / str(tokens[number].attrs["src"])).read_bytes()).decode()
+    return f'<img alt="{html.escape(tokens[number].content)}" src="data:image/png;base64,{picture}">'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -115,12 +115,10 @@ class PassCounter:
     @contextmanager
     def counting(self, networks: Iterable[nn.Module]) -> Iterator[None]:
         """Count the passes of these networks within the block."""
-        hooks = [network.register_forward_hook(self._forward) for network in networks]
-        try:
+        with ExitStack() as hooks:
+            for network in networks:
+                hooks.enter_context(network.register_forward_hook(self._forward))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _forward(self, network: nn.Module, args: Any, output: Any) -> None:
         logits, loss = getattr(output, "logits", None), getattr(output, "loss", None)

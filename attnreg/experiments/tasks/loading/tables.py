@@ -202,19 +202,21 @@ def _objects_in(file: Path) -> Columns:
     if isinstance(rows, dict):
         rows = _rows_in_field(rows, file)
     if rows is None:
-        rows = []
-        for number, line in enumerate(text.split("\n"), 1):
-            place, shown_line = f"Line {number} of {file} must be one JSON object", line.strip()
-            try:
-                row = _parsed(line) if shown_line else {}
-            except ValueError as error:
-                raise InputError(f"{place}, but cannot be read: {error}.") from error
-            if not isinstance(row, dict):
-                raise InputError(f"{place}, got {shown_line[:60]!r}.")
-            rows += [row] if shown_line else []
+        lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))
+        rows = [_object_in(line, f"Line {number} of {file}") for number, line in lines if line]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise InputError(f"{file} has no rows." if not rows else _EXPECTED.format(file))
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+
+
+def _object_in(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = _parsed(line)
+    except ValueError as error:
+        raise InputError(f"{place} must be one JSON object, but cannot be read: {error}.") from error
+    if not isinstance(row, dict):
+        raise InputError(f"{place} must be one JSON object, got {line[:60]!r}.")
+    return row
 
 
 _EXPECTED = '{} must be an array of objects, one for each row, or have it as in {{"data": [...]}}.'
