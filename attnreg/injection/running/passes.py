@@ -20,7 +20,16 @@ from attnreg.injection.discovery.coverage import why_hidden
 from attnreg.injection.running.changes import Changes
 from attnreg.injection.running.forward_pass import Padding, Pass
 from attnreg.injection.running.rates import DropRates
-from attnreg.injection.running.repetition import Calls, Computations, MaskedCalls, in_backward, in_hook, mark, waiting
+from attnreg.injection.running.repetition import (
+    Calls,
+    Computations,
+    MaskedCalls,
+    in_backward,
+    in_checkpoint,
+    in_hook,
+    mark,
+    waiting,
+)
 from attnreg.injection.running.seeds import Place, Seeds
 from attnreg.regularizer.abilities import PATIENCE, Watch, that_look_at_batches
 from attnreg.regularizer.base import Regularizer
@@ -228,7 +237,7 @@ class Passes:
         if padding is None and repeats:
             return self._padding_again(site)
         padding = padding or Padding()
-        if self.latest.has_gradients and not (repeats or is_traced()):
+        if self.latest.has_gradients and not (repeats or is_traced()) and in_checkpoint():
             self._paddings.note(site.label, mark(), padding)
         return padding
 

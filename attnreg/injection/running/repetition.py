@@ -58,6 +58,11 @@ def reentrant_checkpoint() -> Any:
     return None
 
 
+def in_checkpoint() -> bool:
+    """Whether a checkpoint may run what is computed now in a pass with gradients, so that it may be repeated."""
+    return not torch.is_grad_enabled() or checkpoint_hook() is not None
+
+
 def functions_around(stop: CodeType | None = None) -> Iterator[CodeType]:
     """Yield the code of each ``autograd.Function`` whose forward runs now within ``stop``, innermost first."""
     # Each is found by its code: in newer releases of torch, `apply` has no frame of its own.
@@ -122,6 +127,10 @@ class Computations(Generic[What]):
     def waits(self, is_alive: Callable[[What], bool]) -> bool:
         """Whether any computation of which this is true has not been repeated."""
         return any(not each.repeated and is_alive(each.what) for done in self._done.values() for each in done)
+
+    def lost(self, is_alive: Callable[[What], bool]) -> bool:
+        """Whether any computation of which this is true was forgotten before it was repeated."""
+        return any(not each.repeated and is_alive(each.what) for each in self._done.get(None, ()))
 
     def knows(self, place: Hashable) -> bool:
         """Whether a place was computed since the latest step."""
@@ -215,12 +224,11 @@ class MaskedCalls:
 
     def note(self, place: Hashable, module: nn.Module, *, acts: bool, has_gradients: bool) -> None:
         """Note whether a call of a module is masked, if a checkpoint runs it in a pass with gradients."""
-        if torch.compiler.is_compiling() or not has_gradients:
+        if torch.compiler.is_compiling() or not has_gradients or not in_checkpoint():
             return
         around = checkpoint_hook() if torch.is_grad_enabled() else reentrant_checkpoint()
-        if around is not None or not torch.is_grad_enabled():
-            checkpoint = None if around is None else weakref.ref(around)
-            self._done.note(place, mark(), MaskedCall(acts, self._state(module), checkpoint))
+        checkpoint = None if around is None else weakref.ref(around)
+        self._done.note(place, mark(), MaskedCall(acts, self._state(module), checkpoint))
 
     def again(self, place: Hashable, name: str, module: nn.Module, *, acts: bool) -> bool:
         """Return whether a call that is repeated now was masked; ``acts`` is whether it would be now.
@@ -229,7 +237,8 @@ class MaskedCalls:
             RuntimeError: if it is not known, or the masks would be others.
         """
         found, is_marked = self._done.candidates(place)
-        found = found if is_marked else waiting(found)
+        if not is_marked:  # it may be one from before the latest step
+            found = [] if self._done.lost(_is_masked_and_alive) else waiting(found)
         if len({each.what for each in found}) != 1:
             if not found and not acts and not self.waits():
                 return False

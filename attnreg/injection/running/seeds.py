@@ -21,7 +21,7 @@ from attnreg import functional
 from attnreg.draws import Draws, new_seed
 from attnreg.functional.seeded import is_traced, transformed
 from attnreg.injection.running.forward_pass import Pass
-from attnreg.injection.running.repetition import Computations, in_backward, mark, waiting
+from attnreg.injection.running.repetition import Computations, in_backward, in_checkpoint, mark, waiting
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site, Stack, Where
 
@@ -129,10 +129,11 @@ class Seeds:
         return _following(self._of_pass(now), ((count * len(PLACES) * len(STACKS) + kind) << 32) + site.layer)
 
     def _noted(self, now: Pass, key: tuple[Place, str], site: Site, *, has_gradients: bool) -> int | Tensor:
+        if not (has_gradients and in_checkpoint()):
+            return self._next(now, key, site)
         here, begins = mark(), now.seed is None
         seed = self._next(now, key, site)
-        if has_gradients:
-            self._done.note(key, here, _Seed(int(seed), self._number, begins))
+        self._done.note(key, here, _Seed(int(seed), self._number, begins))
         return seed
 
     def _again(self, key: tuple[Place, str], name: str, only_latest: str | None) -> int:
