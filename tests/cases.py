@@ -16,6 +16,7 @@ from torch import nn
 from tests.provider_cases import PROVIDERS, ProviderCase
 
 TRANSFORMERS = Version(hf.__version__)
+NEEDS_TORCH_2_13 = pytest.mark.skipif(torch.__version__ < "2.13", reason="needs torch 2.13")
 TEXT = {"vocab_size": 40, "pad_token_id": 0}
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 

@@ -7,6 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
 from attnreg.training import TwoPass
+from tests.cases import NEEDS_TORCH_2_13
 from tests.provider_cases import CASES as ALL
 from tests.provider_cases import COMPILED, MATRIX, PROVIDERS
 
@@ -61,6 +62,7 @@ FAST = ("scores-dropout",)
 LEARNED = [case.name for case in PROVIDERS if case.made_for_model and not case.variant]
 
 
+@NEEDS_TORCH_2_13  # before, attached modules stay out of graphs
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in CASES])
 def test_compiled_it_computes_the_same_and_is_compiled_once(name):
     torch._dynamo.reset()
@@ -160,6 +162,7 @@ def test_attaching_after_compiling_is_refused_with_advice(how):
         attnreg.attach(model, attnreg.AttentionLayerDrop())
 
 
+@NEEDS_TORCH_2_13
 def test_one_graph_serves_all_lengths_as_that_of_the_plain_model():
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ from transformers.integrations import flex_attention as kernels
 import attnreg
 from attnreg import functional
 from attnreg.injection.backends import flex, sdpa
-from tests.cases import SMALL, TEXT
+from tests.cases import NEEDS_TORCH_2_13, SMALL, TEXT
 
 module = importlib.import_module("attnreg.attribution.explain")  # the package has a function of this name
 
@@ -98,7 +98,7 @@ theirs = pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:D
 
 
 @theirs
-@pytest.mark.parametrize(("kernel", "region"), [("sdpa", "high"), ("sdpa", "low"), ("flex_attention", "high"), pytest.param("flex_attention", "low", marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize(("kernel", "region"), [("sdpa", "high"), ("sdpa", "low"), pytest.param("flex_attention", "high", marks=NEEDS_TORCH_2_13), pytest.param("flex_attention", "low", marks=pytest.mark.slow)])  # fmt: skip
 @pytest.mark.parametrize("name", MODELS)
 def test_candidates_are_those_of_written_out_weights(name, kernel, region, trainable, monkeypatch):
     for dtype, share, tolerance in ((torch.float64, 1.0, 1e-12), (torch.float32, 0.999, 1e-4)):
@@ -165,6 +165,7 @@ def test_weights_that_are_dropped_are_written_out(first_pass, monkeypatch):
 
 
 @theirs
+@NEEDS_TORCH_2_13
 def test_a_kernel_without_gradients_is_written_out(monkeypatch):
     model, batch = build("bert", "flex_attention")
     model = model.double()

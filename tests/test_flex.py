@@ -17,10 +17,12 @@ from transformers.integrations import flex_attention as kernels
 
 import attnreg
 from attnreg.injection import NoAttentionError, discover
+from tests.cases import NEEDS_TORCH_2_13
 from tests.reference import assert_same
 from tests.sweep.checks import Answer
 from tests.test_contract import Traces
 
+pytestmark = NEEDS_TORCH_2_13
 B, H, N, D = 2, 4, 5, 4
 generator = torch.Generator().manual_seed(0)
 SLOPES = torch.rand(H, generator=generator, dtype=torch.float64)
@@ -260,6 +262,12 @@ def test_gradients_on_a_cpu_are_refused():
         )
         with pytest.raises(NoAttentionError, match=sentence):
             model(*inputs)
+
+
+def test_older_versions_of_torch_are_refused(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.9.1"))
+    with pytest.raises(NoAttentionError, match=r"flex_attention needs torch 2\.13 or newer, got 2\.9\.1"):
+        attnreg.attach(Model(), attnreg.DropKey(0.1), example_inputs=qkv())
 
 
 theirs = pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")

@@ -10,10 +10,12 @@ from attnreg.draws import Draws
 from attnreg.injection.backends.base import LazySite
 from attnreg.injection.running.passes import Passes
 from tests import test_flex
+from tests.cases import NEEDS_TORCH_2_13
 from tests.reference import assert_same
 from tests.sweep.checks import Answer
 from tests.test_flex import ALL, FACTOR, KEEP, USUAL_WAYS, WAYS, B, H, Model, N, dense, qkv
 
+pytestmark = NEEDS_TORCH_2_13
 eager, trainable = test_flex.eager, test_flex.trainable
 
 

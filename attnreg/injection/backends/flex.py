@@ -27,6 +27,7 @@ from attnreg.masks import Mask
 # 1e-4 with this score, and by more with a lower one. What the model forbids must stay below it.
 DROPPED = -1e4
 FURTHER = -1e6
+OLDEST_TORCH = "2.13"  # of those tried: 2.9's vmap cannot index a tensor by the head, query or key
 TRANSFORMERS = "transformers.integrations.flex_attention", "compile_friendly_flex_attention"
 
 
@@ -64,6 +65,11 @@ class FlexAttention(Backend):
         **kwargs: Any,
     ) -> Call:
         """Read a call, which is always attention."""
+        if torch.__version__ < OLDEST_TORCH:  # it compares versions, not letters
+            raise NoAttentionError(
+                f"flex_attention needs torch {OLDEST_TORCH} or newer, got {torch.__version__}. Update torch, or load "
+                "the model with attn_implementation='sdpa'."
+            )
         shape = (*query.shape[:-1], key.shape[-2])
         return Call(shape, query=query, key=key, valid=_valid(score_mod, block_mask, shape, query))
 

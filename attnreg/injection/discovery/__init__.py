@@ -119,6 +119,8 @@ def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None)
                 with finder.watching():
                     output = runnable(*args, **kwargs)
                 classifier = finder.classifier(output)
+        except NoAttentionError:  # says itself what is wrong, and no other inputs would mend it
+            raise
         except Exception as error:
             problems.append(error)
         else:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import nn
 
 from attnreg.errors import NoAttentionError
@@ -146,6 +147,12 @@ def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
         raise
     passes.end(completed=True)
     return output
+
+
+if (
+    torch.__version__ < "2.13"
+):  # 2.9's compiler misses what its graphs cannot hold: attached modules are no part of them there
+    _forward = torch.compiler.disable(_forward)
 
 
 class AttachedEntry(Shadow[None]):
