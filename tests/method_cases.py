@@ -91,6 +91,12 @@ def game(method, model, optimizer, provider, sure, options):
     return method(model, generator if alone else generator & provider, optimizer, **options)
 
 
+def averaged(method, model, optimizer, provider, sure, options):
+    """Average the weights of plain fine-tuning, or of another method."""
+    own = {name: options.pop(name) for name in ("ema", "wise") if name in options}
+    return method(FineTuning(model, optimizer(model), provider, **options), **own)
+
+
 def reward_rows(change):
     """The rows on which the players of a game are scored."""
     return {"rewards": Rewards([change(batch) for batch in batches(3, 8, seed=9)])}
@@ -137,6 +143,7 @@ class MethodCase:
 
 SURE = {"credit": Reinforce(reward="gap", optimizer_factory=sgd), "rounds": Rounds(2, "greedy")}
 ARGUMENTS = {
+    "Averaged": [MethodCase(FineTuning, {"ema": 0.5, "wise": 0.8}, build=averaged)],
     "Mixout": [MethodCase(FineTuning, {"p": 0.3}, sure={"p": 0.0})],
     "ChildTuning": [
         MethodCase(FineTuning, {"p": 0.5}, variant="F"),

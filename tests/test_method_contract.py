@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import attnreg
 from attnreg.experiments.runs.checkpoint import read_state, write_state
-from attnreg.training import AttackerDefender
+from attnreg.training import AttackerDefender, Averaged
+from tests.cases import NEEDS_TORCH_2_13
 from tests.method_cases import (
     ARGUMENTS,
     BATCH,
@@ -183,10 +184,12 @@ def test_its_networks(case):
     model = bert()
     method = case.make(model)
     assert method.networks[method.returned_name] is method.model
-    assert all(any(network is learner for learner in method.learners) for network in method.networks.values())
-    assert any(network is model for network in method.networks.values())
+    if case.method is not Averaged:  # an average is not trained
+        assert all(any(network is learner for learner in method.learners) for network in method.networks.values())
+        assert any(network is model for network in method.networks.values())
 
 
+@NEEDS_TORCH_2_13  # before, two forward passes in one step are an error of DistributedDataParallel
 def test_two_processes_are_one(warm, tmp_path):
     script = attnreg.__file__.replace("attnreg/__init__.py", "tests/methods_in_processes.py")
     for processes in (1, 2):

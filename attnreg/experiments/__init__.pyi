@@ -10,3 +10,4 @@ from attnreg.experiments.options.provider import provider_option as provider_opt
 from attnreg.experiments.results.evaluation import evaluate as evaluate
 from attnreg.experiments.runs.command import recipe as recipe
 from attnreg.experiments.runs.run import Run as Run
+from attnreg.experiments.tasks.models.linear_head import fit_linear_head as fit_linear_head

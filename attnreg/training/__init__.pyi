@@ -6,6 +6,7 @@ from attnreg.attendout.gradient_credit import GradientCredit as GradientCredit
 from attnreg.attendout.referee import Rewards as Rewards
 from attnreg.attendout.reinforce import Reinforce as Reinforce
 from attnreg.attendout.rewards import MetricScore as MetricScore
+from attnreg.training.averaged import Averaged as Averaged
 from attnreg.training.child_tuning import ChildTuning as ChildTuning
 from attnreg.training.class_weights import WeightedCrossEntropy as WeightedCrossEntropy
 from attnreg.training.class_weights import balanced_weights as balanced_weights

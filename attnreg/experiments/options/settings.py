@@ -19,6 +19,7 @@ from attnreg.experiments.options.option import as_typed, names_like, option
 from attnreg.experiments.tasks.built_in import TASKS
 from attnreg.experiments.tasks.choice import choose_task
 from attnreg.experiments.tasks.kinds import KINDS
+from attnreg.experiments.tasks.models.pooling import POOLINGS
 from attnreg.experiments.tasks.task import Task
 
 LARGEST = 2**31 - 1
@@ -159,6 +160,12 @@ class Settings:
     reinit_layers: int = _training(
         "Re-initialize this many top blocks, and the pooler, before training.", 0, type=_NOT_NEGATIVE
     )
+    ema: float = _training(
+        "Keep the moving average of the weights over steps, with this decay, such as 0.99.", 0.0, type=_BELOW_ONE
+    )
+    wise_ft: float = _training(
+        "Keep this share of the trained weights, and the rest of those before training (WiSE-FT).", 1.0, type=_SHARE
+    )
     class_weights: str | None = _training(
         'Weights of classes in the training loss: "balanced" weighs a row by the inverse frequency of its class '
         "(classification; default: all the same).",
@@ -167,6 +174,12 @@ class Settings:
     )
     model_dropout: float | None = _training(
         "Rate of the model's own dropout, in attention and elsewhere (default: as configured).", None, type=_BELOW_ONE
+    )
+    pooling: str | None = _training(
+        "State that a classification head reads: of the first token, of the last, the mean of all, or what the model's "
+        'own head reads (default: "mean" for a checkpoint of sentence-transformers that has it, else "own").',
+        None,
+        type=click.Choice(POOLINGS),
     )
     lora_rank: int | None = _training(
         "Train low-rank adapters of this rank and the new head only, with peft (default: train the whole model).",

@@ -14,6 +14,7 @@ from attnreg.experiments.results.report import report
 from attnreg.experiments.runs.loop import METHOD_FLAGS, fit
 from attnreg.experiments.setup.setup import Setup
 from attnreg.regularizer.base import Regularizer
+from attnreg.training.averaged import Averaged
 from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import TrainingMethod
 
@@ -61,7 +62,7 @@ class Run(Setup):
 
         Args:
             method: a training method made with the run's :attr:`accelerator`. With ``--select best``, its model has its
-                best weights afterwards.
+                best weights afterwards; with ``--ema`` or ``--wise-ft``, the averaged ones.
 
         Raises:
             InputError: if the method was made without the run's accelerator, unless the run uses one process on a CPU
@@ -72,7 +73,12 @@ class Run(Setup):
         Warns:
             AsleepWarning: if the provider is never active within the run's epochs.
         """
-        return fit(method, self)
+        if not self.settings.ema and self.settings.wise_ft == 1.0:
+            return fit(method, self)
+        averaged = Averaged(method, ema=self.settings.ema, wise=self.settings.wise_ft)
+        history = fit(averaged, self)
+        method.model.load_state_dict(averaged.model.state_dict())
+        return history
 
     def report(
         self,

@@ -96,6 +96,8 @@ class Setup:
             self.remarks.append(f"CPU threads: {threads} (--threads).")
         if (p := settings.model_dropout) is not None:
             self.remarks.append(f"--model-dropout {p:g} set {', '.join(dropout_fields(self.model.config))}.")
+        if (pooling := getattr(self.model.config, "attnreg_pooling", None)) is not None:
+            self.remarks.append(f"The head reads pooled states: {pooling} (--pooling).")
         if settings.reinit_layers:
             names = reinitialize_top(self.model, settings.reinit_layers)
             self.remarks.append(f"--reinit-layers re-initialized {', '.join(names)}.")
@@ -223,7 +225,12 @@ class Setup:
                 f"--model {settings.model} holds an adapter, not a whole model: merge it (`merge_and_unload` of peft) "
                 "and save the model in another folder, or train from the adapter's own model."
             )
-        model, tokenizer, new, self._doubts = load_pretrained(self.task, settings.model, settings.model_dropout)
+        model, tokenizer, new, self._doubts = load_pretrained(
+            self.task,
+            settings.model,
+            settings.model_dropout,
+            settings.pooling,  # type: ignore[arg-type]
+        )
         if settings.lora_rank is None:
             return model, tokenizer
         if new is None:

@@ -15,6 +15,7 @@ from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.hub import offline_if_unreachable
 from attnreg.experiments.tasks.models.dropout import dropout_options
 from attnreg.experiments.tasks.models.lora import adapter_base, saved_modules, with_adapter
+from attnreg.experiments.tasks.models.pooling import Pooling, can_pool, pool, usual_pooling
 from attnreg.experiments.tasks.models.tiny import tiny_model
 from attnreg.experiments.tasks.models.weights import class_warnings, new_weights, weight_warnings
 from attnreg.experiments.tasks.task import Task
@@ -69,8 +70,13 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
     return loaded.model, loaded.tokenizer
 
 
-def load_pretrained(task: Task, name: str | None = None, dropout: float | None = None) -> Loaded:
-    """Load a model as :func:`load_model` does, and say which of its weights are new; it returns the warnings."""
+def load_pretrained(
+    task: Task, name: str | None = None, dropout: float | None = None, pooling: Pooling | None = None
+) -> Loaded:
+    """Load a model as :func:`load_model` does, and say which of its weights are new; it returns the warnings.
+
+    ``pooling`` is what :func:`pool` takes (default: that of the checkpoint).
+    """
     import transformers
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -80,8 +86,13 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
     logging.set_verbosity_error()  # a new head is intended, so transformers need not warn about it
     logging.disable_progress_bar()
     name = name or task.model
+    kind = kind_class(task.kind)
+    if pooling is not None and not can_pool(kind.head):
+        raise InputError(f"--pooling is for heads that read one state of a text, but not for {task.name}: remove it.")
     if name is None:
-        return Loaded(*tiny_model(task, dropout), None)
+        model, tokenizer = tiny_model(task, dropout)
+        pool(model, pooling or "own")
+        return Loaded(model, tokenizer, None)
     if (base := adapter_base(name)) is not None:
         try:
             adapted = load_pretrained(task, base, dropout)
@@ -102,7 +113,6 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
             raise InputError(
                 f"The hub cannot be reached, and model {name} is not in the local cache: use --model to give a folder."
             )
-    kind = kind_class(task.kind)
     try:
         reads_text = not kind.reads_images
         tokenizer = _load_processor("AutoTokenizer" if reads_text else "AutoImageProcessor", name)
@@ -135,6 +145,8 @@ def load_pretrained(task: Task, name: str | None = None, dropout: float | None =
             f"as the model embeds; got {len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
         )
     kind.check_model(model, name)
+    if can_pool(kind.head):
+        pool(model, pooling or usual_pooling(config, name))
     said = weight_warnings(model, info, name, kind.head_is_new)
     new = new_weights(info)
     if kind.has_classes and not new:

@@ -1,0 +1,122 @@
+"""A linear probe: fit the linear head of a classifier on frozen features, in closed form or nearly so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnreg.arguments import Count, whole_number
+from attnreg.errors import InputError
+from attnreg.outputs import needed_labels_of, predictions_of
+from attnreg.training.method import Batch
+
+STRENGTHS = [10.0**power for power in range(-4, 5)]
+
+
+@torch.no_grad()
+def fit_linear_head(model: nn.Module, batches: Sequence[Batch], *, folds: Count = 5) -> float:
+    """Fit the last linear layer of a classifier by logistic regression on what it reads; of a regressor, by ridge.
+
+    The rest of the model stays as it is, and runs in eval mode. The strength of the L2 penalty is chosen by
+    cross-validation among nine powers of ten from 1e-4 to 1e4, by scikit-learn.
+
+    Args:
+        model: a model with one label per row, whose last layer is linear.
+        batches: labelled batches, all on the model's device.
+        folds: parts of the cross-validation; fewer where a class has fewer rows.
+
+    Returns:
+        the chosen penalty: of logistic regression its inverse, C; of ridge regression alpha.
+
+    Raises:
+        InputError: if the model's logits are not those of a linear layer that reads one state per row, or there are
+            fewer than two rows of a class or two classes.
+
+    Reference:
+        Kumar et al., Fine-Tuning can Distort Pretrained Features (ICLR 2022, arXiv 2202.10054): what comes before
+        fine-tuning in LP-FT.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = BertForSequenceClassification(config)
+        >>> batch = {"input_ids": torch.tensor([[1, 2], [1, 3], [4, 5], [4, 6]]), "labels": torch.tensor([0, 0, 1, 1])}
+        >>> strength = fit_linear_head(model, [batch])
+        >>> model.eval()(batch["input_ids"]).logits.argmax(1)
+        tensor([0, 0, 1, 1])
+    """
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
+
+    whole_number("folds", folds, least=2)
+    mode = model.training
+    model.eval()
+    try:
+        head, features, labels = _features(model, batches)
+    finally:
+        model.train(mode)
+    x, y = features.double().cpu().numpy(), labels.cpu().numpy()
+    if labels.is_floating_point():
+        estimator: Any = Ridge()
+        name, score, parts = "alpha", "neg_mean_squared_error", KFold(min(folds, len(y)))
+    else:
+        _, counts = labels.unique(return_counts=True)
+        if len(counts) < 2 or int(counts.min()) < 2:
+            raise InputError(
+                f"A linear probe needs two rows or more of each of two classes or more, got {counts.tolist()}."
+            )
+        estimator, name, score = LogisticRegression(max_iter=10_000, tol=1e-8), "C", "neg_log_loss"
+        parts = StratifiedKFold(min(folds, int(counts.min())))
+    search = GridSearchCV(estimator, {name: STRENGTHS}, scoring=score, cv=parts).fit(x, y)
+    found = search.best_estimator_
+    weight = torch.from_numpy(found.coef_).reshape(-1, x.shape[1])
+    bias = torch.as_tensor(found.intercept_).reshape(-1)
+    if not labels.is_floating_point():
+        if len(weight) == 1:  # of two classes, the difference
+            weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
+        absent = bias.min().repeat(head.out_features) - 100.0  # a class without rows
+        absent[found.classes_] = bias
+        rows = weight.new_zeros(head.out_features, weight.shape[1])
+        rows[found.classes_] = weight
+        weight, bias = rows, absent
+    head.weight.copy_(weight)
+    head.bias.copy_(bias)
+    return float(search.best_params_[name])
+
+
+def _features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Tensor, Tensor]:
+    """Return the head, what it reads for each row, and the labels."""
+    called: list[tuple[nn.Linear, Tensor, Tensor]] = []
+    hooks = [
+        each.register_forward_hook(lambda module, args, output: called.append((module, args[0], output)))
+        for each in model.modules()
+        if isinstance(each, nn.Linear)
+    ]
+    features, labels = [], []
+    try:
+        for batch in batches:
+            called.clear()
+            logits = predictions_of(model(**batch))
+            if logits is None or not called:
+                raise _no_head(model)
+            head, *both = called[-1]
+            # A decoder has logits for each token; pooled states, and so their logits, are alike in all positions.
+            states, of_head = (each[:, 0] if each.dim() == 3 else each for each in both)
+            if head.bias is None or of_head.shape != logits.shape or not torch.allclose(of_head, logits, atol=1e-7):
+                raise _no_head(model)
+            features.append(states)
+            labels.append(needed_labels_of(batch, logits).flatten())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return head, torch.cat(features), torch.cat(labels)
+
+
+def _no_head(model: nn.Module) -> InputError:
+    return InputError(
+        f"{type(model).__name__} has no linear head with a bias that reads one state per row. Choose the state that it "
+        "reads (`--pooling mean`), or fine-tune the whole model."
+    )

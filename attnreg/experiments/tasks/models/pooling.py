@@ -1,0 +1,98 @@
+"""Pooling: which state of a sequence its classification head reads."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from attnreg.errors import InputError
+
+if TYPE_CHECKING:  # the options of recipes name the poolings, and do not wait for torch
+    from torch import Tensor, nn
+
+Pooling = Literal["own", "cls", "mean", "last"]
+POOLINGS: tuple[str, ...] = get_args(Pooling)
+_KEY = "attnreg_pooling"  # in a model's configuration
+_HEAD = "AutoModelForSequenceClassification"
+
+
+def pool(model: Any, pooling: Pooling) -> None:
+    """Let the classification head of a model read one pooled state of the last layer. Changes the model in place.
+
+    The pooled state takes the place of every token's, and of the model's own pooler's output, so that every head reads
+    it. The choice is kept in the model's configuration and saved with it; transformers alone does not know it.
+
+    Args:
+        model: a model of transformers for sequence classification.
+        pooling: ``"cls"`` (the first token's state), ``"mean"`` (of all tokens that are no padding), ``"last"`` (the
+            last such token's), or ``"own"``, which is what the model's own head reads.
+
+    Raises:
+        InputError: if the model has an encoder and a decoder.
+
+    Reference:
+        The mean: Sentence-BERT (arXiv 1908.10084), Section 3.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = BertForSequenceClassification(config).eval()
+        >>> pool(model, "mean")
+        >>> states = model(torch.tensor([[1, 2]]), output_hidden_states=True)
+        >>> torch.equal(states.logits, model.classifier(states.hidden_states[-1].mean(1)))
+        True
+    """
+    if pooling == "own":
+        return
+    if model.config.is_encoder_decoder:
+        raise InputError(f"--pooling is for encoders and decoders, but {type(model).__name__} has both: remove it.")
+    setattr(model.config, _KEY, pooling)
+    model.base_model.register_forward_hook(_Pool(pooling), with_kwargs=True)
+
+
+def usual_pooling(config: Any, name: str) -> Pooling:
+    """Return the pooling that a model was saved with, or trained with by sentence-transformers; else ``"own"``."""
+    from transformers.utils.hub import cached_file
+
+    saved: Pooling | None = getattr(config, _KEY, None)
+    if saved is not None:
+        return saved
+    path = cached_file(name, "1_Pooling/config.json", _raise_exceptions_for_missing_entries=False)
+    if path is None:
+        return "own"
+    modes = json.loads(Path(path).read_text(encoding="utf-8"))
+    return "mean" if modes.get("pooling_mode_mean_tokens") or modes.get("pooling_mode") == "mean" else "own"
+
+
+def can_pool(head: str) -> bool:
+    """Whether a head, an auto class of transformers, reads one state of a sequence."""
+    return head == _HEAD
+
+
+class _Pool:
+    """A forward hook of a model without its head; a class, so that it is copied and pickled with the model."""
+
+    def __init__(self, pooling: Pooling) -> None:
+        self.pooling = pooling
+
+    def __call__(self, base: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        mask = inspect.signature(base.forward).bind_partial(*args, **kwargs).arguments.get("attention_mask")
+        states: Tensor | None = getattr(output, "last_hidden_state", None)
+        if states is None or (mask is not None and mask.shape != states.shape[:2]):
+            raise InputError(f"--pooling needs a state for each token, but {type(base).__name__} has none: remove it.")
+        mask = states.new_ones(states.shape[:2]) if mask is None else mask.to(states.dtype)
+        pooled = self._pooled(states, mask)
+        output["last_hidden_state"] = pooled[:, None].expand_as(states)
+        if getattr(output, "pooler_output", None) is not None:
+            output["pooler_output"] = pooled
+        return output
+
+    def _pooled(self, states: Tensor, mask: Tensor) -> Tensor:
+        if self.pooling == "mean":
+            return (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        # the first or last of the tokens that are no padding, which may stand on either side
+        place = mask.argmax(1) if self.pooling == "cls" else mask.shape[1] - 1 - mask.flip(1).argmax(1)
+        return states[range(len(states)), place]

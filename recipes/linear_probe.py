@@ -1,0 +1,30 @@
+"""Linear probe: a linear head on frozen features, the least that fine-tuning must beat."""
+
+from collections.abc import Mapping
+
+import torch
+from typing_extensions import override
+
+import attnreg
+from attnreg.experiments import recipe
+from attnreg.outputs import loss_of
+from attnreg.training import FineTuning, StepResult
+
+
+class Frozen(FineTuning):
+    """Trains nothing; each step gives the loss of its batch."""
+
+    @override
+    @torch.no_grad()
+    def step(self, batch: Mapping[str, torch.Tensor]) -> StepResult:
+        return StepResult(self.updater.mean(loss_of(self.model.eval()(**batch), batch, self.loss_function)))
+
+
+@recipe("linear-probe", defaults={"epochs": 1})
+def linear_probe(run: "attnreg.experiments.Run") -> None:
+    """Linear probe: fit the last linear layer by logistic or ridge regression, and leave the rest as pretrained.
+
+    Example: attnreg recipe linear-probe --task sst2 --model MODEL --pooling mean
+    """
+    strength = attnreg.experiments.fit_linear_head(run.model, run.rows_in_order(run.train_rows))
+    run.report(run.train(Frozen), notes=[f"The L2 penalty chosen by cross-validation: {strength:g}."])

@@ -1,0 +1,59 @@
+"""Averages of weights, against sums over all networks that training passed through."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import attnreg
+from attnreg.training import Averaged, FineTuning
+from tests.commands import ran
+from tests.method_cases import batches, bert, sgd, weights
+
+
+@pytest.mark.parametrize(("ema", "wise"), [(0.0, 1.0), (0.9, 1.0), (0.0, 0.3), (0.5, 0.75), (0.0, 0.0)])
+def test_the_average_is_that_of_all_networks_so_far(ema, wise):
+    model = bert(dropout=0.0)
+    method = Averaged(FineTuning(model, sgd(model), attnreg.AttentionDropout(0.2)), ema=ema, wise=wise)
+    passed = [weights(model)]
+    for batch in batches(4):
+        method.step(batch)
+        passed.append(weights(model))
+        trained = passed[1:]
+        shares = [
+            (1 - ema) * ema ** (len(trained) - 1 - t) if t else ema ** (len(trained) - 1) for t in range(len(trained))
+        ]
+        average = sum(share * each for share, each in zip(shares, trained, strict=True))
+        torch.testing.assert_close(weights(method.model), (1 - wise) * passed[0] + wise * average)
+    assert not attnreg.is_attached(method.model)
+    assert attnreg.is_attached(model)
+    assert method.networks == {"model": method.model}
+
+
+def test_training_is_the_same_as_without():
+    def trained(averaged):
+        model = bert()
+        method = FineTuning(model, sgd(model), attnreg.AttentionDropout(0.2))
+        method = Averaged(method, ema=0.9) if averaged else method
+        torch.manual_seed(3)
+        for batch in batches(3):
+            method.step(batch)
+            _ = method.model
+        return weights(model)
+
+    assert torch.equal(trained(True), trained(False))
+
+
+@pytest.mark.parametrize("recipe", ["finetune", pytest.param("attendout", marks=pytest.mark.slow)])
+def test_a_run_scores_and_saves_the_average(cli, recipe, tmp_path):
+    options = ["--train-size", 16, "--epochs", 2, "--device", "cpu", "--output-dir"]
+    for name, averages in (("plain", []), ("averaged", ["--ema", 0.9, "--wise-ft", 0.5])):
+        ran(cli("recipe", recipe, *averages, *options, name))
+    saved = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("plain", "averaged")]
+    assert not all(torch.equal(*each) for each in zip(*(model.values() for model in saved), strict=True))
+    ran(cli("evaluate", "averaged", "--device", "cpu"))
+    found, result = (
+        json.loads((tmp_path / "averaged" / name).read_text()) for name in ("evaluations/agreement.json", "result.json")
+    )
+    assert found["metrics"]["loss"] == pytest.approx(result["dev"]["loss"], abs=1e-6)

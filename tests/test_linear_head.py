@@ -1,0 +1,127 @@
+"""Linear probes and pooled states, against features and regressions written out here."""
+
+import copy
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from sklearn.linear_model import LogisticRegression, Ridge
+
+import attnreg
+from attnreg.errors import InputError
+from attnreg.experiments import fit_linear_head
+from attnreg.experiments.tasks.models.pooling import pool
+from tests.commands import assert_sentence, ran
+from tests.method_cases import batches, bert
+
+SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+GPT = {"vocab_size": 20, "n_embd": 16, "n_layer": 2, "n_head": 2, "pad_token_id": 0}
+MODELS = {
+    "bert": lambda: hf.BertForSequenceClassification(hf.BertConfig(**SIZES)),
+    "roberta": lambda: hf.RobertaForSequenceClassification(hf.RobertaConfig(**SIZES, pad_token_id=0)),
+    "distilbert": lambda: hf.DistilBertForSequenceClassification(hf.DistilBertConfig(vocab_size=20, dim=16, n_layers=2, n_heads=2, hidden_dim=16)),
+    "deberta": lambda: hf.DebertaV2ForSequenceClassification(hf.DebertaV2Config(**SIZES)),
+    "gpt2": lambda: hf.GPT2ForSequenceClassification(hf.GPT2Config(**GPT)),
+}  # fmt: skip
+PADDED = {
+    "right": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]),
+    "left": torch.tensor([[1, 1, 1, 1, 1], [0, 0, 0, 1, 1]]),
+}
+IDS = torch.tensor([[3, 4, 5, 6, 7], [3, 4, 8, 3, 4]])
+PLACES = {"cls": lambda n: n[0], "last": lambda n: n[-1], "mean": None}
+
+
+@pytest.mark.parametrize("side", PADDED)
+@pytest.mark.parametrize("pooling", PLACES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_head_reads_the_pooled_state(name, pooling, side):
+    torch.manual_seed(0)
+    model = MODELS[name]().double().eval()
+    batch = {"input_ids": IDS, "attention_mask": PADDED[side]}
+    states = model.base_model(**batch).last_hidden_state
+    rows = []
+    for row, mask in zip(states, PADDED[side], strict=True):
+        real = [n for n in range(5) if mask[n]]
+        rows.append(row[real].mean(0) if pooling == "mean" else row[PLACES[pooling](real)])
+    pooled = torch.stack(rows)
+    pool(model, pooling)
+    if name == "gpt2":
+        expected = model.score(pooled)
+    elif name == "bert":
+        expected = model.classifier(pooled)
+    elif name == "roberta":
+        expected = model.classifier(pooled[:, None])
+    elif name == "deberta":
+        expected = model.classifier(model.pooler(pooled[:, None]))
+    else:
+        expected = model.classifier(model.pre_classifier(pooled).relu())
+    logits = model(**batch).logits
+    torch.testing.assert_close(logits, expected)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(**batch).logits, logits)
+    with attnreg.attach(model.train(), attnreg.DropKey(0.0)):
+        attached = model.eval()(**batch).logits
+    assert torch.equal(attached, logits)
+
+
+def test_an_encoder_with_a_decoder_is_refused():
+    config = hf.BartConfig(vocab_size=20, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2)
+    with pytest.raises(InputError, match=r"^--pooling is for encoders and decoders, but Bart\w+ has both: remove it"):
+        pool(hf.BartForSequenceClassification(config), "mean")
+
+
+def features(model, rows):
+    return torch.cat([model.eval().bert(**{n: x for n, x in b.items() if n != "labels"}).pooler_output for b in rows])
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_head_is_that_of_logistic_regression(classes):
+    model, rows = bert(num_labels=classes), [*batches(8, 16)]
+    for batch in rows:
+        batch["labels"] = batch["labels"] + (batch["input_ids"][:, 1] > 15) * (classes - 2)
+    before = {name: each.clone() for name, each in model.state_dict().items() if "classifier" not in name}
+    strength = fit_linear_head(model, rows)
+    x, y = features(model, rows).detach().numpy(), torch.cat([b["labels"] for b in rows]).numpy()
+    expected = LogisticRegression(C=strength, max_iter=10_000, tol=1e-8).fit(x, y).predict_proba(x)
+    found = torch.cat([model(**batch).logits for batch in rows]).softmax(-1).detach().numpy()
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+    assert all(torch.equal(model.state_dict()[name], each) for name, each in before.items())
+
+
+def test_numbers_are_fitted_by_ridge_regression():
+    model, rows = bert(num_labels=1), [*batches(6, 16)]
+    for batch in rows:
+        batch["labels"] = batch["input_ids"][:, 0].double()
+    strength = fit_linear_head(model, rows)
+    x, y = features(model, rows).detach().numpy(), torch.cat([b["labels"] for b in rows]).numpy()
+    found = torch.cat([model(**batch).logits for batch in rows]).squeeze(-1).detach().numpy()
+    np.testing.assert_allclose(found, Ridge(alpha=strength).fit(x, y).predict(x), atol=1e-8)
+
+
+def test_what_cannot_be_probed_is_refused():
+    model, rows = bert(), [*batches(2)]
+    one_class = [{**batch, "labels": torch.zeros_like(batch["labels"])} for batch in rows]
+    with pytest.raises(InputError, match=r"needs two rows or more of each of two classes or more, got \[8\]"):
+        fit_linear_head(model, one_class)
+    model.classifier = torch.nn.Sequential(model.classifier, torch.nn.Tanh())
+    with pytest.raises(InputError, match="has no linear head with a bias that reads one state per row"):
+        fit_linear_head(model, rows)
+
+
+def test_the_checkpoint_says_what_the_head_reads(cli, tmp_path):
+    """That of sentence-transformers; a run keeps it, and another one of its network, too."""
+    options = ["--train-size", 16, "--epochs", 1, "--device", "cpu", "--output-dir"]
+    ran(cli("recipe", "lp-ft", "--pooling", "last", *options, "first"))
+    said = ran(cli("recipe", "linear-probe", "--model", "first/model", *options, "second")).output
+    assert "The head reads pooled states: last (--pooling)." in said
+    config = tmp_path / "first/model/config.json"
+    config.write_text(json.dumps({n: x for n, x in json.loads(config.read_text()).items() if n != "attnreg_pooling"}))
+    (tmp_path / "first/model/1_Pooling").mkdir()
+    (tmp_path / "first/model/1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    said = ran(cli("recipe", "finetune", "--model", "first/model", *options, "third")).output
+    assert "The head reads pooled states: mean (--pooling)." in said
+    result = cli("recipe", "finetune", "--task", "agreement-completion", "--pooling", "mean", *options, "fourth")
+    assert_sentence(result, 1, "--pooling is for heads that read one state")
