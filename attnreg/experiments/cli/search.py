@@ -107,9 +107,8 @@ def _layers(model: Any) -> int:
 
 
 def _show(made: Search, trials: Trials, console: Console, command: Sequence[str]) -> None:
-    from attnreg.experiments.compare.board import say
     from attnreg.experiments.compare.report import search as report
-    from attnreg.experiments.results.document import print_table
+    from attnreg.experiments.results.document import print_table, say
 
     table, winner = report.write_report(made, trials, command), made.winner(trials)
     if table is None or winner is None:

@@ -11,12 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from attnreg.experiments.compare.planned import PlannedRun
-
-
-def say(console: Console, *texts: str) -> None:
-    """Print each text as one line, as it is."""
-    for text in texts:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+from attnreg.experiments.results.document import say
 
 
 def _shown(run: PlannedRun) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare import launch
-from attnreg.experiments.compare.board import Board, say
+from attnreg.experiments.compare.board import Board
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.method import values_of
 from attnreg.experiments.compare.planned import PlannedRun, finished_of
@@ -17,7 +17,7 @@ from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.compare.report.study import write_study_report
 from attnreg.experiments.compare.scoring import score_further
 from attnreg.experiments.compare.study import Study
-from attnreg.experiments.results.document import Paragraph, print_table
+from attnreg.experiments.results.document import Paragraph, print_table, say
 
 
 def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file: bool) -> None:

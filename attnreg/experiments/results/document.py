@@ -165,6 +165,12 @@ def print_table(console: Console, table: Table, title: str | None = None) -> Non
     console.print(grid)
 
 
+def say(console: Console, *texts: str) -> None:
+    """Print each text as one line, as it is."""
+    for text in texts:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def save(blocks: Sequence[Block], folder: Path) -> None:
     """Write ``report.md`` and ``report.html`` in a folder."""
     text = markdown(blocks, folder)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from attnreg.experiments.results.document import Block, Heading, Paragraph, Table, markdown, print_table
+from attnreg.experiments.results.document import Block, Heading, Paragraph, Table, markdown, print_table, say
 from attnreg.experiments.setup.stopping import biased
 
 if TYPE_CHECKING:  # `attnreg compare` needs only the tables
@@ -33,8 +33,7 @@ def report(
     console = Console(quiet=not run.folder.writer)
     for heading, table in shown.items():
         print_table(console, table, title=heading)
-    for note in [*said, f"Results saved to {run.folder.path}/."]:
-        console.print(note, highlight=False, soft_wrap=True)
+    say(console, *said, f"Results saved to {run.folder.path}/.")
     blocks: list[Block] = [Heading(title), shown.pop(title)]
     for heading, table in shown.items():
         blocks += [Paragraph(f"{' '.join(heading.split())}:"), table]

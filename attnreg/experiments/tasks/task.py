@@ -10,55 +10,44 @@ from dataclasses import dataclass, field
 class Task:
     """A data set with its columns, labels, metrics and default hyperparameters.
 
-    Args:
-        name: the value of ``--task``.
-        summary: one line for ``attnreg list tasks``.
-        columns: input columns: text, or lists of words for kind ``"tokens"``. A nested field is written with a dot, as
-            in ``translation.en``.
-        metrics: names in :data:`attnreg.experiments.tasks.METRICS`; all are reported, and the first one selects the
-            best epoch.
-        kind: a name in :data:`attnreg.experiments.tasks.kinds.KINDS`; it sets the model head and the form of labels.
-        label: the label column.
-        labels: class names, in the order of integer labels. Empty if there are no classes, or if their names come
-            from the data.
-        choices: the columns of the choices, or one column of lists, for kind ``"multiple-choice"``.
-        merges: maps the classes of models of other tasks to classes of this task, for ``attnreg evaluate``.
-        validation: evaluation splits, by their names on the hub; the first one selects the best epoch.
-        evaluation_only: whether the task only scores models of other tasks, with no training data of its own.
-        hub: repository and configuration on the Hugging Face hub; ``None`` if the task needs ``--data-dir``.
-        embedded: the function of :mod:`attnreg.experiments.tasks.agreement` that returns the built-in rows; ``None``
-            if the task has none.
-        model: default model, a hub name; ``None`` for a built-in tiny model.
-        epochs: default number of epochs.
-        batch_size: default batch size.
-        learning_rate: default learning rate.
-        max_length: default maximum input length in tokens; longer inputs are truncated.
-        ad_drop_layers: layers whose attention AD-DROP attributes by default, as in its official code; ``None`` for all.
-
     Example:
         >>> from attnreg.experiments.tasks import get_task
         >>> get_task("mrpc").columns, get_task("mrpc").metric
         (('sentence1', 'sentence2'), 'accuracy')
     """
 
-    name: str
-    summary: str
+    name: str  #: the value of ``--task``.
+    summary: str  #: one line for ``attnreg list tasks``.
+    #: input columns: text, or lists of words for kind ``"tokens"``. A nested field is written with a dot, as in
+    #: ``translation.en``.
     columns: tuple[str, ...]
+    #: names in :data:`attnreg.experiments.tasks.METRICS`; all are reported, and the first one selects the best epoch.
     metrics: tuple[str, ...]
+    #: a name in :data:`attnreg.experiments.tasks.kinds.KINDS`; it sets the model head and the form of labels.
     kind: str = "classification"
-    label: str = "label"
+    label: str = "label"  #: the label column.
+    #: class names, in the order of integer labels. Empty if there are no classes, or if their names come from the data.
     labels: tuple[str, ...] = ()
+    #: the columns of the choices, or one column of lists, for kind ``"multiple-choice"``.
     choices: tuple[str, ...] = ()
+    #: maps the classes of models of other tasks to classes of this task, for ``attnreg evaluate``.
     merges: Mapping[str, str] = field(default_factory=dict)
+    #: evaluation splits, by their names on the hub; the first one selects the best epoch.
     validation: tuple[str, ...] = ("validation",)
+    #: whether the task only scores models of other tasks, with no training data of its own.
     evaluation_only: bool = False
+    #: repository and configuration on the Hugging Face hub; ``None`` if the task needs ``--data-dir``.
     hub: tuple[str, str | None] | None = None
+    #: the function of :mod:`attnreg.experiments.tasks.agreement` that returns the built-in rows; ``None`` if the task
+    #: has none.
     embedded: str | None = None
+    #: default model, a hub name; ``None`` for a built-in tiny model.
     model: str | None = "google-bert/bert-base-uncased"
-    epochs: int = 3
-    batch_size: int = 32
-    learning_rate: float = 5e-5
-    max_length: int = 128
+    epochs: int = 3  #: default number of epochs.
+    batch_size: int = 32  #: default batch size.
+    learning_rate: float = 5e-5  #: default learning rate.
+    max_length: int = 128  #: default maximum input length in tokens; longer inputs are truncated.
+    #: layers whose attention AD-DROP attributes by default, as in its official code; ``None`` for all.
     ad_drop_layers: tuple[int, ...] | None = None
 
     @property

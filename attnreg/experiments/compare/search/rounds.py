@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.compare.board import Board, say
+from attnreg.experiments.compare.board import Board
 from attnreg.experiments.compare.folder import OutputFolder
 from attnreg.experiments.compare.held_out import HeldOut, Trial
 from attnreg.experiments.compare.launch import Launcher
@@ -18,6 +18,7 @@ from attnreg.experiments.compare.method import OF_ALL, Method, Winner, values_of
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.compare.search.space import Space
 from attnreg.experiments.compare.search.trials import Trials
+from attnreg.experiments.results.document import say
 
 
 @dataclass(frozen=True)

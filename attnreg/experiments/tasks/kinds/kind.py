@@ -33,42 +33,27 @@ class Kind(ABC):
         reading: for a model that was trained on other classes: the task's class number for each class of the model.
     """
 
-    #: auto class of transformers with the head
-    head: ClassVar[str]
-    #: whether pretrained models usually lack the head, so that a new one is made
-    head_is_new: ClassVar[bool] = True
-    #: collator of transformers that pads the rows of a batch
-    collator: ClassVar[str] = "DataCollatorWithPadding"
-    #: metrics that apply; the first one is the default of ``--task custom``
-    metrics: ClassVar[tuple[str, ...]]
+    head: ClassVar[str]  #: auto class of transformers with the head
+    head_is_new: ClassVar[bool] = True  #: whether pretrained models usually lack the head, so that a new one is made
+    collator: ClassVar[str] = "DataCollatorWithPadding"  #: collator of transformers that pads the rows of a batch
+    metrics: ClassVar[tuple[str, ...]]  #: metrics that apply; the first one is the default of ``--task custom``
     most_columns: ClassVar[int] = 2
     #: columns of ``--task custom`` without ``--text-columns``; empty if it must be given
     usual_columns: ClassVar[tuple[str, ...]] = ()
-    #: label column that goes with them
-    usual_label: ClassVar[str] = "label"
+    usual_label: ClassVar[str] = "label"  #: label column that goes with them
     needs_choices: ClassVar[bool] = False
-    #: whether the head has one output per class
-    has_classes: ClassVar[bool] = False
-    #: whether the label of a row is one class, such as one of these
-    one_class_per_row: ClassVar[bool] = False
+    has_classes: ClassVar[bool] = False  #: whether the head has one output per class
+    one_class_per_row: ClassVar[bool] = False  #: whether the label of a row is one class, such as one of these
     #: whether the label of a row is one number that is no class, so that a prediction is not right or wrong
     one_number_per_row: ClassVar[bool] = False
-    #: the form of a row's classes, before "at least two classes" in a message
-    labels_form: ClassVar[str] = ""
-    #: whether the data has a label column
-    needs_labels: ClassVar[bool] = True
-    #: whether labels stay text in files, even if they look like numbers
-    has_text_labels: ClassVar[bool] = False
-    #: whether inputs are images, which an image processor prepares, and not text
-    reads_images: ClassVar[bool] = False
-    #: whether rows without text are skipped
-    skips_empty_rows: ClassVar[bool] = False
-    #: whether :meth:`collate` uses torch's random generator
-    draws: ClassVar[bool] = False
-    #: whether a long row becomes several encoded rows, instead of being cut
-    has_windows: ClassVar[bool] = False
-    #: number of training rows that are scored after training
-    scored_train_rows: ClassVar[int] = 1000
+    labels_form: ClassVar[str] = ""  #: the form of a row's classes, before "at least two classes" in a message
+    needs_labels: ClassVar[bool] = True  #: whether the data has a label column
+    has_text_labels: ClassVar[bool] = False  #: whether labels stay text in files, even if they look like numbers
+    reads_images: ClassVar[bool] = False  #: whether inputs are images, which an image processor prepares, and not text
+    skips_empty_rows: ClassVar[bool] = False  #: whether rows without text are skipped
+    draws: ClassVar[bool] = False  #: whether :meth:`collate` uses torch's random generator
+    has_windows: ClassVar[bool] = False  #: whether a long row becomes several encoded rows, instead of being cut
+    scored_train_rows: ClassVar[int] = 1000  #: number of training rows that are scored after training
 
     def __init__(self, task: Task, tokenizer: Any, max_length: int, reading: Sequence[int] | None = None) -> None:
         self.task = task
