@@ -112,16 +112,16 @@ def test_first_come_plain_fine_tuning_and_each_provider_alone(search, runs):
 
 
 def test_first_trials_that_a_kill_has_cut_off_are_made(search, runs, monkeypatch):
-    enqueue, calls = optuna.Comparison.enqueue_trial, []
+    enqueue, calls = optuna.Study.enqueue_trial, []
 
-    def killed(comparison, params):
+    def killed(study, params):
         if len(calls) == 1:
             raise KeyboardInterrupt
         calls.append(params)
-        enqueue(comparison, params)
+        enqueue(study, params)
 
     with monkeypatch.context() as patch:
-        patch.setattr(optuna.Comparison, "enqueue_trial", killed)
+        patch.setattr(optuna.Study, "enqueue_trial", killed)
         assert search("--space", TWO, "--runs", 3, "--seeds", 1).exit_code != 0
     assert not runs.made
     assert drawn(ran(search("--space", TWO, "--runs", 3, "--seeds", 1)).output) == ALONE

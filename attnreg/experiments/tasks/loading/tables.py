@@ -10,7 +10,6 @@ import json
 import lzma
 import tempfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,8 +26,8 @@ _DAMAGED = (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error)
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _FORMS: dict[str, tuple[str, Literal[0, 3]]] = {
     "csv": (",", csv.QUOTE_MINIMAL),
-    "tsv": ("\t", csv.QUOTE_NONE),
-}  # GLUE's
+    "tsv": ("\t", csv.QUOTE_NONE),  # GLUE's format
+}
 _TYPES = (pyarrow.int64(), pyarrow.float64(), pyarrow.bool_())
 
 Columns = dict[str, list[Any]]
@@ -237,9 +236,11 @@ def _parsed(text: str) -> Any:
     """Parse JSON; an object that has a name twice is a ``ValueError``, as is one that is nested too deeply."""
 
     def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
-            raise ValueError(f"it has {twice[0]!r} twice")
-        return dict(pairs)
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
+            raise ValueError(f"it has {twice!r} twice")
+        return found
 
     try:
         return json.loads(text, object_pairs_hook=without_repetition)
