@@ -68,6 +68,7 @@ CHANGES = {
     "epoch": (lambda model, handle: handle.provider.on_epoch(2), "its settings or epoch"),
     "rate": (lambda model, handle: setattr(handle.provider.provider, "p", 0.1), "its settings or epoch"),
     "step": (lambda model, handle: handle.step(), "or before `attach` or `handle.step"),
+    "step and pass": (lambda model, handle: (handle.step(), model(IDS)), "or before `attach` or `handle.step"),
     "step and eval": (lambda model, handle: (handle.step(), model.eval()), "or before `attach` or `handle.step"),
     "detach": (lambda model, handle: handle.detach(), "waits for its backward pass"),
     "leave": (lambda model, handle: handle.__exit__(None, None, None), "waits for its backward pass"),
@@ -91,6 +92,15 @@ def test_a_change_that_a_repetition_cannot_undo_is_refused(change, reentrant):
         loss.backward()  # nothing has changed
         assert torch.allclose(gradients(model), expected(attnreg.AttentionDropout(0.5)))
         handle.detach()
+
+
+def test_a_part_that_was_called_alone_is_not_what_is_repeated():
+    model = checkpointed(False)
+    with attnreg.attach(model, attnreg.AttentionDropout(0.5), example_inputs=INPUTS):
+        for block in (model.layers[1], model.layers[0]):  # the second leaves torch's generator as it found it
+            block.attention(model.embeddings(IDS), None)
+        loss = model(IDS).pow(2).sum()
+        loss.backward()  # was refused: the same state of the generator, and two seeds
 
 
 def test_detaching_after_a_step_waits_for_the_backward_pass_too():

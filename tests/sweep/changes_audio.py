@@ -14,7 +14,7 @@ VIBE = {"num_filters": 4, "downsampling_ratios": [4, 4], "depths": [2, 2, 2]}
 CHANGES: dict[str, dict[str, Any]] = {
     "autoformer": {**SERIES, "label_length": 4},
     "clap_audio_model": {"num_mel_bins": 32, "spec_size": 64, "window_size": 2, "num_attention_heads": [2, 4, 4, 4], "hidden_size": 256},
-    "clvp_encoder": {"hidden_size": 128},
+    "clvp_encoder": {"hidden_size": 128, "vocab_size": 256},  # 248 is a code that the model writes itself
     "dac": {"encoder_hidden_size": 4, "decoder_hidden_size": 64},
     "encodec": {"num_filters": 4},
     "fastspeech2_conformer_with_hifigan": {"vocoder_config": {"model_in_dim": 16}},

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import functools
+import json
 import multiprocessing
 import os
 import re
@@ -114,18 +118,33 @@ In these, positions see each other by other ways than attention, which no mask o
 """
 
 
-def _try(number: int) -> Verdict:
+def _try(number: int, results: Path | None = None) -> Verdict:
+    specimen = specimens()[number]
+    file = None if results is None else results / f"{specimen.name}.json"
+    if file is not None and file.exists():
+        known = json.loads(file.read_text())
+        return Verdict(**{field.name: known[field.name] for field in dataclasses.fields(Verdict)})
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return verdict(specimens()[number])
+        found = verdict(specimen)
+    if file is not None:
+        file.write_text(json.dumps(dataclasses.asdict(found)))
+    return found
 
 
 def main() -> None:
     """Try all, and write the page."""
-    with multiprocessing.get_context("fork").Pool(os.cpu_count(), maxtasksperchild=40) as pool:
-        found = list(pool.imap(_try, range(len(specimens())), chunksize=4))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, help="folder with a file per model type; those that have one are done")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of processes")
+    given = parser.parse_args()
+    if given.results is not None:
+        given.results.mkdir(parents=True, exist_ok=True)
+    attempt = functools.partial(_try, results=given.results)
+    with multiprocessing.get_context("fork").Pool(given.jobs, maxtasksperchild=40) as pool:
+        found = list(pool.imap(attempt, range(len(specimens())), chunksize=4))
     wrong = [each for each in found if each.wrong]
     for each in wrong:
         print(each.name, each.wrong, file=sys.stderr)
