@@ -70,8 +70,9 @@ def _placed(
     """Give each task its folder; leave out and name those that have none."""
     found, without = [], list[str]()
     for entry in entries:
-        name = entry.get("task", common.get("task", "agreement") if needed else None)
-        if name is None or get_task(name).embedded is not None:
+        task = entry.get("task", common.get("task", "agreement") if needed else None)
+        name = entry.get("name", task) if task == "custom" else task
+        if task is None or get_task(task).embedded is not None:
             found.append(entry)
         elif place := next((root / each for each in (name, name.replace("-", "_")) if (root / each).is_dir()), None):
             found.append({**entry, "data_dir": str(place)})
