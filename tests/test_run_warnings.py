@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 from datasets import Dataset
+from rich.console import Console
 
+from attnreg.experiments.results.document import say
 from attnreg.experiments.runs.divergence import growing_loss
 from attnreg.experiments.setup.data_checks import data_warnings, shared_rows, unknown_tokens
 from attnreg.experiments.tasks import get_task, load_model
@@ -220,3 +222,8 @@ def test_mistakes_in_the_data_are_said_before_those_of_the_folder(cli, tmp_path)
     assert_sentence(cli("recipe", "finetune", *words, "--data-dir", "data"), 1, "words")
     words[3] = "premise,hypothesis"
     assert_sentence(cli("recipe", "finetune", *words, "--data-dir", "data"), 1, "--output-dir to be new or empty")
+
+
+def test_words_in_brackets_are_no_markup(capsys):
+    say(Console(width=40), "no [bold] here, nor [cls]")
+    assert capsys.readouterr().out == "no [bold] here, nor [cls]\n"
