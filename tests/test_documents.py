@@ -12,6 +12,7 @@ import pytest
 
 from tests import tables
 from tests.cases import MODELS, tiny_bert
+from tests.commands import assert_sentence, invoke, ran
 from tests.families import NAMES
 from tests.provider_cases import PROVIDERS
 
@@ -63,6 +64,18 @@ def test_blocks_run(page, ends):
     error, left = ends[str(page)]
     assert not error, error
     assert set(left) <= {"runs"}  # the Trainer makes its output folder at once
+
+
+def test_the_method_of_your_own_runs_as_a_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [text] = BLOCKS[ROOT / "docs/own-method.md"]
+    Path("anchored.py").write_text(text)
+    quick = ["--epochs", "1", "--train-size", "64"]
+    ran(invoke("recipe", "anchored.py", "--strength", "0.1", *quick))
+    assert json.loads(Path("runs/anchored-agreement-seed0/config.json").read_text())["own"] == {"strength": 0.1}
+    Path("plain.py").write_text(text.replace("run.train(Anchored", "run.train(FineTuning"))
+    says = "FineTuning takes no argument `strength`, which the recipe gives it; it takes accelerator, loss_function, "
+    assert_sentence(invoke("recipe", "plain.py", "--output-dir", "plain", *quick), 1, says)
 
 
 def script_of(page, name):

@@ -1,7 +1,9 @@
 """Predictions on GLUE's test splits, which have no labels, in the files that its server takes."""
 
+import pandas as pd
 import pytest
 import torch
+import transformers as hf
 
 from attnreg.experiments.tasks import get_task, load_model
 from tests import task_data as made
@@ -77,3 +79,22 @@ def test_the_two_files_of_mnli(cli, home):
     says = "No test_mismatched file in data, which has test_matched.jsonl, train.jsonl, validation.jsonl: add test_mis"
     assert_sentence(cli("evaluate", "out", "--submission", "other"), 1, says)
     assert not (home / "other").exists()
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_new_rows_without_labels_are_predicted(cli, home, suffix):
+    made.write_rows(home / "one.csv", [{"text": row["sentence"], "label": ["bad", "good"][row["label"]]} for row in made.make(acceptable, 24, 0)])  # fmt: skip
+    texts = ["red, green", "the a", "went"]
+    made.write_rows(home / "new.csv", [{"text": text, "number": number} for number, text in enumerate(texts)])
+    custom = ["--task", "custom", "--data-dir", "one.csv", "--text-columns", "text", "--validation-rows", 8]
+    ran(cli("recipe", "finetune", *custom, *QUICK))
+    new = ["evaluate", "out", "--data-dir", "new.csv", "--device", "cpu"]
+    ran(cli(*new, "--predict", f"found.{suffix}"))
+    read = pd.read_csv if suffix == "csv" else lambda file: pd.read_json(file, lines=True)
+    found = read(home / f"found.{suffix}")
+    assert [*found.columns] == ["text", "number", "prediction"]
+    assert [*found["text"]] == texts
+    predict = hf.pipeline("text-classification", str(home / "out" / "model"))  # as docs/tasks.md says
+    assert [*found["prediction"]] == [each["label"] for each in predict(texts)]
+    assert_sentence(cli(*new), 1, "Missing columns .*: label.* To predict rows without labels, add --predict FILE.csv.")
+    assert_sentence(cli(*new, "--predict", "found.txt"), 1, "Expected --predict to be a .csv or .jsonl file, got found")

@@ -23,6 +23,9 @@ _OPTIONS = (
            help="Split to score (default: validation)."),
     option("--submission", group=DATA, type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
            help="Instead of scoring, write GLUE's file (such as CoLA.tsv) for the test split into this folder."),
+    option("--predict", group=DATA, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+           help="Instead of scoring, write each row, which needs no label, with its prediction to this .csv or .jsonl "
+                "file (of a folder: the test split)."),
     option("--class", "classes", group=DATA, multiple=True, metavar="LABEL=CLASS",
            help="The model's class for a label of the data, such as pos=positive; repeatable."),
     option("--max-length", group=DATA, type=click.IntRange(min=4),
@@ -41,15 +44,21 @@ EPILOG = "Example: attnreg evaluate runs/finetune-mnli-seed0 --task hans --data-
 @click.argument("run", type=click.Path(path_type=Path))
 @together(_OPTIONS)
 def evaluate(
-    run: Path, split: str | None, submission: Path | None, classes: tuple[str, ...], name: str | None, **options: Any
+    run: Path,
+    split: str | None,
+    submission: Path | None,
+    predict: Path | None,
+    classes: tuple[str, ...],
+    name: str | None,
+    **options: Any,
 ) -> None:
-    """Score a trained model on other data or on another task.
+    """Score a trained model on other data or on another task, or predict new rows.
 
     RUN is a run folder; its network is the one that its report scores. The scores are saved in RUN/evaluations. The
     classes of another task are matched by name. For an mnli model on hans, neutral and contradiction count as
     non-entailment.
     """
-    from attnreg.experiments.results.saved_model import score_saved, submit_saved
+    from attnreg.experiments.results.saved_model import predict_saved, score_saved, submit_saved
 
     shared = {option: options.pop(option) for option in ("data_dir", "max_length", "batch_size", "device")}
     if submission is not None:
@@ -57,6 +66,10 @@ def evaluate(
             raise UsageError("--submission is for the test split: remove --split validation.")
         for file, rows in submit_saved(run, submission, options, **shared).items():
             click.echo(f"Predictions of {rows} rows saved to {file}")
+        return
+    if predict is not None:
+        rows = predict_saved(run, predict, options, split=split or "test", **shared)
+        click.echo(f"Predictions of {rows} rows saved to {predict}")
         return
     split = split or "validation"
     renamed = dict(_pair(text) for text in classes)

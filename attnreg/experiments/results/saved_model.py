@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from torch import nn
 
@@ -24,7 +25,7 @@ from attnreg.experiments.setup.device import choose_device
 from attnreg.experiments.tasks.choice import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind, reading_of
-from attnreg.experiments.tasks.loading.data import load_data, load_inputs, names_in
+from attnreg.experiments.tasks.loading.data import WITHOUT_LABELS, load_data, load_inputs, names_in
 from attnreg.experiments.tasks.loading.folder import WHOLE
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 from attnreg.experiments.tasks.submission import submission, submission_files
@@ -57,7 +58,7 @@ def score_saved(
     task, splits = load_data(wanted, data_dir, needs_validation=split == "validation", classes=classes)
     rows_of = "validation" if split not in splits and _is_validation(split, task, data_dir) else split
     if rows_of not in splits:
-        raise InputError(f"No labelled {split} split in {data_dir or task.hub or task.name}.")
+        raise InputError(f"No labelled {split} split in {data_dir or task.hub or task.name}.{WITHOUT_LABELS}")
     place = choose_device(device)
     model, kind = _model(run, config, task, own_classes, max_length)
     names = {"": rows_of}
@@ -80,8 +81,7 @@ def score_saved(
         else {name: task.labels[i] for name, i in zip(own_classes, kind.reading, strict=True)},
     }
     path.parent.mkdir(exist_ok=True)
-    with replaced_file(path) as file:
-        file.write(json.dumps(result, indent=2) + "\n")
+    _write(path, json.dumps(result, indent=2) + "\n")
     return path, result
 
 
@@ -110,10 +110,55 @@ def submit_saved(
     _warn_of_inputs(kind, {f"test inputs for {file}": rows for file, rows in tests.items()})
     folder.mkdir(parents=True, exist_ok=True)
     for file, rows in tests.items():
-        records = predict(model.to(place), in_order(kind.encode(rows), batch_size, kind, place), kind).records
-        with replaced_file(folder / file) as written:
-            written.write(submission(task, rows, [record["prediction"] for record in records]))
+        _write(folder / file, submission(task, rows, _predictions(model, kind, rows, batch_size, place)))
     return {folder / file: len(rows) for file, rows in tests.items()}
+
+
+def predict_saved(
+    run: Path,
+    file: Path,
+    options: Mapping[str, str | None],
+    *,
+    data_dir: str | None = None,
+    split: str = "test",
+    max_length: int | None = None,
+    batch_size: int = 64,
+    device: str | None = None,
+) -> int:
+    """Write rows, which need no label, with the prediction of a run's saved model for each; return their number.
+
+    ``file`` is ``.csv`` or ``.jsonl``. A prediction is the name of a class, or a number. Other arguments are as in
+    :func:`score_saved`.
+    """
+    config, task, classes, data_dir = _wanted(run, options, data_dir)
+    cls = kind_class(task.kind)
+    if cls.reads_images or not (cls.one_class_per_row or cls.one_number_per_row):
+        raise InputError(
+            f"--predict is for texts with one class or number each, and {task.name} is a {task.kind} task."
+        )
+    if file.suffix not in (".csv", ".jsonl"):
+        raise InputError(f"Expected --predict to be a .csv or .jsonl file, got {file}.")
+    task = replace(task, labels=task.labels or classes)
+    rows = load_inputs(task, split, data_dir)
+    place = choose_device(device)
+    model, kind = _model(run, config, task, classes, max_length)
+    _warn_of_inputs(kind, {"inputs": rows})
+    table = rows.remove_columns(task.label).to_pandas()
+    found = _predictions(model, kind, rows, batch_size, place)
+    table["prediction"] = [task.labels[each] for each in found] if cls.has_classes else found
+    lines = {"orient": "records", "lines": True, "force_ascii": False}
+    _write(file, table.to_csv(index=False) if file.suffix == ".csv" else table.to_json(**lines))
+    return len(rows)
+
+
+def _predictions(model: nn.Module, kind: Kind, rows: Dataset, batch_size: int, place: torch.device) -> list[Any]:
+    records = predict(model.to(place), in_order(kind.encode(rows), batch_size, kind, place), kind).records
+    return [record["prediction"] for record in records]
+
+
+def _write(path: Path, text: str) -> None:
+    with replaced_file(path) as file:
+        file.write(text)
 
 
 def _wanted(

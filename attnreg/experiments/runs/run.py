@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnreg.errors import UsageError
+from attnreg.errors import InputError, UsageError, did_you_mean
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.results.report import report
 from attnreg.experiments.runs.loop import METHOD_FLAGS, fit
@@ -42,6 +42,7 @@ class Run(Setup):
 
         Raises:
             UsageError: if ``--class-weights`` would replace the recipe's own ``loss_function``.
+            InputError: if the method does not take one of the ``options``.
         """
         if self.loss_function is not None and options.get("loss_function") is not None:
             raise UsageError(
@@ -50,9 +51,14 @@ class Run(Setup):
         options |= self.method_options
         optimizer = self.optimizer(self.model, provider, provider_lr)
         schedule = self.schedule(optimizer)
-        known = inspect.signature(method).parameters
-        if not any(each.kind is each.VAR_KEYWORD for each in known.values()):  # what it does not know, `fit` refuses
-            options = {name: value for name, value in options.items() if name in known or name not in METHOD_FLAGS}
+        known = _arguments(method)
+        if wrong := next((name for name in options if known and name not in known and name not in METHOD_FLAGS), None):
+            raise InputError(
+                f"{method.__name__} takes no argument `{wrong}`, which the recipe gives it; it takes "
+                f"{', '.join(sorted(known))}.{did_you_mean(wrong, known)}"
+            )
+        if known:  # what it does not know of the others, `fit` refuses
+            options = {name: value for name, value in options.items() if name in known}
         return self.fit(
             method(self.model, optimizer, provider, scheduler=schedule, accelerator=self.accelerator, **options)
         )
@@ -107,3 +113,15 @@ class Run(Setup):
         plain = Run(replace(self.settings, output_dir=folder, resume=resume, recipe="finetune", own={}))
         plain.remarks.clear()  # this run has given them
         return plain
+
+
+def _arguments(method: Callable[..., Any]) -> set[str]:
+    """Return the names of a method's arguments, with those that ``**options`` pass on; empty if that is unknown."""
+    found: set[str] = set()
+    is_class = inspect.isclass(method)
+    for call in [vars(cls).get("__init__") for cls in inspect.getmro(method)] if is_class else [method]:
+        known = {} if call is None else inspect.signature(call).parameters
+        found |= {name for name, each in known.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+        if known and not any(each.kind is each.VAR_KEYWORD for each in known.values()):
+            return found - ({"self"} if is_class else set())
+    return set()

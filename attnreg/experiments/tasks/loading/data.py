@@ -26,6 +26,7 @@ from attnreg.experiments.tasks.loading.hub import read_hub
 from attnreg.experiments.tasks.loading.tables import read_files, read_images, read_saved
 from attnreg.experiments.tasks.task import Task
 
+WITHOUT_LABELS = " To predict rows without labels, add --predict FILE.csv."  # ends a message of `attnreg evaluate`
 _Found = Mapping[str, datasets.Dataset | list[Path]]  # rows or their files, by the name of the split
 
 
@@ -99,7 +100,7 @@ def load_data(
 
 
 def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> datasets.Dataset:
-    """Load a split, from where :func:`load_splits` would, or from a single file, and set the label of each row to 0."""
+    """Load a split, from where :func:`load_splits` would, or from a single file; each row gets the same label."""
     datasets.disable_progress_bars()
     place = f"split {split} of {data_dir or task.hub}"
     if data_dir is None:
@@ -112,7 +113,7 @@ def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> d
         rows = _read(task, name, found[name])
     if task.label in rows.column_names:
         rows = rows.remove_columns(task.label)
-    rows = rows.add_column(task.label, [0] * len(rows))
+    rows = rows.add_column(task.label, [task.labels[0] if task.labels else 0] * len(rows))
     _check_columns(task, rows, place)
     kind_class(task.kind).check(task, rows, place)
     return rows
@@ -179,6 +180,7 @@ def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
             f"Missing columns in {place}: {', '.join(missing)}. Task {task.name!r} needs {', '.join(wanted)}; the data "
             f"has {', '.join(map(_visible, rows.column_names))}."
             f"{did_you_mean(missing[0], [_visible(name) for name in rows.column_names])}"
+            f"{WITHOUT_LABELS if task.evaluation_only and missing == [task.label] else ''}"
         )
 
 
