@@ -7,6 +7,8 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
+from attnreg.errors import did_you_mean
+
 #: where the regularizers among the public names are defined
 REGULARIZERS = ("attnreg.regularizer", "attnreg.attendout")
 
@@ -24,7 +26,7 @@ def lazy_names(package: str, init: str) -> tuple[list[str], Callable[[str], obje
 
     def __getattr__(name: str) -> object:  # noqa: N807 (it becomes the module's)
         if name not in names:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}.{did_you_mean(name, names)}")
         if names[name] == package:  # a module of the package itself
             return importlib.import_module(f"{package}.{name}")
         return getattr(importlib.import_module(names[name]), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,12 +10,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, did_you_mean
 
 IGNORED = -100  # transformers' label for positions without one
 _ENDS = ("start", "end")  # of an answer in a text
 #: computes the loss, 0-d, from the model's output and the batch
 LossFunction = Callable[[Any, Mapping[str, Any]], Tensor]
+
+
+def a_batch(model: nn.Module, batch: Any) -> Mapping[str, Any]:
+    """Return ``batch`` if it is a dict whose names the model's forward takes; otherwise raise.
+
+    Example:
+        >>> a_batch(nn.Linear(2, 2), {"inputs": 1})
+        Traceback (most recent call last):
+            ...
+        attnreg.errors.InputError: Expected the batch to be a dict of arguments of Linear.forward(input), got ...
+    """
+    known = inspect.signature(model.forward).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
+    names = batch if isinstance(batch, Mapping) else ()
+    strange = next((name for name in names if not (takes_any or name in known)), None)
+    if isinstance(batch, Mapping) and strange is None:
+        return batch
+    got = f"a {type(batch).__name__}" if strange is None else f"{strange!r} in it"
+    raise InputError(
+        f"Expected the batch to be a dict of arguments of {type(model).__name__}.forward({', '.join(known)}), got "
+        f"{got}.{did_you_mean(str(strange), known)}"
+    )
 
 
 def loss_of(

@@ -1,6 +1,7 @@
 """Nothing sleeps unnoticed: one warning where a regularizer cannot act as it should."""
 
 import copy
+import re
 import warnings
 
 import pytest
@@ -168,6 +169,45 @@ def test_a_report_says_what_was_dropped_and_what_the_model_drops_itself():
         assert lines[0].split() == ["site", "drop", "rate", "own", "dropout", "module"]
         assert lines[1].split() == ["encoder.0", "0.250", "dropout=0.2", "bert.encoder.layer.0.attention.self"]
         assert len(lines) == 3
+
+
+def one_pass(model, handle):
+    model(**BERT.batch())
+
+
+def without_gradients(model, handle):
+    with torch.no_grad():
+        model(**BERT.batch())
+
+
+CAUSES = {
+    "": one_pass,
+    "The model is in eval mode: call `model.train()`.": lambda model, handle: one_pass(model.eval(), handle),
+    "The latest forward pass had no gradients: call the model outside `torch.no_grad()`.": without_gradients,
+    "The regularizer is in eval mode: call `provider.train()`.": lambda model, handle: handle.provider.eval(),
+    "CrossTuning does not act in this epoch: see `provider.on_epoch`.": lambda model, handle: handle.provider.on_epoch(
+        0
+    ),
+    "The regularizer is detached.": lambda model, handle: handle.detach(),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_report_and_the_warning_name_the_cause(cause):
+    model = BERT.build()
+    handle = attnreg.attach(model, attnreg.CrossTuning(attnreg.DropHead(0.5)))
+    handle.provider.on_epoch(1)
+    CAUSES[cause](model, handle)
+    assert ("none yet" in handle.report()) == bool(cause)
+    assert [*handle.report().notes] == [cause] * bool(cause)
+    with handle.disabled():
+        assert [*handle.report().notes] in ([], [cause], ["Masks are off within `handle.disabled()`."])
+    for _ in range(PATIENCE - 1):
+        handle.step()
+    with pytest.warns(AsleepWarning, match=re.escape(f"steps. {cause or 'Attach to the model'}")):
+        handle.step()
+    handle.detach()
+    assert handle.report().endswith("The regularizer is detached.")
 
 
 def test_one_provider_has_one_model():

@@ -5,6 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+
+import attnreg
+from attnreg.errors import InputError
+from attnreg.integrations import AttnRegCallback
+from attnreg.training import FineTuning, adamw
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,6 +33,55 @@ def test_pages_that_messages_name_exist():
     named = {page for text in ALL for page in re.findall(r"\bdocs/[\w/-]+(?:\.md)?", text)}
     assert len(ALL) > 1000
     assert not [page for page in named if not (ROOT / page).exists()]
+
+
+class Classifier(nn.Module):
+    """A model of one's own that returns logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1)
+
+    def forward(self, states):
+        return self.encoder(states).mean(1)
+
+
+STATES = torch.ones(2, 3, 8)
+
+
+def attributed(batch, **options):
+    model, provider = Classifier(), attnreg.AttributionProvider(**options)
+    with attnreg.attach(model, provider, example_inputs={"states": STATES}):
+        provider.attribute(model, batch)
+
+
+def stepped(batch):
+    model = Classifier()
+    FineTuning(model, adamw(model, 1e-3), loss_function=lambda output, batch: output.sum()).step(batch)
+
+
+NOT_A_BATCH = r"Expected the batch to be a dict of arguments of Classifier.forward\(states\), got "
+WRONG = [
+    (lambda: attributed((STATES,)), NOT_A_BATCH + r"a tuple\.$"),
+    (lambda: stepped(STATES), NOT_A_BATCH + r"a Tensor\.$"),
+    (lambda: stepped({"state": STATES}), NOT_A_BATCH + r"'state' in it. Did you mean states\?$"),
+    (lambda: attributed({"states": STATES}, target=lambda output, batch: 1.0), "Expected `target` to return a tensor, .*, got 1.0"),
+    (lambda: FineTuning(Classifier(), 1e-3), r"Expected an optimizer, such as `adamw\(model, 1e-3\)`, got 0.001"),
+    (lambda: AttnRegCallback(attnreg.UniDrop), r"got the class UniDrop: make one, as in UniDrop\(\)\.$"),
+    (lambda: attnreg.DropHead & attnreg.DropKey(0.1), r"got the class DropHead: make one, as in DropHead\(\)\.$"),
+    (lambda: attnreg.attach(attnreg.DropKey(0.1), Classifier()), r"`attach\(model, provider\)` takes the model first\.$"),
+    (lambda: attnreg.attach(Classifier(), [attnreg.DropKey(0.1)]), r"got a list: compose regularizers with `a & b`\.$"),
+    (lambda: attnreg.attach(Classifier(), Classifier()), r"got the model Classifier\.$"),
+    (lambda: attnreg.attach("bert-base-uncased", attnreg.DropKey(0.1)), "got 'bert-base-uncased': load the model first"),
+    (lambda: attnreg.Drophead, "'attnreg' has no attribute 'Drophead'. Did you mean DropHead"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "says"), WRONG, ids=range(len(WRONG)))
+def test_a_wrong_argument_gets_one_sentence_with_the_fix(call, says):
+    with pytest.raises((InputError, TypeError, AttributeError), match=says) as caught:
+        call()
+    assert len(str(caught.value)) < 250
 
 
 def quotes():

@@ -17,6 +17,7 @@ from attnreg.errors import InputError
 from attnreg.injection import undisturbed
 from attnreg.injection.backends import Tap
 from attnreg.injection.handle import AttachHandle
+from attnreg.outputs import a_batch
 from attnreg.sites import SiteInfo
 
 # Parts of torch's messages about a gradient with respect to a tensor that the score does not depend on.
@@ -66,6 +67,7 @@ def explain(
     """
     _check_whole(handle, labels)
     model = extract_model_from_parallel(model)
+    batch = a_batch(model, batch)
     target = (target or Target()).for_model(model)
     run = _Pass(model, batch, handle, labels, target, steps, steps_per_forward)
     with ExitStack() as stack:

@@ -90,7 +90,10 @@ class Target:
     def score(self, output: Any, batch: Mapping[str, Any], classes: Tensor | None) -> Tensor:
         """Compute the score of the batch, shape ``(1,)``, given the result of :meth:`classes`."""
         if callable(self.kind):
-            return self.kind(output, batch).sum().reshape(1)
+            score = self.kind(output, batch)
+            if not isinstance(score, Tensor):
+                raise InputError(f"Expected `target` to return a tensor, the score to explain, got {score!r}.")
+            return score.sum().reshape(1)
         logits = logits_of(output)
         if classes is None:
             labels = _needed(batch.get("labels"), "gold scores")

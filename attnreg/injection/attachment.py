@@ -72,6 +72,10 @@ def attach(
         >>> attnreg.is_attached(model)
         False
     """
+    if not isinstance(model, nn.Module) or isinstance(model, Regularizer):
+        load = ": load the model first, as with `from_pretrained`" if isinstance(model, str) else ""
+        load = ": `attach(model, provider)` takes the model first" if isinstance(model, Regularizer) else load
+        raise TypeError(f"Expected `model` to be a torch module, got {model!r}{load}.")
     if not isinstance(provider, Regularizer):
         raise TypeError(f"Expected `provider` to be a regularizer, got {described(provider)}.")
     _check_free(model, provider)

@@ -114,7 +114,9 @@ class AttachHandle:
 
     def report(self) -> SiteReport:
         """Return a table of the sites: mean drop rate so far, the model's own dropout, and the module."""
-        return SiteReport.of(self._sites, self._modules, self.rates.mean(), effects(self.provider))
+        rates, why = self.rates.mean(), self._passes.why_plain()
+        notes = [why] if why is not None and not (rates and self.attached) else []
+        return SiteReport.of(self._sites, self._modules, rates, [*effects(self.provider), *notes])
 
     def step(self) -> None:
         """Advance the provider's schedules; call it after each optimizer step."""
@@ -225,6 +227,7 @@ class AttachHandle:
         for hook in self._hooks:
             hook.remove()
         self._shadows, self._hooks = [], []
+        self._passes.attached = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AttachHandle:
         if id(self._passes.model) not in memo:

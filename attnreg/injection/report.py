@@ -15,7 +15,7 @@ class SiteReport(str):
     """A table with a row per site, which a notebook shows as HTML.
 
     Its columns are the site's label, the mean drop rate so far, the model's own dropout, and the module. Below it are
-    sentences on regularizers that drop nothing by design.
+    sentences on regularizers that drop nothing by design, and why no pass was masked yet.
 
     Example:
         >>> attention = nn.MultiheadAttention(8, 2, dropout=0.1)

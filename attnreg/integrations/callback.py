@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 from attnreg.errors import AsleepWarning, InputError
 from attnreg.injection import AttachHandle, attach
 from attnreg.regularizer.abilities import asleep_for
-from attnreg.regularizer.base import Regularizer
+from attnreg.regularizer.base import Regularizer, described
 
 FOLDER = "attnreg"
 
@@ -40,7 +40,7 @@ class AttnRegCallback(TrainerCallback):
         self._provider = provider if isinstance(provider, Regularizer) else None  # to be attached
         self._handle = provider if isinstance(provider, AttachHandle) else None
         if self._provider is None and self._handle is None:
-            raise InputError(f"Expected a provider or a handle of `attnreg.attach`, got {type(provider).__name__}.")
+            raise InputError(f"Expected a provider or a handle of `attnreg.attach`, got {described(provider)}.")
         self._sums: dict[str, Tensor] = {}
         self._steps = 0
 

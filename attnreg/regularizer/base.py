@@ -241,6 +241,10 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
         """Apply both regularizers."""
         return Compose(self, other)
 
+    def __rand__(self, other: Any) -> Compose:
+        """Refuse ``DropHead & DropKey(0.1)``, as the reverse is refused."""
+        return Compose(other, self)
+
 
 class Container(Regularizer):
     """A regularizer that acts only through those inside it, which may be of attention and of hidden states."""
@@ -297,4 +301,7 @@ def described(value: Any) -> str:
         return f"the class {value.__name__}: make one, as in {value.__name__}()"
     if isinstance(value, str):
         return f"the text {value!r}: make a regularizer of it with `attnreg.parse_provider`"
-    return repr(value)
+    if isinstance(value, (list, tuple)) and any(isinstance(each, Regularizer) for each in value):
+        return f"a {type(value).__name__}: compose regularizers with `a & b`"
+    # A model of transformers prints as hundreds of lines.
+    return f"the model {type(value).__name__}" if isinstance(value, nn.Module) else repr(value)

@@ -13,10 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
 from attnreg.arguments import Count, whole_number
+from attnreg.errors import InputError
 from attnreg.injection import AttachHandle, attach
-from attnreg.outputs import LossFunction, loss_of
+from attnreg.outputs import LossFunction, a_batch, loss_of
 from attnreg.regularizer.abilities import check_loss
-from attnreg.regularizer.base import Regularizer, a_regularizer
+from attnreg.regularizer.base import Regularizer, a_regularizer, described
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned, held_by
 from attnreg.training.micro_batches import check_splittable, split_batch
 from attnreg.training.objective import ForwardPass, Objective, ObjectiveFunction, title_of
@@ -109,6 +110,8 @@ class FineTuning(TrainingMethod):
                 check_splittable(self.provider)
         self.handle = attach(model, provider) if isinstance(provider, Regularizer) else provider
         self.max_grad_norm = max_grad_norm
+        if not hasattr(optimizer, "param_groups"):
+            raise InputError(f"Expected an optimizer, such as `adamw(model, 1e-3)`, got {described(optimizer)}.")
         self.updater = Updater(max_grad_norm, accelerator)
         self._network, self.optimizer = self.updater.prepare(model, optimizer)
         self._model = self.updater.unwrap(self._network)  # once: it is looked at several times per step
@@ -181,7 +184,7 @@ class FineTuning(TrainingMethod):
 
     def _pass(self, batch: Batch) -> tuple[Tensor, Any]:
         """Make a forward pass; return its loss, with the provider's penalty, and the output of the model."""
-        output = self._network(**batch)
+        output = self._network(**a_batch(self.model, batch))
         loss = loss_of(output, batch, self.loss_function)
         penalty = self.handle.provider.penalty() if self.handle is not None and self.handle.active else None
         return (loss if penalty is None else loss + penalty), output

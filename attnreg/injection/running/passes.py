@@ -71,6 +71,7 @@ class Passes:
         self._had_gradients = False  # whether the latest in training mode had
         self._watch = Watch(provider)
         self._steps_alone = 0  # since the latest training pass
+        self.attached = True
         self.changes = Changes(model, (), {})
 
     @property
@@ -263,15 +264,29 @@ class Passes:
         self.latest.is_open = False
         self._steps_alone += 1
         if self._steps_alone == PATIENCE and self.enabled:
-            warnings.warn(
-                f"{type(self.model).__name__} had no training pass in {PATIENCE} optimizer steps: attach to the model "
-                "that you train (a copy from before is not attached), and call it or its parts.",
-                AsleepWarning,
-                stacklevel=3,
+            why = self.why_plain() or (
+                "Attach to the model that you train (a copy from before is not attached), and call it or its parts."
             )
+            text = f"{type(self.model).__name__} had no training pass in {PATIENCE} optimizer steps. {why}"
+            warnings.warn(text, AsleepWarning, stacklevel=3)
         self.seeds.forget()
         self.masked_calls.forget()
         self._paddings.forget()
+
+    def why_plain(self) -> str | None:
+        """Return why a pass would not be masked now, or the latest was not, with the fix; ``None`` if unknown."""
+        asleep = [type(each).__name__ for each in self.provider.parts() if not each.active]
+        reasons = {
+            "The regularizer is detached.": not self.attached,
+            "Masks are off within `handle.disabled()`.": not self.enabled,
+            "The regularizer is in eval mode: call `provider.train()`.": not self.provider.training,
+            f"{', '.join(asleep)} does not act in this epoch: see `provider.on_epoch`.": not self.provider.active,
+            "The model is in eval mode: call `model.train()`.": not any(each.training for each in self._modules),
+            "The latest forward pass had no gradients: call the model outside `torch.no_grad()`.": (
+                self.latest.module is not None and not self.latest.with_gradients
+            ),
+        }
+        return next((text for text, holds in reasons.items() if holds), None)
 
     def check_entry(self, name: str) -> None:
         """Raise if attention runs outside a forward pass of the model, and the provider must know when one begins."""
