@@ -162,6 +162,10 @@ def test_an_output_folder_that_holds_something_is_left_alone(cli, tmp_path):
     assert cli(*first).exit_code == 0
     before = {path: path.read_bytes() for path in sorted((tmp_path / "out").rglob("*")) if path.is_file()}
     assert_sentence(cli(*first), 1, "Expected --output-dir to be new or empty, got out: .* pass --resume")
+    says = (
+        r"got out: its run is finished, with other options, --seed 0 \(not --seed 1\); pass --output-dir for this one"
+    )
+    assert_sentence(cli(*first, "--seed", 1), 1, says)
     (tmp_path / "file").write_text("x")
     assert_sentence(cli(*first[:-1], "file"), 1, "Expected --output-dir to be new or empty")
     assert_sentence(cli(*first, "--resume", "--seed", 1), 1, r"resume with --seed 0 \(not --seed 1\)")

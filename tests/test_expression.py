@@ -92,6 +92,33 @@ def test_a_class_of_a_file_runs_and_is_loaded_again(cli, tmp_path):
     assert_sentence(cli("recipe", "regularize", *words, "--resume"), 1, "the provider's file changed")
 
 
+FAULTY = """
+import attnreg
+
+class A(attnreg.MaskProvider):
+    def __init__(self):
+        {init}
+
+    def forward(self, site):
+        return {answer}
+"""
+
+
+@pytest.mark.parametrize(
+    ("init", "answer", "says"),
+    [
+        ("super().__init__()", "site.keep(self.q)", "bad.py, line 9, in forward: 'A' object has no attribute 'q'"),
+        ("super().__init__()", "site.keep(0.1)", "Expected A to return a Mask or None, got Tensor"),
+        ("self.q = 0.1", "site.keep(self.q)", r"Call `super\(\).__init__\(\)` first in A.__init__"),
+    ],
+)
+def test_a_mistake_in_a_class_of_a_file_is_one_sentence(cli, tmp_path, init, answer, says):
+    (tmp_path / "bad.py").write_text(FAULTY.format(init=init, answer=answer))
+    words = ["recipe", "regularize", *SMALL]
+    assert_sentence(cli(*words, "--provider", "bad.py:A()"), 1, says)
+    ran(cli(*words, "--provider", "DropHead(0.1)"))  # nothing was kept that stands in the way
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -6,6 +6,7 @@ from torch import nn
 
 import attnreg
 from attnreg import AttentionDropout, CrossTuning, DropHead, HiddenDropout, HiddenProvider, Mask, MaskProvider, OnLayers
+from attnreg.errors import InputError
 from attnreg.regularizer.base import Regularizer
 from tests.cases import refused
 
@@ -26,6 +27,7 @@ class Keep(MaskProvider):
         ("skip_block", lambda self, site, draws: None, "skips_block"),
         ("draw_in_prepare", property(lambda self: True), "draws_in_prepare"),
         ("decide_for_batch", True, "decides_for_batch"),
+        ("foward", lambda self, site: None, "forward"),
         ("on_epochs", lambda self, epoch: None, "on_epoch"),
         ("schedulables", ("p",), "schedulable"),
         ("penality", lambda self: None, "penalty"),
@@ -102,9 +104,9 @@ class AnswersMask(HiddenProvider):
 
 
 def test_an_answer_of_another_kind_is_refused():
-    with pytest.raises(TypeError, match=r"Expected Answers to return a Mask or None, got Tensor, at .*Mask\(scores="):
+    with pytest.raises(InputError, match=r"Expected Answers to return a Mask or None, got Tensor, at .*Mask\(scores="):
         Answers()(SITE)
-    with pytest.raises(TypeError, match="Expected AnswersMask to return the changed states or None, got Mask"):
+    with pytest.raises(InputError, match="Expected AnswersMask to return the changed states or None, got Mask"):
         AnswersMask()(STATES_AT, STATES)
 
 
@@ -113,7 +115,7 @@ def test_an_answer_of_another_kind_is_refused():
     [
         (DropHead, r"got the class DropHead: make one, as in DropHead\(\)"),
         ("DropHead(0.1)", r"got the text 'DropHead\(0.1\)': make a regularizer of it with `attnreg.parse_provider`"),
-        (nn.Dropout(0.1), r"got Dropout\(p=0.1"),
+        (nn.Dropout(0.1), "got Dropout, which is none"),
     ],
 )
 def test_what_is_no_regularizer_is_refused(value, message):

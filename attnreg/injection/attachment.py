@@ -16,7 +16,7 @@ from attnreg.injection.discovery.selection import asked_for, check_blocks, choos
 from attnreg.injection.handle import AttachHandle
 from attnreg.injection.running.shadow import MARK
 from attnreg.regularizer.abilities import that_look_at_batches
-from attnreg.regularizer.base import Regularizer, described
+from attnreg.regularizer.base import Regularizer, a_regularizer, described
 from attnreg.regularizer.providers import HiddenProvider, MaskProvider
 from attnreg.sites import Stack
 
@@ -78,6 +78,7 @@ def attach(
         raise TypeError(f"Expected `model` to be a torch module, got {model!r}{load}.")
     if not isinstance(provider, Regularizer):
         raise TypeError(f"Expected `provider` to be a regularizer, got {described(provider)}.")
+    a_regularizer(provider, "attach")
     _check_free(model, provider)
     _check_bare(model)
     masks_attention = any(isinstance(each, MaskProvider) for each in provider.parts())

@@ -120,7 +120,7 @@ class RegularizedTrainer(Trainer):
     def _attribute(self, provider: Regularizer, model: nn.Module, inputs: dict[str, Any]) -> None:
         try:
             provider.attribute(model, inputs)
-        except TypeError as error:
+        except (TypeError, InputError) as error:
             bare = unwrap_model(model)
             bare = getattr(bare, "_orig_mod", bare)  # torch.compile's
             try:

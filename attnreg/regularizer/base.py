@@ -34,7 +34,11 @@ def _check_names(cls: type) -> None:
         if name.startswith("_") or any(name in vars(parent) for parent in cls.__mro__[1:]):
             continue
         near = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=NEAR)), None)
-        if near is not None and ("_" in near or near == "schedulable" or _fits(value, getattr(Regularizer, near))):
+        if near == "forward" and near in vars(cls):
+            continue
+        if near is not None and (
+            "_" in near or near == "forward" or near == "schedulable" or _fits(value, getattr(Regularizer, near))
+        ):
             raise TypeError(
                 f"{cls.__name__}.{name} would never be read. Did you mean {near}? If not, choose a name that is less "
                 "like it, or begin it with an underscore."
@@ -292,6 +296,8 @@ def a_regularizer(value: Any, where: str) -> Regularizer:
     """Return ``value`` if it is a regularizer; otherwise raise."""
     if not isinstance(value, Regularizer):
         raise InputError(f"Expected a regularizer in {where}, got {described(value)}.")
+    if "_modules" not in vars(value):
+        raise InputError(f"Call `super().__init__()` first in {type(value).__name__}.__init__.")
     return value
 
 
@@ -304,4 +310,4 @@ def described(value: Any) -> str:
     if isinstance(value, (list, tuple)) and any(isinstance(each, Regularizer) for each in value):
         return f"a {type(value).__name__}: compose regularizers with `a & b`"
     # A model of transformers prints as hundreds of lines.
-    return f"the model {type(value).__name__}" if isinstance(value, nn.Module) else repr(value)
+    return f"{type(value).__name__}, which is none" if isinstance(value, nn.Module) else repr(value)

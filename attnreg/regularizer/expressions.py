@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from attnreg.errors import InputError, did_you_mean, one_line
-from attnreg.regularizer.base import Compose, Regularizer
+from attnreg.regularizer.base import Compose, Regularizer, a_regularizer
 from attnreg.regularizer.saving import build, known_providers, shown
 
 LONGEST = 1000  # characters; keeps nesting far below the parser's limit
@@ -62,10 +62,10 @@ def parse_provider(
     known = _known(providers)
     with within_depth(text):
         try:
-            return build(_description(_parsed(text), text, known), known, make)
+            return a_regularizer(build(_description(_parsed(text), text, known), known, make), text)
         except (InputError, RecursionError):
             raise
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise InputError(one_line(error)) from error
         except (RuntimeError, OverflowError, MemoryError) as error:
             reason = one_line(error) or type(error).__name__

@@ -40,7 +40,7 @@ class MaskProvider(Regularizer):
             raise _misasked(self, "regularizes attention: ask it at an AttentionSite, without states", site)
         mask: Any = super().__call__(site)
         if mask is not None and not isinstance(mask, Mask):
-            raise TypeError(
+            raise InputError(
                 f"Expected {type(self).__name__} to return a Mask or None, got {type(mask).__name__}, at {site.name}: "
                 "return `Mask(scores=...)` for what to keep before the softmax, or `Mask(weights=...)` for factors "
                 "after it."
@@ -87,7 +87,7 @@ class HiddenProvider(Regularizer):
         if answer is None:
             return None
         if not isinstance(answer, Tensor):
-            raise TypeError(
+            raise InputError(
                 f"Expected {type(self).__name__} to return the changed states or None, got {type(answer).__name__}, at "
                 f"{site.name}."
             )

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from attnreg import __version__
-from attnreg.errors import AttnRegWarning, InputError, StoppedError, UsageError
+from attnreg.errors import AttnRegWarning, InputError, StoppedError, UsageError, one_line
 from attnreg.experiments.cli.compare import compare
 from attnreg.experiments.cli.copy import copy
 from attnreg.experiments.cli.evaluate import evaluate
@@ -19,6 +19,7 @@ from attnreg.experiments.cli.list import list_
 from attnreg.experiments.cli.plot import plot
 from attnreg.experiments.cli.recipe import recipe
 from attnreg.experiments.cli.search import search
+from attnreg.experiments.options.content import place_of
 
 
 class _Commands(click.Group):
@@ -55,6 +56,10 @@ class _Commands(click.Group):
             raise
         except OSError as error:
             raise click.ClickException(f"Cannot read or write a file: {error}") from error
+        except (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError) as error:
+            if (place := place_of(error)) is None:
+                raise
+            raise click.ClickException(f"{place}: {one_line(error)}") from error
 
 
 def _show_warning(others: Any, message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:

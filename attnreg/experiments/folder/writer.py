@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from attnreg import __version__
 from attnreg._files import SUMS, checksums_of, replaced_file, replaced_folder
 from attnreg.errors import InputError, StoppedError
-from attnreg.experiments.folder.lock import locked
+from attnreg.experiments.folder.lock import LOCK, locked
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.content import changed
 from attnreg.experiments.options.settings import Settings
@@ -38,10 +38,11 @@ class RunFolder:
         """
         config = self.path / "config.json"
         if not settings.resume:
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if self.path.exists() and (
+                not self.path.is_dir() or {each.name for each in self.path.iterdir()} - self._unbegun()
+            ):
                 raise InputError(
-                    f"Expected --output-dir to be new or empty, got {self.path}: choose another folder"
-                    + (", or pass --resume to continue its run." if config.is_file() else ".")
+                    f"Expected --output-dir to be new or empty, got {self.path}: {self._instead(config, settings)}."
                 )
             return
         if not config.is_file():
@@ -52,12 +53,28 @@ class RunFolder:
             raise InputError(f"Cannot read the run's options in {config}: {error}.") from error
         if differences:
             raise InputError(
-                f"The run in {self.path} was started with other options: resume with {', '.join(differences)}."
+                f"The run in {self.path} was started with other options: resume with {', '.join(differences)}, or pass "
+                "--output-dir for another run."
             )
         if new := changed(settings.content(), RunReader(self.path).config):
             raise InputError(
                 f"Since the run in {self.path} was started, {' and '.join(new)} changed: start it in a new folder."
             )
+
+    def _unbegun(self) -> set[str]:
+        """The names of files that a run leaves if it fails before its first checkpoint; there is nothing to lose."""
+        return set() if self.begun else {LOCK, "config.json", "metrics.jsonl", "telemetry.jsonl"}
+
+    def _instead(self, config: Path, settings: Settings) -> str:
+        """Say what to do about a run in the folder of a new one."""
+        if not config.is_file():
+            return "choose another folder"
+        finished = RunReader(self.path).finished
+        with suppress(InputError, TypeError, AttributeError):
+            if differences := settings.differences(RunReader(self.path).config):
+                ended = "is finished, with" if finished else "has"
+                return f"its run {ended} other options, {', '.join(differences)}; pass --output-dir for this one"
+        return "choose another folder, or pass --resume to " + ("print its report" if finished else "continue its run")
 
     def create(self, settings: Settings, parameters: Mapping[str, int], max_length: int) -> None:
         """Write ``config.json``, with the number of the model's parameters and of those that train."""

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.util
 import re
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,8 @@ NAMES = {
 # A class in a file, as in `mine.py:DropSelf(0.2) & DropHead(0.1)`.
 CLASS_IN_FILE = re.compile(r"""((?:[A-Za-z]:)?[^\s&(),:=[\]'"]+\.py):([A-Za-z_]\w*)""")
 
+_OWN: dict[str, Path] = {}  # files of providers that were run, by the name that tracebacks give
+
 
 def load_file(path: Path, name: str, what: str) -> ModuleType:
     """Run a Python file as a module; ``what`` it holds, for the error if it cannot be run."""
@@ -32,11 +35,19 @@ def load_file(path: Path, name: str, what: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    if what == "provider":
+        _OWN[str(spec.origin)] = path
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         raise InputError(f"Cannot import the {what} in {path}: {type(error).__name__}: {error}") from error
     return module
+
+
+def place_of(error: BaseException) -> str | None:
+    """Return file, line and function where an error arose in a provider of your own; ``None`` for other errors."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename in _OWN]
+    return f"{_OWN[frames[-1].filename]}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else None
 
 
 def content_of(recipe_file: str | None, data_dir: str | None, values: Iterable[object] = ()) -> dict[str, str | None]:
