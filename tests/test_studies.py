@@ -1,7 +1,9 @@
 """Studies that come with attnreg, and what options beside a study file change."""
 
+import numpy as np
 import pytest
 import yaml
+from scipy import stats
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.change import change
@@ -119,3 +121,33 @@ def test_published_figures_stand_beside_the_measured_ones(tmp_path):
     ]
     assert "A paper, Table 1." in report
     assert "Changed from the study file: --epochs 2." in report
+
+
+def test_others_are_compared_with_the_best_rung(tmp_path):
+    path = tmp_path / "mine.yaml"
+    values = "--learning-rate {1e-4,2e-4}"
+    content = {"methods": {"low": f"finetune {values}", "high": f"few-sample {values}", "new": "sam"}, "seeds": 3}
+    path.write_text(yaml.safe_dump({**content, "rungs": ["low", "high"]}, sort_keys=False))
+    study = read_study(path, tmp_path / "out")
+    (comparison,) = study.comparisons.values()
+    low, high, new = comparison.methods
+    assert comparison.best_of(study.rungs) is None
+    held_out = {"low": 0.6, "high": 0.7}  # though it scores lower on dev
+    for method in (low, high):
+        for number, run in enumerate(comparison.search_runs(method)):
+            write(run, held_out[method.name] - 0.1 * number)
+    scores = {"low": [0.8, 0.9, 0.85], "high": [0.5, 0.52, 0.57], "new": [0.6, 0.67, 0.68]}
+    for method in (low, high, new):
+        for run, score in zip(comparison.final_runs(comparison.chosen(method)), scores[method.name], strict=True):
+            write(run, score)
+    write_study_report(study)
+    (row,) = table((study.folder / "report.md").read_text(), "Against the best rung")
+    gaps = np.subtract(scores["new"], scores["high"])
+    half = stats.t.ppf(0.975, 2) * gaps.std(ddof=1) / 3**0.5
+    assert [*row.values()][:5] == [
+        "agreement", "new", "high", f"{gaps.mean():+.4f}", f"[{gaps.mean() - half:+.4f}, {gaps.mean() + half:+.4f}]"
+    ]  # fmt: skip
+    assert float(row["p"]) == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue, abs=1e-4)
+    path.write_text(yaml.safe_dump({**content, "rungs": ["low", "new"]}))
+    with pytest.raises(InputError, match="methods with values in braces, which held-out rows choose from, got 'new'"):
+        read_study(path, tmp_path / "out")

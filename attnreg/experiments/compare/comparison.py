@@ -120,6 +120,12 @@ class Comparison:
         first = best(trials)
         return first.method if first is not None and all(trial.state == "complete" for trial in trials) else None
 
+    def best_of(self, names: Sequence[str]) -> str | None:
+        """Return the method with the best score on held-out rows; ``None`` until the searches of all have finished."""
+        methods = [method for method in self.methods if method.name in names and self.chosen(method) is not None]
+        scores = {method.name: max(trial.mean for trial in self.trials(method)) for method in methods}
+        return max(scores, key=lambda name: scores[name]) if scores.keys() == {*names} else None
+
     def final_runs(self, method: Method) -> list[PlannedRun]:
         """Return the runs of a method that are reported."""
         return [self._run(method, "final", seed) for seed in self._seeds]

@@ -19,7 +19,7 @@ from attnreg.experiments.options.settings import SHARED
 
 _KEYS = {
     *("methods", "baseline", "tasks", "options", "search", *DESIGN.keys() - {"search_seeds", "search_rows"}),
-    *("primary", "equivalence", "score_on", "report_on", "output_dir", "summary", "published"),
+    *("primary", "rungs", "equivalence", "score_on", "report_on", "output_dir", "summary", "published"),
 }
 _OPTIONS = {*SHARED, "validation_rows"}  # without dev, rows of train stand in for it
 _SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
@@ -44,8 +44,9 @@ class Study:
 
     ``primary`` names the two methods whose difference the study is about, the second subtracted from the first;
     differences below ``equivalence`` count as equal in practice; ``score_on`` is what networks are also scored on, and
-    ``report_on`` the name of the one that the report compares scores on, if not on dev. ``notes`` say what differs from
-    the study file.
+    ``report_on`` the name of the one that the report compares scores on, if not on dev. ``rungs`` are baselines; the
+    best of them on held-out rows is what the other methods are also compared with. ``notes`` say what differs from the
+    study file.
     """
 
     comparisons: Mapping[str, Comparison]
@@ -55,6 +56,7 @@ class Study:
     score_on: Mapping[str, Sequence[Scoring]] = field(default_factory=dict)
     report_on: str | None = None
     published: Published | None = None
+    rungs: Sequence[str] = ()
     notes: Sequence[str] = ()
 
 
@@ -129,7 +131,14 @@ def read_study(
     source = whole.get("published")
     paper = None if source is None else Published(str(source), figures, metrics)
     primary = _contrast(whole.get("primary"), methods, path)
-    return Study(comparisons, place, primary, region, score_on, report_on, paper, notes)
+    rungs = whole.get("rungs", [])
+    _check(isinstance(rungs, list), "rungs", path, "a list of methods", rungs)
+    chosen = [_named(name, methods, "rungs", path) for name in rungs]
+    for method in chosen:
+        tries = len(method.variants)
+        _check(tries > 1, "rungs", path, "methods with values in braces, which held-out rows choose from", method.name)
+    names = [method.name for method in chosen]
+    return Study(comparisons, place, primary, region, score_on, report_on, paper, names, notes)
 
 
 def written(comparison: Comparison) -> str:

@@ -29,6 +29,7 @@ _OVER_TASKS = (
     "interval is too narrow. P(improvement) is the probability that a run of the method scores higher than a run of "
     "the baseline on the same task (Agarwal et al., 2021). Ranks are over methods, 1 the best, for each task and seed."
 )
+_RUNGS = "The best rung is the baseline with the highest score on held-out rows of train, in its search."
 
 
 def write_study_report(study: Study) -> list[Table]:
@@ -48,6 +49,7 @@ def write_study_report(study: Study) -> list[Table]:
     for title, pictures, table, texts in (
         (f"Scores{on}: means over seeds", (), _scores(study, reported), ()),
         (f"Differences by task{primary}", _pictures(study, reported), _differences(study, reported), _tests(study)),
+        ("Against the best rung", (), _against_best_rung(study, reported), [_RUNGS]),
         ("Over tasks", (), _across(study, reported), [_OVER_TASKS]),
         ("Scores on further data: means over seeds", (), _further(study, groups), ()),
         ("Published figures", (), _published(study, groups), ()),
@@ -124,6 +126,20 @@ def _differences(study: Study, groups: Groups) -> Table | None:
             equal = practically_equal(each.gaps, study.equivalence)
             row.append("1 seed" if math.isnan(equal) else p_cell(equal))
     return Table(header, rows, texts=(0, 1))
+
+
+def _against_best_rung(study: Study, groups: Groups) -> Table | None:
+    """Each method that is no rung minus the best rung of each task, with one correction over all of them."""
+    found: list[tuple[list[str], Contrast]] = []
+    for task, methods in groups.items():
+        rung = study.comparisons[task].best_of(study.rungs) if study.rungs else None
+        others = [name for name in methods if name not in study.rungs] if rung in methods else []
+        for name, other in ((name, methods[rung]) for name in others if rung is not None):
+            found += [([task, name, other.name], each) for each in contrasts([(methods[name], other)])]
+    header = ["task", "method", "best rung", "difference", "95 % over seeds", "p", "p (Holm)"]
+    cells = difference_rows([each for _, each in found])
+    rows = [[*names, *row] for (names, _), row in zip(found, cells, strict=True)]
+    return Table(header, rows, texts=(0, 1, 2)) if rows else None
 
 
 def _across(study: Study, groups: Groups) -> Table | None:
