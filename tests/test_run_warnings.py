@@ -70,6 +70,16 @@ def test_classes_that_no_training_row_has(cli, home):
     assert warning.endswith(", so there is nothing to learn.")
 
 
+def test_a_class_that_may_be_a_typing_error(cli, home):
+    rows = [{"text": f"red {made.WORDS[n % 12]} {n}", "label": ["good", "bad"][n % 2]} for n in range(60)]
+    made.write_splits(home / "data", train=[*rows[:40], {"text": "a", "label": "goood"}], validation=rows[40:])
+    warnings = run(cli, home, "--text-columns", "text", task="custom")
+    assert warnings == ["class 'goood' has 1 of 41 training rows and none in dev. Did you mean good?"]
+    predicted = [json.loads(line)["prediction"] for line in (home / "out/predictions.jsonl").read_text().splitlines()]
+    said = "Collapsed: the network predicts the same class for all dev rows." in (home / "out/report.md").read_text()
+    assert said == (len({*predicted}) == 1)
+
+
 def test_tags_that_no_training_row_has(cli, home):
     rows = [{"tokens": ["Anna", "went", made.WORDS[number]], "ner_tags": ["B-PER", "O", "O"]} for number in range(8)]
     made.write_splits(home / "data", train=rows[:6], validation=rows[6:])
@@ -157,19 +167,23 @@ def test_a_baseline_does_not_repeat_the_warnings(cli, home):
 
 def test_a_loss_that_only_grows(cli, tmp_path):
     args = ["--train-size", 64, "--epochs", 3, "--learning-rate", 1, "--schedule", "constant", "--device", "cpu"]
-    (warning,) = warned(ran(cli("recipe", "finetune", *args, "--output-dir", "out")), tmp_path / "out")
+    result = ran(cli("recipe", "finetune", *args, "--output-dir", "out"))
+    [warning] = re.findall(r"Warning: (the training loss grew .*)", (tmp_path / "out/report.md").read_text())
+    assert " ".join(result.output.split()).count(warning) == 1
     grew = r"the training loss grew from \d\.\d{4} \(mean up to epoch 1\) to \d+\.\d{4} \(up to epoch 3\): "
     assert re.fullmatch(grew + "lower --learning-rate, unless the regularizer became stronger.", warning)
 
 
 @pytest.mark.parametrize(
     ("losses", "grew"),
-    [([0.7, 0.8, 0.9], True), ([0.7, 0.9, 0.8], True), ([0.7, 0.6, 0.9], False), ([0.7, 0.7], False), ([0.7], False)],
+    [([0.7, 0.8, 0.9], True), ([0.7, 0.9, 0.8], True), ([0.7, 0.6, 0.9], False), ([0.7, 0.9], False), ([0.7], False)],
 )
 def test_a_loss_grew_if_no_epoch_is_as_good_as_the_first(losses, grew):
     lines = [{"step": 5 * number, "loss": loss} for number, loss in enumerate(losses, 1)]
     evaluations = [{"epoch": number, "step": 5 * number} for number in range(1, len(losses) + 1)]
     assert (growing_loss(lines, evaluations) is not None) == grew
+    alternating = [{**record, "drop_rate": {"encoder.0": 0.1} if number % 2 else {}} for number, record in enumerate(evaluations)]  # fmt: skip
+    assert growing_loss(lines, alternating) is None
     # A mean over more steps counts for more, and lines within an epoch belong to it.
     lines = [{"step": 1, "loss": 9.0}, {"step": 10, "loss": 1.0}, {"step": 20, "loss": 1.7}]
     assert growing_loss(lines, [{"epoch": 1, "step": 10}, {"epoch": 2, "step": 20}]) is None

@@ -57,6 +57,7 @@ def test_run_folder(finished, recipe):
     rounds = {3, 5, 7, 8} if recipe == "attendout" else set()  # the game ends with a round of one step
     assert [record["step"] for record in telemetry] == sorted({8, 10, 16} | rounds)
     assert ("The game had 4 rounds: the Attacker won" in (run / "report.md").read_text()) == (recipe == "attendout")
+    assert ("The attacker's network of the last epoch" in (run / "report.md").read_text()) == (recipe == "attendout")
     assert {record["step"] for record in telemetry if "winner" in record} == rounds
     layers = [f"encoder.{i}" for i in range(3)] if recipe in WITH_PROVIDER else []
     if recipe == "hiddenkey":

@@ -128,7 +128,10 @@ test_what_cannot_be_scheduled_is_refused = refused(
     (lambda: attnreg.Scheduled(attnreg.ConcreteDropout(2), 9, p=[(0, 0.1)]), "ConcreteDropout .*, got 'p'"),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(0, 1.5)]), "`p` to be a probability .*, got 1.5"),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(1, 0.1), (0, 0.2)]), "in ascending order of progress"),
-    (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(2, 0.1)]), "`progress of a knot` to be"),
+    (
+        lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(2, 0.1)]),
+        r"with shares in \[0, 1\], got 2: divide a step by the number of steps",
+    ),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=0.1), "Expected a list of"),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, "width", p=[(0, 1)]), "`over` to be one of training, depth"),
     (lambda: attnreg.Scheduled(None, 9, p=[(0, 1)]), "Expected a regularizer in Scheduled"),

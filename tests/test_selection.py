@@ -75,6 +75,8 @@ def test_evaluations_never_replace_those_of_other_data(cli, tmp_path):
 def test_an_unfinished_run_is_not_evaluated(cli, tmp_path):
     ran(cli("recipe", "finetune", *SMALL, "--epochs", 1, "--output-dir", "out"))
     (tmp_path / "out" / "result.json").unlink()
+    assert_sentence(cli("evaluate", "out/model"), 1, "out/model is the model of a run: give the run folder, out")
+    assert "No attention.png: the run has no regularizer." in ran(cli("plot", "out")).stderr
     assert_sentence(cli("evaluate", "out"), 1, "The run in out has not finished: continue it with --resume")
     shutil.rmtree(tmp_path / "out" / "model")
     assert_sentence(cli("evaluate", "out"), 1, "No model in out/model")

@@ -29,6 +29,11 @@ class Line:
         except (TypeError, ValueError):
             raise InputError(f"Expected a list of (progress, value) knots, got {knots!r}.") from None
         for x in progress:
+            if isinstance(x, (int, float)) and x > 1:
+                raise InputError(
+                    f"Expected knots (share of training or depth, value), with shares in [0, 1], got {x!r}: divide a "
+                    "step by the number of steps."
+                )
             probability("progress of a knot", x)
         if list(progress) != sorted(set(progress)):
             raise InputError(f"Expected knots in ascending order of progress, got {list(progress)}.")

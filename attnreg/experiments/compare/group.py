@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.planned import PlannedRun
+from attnreg.experiments.results.report import collapsed
 from attnreg.experiments.tasks.metrics import CONFUSION
 
 
@@ -64,10 +65,7 @@ class Group:
     @property
     def collapsed(self) -> list[int]:
         """Seeds of the networks that predict the same class for every dev row, although the labels differ."""
-        if not self.has_classes or len(set(self.labels.tolist())) == 1:
-            return []
-        pairs = zip(self.runs, self.predictions, strict=True)
-        return [run.seed for run, predicted in pairs if len(set(predicted.tolist())) == 1]
+        return [run.seed for run, records in zip(self.runs, self.records, strict=True) if collapsed(records)]
 
     def values(self, *path: str) -> list[float]:
         """Return the number under these keys of ``result.json``, per seed."""

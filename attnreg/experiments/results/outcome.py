@@ -16,6 +16,7 @@ import attnreg
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.results.card import model_card
 from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict
+from attnreg.experiments.results.report import collapsed
 from attnreg.experiments.setup.device import device_name
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
@@ -39,6 +40,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         **evaluate_all(method.model, run.further, kind, run.accelerator),
     }
     history.mislabelled = _mislabelled(method.model, run)
+    history.collapsed = collapsed(dev.records)
     history.trivial = _trivial_scores(run, some)
     records = history.of(method.returned_name)
     forward, backward = run.total(history.forward_rows, history.backward_rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -13,6 +14,8 @@ from attnreg.experiments.setup.stopping import biased
 if TYPE_CHECKING:  # `attnreg compare` needs only the tables
     from attnreg.experiments.folder.history import History
     from attnreg.experiments.setup.setup import Setup
+
+COLLAPSED = "Collapsed: {} predicts the same class for all dev rows"
 
 
 def report(
@@ -79,8 +82,11 @@ def _notes(run: Setup, history: History, plain: tuple[Setup, History] | None) ->
             f"{wrong['rows']} training rows had a wrong label: the network gives {wrong['memorized']:.1%} of them this "
             f"label (it memorized it), and {wrong['recovered']:.1%} the true one."
         )
+    if history.collapsed:
+        yield COLLAPSED.format("the network") + "."
     if settings.stop_on is None:
-        yield f"The network of the last epoch ({history.epoch}) is returned, scored and saved."
+        whose = "network" if history.returned == "model" else f"{history.returned}'s network"
+        yield f"The {whose} of the last epoch ({history.epoch}) is returned, scored and saved."
     else:
         yield _stopped(run, history)
         if plain is not None:
@@ -128,11 +134,20 @@ def _activity(history: History) -> str:
     if not history.active_steps:
         return "The regularizer was never active: nothing was dropped in any step."
     active = f"The regularizer was active in {history.active_steps} of {history.step} steps"
-    dropping = [rate for rate in history.drop_rates.values() if rate > 0]
-    if not dropping:
+    if not (dropping := that_drop(history.drop_rates)):
         return f"{active} and dropped nothing."
-    mean = sum(dropping) / len(dropping)
-    return f"{active} and dropped {mean:.1%} in {len(dropping)} of {len(history.drop_rates)} sites."
+    return f"{active} and dropped {fmean(dropping):.1%} in {len(dropping)} of {len(history.drop_rates)} sites."
+
+
+def that_drop(rates: Mapping[str, float]) -> list[float]:
+    """Return the rates of the sites that drop anything; others, such as those of noise, do so by design."""
+    return [rate for rate in rates.values() if rate > 0]
+
+
+def collapsed(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a network predicts the same class for all rows, although their labels differ."""
+    labels, predictions = ([record[name] for record in records] for name in ("label", "prediction"))
+    return {*map(type, labels + predictions)} == {int} and len({*predictions}) == 1 < len({*labels})
 
 
 def rounds_played(events: Mapping[str, int], runs: int = 1) -> str:

@@ -199,6 +199,8 @@ def _warn_of_inputs(kind: Kind, sets: Mapping[str, Dataset]) -> None:
 def _config(run: Path) -> dict[str, Any]:
     if not run.is_dir():
         raise InputError(f"Run folder {run} not found.")
+    if run.name == "model" and (run.parent / "config.json").is_file():
+        raise InputError(f"{run} is the model of a run: give the run folder, {run.parent}.")
     if not (run / "model" / "config.json").is_file():
         raise InputError(f"No model in {run / 'model'}. Comparisons keep models only with --keep-models.")
     config = RunReader(run).config

@@ -58,8 +58,11 @@ class DivergenceCheck:
 def growing_loss(lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a warning if the mean training loss was never again as low as before the first evaluation.
 
-    Lines are those of ``telemetry.jsonl``, whose ``loss`` is the mean over the steps since the last line.
+    Fewer than three evaluations give none, nor does a regularizer that acts in some epochs only. Lines are those of
+    ``telemetry.jsonl``, whose ``loss`` is the mean over the steps since the last line.
     """
+    if len({bool(record["drop_rate"]) for record in evaluations if "drop_rate" in record}) > 1:
+        return None
     sums = [[0.0, 0] for _ in evaluations]
     before = 0
     for line in lines:
@@ -70,7 +73,7 @@ def growing_loss(lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mappi
         before = line["step"]
     pairs = zip(sums, evaluations, strict=True)
     means = [(total / steps, record["epoch"]) for (total, steps), record in pairs if steps]
-    if len(means) < 2 or any(mean <= means[0][0] for mean, _ in means[1:]):
+    if len(means) < 3 or any(mean <= means[0][0] for mean, _ in means[1:]):
         return None
     (first, begin), (last, end) = means[0], means[-1]
     return (

@@ -81,7 +81,6 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         loop.history.returned = method.returned_name
         conclude(method, run, loop.history)
         if run.folder.writer and (growth := growing_loss(RunReader(run.folder.path).telemetry, loop.records)):
-            print(growth, file=sys.stderr)
             run.remarks.append(growth)
         if loop.interruption.signal:
             loop.stop()  # the caller must not continue after a signal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console, Group
@@ -13,6 +14,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from attnreg.experiments.folder.history import History
+from attnreg.experiments.results.report import that_drop
 from attnreg.experiments.runs.telemetry import Telemetry
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.setup.stopping import STOPPING
@@ -37,8 +39,8 @@ class Progress:
         shown = []
         if "loss" in telemetry.latest:
             shown.append(f"loss {telemetry.latest['loss']:.3f}")
-        if rates := telemetry.drop_rates.values():
-            shown.append(f"drop {sum(rates) / len(rates):.2f}")
+        if rates := that_drop(telemetry.drop_rates):
+            shown.append(f"drop {fmean(rates):.2f}")
         if telemetry.event_counts:
             wins = {key.split(": ")[1]: count for key, count in telemetry.event_counts.items()}
             shown.append("wins " + " ".join(f"{name} {count}" for name, count in sorted(wins.items())))
@@ -56,8 +58,8 @@ class Progress:
         self._metrics[record["network"]] = record[metric]
         dropped = ""
         if "drop_rate" in record:
-            rates = list(record["drop_rate"].values())
-            dropped = f"  drop rate {sum(rates) / len(rates):.3f}" if rates else "  nothing dropped"
+            rates = that_drop(record["drop_rate"])
+            dropped = f"  drop rate {fmean(rates):.3f}" if rates else "  nothing dropped"
         key = f"{STOPPING}_{metric}"
         held_out = f"  on stopping rows {record[key]:.4f}" if key in record else ""
         self._console.print(

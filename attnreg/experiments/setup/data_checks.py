@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from datasets import Dataset
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, did_you_mean
 from attnreg.experiments.tasks.columns import column_of
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.task import Task
@@ -26,6 +27,7 @@ def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "de
         shared_rows(kind.task, train, dev, scored_on),
         *kind.label_warnings(train),
         similar_classes(kind.task.labels),
+        rare_class(kind, train, dev, scored_on),
         None if kind.skips_empty_rows else empty_texts(kind.task, train),
         cut_inputs(kind, train),
         unknown_tokens(kind, train),
@@ -53,6 +55,23 @@ def similar_classes(labels: Sequence[str]) -> str | None:
             both = f"the classes {other!r} and {label!r}"
             return f"{both} differ only in case or spaces: spell classes alike in all rows."
     return None
+
+
+def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> str | None:
+    """Name a class of at most two training rows, and none in dev, where others have at least ten times as many."""
+    if not (kind.has_classes and kind.one_class_per_row):
+        return None
+    counts = Counter(kind.gold(kind.task, train))
+    few = len(train) / (10 * len(kind.task.labels))
+    rare = [each for each in counts.keys() - {*kind.gold(kind.task, dev)} if counts[each] <= min(2, few)]
+    if not rare:
+        return None
+    names, number = kind.task.labels, min(rare)
+    others = [name for name in names if name != names[number]]
+    return (
+        f"class {names[number]!r} has {counts[number]} of {len(train)} training rows and none in {scored_on}."
+        f"{did_you_mean(names[number], others)}"
+    )
 
 
 def empty_texts(task: Task, train: Dataset) -> str | None:

@@ -15,7 +15,7 @@ from attnreg.experiments.compare.planned import finished_of
 from attnreg.experiments.compare.report import figures, tables
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Code, Contents, Heading, Paragraph, Table
-from attnreg.experiments.results.report import rounds_played
+from attnreg.experiments.results.report import COLLAPSED, rounds_played
 
 _MOST_CLASSES = 20  # to show one by one
 _COST = (
@@ -161,7 +161,7 @@ def _trivial(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     for group in groups:
         if group.collapsed:
             seeds = tables.seeds_of(group.collapsed)
-            yield f"Collapsed: {group.name} predicts the same class for all dev rows ({seeds})."
+            yield f"{COLLAPSED.format(group.name)} ({seeds})."
 
 
 def _no_interval(table: Table) -> str:

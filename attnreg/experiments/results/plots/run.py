@@ -49,7 +49,8 @@ def plot_run(folder: Path, layer: int = 0) -> tuple[list[Path], dict[str, str]]:
     }
     left_out = {path.name: reason for path, reason in reasons.items() if reason is not None}
     if not _has_attention(folder):
-        left_out["attention.png"] = "it needs the run's provider and model (see `compare --keep-models`)."
+        missing = None if (folder / "provider").is_dir() else "the run has no regularizer."
+        left_out["attention.png"] = missing or "it needs the run's provider and model (see `compare --keep-models`)."
     return [path for path, reason in reasons.items() if reason is None], left_out
 
 

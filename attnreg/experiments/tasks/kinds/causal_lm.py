@@ -90,7 +90,7 @@ class CausalLM(Kind):
         if tokenizer.eos_token is None:
             raise InputError(
                 f"The tokenizer of --model {name} ({type(tokenizer).__name__}) has no end-of-text token, which tells "
-                "where a completion ends: choose a causal language model, such as GPT-2."
+                "where a completion ends: set `tokenizer.eos_token` and save it again, or choose another model."
             )
 
     @classmethod
