@@ -158,6 +158,10 @@ def test_the_report_over_tasks(tmp_path, monkeypatch):
         equal = practically_equal(gaps, 0.05)
         assert row["p (equal within 0.05)"] == ("<0.0001" if equal < 1e-4 else f"{equal:.4f}")
     assert float(rows[int(np.argmin(tests))]["p (Holm)"]) == pytest.approx(3 * min(tests), abs=1e-4)
+    held = [row for row in rows if float(row["p (Holm)"].strip("<")) < 0.05]
+    named = "; ".join(f"high - random on {row['task']} ({row['difference']})" for row in held)
+    none = "No difference found: none of 3 holds after one correction over all of them."
+    assert (f"Of 3 differences, {len(held)} hold after correction: {named}." if held else none) in report
     over = {row["method"]: row for row in table(report, "Over tasks")}
     mean = np.mean([np.mean(np.subtract(scores[task, "high"], scores[task, "plain"])) for task in study.comparisons])
     assert over["high"]["mean difference"] == f"{mean:+.4f}"
@@ -198,6 +202,7 @@ def test_a_report_may_compare_scores_on_further_data(tmp_path, monkeypatch):
     cells = [[row[name] for name in ("plain", "high", "random")] for row in table(report, "Scores on test")]
     assert cells == [["0.5750", "0.6500", "not run"]] * 2
     assert [row["difference"] for row in table(report, "Differences by task")] == ["+0.0750"] * 2
+    assert "No difference found: none of 2 holds after one correction over all of them." in report
     assert [row["mean difference"] for row in table(report, "Over tasks")] == ["baseline", "+0.0750"]
 
 

@@ -12,6 +12,7 @@ from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.statistics import Difference, detectable, holm, paired_difference
 
 LEVEL = 0.05  # of p, after correction
+ONE_SEED = "One seed is no evidence: repeat the command with --seeds 5 or more."
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Seque
     if not found:
         return None
     if max(len(each.gaps) for each in found) < 2:
-        return "One seed is no evidence: repeat the command with --seeds 5 or more."
+        return ONE_SEED
     baseline, corrected = found[0].other.name, _corrected(found)
     rest = [each for each in found if corrected[each.mine.name] >= LEVEL]
     said = [_sentence(each, corrected[each.mine.name]) for each in found if each not in rest]

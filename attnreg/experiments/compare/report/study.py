@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from attnreg._files import replaced_file
-from attnreg.experiments.compare.contrast import Contrast, contrasts, difference_rows, p_cell
+from attnreg.experiments.compare.contrast import LEVEL, ONE_SEED, Contrast, contrasts, difference_rows, p_cell
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.report.latex import latex
 from attnreg.experiments.compare.report.tables import one_point
 from attnreg.experiments.compare.statistics import (
+    holm,
     mean_over_tasks,
     mean_ranks,
     practically_equal,
@@ -41,11 +42,17 @@ def write_study_report(study: Study) -> list[Table]:
     missing = [
         Paragraph(f"{name}: {text}") for name, comparison in study.comparisons.items() for text in comparison.missing()
     ]
-    blocks: list[Block] = [Heading(f"Study {study.folder.name}"), *map(Paragraph, study.notes), *missing, Contents()]
+    reported = groups if study.report_on is None else _scored_on(study, groups, study.report_on)
+    blocks: list[Block] = [
+        Heading(f"Study {study.folder.name}"),
+        *_verdict(study, reported),
+        *map(Paragraph, study.notes),
+        *missing,
+        Contents(),
+    ]
     tables: list[tuple[str, Table]] = []
     primary = " (primary contrast)" if study.primary else ""
     on = f" on {study.report_on}" if study.report_on else ""
-    reported = groups if study.report_on is None else _scored_on(study, groups, study.report_on)
     for title, pictures, table, texts in (
         (f"Scores{on}: means over seeds", (), _scores(study, reported), ()),
         (f"Differences by task{primary}", _pictures(study, reported), _differences(study, reported), _tests(study)),
@@ -112,9 +119,32 @@ def _mean(values: Sequence[float]) -> str:
     return f"{np.mean(values):.4f}"
 
 
+def _found(study: Study, groups: Groups) -> list[tuple[tuple[str, str], str, Contrast]]:
+    """The declared pairs of methods, with the task and the difference on each."""
+    return [(pair, task, each) for pair in _declared(study) for task, each in _by_task(groups, pair).items()]
+
+
+def _verdict(study: Study, groups: Groups) -> list[Block]:
+    """Say in one sentence which of the declared differences hold."""
+    found = _found(study, groups)
+    if not found:
+        return []
+    if max(len(each.gaps) for *_, each in found) < 2:
+        return [Paragraph(ONE_SEED)]
+    adjusted = holm([each.difference.p for *_, each in found])
+    hold = [
+        f"{' - '.join(pair)} on {task} ({each.difference.mean:+.4f})"
+        for (pair, task, each), p in zip(found, adjusted, strict=True)
+        if p < LEVEL
+    ]
+    if not hold:
+        return [Paragraph(f"No difference found: none of {len(found)} holds after one correction over all of them.")]
+    return [Paragraph(f"Of {len(found)} differences, {len(hold)} hold after correction: {'; '.join(hold)}.")]
+
+
 def _differences(study: Study, groups: Groups) -> Table | None:
     """The declared differences on each task, with one correction over all of them."""
-    found = [(pair, task, each) for pair in _declared(study) for task, each in _by_task(groups, pair).items()]
+    found = _found(study, groups)
     if not found:
         return None
     header = ["difference of", "task", "difference", "95 % over seeds", "p", "p (Holm)"]
