@@ -267,7 +267,7 @@ def test_a_provider_that_forgets_its_arguments_says_so_when_saved(tmp_path):
 
         def forward(self, site): ...
 
-    with pytest.raises(TypeError, match="missing rate"):
+    with pytest.raises(ValueError, match="missing rate"):
         Forgetful(0.1).save_pretrained(tmp_path / "p")
     assert list(tmp_path.iterdir()) == []
 

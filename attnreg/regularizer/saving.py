@@ -33,7 +33,7 @@ class PretrainedMixin:
         """The constructor's arguments, by name."""
         names = self._argument_names()
         if missing := [name for name in names if not hasattr(self, name)]:
-            raise TypeError(
+            raise InputError(
                 f"{type(self).__name__} must store its constructor's arguments as attributes of the same names: "
                 f"missing {', '.join(missing)}."
             )
@@ -45,7 +45,8 @@ class PretrainedMixin:
         return ", ".join(f"{name}={value!r}" for name, value in values if not isinstance(value, nn.Module))
 
     def _argument_names(self) -> list[str]:
-        return list(inspect.signature(type(self).__init__).parameters)[1:]
+        init = type(self).__init__
+        return [] if init is nn.Module.__init__ else list(inspect.signature(init).parameters)[1:]
 
     def _argument(self, name: str) -> Any:
         value = getattr(self, name)
@@ -150,7 +151,7 @@ def build(
             item
             for key, parameter in signature.parameters.items()
             if parameter.kind is parameter.VAR_POSITIONAL
-            for item in values.pop(key)
+            for item in (() if known[name].__init__ is nn.Module.__init__ else values.pop(key))
         ]
         return make(known[name], *positional, **values)
     except (TypeError, KeyError) as error:
