@@ -21,6 +21,7 @@ Choice = TypeVar("Choice", bound=str)
 
 SMALLEST, LARGEST = 1e-6, 1e6  # a loss in float32 can be divided or multiplied by these
 LARGEST_WHOLE = 2**31 - 1
+LONG = 200  # characters
 LARGEST_SIZE = 2**16  # for sizes that take memory
 
 
@@ -28,7 +29,7 @@ def probability(name: str, value: float, interval: str = "[0, 1]") -> float:
     """Return ``value`` if it is a number in ``[0, 1]``, or in this interval, whose ends may be open."""
     inside = _is_number(value) and 0 <= value <= 1
     if not inside or (value == 0 and interval[0] == "(") or (value == 1 and interval[-1] == ")"):
-        raise InputError(f"Expected `{name}` to be a probability in {interval}, got {value!r}.")
+        raise InputError(f"Expected `{name}` to be a probability in {interval}, got {short(value)}.")
     return value
 
 
@@ -45,18 +46,18 @@ def inner_probability(name: str, value: float) -> float:
 def positive(name: str, value: float) -> float:
     """Return ``value`` if it is a number in ``[SMALLEST, LARGEST]``."""
     if not _is_number(value) or not value > 0:
-        raise InputError(f"Expected `{name}` to be above 0, got {value!r}.")
+        raise InputError(f"Expected `{name}` to be above 0, got {short(value)}.")
     if not SMALLEST <= value <= LARGEST:
-        raise InputError(f"Expected `{name}` to be in [{SMALLEST:g}, {LARGEST:g}], got {value!r}.")
+        raise InputError(f"Expected `{name}` to be in [{SMALLEST:g}, {LARGEST:g}], got {short(value)}.")
     return value
 
 
 def not_negative(name: str, value: float) -> float:
     """Return ``value`` if it is a number in ``[0, LARGEST]``."""
     if not _is_number(value) or not value >= 0:
-        raise InputError(f"Expected `{name}` to be 0 or more, got {value!r}.")
+        raise InputError(f"Expected `{name}` to be 0 or more, got {short(value)}.")
     if value > LARGEST:
-        raise InputError(f"Expected `{name}` to be at most {LARGEST:g}, got {value!r}.")
+        raise InputError(f"Expected `{name}` to be at most {LARGEST:g}, got {short(value)}.")
     return value
 
 
@@ -68,13 +69,13 @@ def whole_number(name: str, value: int, *, least: int = 1, most: int = LARGEST_W
         wanted = f"at least {least}" if value < least else f"at most {most}"
     else:
         return value
-    raise InputError(f"Expected `{name}` to be {wanted}, got {value!r}.")
+    raise InputError(f"Expected `{name}` to be {wanted}, got {short(value)}.")
 
 
 def true_or_false(name: str, value: bool) -> bool:
     """Return ``value`` if it is ``True`` or ``False``."""
     if not isinstance(value, bool):
-        raise InputError(f"Expected `{name}` to be True or False, got {value!r}.")
+        raise InputError(f"Expected `{name}` to be True or False, got {short(value)}.")
     return value
 
 
@@ -82,8 +83,13 @@ def one_of(name: str, value: Choice, choices: Sequence[str]) -> Choice:
     """Return ``value`` if it is one of the choices."""
     if value not in choices:
         near = did_you_mean(value, choices) if isinstance(value, str) else ""
-        raise InputError(f"Expected `{name}` to be one of {', '.join(choices)}, got {value!r}.{near}")
+        raise InputError(f"Expected `{name}` to be one of {', '.join(choices)}, got {short(value)}.{near}")
     return value
+
+
+def short(value: object) -> str:
+    """Return the value as text; only its type where that is long, as for a model."""
+    return text if len(text := repr(value)) < LONG else f"a {type(value).__name__}"
 
 
 def _is_number(value: float) -> bool:

@@ -27,8 +27,9 @@ def a_batch(model: nn.Module, batch: Any) -> Mapping[str, Any]:
             ...
         attnreg.errors.InputError: Expected the batch to be a dict of arguments of Linear.forward(input), got ...
     """
-    known = inspect.signature(model.forward).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
+    arguments = inspect.signature(model.forward).parameters
+    known = [name for name, each in arguments.items() if each.kind is not each.VAR_KEYWORD]
+    takes_any = len(known) < len(arguments)
     names = batch if isinstance(batch, Mapping) else ()
     strange = next((name for name in names if not (takes_any or name in known)), None)
     if isinstance(batch, Mapping) and strange is None:

@@ -12,6 +12,7 @@ import attnreg
 from attnreg.errors import InputError
 from attnreg.integrations import AttnRegCallback
 from attnreg.training import FineTuning, adamw
+from attnreg.training.micro_batches import split_batch
 
 ROOT = Path(__file__).parent.parent
 
@@ -73,6 +74,8 @@ WRONG = [
     (lambda: attnreg.attach(Classifier(), [attnreg.DropKey(0.1)]), r"got a list: compose regularizers with `a & b`\.$"),
     (lambda: attnreg.attach(Classifier(), Classifier()), r"got Classifier, which is none\.$"),
     (lambda: attnreg.attach("bert-base-uncased", attnreg.DropKey(0.1)), "got 'bert-base-uncased': load the model first"),
+    (lambda: attnreg.DropHead(nn.ModuleList(Classifier() for _ in range(3))), r"in \[0, 1\], got a ModuleList\.$"),
+    (lambda: split_batch((STATES,), 2, Classifier()), NOT_A_BATCH + r"a tuple\.$"),
     (lambda: attnreg.Drophead, "'attnreg' has no attribute 'Drophead'. Did you mean DropHead"),
 ]  # fmt: skip
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
-from attnreg.outputs import IGNORED, shifts_labels
+from attnreg.outputs import IGNORED, a_batch, shifts_labels
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch
 
@@ -16,7 +18,8 @@ def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch,
     A model's loss is a mean over rows or, where labels are -100 in places, over the other positions. Each part weighs
     as much as it has of these. Parts without any are left out. The model tells whether labels are shifted.
     """
-    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
+    named = batch if isinstance(batch, Mapping) else a_batch(model, batch)
+    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor) and value.dim()}
     rows = {name: len(value) for name, value in tensors.items()}
     if len(set(rows.values())) != 1:
         raise InputError(f"Cannot split the batch: its tensors have different numbers of rows: {rows}.")
