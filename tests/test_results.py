@@ -62,6 +62,17 @@ def test_all_comparisons(monkeypatch):
     assert assert_published("comparisons/README.md", 2, lambda *names: found[names]) == len(found)
 
 
+def test_exploration():
+    with (RESULTS / "exploration/results.csv").open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    gaps = {
+        arm: [float(row["planted"]) - float(row["second"]) for row in rows if row["arm"] == arm]
+        for arm in {row["arm"] for row in rows}
+    }
+    assert {len(each) for each in gaps.values()} == {8}
+    assert assert_published("exploration/README.md", 1, gaps.get) == 5
+
+
 def test_the_ceiling():
     with (RESULTS / "ceiling/results.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["scored_on"] == "dev" and row["metric"] == "accuracy"]

@@ -190,9 +190,8 @@ def _cause(sentence: str) -> str:
     """Without the model's names and what to do, so that the same cause reads the same."""
     if found := re.search(r"\([^():]+: ([^():]+)\)", sentence):  # of the first place
         return found[1]
-    return re.sub(r" Pass `example_inputs`.*| Call `model.set_attn.*", "", sentence, flags=re.DOTALL).replace(
-        "|", "\\|"
-    )
+    short = re.sub(r" Pass `example_inputs`.*| Call `model.set_attn.*", "", sentence, flags=re.DOTALL)
+    return re.sub(r"^No attention that can be masked was found in \w+:", "no attention:", short).replace("|", "\\|")
 
 
 if __name__ == "__main__":
