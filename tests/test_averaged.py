@@ -4,12 +4,14 @@ import json
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 import attnreg
 from attnreg.training import Averaged, FineTuning
-from tests.commands import ran
-from tests.method_cases import batches, bert, sgd, weights
+from tests.commands import assert_sentence, ran
+from tests.method_cases import adamw, batches, bert, sgd, weights
 
 
 @pytest.mark.parametrize(("ema", "wise"), [(0.0, 1.0), (0.9, 1.0), (0.0, 0.3), (0.5, 0.75), (0.0, 0.0)])
@@ -29,6 +31,38 @@ def test_the_average_is_that_of_all_networks_so_far(ema, wise):
     assert not attnreg.is_attached(method.model)
     assert attnreg.is_attached(model)
     assert method.networks == {"model": method.model}
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_the_average_predicts_by_itself(precision, request):
+    """Accelerate wraps the forward of the network that trains; a copy of the wrapper would run that network."""
+    model = bert(dropout=0.0).float()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    request.addfinalizer(lambda: AcceleratorState._reset_state(reset_partial_state=True))
+    accelerator = Accelerator(cpu=True, mixed_precision=precision)
+    batch = next(iter(batches(1)))
+    method = FineTuning(model, adamw(model), attnreg.DropHead(0.2), accelerator=accelerator)
+    before = model.eval()(**batch).logits
+    method = Averaged(method, wise=0.0)
+    for each in batches(20):
+        method.step(each)
+    torch.testing.assert_close(method.model.eval()(**batch).logits, before, atol=1e-2, rtol=0)
+    assert (model.eval()(**batch).logits - before).abs().max() > 0.05
+
+
+def test_an_average_of_bfloat16_moves():
+    model = bert(dropout=0.0).bfloat16()
+    method = Averaged(FineTuning(model, sgd(model)), ema=0.99)
+    start = weights(method.model).clone()
+    for batch in batches(1):
+        method.step(batch)
+    for parameter in model.parameters():
+        parameter.data += 1.0
+    model.requires_grad_(False)
+    method.method.step = lambda batch: None
+    for _ in range(300):
+        method.step({})
+    assert (weights(method.model) - start).mean() > 0.9
 
 
 def test_training_is_the_same_as_without():
@@ -52,6 +86,8 @@ def test_a_run_scores_and_saves_the_average(cli, recipe, tmp_path):
         ran(cli("recipe", recipe, *averages, *options, name))
     saved = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("plain", "averaged")]
     assert not all(torch.equal(*each) for each in zip(*(model.values() for model in saved), strict=True))
+    lora = ["--model", "plain/model", "--lora-rank", 2, "--lora-targets", "query", "--wise-ft", 0.5]
+    assert_sentence(cli("recipe", recipe, *lora, *options, "lora"), 2, "--wise-ft mixes whole weights")
     ran(cli("evaluate", "averaged", "--device", "cpu"))
     found, result = (
         json.loads((tmp_path / "averaged" / name).read_text()) for name in ("evaluations/agreement.json", "result.json")

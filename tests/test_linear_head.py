@@ -104,11 +104,41 @@ def test_numbers_are_fitted_by_ridge_regression():
 def test_what_cannot_be_probed_is_refused():
     model, rows = bert(), [*batches(2)]
     one_class = [{**batch, "labels": torch.zeros_like(batch["labels"])} for batch in rows]
-    with pytest.raises(InputError, match=r"needs two rows or more of each of two classes or more, got \[8\]"):
+    with pytest.raises(InputError, match=r"needs two rows or more of each of 2 classes or more, got \[8\]"):
         fit_linear_head(model, one_class)
     model.classifier = torch.nn.Sequential(model.classifier, torch.nn.Tanh())
-    with pytest.raises(InputError, match="has no linear head with a bias that reads one state per row"):
+    with pytest.raises(InputError, match="has no linear head that reads one state per row"):
         fit_linear_head(model, rows)
+
+
+def test_a_probe_needs_one_label_per_row():
+    model, rows = bert(num_labels=3, problem_type="multi_label_classification"), [*batches(2)]
+    several = [{**batch, "labels": torch.rand(4, 3).double().round()} for batch in rows]
+    with pytest.raises(InputError, match=r"two rows or more with one label each, got labels of shape \(8, 3\)"):
+        fit_linear_head(model, several)
+    with pytest.raises(InputError, match="needs batches to fit"):
+        fit_linear_head(model, [])
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_what_nothing_reads_is_not_trained(name):
+    model = MODELS[name]().train()
+    pool(model, "mean")
+    model(input_ids=IDS, labels=torch.tensor([0, 1])).loss.backward()
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+def test_an_adapter_and_another_choice_are_kept(cli, tmp_path):
+    options = ["--train-size", 16, "--epochs", 1, "--device", "cpu", "--output-dir"]
+    ran(cli("recipe", "finetune", "--pooling", "last", *options, "first"))
+    for name, pooling in (("mean", ["--pooling", "mean"]), ("own", ["--pooling", "own"]), ("kept", [])):
+        adapter = ["--lora-rank", 2, "--lora-targets", "query"] if name == "mean" else []
+        ran(cli("recipe", "finetune", "--model", "first/model", *adapter, *pooling, *options, name))
+        ran(cli("evaluate", name, "--device", "cpu"))
+        found, result = (
+            json.loads((tmp_path / name / file).read_text()) for file in ("evaluations/agreement.json", "result.json")
+        )
+        assert found["metrics"]["loss"] == pytest.approx(result["dev"]["loss"], abs=1e-6), name
 
 
 def test_the_checkpoint_says_what_the_head_reads(cli, tmp_path):

@@ -55,16 +55,21 @@ class Averaged(TrainingMethod):
         self.provider, self.accelerator = method.provider, method.accelerator
         self.loss_function, self.micro_batches = method.loss_function, method.micro_batches
         self.max_grad_norm = method.max_grad_norm
-        self._before = [each.detach().clone() for each in self._trained] if self.wise < 1 else []
+        self._before = self._latest() if self.wise < 1 else []
         self._average: list[Tensor] = []
         self._network = copy.deepcopy(method.model)
         if is_attached(self._network):
             detach(self._network)
+        for name in ("forward", "_original_forward"):  # of accelerate, which would run the network that trains
+            vars(self._network).pop(name, None)
+        if self.accelerator is not None:
+            self._network = self.accelerator.prepare_model(self._network, evaluation_mode=True)
         self._is_current = True
 
-    @property
-    def _trained(self) -> list[Tensor]:
-        return [each for each in self.method.model.parameters() if each.is_floating_point()]
+    def _latest(self) -> list[Tensor]:
+        """Copy the weights that train, in float32 or more: in bfloat16, an average would stand still."""
+        trained = [each.detach() for each in self.method.model.parameters() if each.is_floating_point()]
+        return [each.to(torch.promote_types(each.dtype, torch.float32), copy=True) for each in trained]
 
     @property
     @override
@@ -73,10 +78,9 @@ class Averaged(TrainingMethod):
         if not self._is_current:
             self._network.load_state_dict(self.method.model.state_dict())
             for number, kept in enumerate(p for p in self._network.parameters() if p.is_floating_point()):
-                if self._average:
-                    kept.copy_(self._average[number])
-                if self._before:
-                    kept.lerp_(self._before[number], 1 - self.wise)
+                exact = torch.promote_types(kept.dtype, torch.float32)
+                average = self._average[number] if self._average else kept.to(exact)
+                kept.copy_(average.lerp(self._before[number], 1 - self.wise) if self._before else average)
             self._is_current = True
         return self._network
 
@@ -94,12 +98,10 @@ class Averaged(TrainingMethod):
     def step(self, batch: Batch) -> StepResult:
         result = self.method.step(batch)
         self._is_current = False
-        if self.ema:
-            latest = [each.detach() for each in self._trained]
-            if self._average:
-                get_ema_multi_avg_fn(self.ema)(self._average, latest, None)
-            else:
-                self._average = [each.clone() for each in latest]
+        if self.ema and self._average:
+            get_ema_multi_avg_fn(self.ema)(self._average, self._latest(), None)
+        elif self.ema:
+            self._average = self._latest()
         return result
 
     @override

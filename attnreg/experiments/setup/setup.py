@@ -28,6 +28,7 @@ from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.data import load_data
 from attnreg.experiments.tasks.models.dropout import dropout_fields
 from attnreg.experiments.tasks.models.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
+from attnreg.experiments.tasks.models.pooling import saved_pooling
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
@@ -96,7 +97,7 @@ class Setup:
             self.remarks.append(f"CPU threads: {threads} (--threads).")
         if (p := settings.model_dropout) is not None:
             self.remarks.append(f"--model-dropout {p:g} set {', '.join(dropout_fields(self.model.config))}.")
-        if (pooling := getattr(self.model.config, "attnreg_pooling", None)) is not None:
+        if (pooling := saved_pooling(self.model.config)) not in (None, "own"):
             self.remarks.append(f"The head reads pooled states: {pooling} (--pooling).")
         if settings.reinit_layers:
             names = reinitialize_top(self.model, settings.reinit_layers)

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import tempfile
 import zlib
 from collections.abc import Callable, Collection, Sequence
@@ -106,6 +107,8 @@ def _complaint(files: Sequence[Path], reason: str) -> str:
 def _typed(texts: list[str]) -> pyarrow.Array:
     """Return the numbers or truth values that all texts spell, or else the texts."""
     column = pyarrow.array(texts)
+    if any(re.match(r"[-+]?0\d", each) for each in texts):
+        return column  # 007 is a name
     for each in _TYPES:
         with suppress(pyarrow.ArrowInvalid):
             return column.cast(each)
@@ -166,6 +169,9 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
                 raise InputError(
                     f"{file} has {name} between its columns: a .{form} file needs {_SEPARATORS[separator]}."
                 )
+    if form == "tsv" and (alone := re.search(r"\r(?!\n)", text)) and "\n" in text:
+        line = text.count("\n", 0, alone.start()) + 1
+        raise InputError(f"Line {line} of {file} holds a carriage return within a row: remove it.")
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, quoting=quoting, strict=True)
     try:

@@ -58,17 +58,23 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch], *, folds: Count 
         head, features, labels = _features(model, batches)
     finally:
         model.train(mode)
+    if labels.dim() != 1 or len(labels) != len(features) or len(labels) < 2:
+        raise InputError(
+            f"A linear probe needs two rows or more with one label each, got labels of shape {tuple(labels.shape)}."
+        )
     x, y = features.double().cpu().numpy(), labels.cpu().numpy()
     if labels.is_floating_point():
-        estimator: Any = Ridge()
+        estimator: Any = Ridge(fit_intercept=head.bias is not None)
         name, score, parts = "alpha", "neg_mean_squared_error", KFold(min(folds, len(y)))
     else:
         _, counts = labels.unique(return_counts=True)
-        if len(counts) < 2 or int(counts.min()) < 2:
+        needed = 2 if head.bias is not None else head.out_features  # a bias rules out a class without rows
+        if len(counts) < needed or int(counts.min()) < 2:
             raise InputError(
-                f"A linear probe needs two rows or more of each of two classes or more, got {counts.tolist()}."
+                f"A linear probe needs two rows or more of each of {needed} classes or more, got {counts.tolist()}."
             )
-        estimator, name, score = LogisticRegression(max_iter=10_000, tol=1e-8), "C", "neg_log_loss"
+        estimator = LogisticRegression(max_iter=10_000, tol=1e-8, fit_intercept=head.bias is not None)
+        name, score = "C", "neg_log_loss"
         parts = StratifiedKFold(min(folds, int(counts.min())))
     search = GridSearchCV(estimator, {name: STRENGTHS}, scoring=score, cv=parts).fit(x, y)
     found = search.best_estimator_
@@ -83,7 +89,8 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch], *, folds: Count 
         rows[found.classes_] = weight
         weight, bias = rows, absent
     head.weight.copy_(weight)
-    head.bias.copy_(bias)
+    if head.bias is not None:
+        head.bias.copy_(bias)
     return float(search.best_params_[name])
 
 
@@ -96,6 +103,8 @@ def _features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Te
         if isinstance(each, nn.Linear)
     ]
     features, labels = [], []
+    if not batches:
+        raise InputError("A linear probe needs batches to fit, got none.")
     try:
         for batch in batches:
             called.clear()
@@ -105,10 +114,11 @@ def _features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Te
             head, *both = called[-1]
             # A decoder has logits for each token; pooled states, and so their logits, are alike in all positions.
             states, of_head = (each[:, 0] if each.dim() == 3 else each for each in both)
-            if head.bias is None or of_head.shape != logits.shape or not torch.allclose(of_head, logits, atol=1e-7):
+            if of_head.shape != logits.shape or not torch.allclose(of_head, logits, atol=1e-7):
                 raise _no_head(model)
             features.append(states)
-            labels.append(needed_labels_of(batch, logits).flatten())
+            given = needed_labels_of(batch, logits)
+            labels.append(given.squeeze(-1) if given.dim() == 2 and given.shape[1] == 1 else given)
     finally:
         for hook in hooks:
             hook.remove()
@@ -117,6 +127,6 @@ def _features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Te
 
 def _no_head(model: nn.Module) -> InputError:
     return InputError(
-        f"{type(model).__name__} has no linear head with a bias that reads one state per row. Choose the state that it "
+        f"{type(model).__name__} has no linear head that reads one state per row. Choose the state that it "
         "reads (`--pooling mean`), or fine-tune the whole model."
     )

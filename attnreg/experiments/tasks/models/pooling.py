@@ -18,7 +18,7 @@ _KEY = "attnreg_pooling"  # in a model's configuration
 _HEAD = "AutoModelForSequenceClassification"
 
 
-def pool(model: Any, pooling: Pooling) -> None:
+def pool(model: Any, pooling: Pooling, usual: Pooling = "own") -> None:
     """Let the classification head of a model read one pooled state of the last layer. Changes the model in place.
 
     The pooled state takes the place of every token's, and of the model's own pooler's output, so that every head reads
@@ -28,6 +28,7 @@ def pool(model: Any, pooling: Pooling) -> None:
         model: a model of transformers for sequence classification.
         pooling: ``"cls"`` (the first token's state), ``"mean"`` (of all tokens that are no padding), ``"last"`` (the
             last such token's), or ``"own"``, which is what the model's own head reads.
+        usual: what the checkpoint would get; an ``"own"`` that differs from it is kept in the configuration, too.
 
     Raises:
         InputError: if the model has an encoder and a decoder.
@@ -46,10 +47,17 @@ def pool(model: Any, pooling: Pooling) -> None:
         True
     """
     if pooling == "own":
+        if usual != "own":
+            setattr(model.config, _KEY, pooling)
         return
+    from torch import nn
+
     if model.config.is_encoder_decoder:
         raise InputError(f"--pooling is for encoders and decoders, but {type(model).__name__} has both: remove it.")
     setattr(model.config, _KEY, pooling)
+    pooler = getattr(model.base_model, "pooler", None)
+    if isinstance(pooler, nn.Module):  # nothing reads it now, and several processes would wait for its gradients
+        pooler.requires_grad_(False)
     model.base_model.register_forward_hook(_Pool(pooling), with_kwargs=True)
 
 
@@ -57,14 +65,19 @@ def usual_pooling(config: Any, name: str) -> Pooling:
     """Return the pooling that a model was saved with, or trained with by sentence-transformers; else ``"own"``."""
     from transformers.utils.hub import cached_file
 
-    saved: Pooling | None = getattr(config, _KEY, None)
-    if saved is not None:
+    if (saved := saved_pooling(config)) is not None:
         return saved
     path = cached_file(name, "1_Pooling/config.json", _raise_exceptions_for_missing_entries=False)
     if path is None:
         return "own"
     modes = json.loads(Path(path).read_text(encoding="utf-8"))
     return "mean" if modes.get("pooling_mode_mean_tokens") or modes.get("pooling_mode") == "mean" else "own"
+
+
+def saved_pooling(config: Any) -> Pooling | None:
+    """Return the pooling in a configuration, if there is any."""
+    saved: Pooling | None = getattr(config, _KEY, None)
+    return saved
 
 
 def can_pool(head: str) -> bool:
@@ -83,7 +96,7 @@ class _Pool:
         states: Tensor | None = getattr(output, "last_hidden_state", None)
         if states is None or (mask is not None and mask.shape != states.shape[:2]):
             raise InputError(f"--pooling needs a state for each token, but {type(base).__name__} has none: remove it.")
-        mask = states.new_ones(states.shape[:2]) if mask is None else mask.to(states.dtype)
+        mask = states.new_ones(states.shape[:2]) if mask is None else mask
         pooled = self._pooled(states, mask)
         output["last_hidden_state"] = pooled[:, None].expand_as(states)
         if getattr(output, "pooler_output", None) is not None:
@@ -91,8 +104,12 @@ class _Pool:
         return output
 
     def _pooled(self, states: Tensor, mask: Tensor) -> Tensor:
+        import torch
+
         if self.pooling == "mean":
-            return (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+            exact = torch.promote_types(states.dtype, torch.float32)
+            weights = (mask / mask.sum(1, keepdim=True).clamp(min=1)).to(exact)
+            return (weights[:, None] @ states.to(exact))[:, 0].to(states.dtype)
         # the first or last of the tokens that are no padding, which may stand on either side
         place = mask.argmax(1) if self.pooling == "cls" else mask.shape[1] - 1 - mask.flip(1).argmax(1)
         return states[range(len(states)), place]

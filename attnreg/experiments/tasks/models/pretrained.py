@@ -15,7 +15,7 @@ from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.hub import offline_if_unreachable
 from attnreg.experiments.tasks.models.dropout import dropout_options
 from attnreg.experiments.tasks.models.lora import adapter_base, saved_modules, with_adapter
-from attnreg.experiments.tasks.models.pooling import Pooling, can_pool, pool, usual_pooling
+from attnreg.experiments.tasks.models.pooling import Pooling, can_pool, pool, saved_pooling, usual_pooling
 from attnreg.experiments.tasks.models.tiny import tiny_model
 from attnreg.experiments.tasks.models.weights import class_warnings, new_weights, weight_warnings
 from attnreg.experiments.tasks.task import Task
@@ -95,7 +95,7 @@ def load_pretrained(
         return Loaded(model, tokenizer, None)
     if (base := adapter_base(name)) is not None:
         try:
-            adapted = load_pretrained(task, base, dropout)
+            adapted = load_pretrained(task, base, dropout, pooling or _adapter_pooling(name))
         except InputError as error:
             raise InputError(f"Cannot load the model that the adapter in {name} belongs to: {error}") from error
         model = with_adapter(adapted.model, name)
@@ -146,12 +146,20 @@ def load_pretrained(
         )
     kind.check_model(model, name)
     if can_pool(kind.head):
-        pool(model, pooling or usual_pooling(config, name))
+        usual = usual_pooling(config, name)
+        pool(model, pooling or usual, usual)
     said = weight_warnings(model, info, name, kind.head_is_new)
     new = new_weights(info)
     if kind.has_classes and not new:
         said += class_warnings(names, task.labels, name)
     return Loaded(model, tokenizer, new, tuple(said))
+
+
+def _adapter_pooling(folder: str) -> Pooling | None:
+    """Return the pooling that an adapter was trained with; its folder also has the configuration of the model."""
+    from transformers import AutoConfig
+
+    return saved_pooling(AutoConfig.from_pretrained(folder)) if (Path(folder) / "config.json").is_file() else None
 
 
 def longest_input(model: nn.Module, max_length: int | None, usual: int = 0) -> int:
