@@ -191,9 +191,9 @@ def test_killed_and_started_again(finished, undrawn, cli, warm, tmp_path):
     command = [sys.executable, "-c", WITH_WARM_RUNS.format(before=NO_OTHER_RUN_AFTER_ONE), *words, "--jobs", 2]
     with warm.popen(command, cwd=tmp_path, stderr=subprocess.STDOUT) as process:
         comparison = tmp_path / "study"
-        comparison = psutil.Process(process.pid)
-        wait_for(lambda: process.poll() is not None or comparison.status() == psutil.STATUS_STOPPED)
-        runs = comparison.children(recursive=True)
+        stopped = psutil.Process(process.pid)
+        wait_for(lambda: process.poll() is not None or stopped.status() == psutil.STATUS_STOPPED)
+        runs = stopped.children(recursive=True)
         process.kill()
     wait_for(lambda: all(map(has_ended, runs)))  # the runs ended with it
     done = {path: path.stat().st_mtime_ns for path in comparison.rglob("result.json")}

@@ -91,7 +91,7 @@ def test_what_a_callback_cannot_do_is_refused(tmp_path):
         with pytest.raises(ValueError, match=says):
             hf.Trainer(model, arguments(tmp_path), callbacks=[AttnRegCallback(provider)])
         assert not attnreg.is_attached(model)
-    with pytest.raises(ValueError, match=r"Expected a provider or a handle of `attnreg\.attach`, got str"):
+    with pytest.raises(ValueError, match=r"Expected a provider or a handle of `attnreg\.attach`, got the text"):
         AttnRegCallback("DropKey(0.1)")
 
 
