@@ -105,6 +105,7 @@ def test_other_lengths_and_rates_are_compiled_for_once(name):
         torch.testing.assert_close(compiled_loss, loss, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_eval_mode_probing_and_detaching_are_noticed():
     torch._dynamo.reset()
     model = bert(layers=1)

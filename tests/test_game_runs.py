@@ -76,20 +76,24 @@ def test_a_game_without_a_round_is_refused(cli, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def slow(*options):
+    return pytest.param([*options], marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        ["--reward-data", "half-dev"],
+        slow("--reward-data", "half-dev"),
         ["--reward-data", "noisy-train", "--credit", "Reinforce(per='sample', baseline='leave-one-out')"],
         ["--reward-data", "dev", "--rewards", "Rewards(fresh_rows=1)"],
         ["--regime", "paper"],
         ["--rewards", "Rewards(score='metric')", "--reward-rows", 9],
         ["--credit", "GradientCredit()", "--generator", "GNetProvider(decisions='key')"],
-        ["--credit", "Reinforce(antithetic=True)", "--generator", "GNetProvider(decisions='batch')"],
-        ["--generator", "GNetProvider() & DropHead(0.1)", "--rewards", "Rewards(fresh_rows=2)"],
+        slow("--credit", "Reinforce(antithetic=True)", "--generator", "GNetProvider(decisions='batch')"),
+        slow("--generator", "GNetProvider() & DropHead(0.1)", "--rewards", "Rewards(fresh_rows=2)"),
         ["--provider", "TokenDropout(0.1) & AdversarialAttention(price=0.1)", "--provider-lr", 0.5],
         ["--task", "agreement-words"],  # pre-training
-        ["--generator", "none", "--winner", "evidence"],
+        slow("--generator", "none", "--winner", "evidence"),
     ],
     ids=lambda options: "".join(map(str, options[:2])),
 )

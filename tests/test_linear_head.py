@@ -128,6 +128,7 @@ def test_what_nothing_reads_is_not_trained(name):
     assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
+@pytest.mark.slow
 def test_an_adapter_and_another_choice_are_kept(cli, tmp_path):
     options = ["--train-size", 16, "--epochs", 1, "--device", "cpu", "--output-dir"]
     ran(cli("recipe", "finetune", "--pooling", "last", *options, "first"))

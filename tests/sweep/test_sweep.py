@@ -51,7 +51,15 @@ def check(name, afterwards=False):
         assert re.match(r"[A-Z].{40,}\.$", found.note, re.DOTALL), found.note
 
 
-SLOW = {"big_bird", "swinv2", "qwen2_vl_vision", "informer", "canine", "segformer"}  # others are of the same kinds
+SLOW = {
+    "big_bird",
+    "swinv2",
+    "qwen2_vl_vision",
+    "informer",
+    "canine",
+    "segformer",
+    "funnel",
+}  # others are of the same kinds
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SAMPLE])
