@@ -151,3 +151,20 @@ def test_others_are_compared_with_the_best_rung(tmp_path):
     path.write_text(yaml.safe_dump({**content, "rungs": ["low", "new"]}))
     with pytest.raises(InputError, match="methods with values in braces, which held-out rows choose from, got 'new'"):
         read_study(path, tmp_path / "out")
+
+
+def test_further_data_keeps_its_name_in_another_folder(tmp_path):
+    """The folder of a task with a dash in its name has an underscore; scores are still reported by the task's name."""
+    for name in ("mrpc", "paws_x"):
+        (tmp_path / name).mkdir()
+    path = tmp_path / "mine.yaml"
+    content = {
+        "methods": ["finetune"],
+        "tasks": [{"task": "mrpc"}],
+        "score_on": [{"task": "paws-x"}],
+        "report_on": "paws-x",
+    }
+    path.write_text(yaml.safe_dump(content))
+    study = read_study(path, tmp_path / "out", {"data_dir": str(tmp_path)})
+    ((scoring,),) = study.score_on.values()
+    assert (scoring.name, scoring.data_dir, study.report_on) == ("paws-x", str(tmp_path / "paws_x"), "paws-x")

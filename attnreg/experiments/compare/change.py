@@ -10,6 +10,7 @@ from typing import Any
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.comparison import DESIGN
+from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.tasks.built_in import get_task
 
@@ -61,7 +62,7 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
 
 def _scores(whole: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
     scored = [*(whole.get("score_on") or []), *entry.get("score_on", [])]
-    return any(whole["report_on"] in (each.get("name"), each.get("task"), each.get("split")) for each in scored)
+    return whole["report_on"] in map(Scoring.usual_name, scored)
 
 
 def _placed(
@@ -75,7 +76,8 @@ def _placed(
         if task is None or get_task(task).embedded is not None:
             found.append(entry)
         elif place := next((root / each for each in (name, name.replace("-", "_")) if (root / each).is_dir()), None):
-            found.append({**entry, "data_dir": str(place)})
+            named = entry if needed else {**entry, "name": Scoring.usual_name(entry)}  # not by the folder that it gets
+            found.append({**named, "data_dir": str(place)})
         else:
             without.append(name)
     if without:

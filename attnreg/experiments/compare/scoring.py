@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from attnreg.errors import AttnRegWarning, InputError
@@ -27,6 +28,14 @@ class Scoring:
     split: str = "validation"
     classes: Mapping[str, str] = field(default_factory=dict)
     max_length: int | None = None
+
+    @staticmethod
+    def usual_name(entry: Mapping[str, Any]) -> str:
+        """Return the name of an entry in a study file: its own, or that of its data folder, task or split."""
+        usual = (
+            Path(entry["data_dir"]).name if "data_dir" in entry else entry.get("task", entry.get("split", "validation"))
+        )
+        return str(entry.get("name", usual))
 
     @property
     def _file(self) -> str:

@@ -204,13 +204,13 @@ def _scorings(content: Any, path: Path) -> list[Scoring]:
         entry = {key.replace("-", "_"): value for key, value in given.items()}
         split = entry.get("split", "validation")
         _check(split in ("validation", "test"), "split", path, "validation or test", split)
-        usual = Path(entry["data_dir"]).name if "data_dir" in entry else entry.get("task", split)
         pairs = _mapping(entry.get("classes", {}), None, f"`classes` in {path}")
         classes = {str(theirs): str(ours) for theirs, ours in pairs.items()}
         if (length := entry.get("max_length")) is not None:
             _number(length, "max_length", path, least=4)
-        name = str(entry.get("name", usual))
-        made.append(Scoring(name, entry.get("task"), entry.get("data_dir"), split, classes, length))
+        made.append(
+            Scoring(Scoring.usual_name(entry), entry.get("task"), entry.get("data_dir"), split, classes, length)
+        )
     names = [scoring.name for scoring in made]
     if len(set(names)) < len(names):
         raise InputError(f"Expected different names in `score_on` of {path}, got {', '.join(names)}.")

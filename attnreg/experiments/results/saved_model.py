@@ -127,8 +127,8 @@ def predict_saved(
 ) -> int:
     """Write rows, which need no label, with the prediction of a run's saved model for each; return their number.
 
-    ``file`` is ``.csv`` or ``.jsonl``. A prediction is the name of a class, or a number. Other arguments are as in
-    :func:`score_saved`.
+    ``file`` is ``.csv`` or ``.jsonl``; it gets all columns but that of labels. A prediction is a class name or a
+    number. Other arguments are as in :func:`score_saved`.
     """
     config, task, classes, data_dir = _wanted(run, options, data_dir)
     cls = kind_class(task.kind)
@@ -140,6 +140,8 @@ def predict_saved(
         raise InputError(f"Expected --predict to be a .csv or .jsonl file, got {file}.")
     task = replace(task, labels=task.labels or classes)
     rows = load_inputs(task, split, data_dir)
+    if "prediction" in rows.column_names:
+        raise InputError(f"The rows to predict have a column `prediction` already, which {file} would hold: rename it.")
     place = choose_device(device)
     model, kind = _model(run, config, task, classes, max_length)
     _warn_of_inputs(kind, {"inputs": rows})

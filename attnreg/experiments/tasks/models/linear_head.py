@@ -1,4 +1,4 @@
-"""A linear probe: fit the linear head of a classifier on frozen features, in closed form or nearly so."""
+"""A linear probe: fit the linear head of a classifier or regressor on frozen features."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch], *, folds: Count 
         the chosen penalty: of logistic regression its inverse, C; of ridge regression alpha.
 
     Raises:
-        InputError: if the model's logits are not those of a linear layer that reads one state per row, or there are
-            fewer than two rows of a class or two classes.
+        InputError: if the model's logits are not those of a linear layer that reads one state per row, there is not one
+            label per row, or there are fewer than two rows of a class, or two classes.
 
     Reference:
         Kumar et al., Fine-Tuning can Distort Pretrained Features (ICLR 2022, arXiv 2202.10054): what comes before
@@ -52,6 +52,8 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch], *, folds: Count 
     from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 
     whole_number("folds", folds, least=2)
+    if not batches:
+        raise InputError("A linear probe needs batches to fit, got none.")
     mode = model.training
     model.eval()
     try:
@@ -103,8 +105,6 @@ def _features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Te
         if isinstance(each, nn.Linear)
     ]
     features, labels = [], []
-    if not batches:
-        raise InputError("A linear probe needs batches to fit, got none.")
     try:
         for batch in batches:
             called.clear()

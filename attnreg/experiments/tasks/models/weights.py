@@ -68,9 +68,8 @@ def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> l
         known = parent
         while known and known not in modules:
             known = known.rpartition(".")[0]
-        deep = any(
-            known.startswith(each) for each in inside
-        )  # old buffers, as GPT-2's `attn.bias`, have no leaf module
+        deep = any(known.startswith(each) for each in inside)
+        # Buffers of older versions, such as GPT-2's `attn.bias`, belong to no leaf module.
         if leaf in ("weight", "bias") and deep and (known != parent or _is_leaf(modules[parent])):
             found.append(whole if known == parent else f"{known}.{whole[len(known) + 1 :].partition('.')[0]}.")
     return found
