@@ -20,6 +20,7 @@ from attnreg.training import (
     AttackerDefender,
     ChildTuning,
     FineTuning,
+    FreeLB,
     GradientCredit,
     RDrop,
     Reinforce,
@@ -235,6 +236,8 @@ ROWS["SAM"] = Row(trained_by(SAM), plain)
 ROWS["R-Drop"] = Row(trained_by(RDrop), plain)
 ROWS["R3F"] = Row(trained_by(R3F), plain)
 ROWS["Child-Tuning, F"] = Row(trained_by(ChildTuning), plain)
+ROWS["FreeLB, 3 passes"] = Row(trained_by(FreeLB), plain)
+ROWS["FreeLB, 2 passes (FGM)"] = Row(trained_by(FreeLB, steps=2, start=0.0), plain)
 if find_spec("peft"):
     ROWS["LoRA by PEFT, AttentionDropout, scores"] = Row(fine_tuning(scores, lora=True), fine_tuning(lora=True))
 LONG: dict[str, Row] = {

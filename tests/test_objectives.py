@@ -8,7 +8,7 @@ import transformers as hf
 
 import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
-from attnreg.training import SAM, FineTuning, Objective, R3FLoss, RDropLoss
+from attnreg.training import SAM, FineTuning, FreeLBLoss, Objective, R3FLoss, RDropLoss
 from tests.method_cases import without_chance
 from tests.test_integrations import Rows, arguments, bert, column, weights
 
@@ -38,6 +38,7 @@ class Priced(attnreg.AttentionDropout):
 OBJECTIVES = {
     "r-drop": RDropLoss(2.0),
     "r3f": R3FLoss(weight=2.0, eps=0.5),
+    "freelb": FreeLBLoss(steps=3, step_size=1.0, radius=1.5, start=0.0),
     "function": twice,
     "one pass": Larger(),
 }
@@ -86,9 +87,9 @@ def test_a_step_is_the_same(tmp_path, monkeypatch, name, counts, accumulated):
     assert torch.equal(plain, outputs.loss if not counts else summed(outputs, batch["labels"], None))
 
 
-@pytest.mark.parametrize("name", ["r-drop", "r3f", "function"])
+@pytest.mark.parametrize("name", ["r-drop", "r3f", "freelb", "function"])
 def test_providers_whose_masks_hold_for_one_pass_are_refused(tmp_path, name):
-    title = {"r-drop": "R-Drop", "r3f": "R3F", "function": "twice"}[name]
+    title = {"r-drop": "R-Drop", "r3f": "R3F", "freelb": "FreeLB", "function": "twice"}[name]
     says = f"{title} does not work with AttributionProvider, which needs a first pass over each batch"
     model = bert()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

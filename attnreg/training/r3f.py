@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, get_args
+from contextlib import AbstractContextManager
+from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack, override
 
 from attnreg.arguments import NotNegative, not_negative, one_of
-from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizers._parts.rounding import Rounding
+from attnreg.training.embeddings import Tokens, changed_embeddings, check_tokens, embeddings_of
 from attnreg.training.fine_tuning import FineTuning, Shared
 from attnreg.training.method import Batch
 from attnreg.training.objective import ForwardPass, Objective
@@ -83,39 +81,24 @@ class R3FLoss(Objective):
     @override
     def check(self, model: nn.Module, provider: Regularizer | None) -> None:
         super().check(model, provider)
-        _embeddings(model)
+        embeddings_of(model, self.title)
 
     @override
     def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
-        _check_tokens(batch)
+        check_tokens(batch, self.title)
         loss, logits = forward.predict(batch)
         with self._noised(forward.model, batch):
             _, other = forward.predict(batch)
         directions = 1 if logits.shape[-1] == 1 else 2  # `disagreement` is the mean of both
         return loss + self.weight * directions * forward.disagreement(batch, logits, other)
 
-    @contextmanager
-    def _noised(self, model: nn.Module, batch: Batch) -> Iterator[None]:
+    def _noised(self, model: nn.Module, batch: Batch) -> AbstractContextManager[None]:
         """Add noise to the embeddings of the batch's tokens within the block."""
-        found = False
 
-        def add(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], embedded: Tensor) -> Tensor | None:
-            nonlocal found
-            real = _real_positions((*args, *kwargs.values())[0], batch)
-            if real is None:
-                return None  # other tokens, such as those of a decoder
-            found = True
-            return self._rounding.add(embedded, self._drawn(embedded).masked_fill(~real[..., None], 0.0))
+        def add(embedded: Tensor, tokens: Tokens) -> Tensor:
+            return self._rounding.add(embedded, self._drawn(embedded).masked_fill(~tokens.real[..., None], 0.0))
 
-        with ExitStack() as hooks:
-            for module in _lookups(model):
-                hooks.enter_context(module.register_forward_hook(add, with_kwargs=True))
-            yield
-        if not found:
-            raise InputError(
-                f"R3F could not add noise, because {type(model).__name__} did not look up the batch's `input_ids` "
-                "in `get_input_embeddings()`. Train with `attnreg.training.RDrop` instead."
-            )
+        return changed_embeddings(model, batch, add, self.title)
 
     def _drawn(self, embedded: Tensor) -> Tensor:
         if self.noise == "normal":
@@ -147,48 +130,3 @@ class R3F(FineTuning):
         **shared: Unpack[Shared],
     ) -> None:
         super().__init__(model, optimizer, provider, objective=R3FLoss(weight, eps, noise), **shared)
-
-
-def _embeddings(model: nn.Module) -> nn.Module:
-    get = getattr(model, "get_input_embeddings", None)
-    try:
-        found = get() if callable(get) else None
-    except (NotImplementedError, AttributeError):
-        found = None
-    if not isinstance(found, nn.Module):
-        raise InputError(
-            f"R3F adds noise to the output of `get_input_embeddings()`, which {type(model).__name__} does not have."
-        )
-    return found
-
-
-def _lookups(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that look tokens up: the input embeddings, and others that share their weight (T5)."""
-    first = _embeddings(model)
-    inside, weight = set(first.modules()), getattr(first, "weight", None)
-    others = (module for module in model.modules() if isinstance(module, nn.Embedding) and module not in inside)
-    return [first, *(module for module in others if module.weight is weight)]
-
-
-def _check_tokens(batch: Batch) -> None:
-    """Refuse batches whose tokens or padding are not known."""
-    ids, mask = batch.get("input_ids"), batch.get("attention_mask")
-    if ids is None:
-        raise InputError(f"R3F adds noise to token embeddings, but the batch {sorted(batch)} has no `input_ids`.")
-    if mask is not None and mask.shape != ids.shape:
-        raise InputError(
-            f"R3F needs an `attention_mask` of the shape of `input_ids`, {tuple(ids.shape)}, to leave padding as it "
-            f"is, got {tuple(mask.shape)}."
-        )
-
-
-def _real_positions(ids: Tensor, batch: Batch) -> Tensor | None:
-    """Return which positions of looked-up tokens are no padding; ``None`` if they are not those of the batch."""
-    given = batch["input_ids"].flatten(0, -2)
-    mask = batch.get("attention_mask")
-    real = torch.ones_like(given, dtype=torch.bool) if mask is None else mask.flatten(0, -2).bool()
-    for tokens, positions in ((given, real), (given.T, real.T)):  # XLNet looks up (T, B)
-        length = tokens.shape[1]
-        if ids.dim() == 2 and len(ids) == len(tokens) and torch.equal(ids[:, :length], tokens):
-            return F.pad(positions, (0, ids.shape[1] - length))  # Longformer pads inputs further
-    return None
