@@ -6,6 +6,7 @@ that a new one is tried everywhere at once.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -97,6 +98,13 @@ def averaged(method, model, optimizer, provider, sure, options):
     return method(FineTuning(model, optimizer(model), provider, **options), **own)
 
 
+def soup(method, model, optimizer, provider, sure, options):
+    """Average the weights of two networks that are trained with different learning rates."""
+    own = {"wise": options.pop("wise")}
+    pairs = [(model, provider), copy.deepcopy((model, provider))]
+    return method([FineTuning(each, optimizer(each), one, **options) for each, one in pairs], **own)
+
+
 def reward_rows(change):
     """The rows on which the players of a game are scored."""
     return {"rewards": Rewards([change(batch) for batch in batches(3, 8, seed=9)])}
@@ -143,7 +151,10 @@ class MethodCase:
 
 SURE = {"credit": Reinforce(reward="gap", optimizer_factory=sgd), "rounds": Rounds(2, "greedy")}
 ARGUMENTS = {
-    "Averaged": [MethodCase(FineTuning, {"ema": 0.5, "wise": 0.8}, build=averaged)],
+    "Averaged": [
+        MethodCase(FineTuning, {"ema": 0.5, "wise": 0.8}, build=averaged),
+        MethodCase(FineTuning, {"wise": 0.8}, build=soup, variant="of two"),
+    ],
     "Mixout": [MethodCase(FineTuning, {"p": 0.3}, sure={"p": 0.0})],
     "ChildTuning": [
         MethodCase(FineTuning, {"p": 0.5}, variant="F"),

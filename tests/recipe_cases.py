@@ -22,7 +22,7 @@ OPTIONS = {
     "regularize": ["--provider", "DropKey(0.1)"],
     "scheduled-bernoulli": ["--start", 0.3, "--end", 0.1],
 }
-OTHERS = ("pretrain", "probe")  # of another task, and with other results; they have tests of their own
+OTHERS = ("pretrain", "probe", "set-fit")  # of other tasks, results or packages; they have tests of their own
 RECIPES = {name: OPTIONS.get(name, []) for name in recipe_files() if name not in OTHERS}
 #: Public names whose arguments are options of a recipe, such as ``attnreg.training:SAM``.
 SOURCES = {name: re.findall(r'"(attnreg[\w.]*:[\w.]+)"', path.read_text()) for name, path in recipe_files().items()}

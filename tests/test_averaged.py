@@ -9,9 +9,12 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 import attnreg
+from attnreg.errors import InputError
 from attnreg.training import Averaged, FineTuning
 from tests.commands import assert_sentence, ran
 from tests.method_cases import adamw, batches, bert, sgd, weights
+
+RATES = (0.05, 0.1, 0.3)
 
 
 @pytest.mark.parametrize(("ema", "wise"), [(0.0, 1.0), (0.9, 1.0), (0.0, 0.3), (0.5, 0.75), (0.0, 0.0)])
@@ -31,6 +34,36 @@ def test_the_average_is_that_of_all_networks_so_far(ema, wise):
     assert not attnreg.is_attached(method.model)
     assert attnreg.is_attached(model)
     assert method.networks == {"model": method.model}
+
+
+def test_a_soup_is_the_mean_of_networks_trained_apart():
+    """With three learning rates, and mixed with the weights before."""
+    networks = [bert(dropout=0.0) for _ in range(3)]
+    start = weights(networks[0])
+    method = Averaged(
+        [
+            FineTuning(model, torch.optim.SGD(model.parameters(), lr=rate))
+            for model, rate in zip(networks, RATES, strict=True)
+        ],
+        wise=0.6,
+    )
+    for batch in batches(3):
+        result = method.step(batch)
+    trained = []
+    for rate in RATES:
+        model = bert(dropout=0.0)
+        alone = FineTuning(model, torch.optim.SGD(model.parameters(), lr=rate))
+        losses = [alone.step(batch).loss for batch in batches(3)]
+        trained.append((weights(model), losses[-1]))
+    mean, loss = (sum(each) / 3 for each in zip(*trained, strict=True))
+    torch.testing.assert_close(weights(method.model), 0.4 * start + 0.6 * mean)
+    torch.testing.assert_close(result.loss, loss)
+    assert (trained[0][0] - trained[2][0]).abs().max() > 1e-3
+    assert len(method.learners) == 3
+    other = bert(dropout=0.0)
+    other.classifier.bias.data += 1
+    with pytest.raises(InputError, match=r"same weights before training.* got others in method 2"):
+        Averaged([FineTuning(model, sgd(model)) for model in (bert(dropout=0.0), other)])
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])

@@ -14,7 +14,8 @@ import attnreg
 tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-OPTIONAL = {"peft", "ray", "optuna", "zstandard"}  # imported where they are needed, with a sentence if they are missing
+#: imported where they are needed, with a sentence if they are missing
+OPTIONAL = {"peft", "ray", "optuna", "zstandard", "setfit", "sentence-transformers"}
 
 
 def name_of(requirement):

@@ -53,7 +53,7 @@ CONTENT = {
 
 def test_small_changes_sizes_and_leaves_the_file_alone():
     whole, notes = change(CONTENT, {"epochs": 3}, small=True)
-    assert whole["methods"] == {"plain": "finetune", "high": "ad-drop --p {0.1,0.5} --layers 0,1"}
+    assert whole["methods"] == ["plain=finetune", "high=ad-drop --p {0.1,0.5} --layers 0,1"]
     assert whole["seeds"] == 1
     assert [entry.get("epochs", whole["options"]["epochs"]) for entry in whole["tasks"]] == [3, 3, 3]
     assert (whole["options"]["train_size"], whole["options"]["batch_size"]) == (128, 16)
@@ -144,8 +144,8 @@ def test_others_are_compared_with_the_best_rung(tmp_path):
     (row,) = table((study.folder / "report.md").read_text(), "Against the best rung")
     gaps = np.subtract(scores["new"], scores["high"])
     half = stats.t.ppf(0.975, 2) * gaps.std(ddof=1) / 3**0.5
-    assert [*row.values()][:5] == [
-        "agreement", "new", "high", f"{gaps.mean():+.4f}", f"[{gaps.mean() - half:+.4f}, {gaps.mean() + half:+.4f}]"
+    assert [*row.values()][:6] == [
+        "agreement", "new", "high", "1.00", f"{gaps.mean():+.4f}", f"[{gaps.mean() - half:+.4f}, {gaps.mean() + half:+.4f}]"
     ]  # fmt: skip
     assert float(row["p"]) == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue, abs=1e-4)
     path.write_text(yaml.safe_dump({**content, "rungs": ["low", "new"]}))

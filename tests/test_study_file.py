@@ -99,12 +99,21 @@ def test_a_task_may_have_further_data_of_its_own(tmp_path):
     assert [[scoring.name for scoring in scorings] for scorings in study.score_on.values()] == [[], ["test"]]
 
 
-def test_methods_and_baseline_belong_into_the_file(cli, tmp_path):
+def test_methods_beside_a_file_are_added(cli, tmp_path):
+    options = ["--study", file_of(tmp_path), "--scale", "small", "--dry-run"]
+    shown = ran(cli("compare", "mine=sam --rho {0.1,0.2,0.4}", "r-drop", *options)).output
+    assert "Added to the study: mine=sam --rho {0.1,0.2,0.4}, r-drop." in shown
+    assert "Changed from" not in shown
+    study = read_study(file_of(tmp_path), None, {"methods": ("mine=sam --rho 0.1",)})
+    assert [method.name for method in study.comparisons["few"].methods] == [*STUDY["methods"], "mine"]
+    assert_sentence(cli("compare", "plain=sam", *options), 2, "Expected each method once")
+
+
+def test_baseline_and_study_belong_into_the_file(cli, tmp_path):
     says = "--baseline belongs into the study file: remove it, or remove --study"
     assert_sentence(cli("compare", "--study", file_of(tmp_path), "--baseline", "high"), 2, says)
     assert_sentence(cli("compare", "finetune", "--scale", "small"), 2, "--scale is for --study")
     (assert_sentence(cli("compare", "--study", "attendout-table9"), 2, "Did you mean attendout-table"),)
-    assert_sentence(cli("compare", "finetune", "--study", file_of(tmp_path)), 2, "METHOD belongs into the study file")
     assert_sentence(cli("compare"), 2, "Expected METHODs to compare, or --study FILE")
     (tmp_path / "broken.yaml").write_text("methods: [")
     assert_sentence(cli("compare", "--study", "broken.yaml"), 1, "Cannot read the study broken.yaml")

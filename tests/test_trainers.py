@@ -1,6 +1,7 @@
 """Providers in the trainers people use: what must hold in each, and the blocks of docs/trainer.md that need more than dev."""
 
 import copy
+import json
 import re
 import warnings
 
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 import attnreg
 from attnreg.integrations import ADDropTrainer, AttnRegCallback
 from tests.cases import MODELS, SMALL, TEXT, tiny_bert
+from tests.commands import assert_sentence, ran
 from tests.test_documents import ROOT, run_script
 from tests.test_integrations import Rows, arguments, bert
 
@@ -357,3 +359,30 @@ def test_blocks_run(warm, tmp_path, models, name):
 def test_all_named_blocks_are_run():
     named = re.findall(r"^```python (\S+)$", (ROOT / "docs/trainer.md").read_text(encoding="utf-8"), re.M)
     assert set(named) == {*BLOCKS, "rte.py", "sharded.py"}
+
+
+@pytest.mark.slow
+def test_the_recipe_of_setfit(cli, tmp_path, models):
+    """States of a class come closer; the head is that of a linear probe on them; a saved run scores the same."""
+    pytest.importorskip("setfit", reason=EXTRA)
+    (tmp_path / "data").mkdir()
+    for split, count in (("train", 24), ("validation", 8)):
+        rows = [{"text": WORDS[i % 2] + " " + WORDS[i % 4], "label": i % 2} for i in range(count)]
+        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = ["--task", "custom", "--data-dir", "data", "--text-columns", "text", "--label-column", "label"]
+    options = [*data, "--model", models / "bert", "--device", "cpu", "--learning-rate", 1e-3]
+    ran(cli("recipe", "set-fit", "--pairs", 4, "--pooling", "mean", *options, "--output-dir", "mine"))
+    result = json.loads((tmp_path / "mine/result.json").read_text())
+    assert result["dev"]["accuracy"] == 1.0
+    assert result["training_seconds"] > 0
+    ran(cli("evaluate", "mine", "--device", "cpu"))
+    states = {}
+    for name, folder in (("before", models / "bert"), ("after", tmp_path / "mine/model")):
+        body = hf.AutoModel.from_pretrained(folder).eval().requires_grad_(False)
+        tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+        a, b, c = (body(**tokenizer(text, return_tensors="pt")).last_hidden_state.mean((0, 1)) for text in WORDS[:3])
+        states[name] = float(torch.cosine_similarity(a, c, dim=0) - torch.cosine_similarity(a, b, dim=0))
+    assert states["after"] > states["before"] + 0.1
+    says = "needs a pretrained --model with --pooling mean, cls or last"
+    assert_sentence(cli("recipe", "set-fit", "--pooling", "own", *options, "--output-dir", "other"), 2, says)
+    assert_sentence(cli("recipe", "set-fit", "--output-dir", "other"), 2, "set-fit needs a pretrained --model")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,29 +13,32 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from typing_extensions import override
 
 from attnreg.arguments import Probability, ProbabilityBelowOne, probability, probability_below_one
+from attnreg.errors import InputError
 from attnreg.injection import detach, is_attached
 from attnreg.training.method import Batch, StepResult, TrainingMethod
 
 
 class Averaged(TrainingMethod):
-    r"""Train by any method, and keep an average of its network's weights.
+    r"""Train by any method, and keep an average of its network's weights; or by several, and average over them, too.
 
     .. math:: \bar\theta_t = \beta\, \bar\theta_{t-1} + (1 - \beta)\, \theta_t, \qquad
               \theta = (1 - \alpha)\, \theta_0 + \alpha\, \bar\theta_t
 
-    with the weights :math:`\theta_0` before training, and :math:`\bar\theta_1 = \theta_1`. The network that trains is
-    not changed by it. Buffers, and numbers that are no floating-point numbers, are those of the latest network.
+    with the weights :math:`\theta_0` before training, and :math:`\bar\theta_1 = \theta_1`; of several methods,
+    :math:`\theta_t` is the mean over their networks, a uniform soup. The networks that train are not changed by it.
+    Buffers, and numbers that are no floating-point numbers, are those of the latest network, of the first method.
 
     Args:
-        method: the training method, new.
+        method: the training method, new; or several, whose networks have the same weights and get the same batches.
         ema: decay :math:`\beta` of the moving average over steps; 0 keeps the latest weights.
         wise: share :math:`\alpha` of the trained weights; 1 keeps none of the weights before training.
 
     Raises:
-        InputError: if a number is out of range.
+        InputError: if a number is out of range, or the methods' networks do not have the same weights.
 
     Reference:
-        WiSE-FT (Wortsman et al., CVPR 2022, arXiv 2109.01903), Section 3, for :math:`\alpha`.
+        WiSE-FT (Wortsman et al., CVPR 2022, arXiv 2109.01903), Section 3, for :math:`\alpha`; model soups (Wortsman et
+        al., ICML 2022, arXiv 2203.05482), Section 2, for the mean over networks.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -48,13 +52,28 @@ class Averaged(TrainingMethod):
         True
     """
 
-    def __init__(self, method: TrainingMethod, *, ema: ProbabilityBelowOne = 0.0, wise: Probability = 1.0) -> None:
-        self.method = method
+    def __init__(
+        self,
+        method: TrainingMethod | Sequence[TrainingMethod],
+        *,
+        ema: ProbabilityBelowOne = 0.0,
+        wise: Probability = 1.0,
+    ) -> None:
+        self.methods = [method] if isinstance(method, TrainingMethod) else list(method)
+        self.method = method = self.methods[0]
         self.ema = probability_below_one("ema", ema)
         self.wise = probability("wise", wise)
         self.provider, self.accelerator = method.provider, method.accelerator
         self.loss_function, self.micro_batches = method.loss_function, method.micro_batches
         self.max_grad_norm = method.max_grad_norm
+        start = _weights(method.model)
+        for number, other in enumerate(self.methods[1:], 2):
+            theirs = _weights(other.model)
+            if len(theirs) != len(start) or not all(map(torch.equal, theirs, start)):
+                raise InputError(
+                    f"Expected networks with the same weights before training, got others in method {number}: give "
+                    "each method a copy of one network, or their mean is none."
+                )
         self._before = self._latest() if self.wise < 1 else []
         self._average: list[Tensor] = []
         self._network = copy.deepcopy(method.model)
@@ -67,9 +86,11 @@ class Averaged(TrainingMethod):
         self._is_current = True
 
     def _latest(self) -> list[Tensor]:
-        """Copy the weights that train, in float32 or more: in bfloat16, an average would stand still."""
-        trained = [each.detach() for each in self.method.model.parameters() if each.is_floating_point()]
-        return [each.to(torch.promote_types(each.dtype, torch.float32), copy=True) for each in trained]
+        """Mean weights of the networks that train, in float32 or more: in bfloat16, an average would stand still."""
+        return [
+            torch.stack([each.to(torch.promote_types(each.dtype, torch.float32)) for each in same]).mean(0)
+            for same in zip(*(_weights(method.model) for method in self.methods), strict=True)
+        ]
 
     @property
     @override
@@ -77,9 +98,8 @@ class Averaged(TrainingMethod):
     def model(self) -> nn.Module:
         if not self._is_current:
             self._network.load_state_dict(self.method.model.state_dict())
-            for number, kept in enumerate(p for p in self._network.parameters() if p.is_floating_point()):
-                exact = torch.promote_types(kept.dtype, torch.float32)
-                average = self._average[number] if self._average else kept.to(exact)
+            averages = self._average or (self._latest() if self._before or len(self.methods) > 1 else [])
+            for number, (kept, average) in enumerate(zip(_weights(self._network), averages, strict=False)):
                 kept.copy_(average.lerp(self._before[number], 1 - self.wise) if self._before else average)
             self._is_current = True
         return self._network
@@ -92,21 +112,24 @@ class Averaged(TrainingMethod):
     @property
     @override
     def learners(self) -> list[nn.Module]:
-        return self.method.learners
+        return [network for method in self.methods for network in method.learners]
 
     @override
     def step(self, batch: Batch) -> StepResult:
-        result = self.method.step(batch)
+        result, *others = (method.step(batch) for method in self.methods)
         self._is_current = False
         if self.ema and self._average:
             get_ema_multi_avg_fn(self.ema)(self._average, self._latest(), None)
         elif self.ema:
             self._average = self._latest()
-        return result
+        if not others:
+            return result
+        return replace(result, loss=torch.stack([each.loss for each in (result, *others)]).mean())
 
     @override
     def on_epoch(self, epoch: int) -> None:
-        self.method.on_epoch(epoch)
+        for method in self.methods:
+            method.on_epoch(epoch)
 
     @override
     def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:
@@ -114,11 +137,18 @@ class Averaged(TrainingMethod):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"method": self.method.state_dict(), "before": self._before, "average": self._average}
+        methods = [method.state_dict() for method in self.methods]
+        return {"methods": methods, "before": self._before, "average": self._average}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.method.load_state_dict(state["method"])
+        for method, theirs in zip(self.methods, state["methods"], strict=True):
+            method.load_state_dict(theirs)
         device = next(self._network.parameters()).device
         self._before, self._average = ([each.to(device) for each in state[name]] for name in ("before", "average"))
         self._is_current = False
+
+
+def _weights(network: nn.Module) -> list[Tensor]:
+    """Return the parameters of a network that are floating-point numbers, without gradients."""
+    return [parameter.detach() for parameter in network.parameters() if parameter.is_floating_point()]

@@ -34,8 +34,8 @@ _OPTIONS = (
            help="Run on this machine, on a Ray cluster, or print commands for your scheduler."),
     argument(_COMPARISON, "keep_models", group=OUTPUT),
     option("--study", group=COMPARISON,
-           help="Study with methods, tasks and options, instead of METHODs: a YAML file, or a name of `attnreg list "
-                "studies`. Options beside it replace its own."),
+           help="Study with methods, tasks and options: a YAML file, or a name of `attnreg list studies`. METHODs "
+                "beside it are added, options replace its own."),
     option("--scale", group=COMPARISON, type=click.Choice(["full", "small"]), default="full",
            help="Size of a study: small takes few rows, epochs and values in braces, and one seed."),
     option("--write-study", group=COMPARISON, type=click.Path(path_type=Path),
@@ -135,10 +135,9 @@ def _from_file(own: dict[str, Any]) -> Study:
     context = click.get_current_context()
     typed = {name: value for name, value in context.params.items()
              if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}  # fmt: skip
-    for name in ("methods", "baseline", "write_study"):
+    for name in ("baseline", "write_study"):
         if typed.get(name):
-            flag = "METHOD" if name == "methods" else f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} belongs into the study file: remove it, or remove --study.")
+            raise UsageError(f"--{name.replace('_', '-')} belongs into the study file: remove it, or remove --study.")
     changed = {name: value for name, value in typed.items() if name not in ("study", "scale", *_OF_MAKING)}
     study = read_study(find_study(own["study"]), own["output_dir"], changed, small=own["scale"] == "small")
     for note in study.notes:

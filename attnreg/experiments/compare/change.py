@@ -10,6 +10,7 @@ from typing import Any
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.comparison import DESIGN
+from attnreg.experiments.compare.method import texts_of
 from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.tasks.built_in import get_task
@@ -25,8 +26,12 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
 
     ``--data-dir`` holds a folder for each task; tasks without one are left out. ``--task`` chooses among the tasks, by
     task or name, or replaces them all. With ``--model``, a task that the file has with several models is there once.
+    Methods are added to those of the file.
     """
     whole, options, notes = dict(content), dict(typed), list[str]()
+    if added := options.pop("methods", ()):
+        notes.append(f"Added to the study: {', '.join(added)}.")
+        whole["methods"] = [*texts_of(whole.get("methods")), *added]
     if small:
         values = ", ".join(as_typed(f"--{name.replace('_', '-')}", value) for name, value in _SMALL.items())
         notes.append(
@@ -35,8 +40,8 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
         )
         whole |= {**_FEW, "methods": _with_few_values(whole.get("methods"))}
         options = {**_SMALL, **options}
-    if typed:
-        flags = {name.replace("_", "-"): value for name, value in typed.items()}
+    flags = {name.replace("_", "-"): value for name, value in typed.items() if name != "methods"}
+    if flags:
         shown = " ".join(as_typed(f"--{flag}", value) or f"--no-{flag}" for flag, value in flags.items())
         notes.append(f"Changed from the study file: {shown}.")
     search = {name[7:]: options.pop(name) for name in DESIGN if name in options and name.startswith("search_")}
@@ -99,8 +104,4 @@ def _once(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _with_few_values(methods: Any) -> Any:
-    if isinstance(methods, dict):
-        return {name: _with_few_values(text) for name, text in methods.items()}
-    if isinstance(methods, list):
-        return [_with_few_values(text) for text in methods]
-    return _BRACES.sub(r"{\1,\2}", str(methods))
+    return [_BRACES.sub(r"{\1,\2}", text) for text in texts_of(methods)] or methods

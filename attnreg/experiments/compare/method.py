@@ -175,6 +175,13 @@ class Method:
         return Method(f"{self.text} {name} {value}", self.alias and f"{self.alias} {name} {value}")
 
 
+def texts_of(methods: Any) -> list[str]:
+    """Return the methods of a study file, a list or a mapping of names, as typed; none of anything else."""
+    if isinstance(methods, dict):
+        return [str(text) if name == text else f"{name}={text}" for name, text in methods.items()]
+    return [str(text) for text in methods] if isinstance(methods, list) else []
+
+
 def default_baseline(methods: Sequence[Method]) -> Method:
     """Return the method that the others are compared with unless one is named: plain fine-tuning, or else the first."""
     return next((method for method in methods if method.words[0] == "finetune"), methods[0])

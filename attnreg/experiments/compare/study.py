@@ -13,7 +13,7 @@ import yaml
 from attnreg.errors import InputError, did_you_mean
 from attnreg.experiments.compare.change import change
 from attnreg.experiments.compare.comparison import DESIGN, Comparison
-from attnreg.experiments.compare.method import Method, common_options, default_baseline, values_of
+from attnreg.experiments.compare.method import Method, common_options, default_baseline, texts_of, values_of
 from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.options.settings import SHARED
 
@@ -156,10 +156,8 @@ def written(comparison: Comparison) -> str:
 
 
 def _methods(content: Any, path: Path) -> list[Method]:
-    if isinstance(content, list) and content:
-        return [Method.parse(str(text)) for text in content]
-    if isinstance(content, dict) and content:
-        return [Method.parse(str(text) if name == text else f"{name}={text}") for name, text in content.items()]
+    if texts := texts_of(content):
+        return [Method.parse(text) for text in texts]
     raise InputError(
         f"Expected `methods` in {path} to map names to recipes with options, as in `high: ad-drop --p 0.3`, got "
         f"{content!r}."

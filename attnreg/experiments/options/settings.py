@@ -160,6 +160,9 @@ class Settings:
     reinit_layers: int = _training(
         "Re-initialize this many top blocks, and the pooler, before training.", 0, type=_NOT_NEGATIVE
     )
+    linear_probe: bool = _training(
+        "Fit the head to the pretrained features before training (LP-FT).", False, is_flag=True
+    )
     ema: float = _training(
         "Keep the moving average of the weights over steps, with this decay, such as 0.99.", 0.0, type=_BELOW_ONE
     )

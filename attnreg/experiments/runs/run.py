@@ -13,6 +13,7 @@ from attnreg.experiments.folder.history import History
 from attnreg.experiments.results.report import report
 from attnreg.experiments.runs.loop import METHOD_FLAGS, fit
 from attnreg.experiments.setup.setup import Setup
+from attnreg.experiments.tasks.models.linear_head import fit_linear_head
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.averaged import Averaged
 from attnreg.training.fine_tuning import FineTuning
@@ -21,6 +22,8 @@ from attnreg.training.method import TrainingMethod
 
 class Run(Setup):
     """A run that can train and report. See :class:`attnreg.experiments.setup.setup.Setup` for arguments and errors."""
+
+    _is_probed = False
 
     def train(
         self,
@@ -49,6 +52,9 @@ class Run(Setup):
                 f"Recipe {self.settings.recipe} has its own loss, without --class-weights: remove the option."
             )
         options |= self.method_options
+        if self.settings.linear_probe:
+            fit_linear_head(self.model, self.rows_in_order(self.train_rows))
+            self._is_probed = True
         optimizer = self.optimizer(self.model, provider, provider_lr)
         schedule = self.schedule(optimizer)
         known = _arguments(method)
@@ -79,6 +85,10 @@ class Run(Setup):
         Warns:
             AsleepWarning: if the provider is never active within the run's epochs.
         """
+        if self.settings.linear_probe and not self._is_probed:
+            raise UsageError(
+                f"--linear-probe is not for {self.settings.recipe}, which makes its own networks: remove it."
+            )
         if not self.settings.ema and self.settings.wise_ft == 1.0:
             return fit(method, self)
         if self.settings.wise_ft < 1.0 and self.settings.lora_rank is not None:

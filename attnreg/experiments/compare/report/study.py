@@ -30,7 +30,10 @@ _OVER_TASKS = (
     "interval is too narrow. P(improvement) is the probability that a run of the method scores higher than a run of "
     "the baseline on the same task (Agarwal et al., 2021). Ranks are over methods, 1 the best, for each task and seed."
 )
-_RUNGS = "The best rung is the baseline with the highest score on held-out rows of train, in its search."
+_RUNGS = (
+    "The best rung is the baseline with the highest score on held-out rows of train, in its search. Times of "
+    "training are with the values that each search chose."
+)
 
 
 def write_study_report(study: Study) -> list[Table]:
@@ -165,8 +168,9 @@ def _against_best_rung(study: Study, groups: Groups) -> Table | None:
         rung = study.comparisons[task].best_of(study.rungs) if study.rungs else None
         others = [name for name in methods if name not in study.rungs] if rung in methods else []
         for name, other in ((name, methods[rung]) for name in others if rung is not None):
-            found += [([task, name, other.name], each) for each in contrasts([(methods[name], other)])]
-    header = ["task", "method", "best rung", "difference", "95 % over seeds", "p", "p (Holm)"]
+            time = methods[name].mean("training_seconds") / other.mean("training_seconds")
+            found += [([task, name, other.name, f"{time:.2f}"], each) for each in contrasts([(methods[name], other)])]
+    header = ["task", "method", "best rung", "time / rung's", "difference", "95 % over seeds", "p", "p (Holm)"]
     cells = difference_rows([each for _, each in found])
     rows = [[*names, *row] for (names, _), row in zip(found, cells, strict=True)]
     return Table(header, rows, texts=(0, 1, 2)) if rows else None
