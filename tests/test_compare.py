@@ -74,6 +74,9 @@ def test_each_run_has_its_folder(finished):
     for row in rows:
         folder = finished[0] / "study" / row["folder"]
         assert json.loads((folder / "config.json").read_text())["seed"] == int(row["seed"])
+        environment = json.loads((folder / "result.json").read_text())["environment"]
+        assert {"cpu", "kernels", "threads", "torch", "transformers"} <= environment.keys()
+        assert environment.items() <= {**row, "processes": 1, "threads": int(row["threads"])}.items()
         assert not (folder / "checkpoints").exists()
         assert not (folder / "model").exists()
     assert {row["scored_on"] for row in rows if row["role"] == "search"} == {"held-out"}

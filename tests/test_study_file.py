@@ -179,7 +179,7 @@ def test_the_report_over_tasks(tmp_path, monkeypatch):
     with (study.folder / "results.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 27
-    assert {line["scored_on"] for line in lines} == {"dev"}
+    assert {(line["scored_on"], line["device"], line["threads"]) for line in lines} == {("dev", "cpu", "1")}
     tex = (study.folder / "tables.tex").read_text()
     assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == tex.count(r"\toprule") == 3
     assert r"train\_size=64" in tex

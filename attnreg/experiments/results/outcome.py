@@ -17,7 +17,7 @@ from attnreg.experiments.folder.history import History
 from attnreg.experiments.results.card import model_card
 from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict
 from attnreg.experiments.results.report import collapsed
-from attnreg.experiments.setup.device import device_name
+from attnreg.experiments.setup.device import cpu_name, device_name
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
 from attnreg.training.method import TrainingMethod
@@ -74,6 +74,8 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "stopping": _stopping(run, records),
         "environment": {
             "device": device_name(run.accelerator.device),
+            "cpu": cpu_name(),
+            "kernels": torch.backends.cpu.get_cpu_capability(),
             "processes": run.accelerator.num_processes,
             "threads": torch.get_num_threads(),
             **{name: version(name) for name in ("attnreg", "torch", "transformers")},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -46,6 +47,14 @@ def set_threads(threads: int | None, parameters: int) -> int:
 def device_name(device: torch.device) -> str:
     """Return the product name of a GPU, and the type of any other device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def cpu_name() -> str:
+    """Return the CPU's product name, or its architecture where the system does not tell."""
+    told = Path("/proc/cpuinfo")  # Linux; `platform.processor` is empty there
+    lines = told.read_text(errors="replace").splitlines() if told.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(names), platform.processor() or platform.machine())
 
 
 def peak_memory() -> int | None:

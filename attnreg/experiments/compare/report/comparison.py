@@ -312,6 +312,7 @@ def _write_csv(comparison: Comparison) -> None:
         row["best_epoch_score"] = result["best_epoch"][result["metric"]]
         row |= {name: result["config"][name] for name in ("epochs", "batch_size", "learning_rate", "train_size")}
         row |= {name: value for name, value in result.items() if isinstance(value, (int, float))}
+        row |= result["environment"]  # the commit, CPU, torch and so on
         rows.append(row | {"folder": run.folder.relative_to(comparison.folder).as_posix()})
     document.save_csv(rows, comparison.folder / "results.csv")  # search runs have fewer metrics
 

@@ -269,8 +269,8 @@ def _csv_rows(study: Study, groups: Groups) -> Iterator[dict[str, object]]:
     for task, methods in groups.items():
         for name, group in methods.items():
             for run in group.runs:
-                row = {"task": task, "method": name, "seed": run.seed}
-                yield {**row, "scored_on": "dev", "metric": group.metric, "score": run.score}
+                row, environment = {"task": task, "method": name, "seed": run.seed}, run.result["environment"]
+                yield {**row, "scored_on": "dev", "metric": group.metric, "score": run.score, **environment}
                 for scoring in study.score_on.get(task, ()):
                     for metric, value in (scoring.of(run) or {}).items():
-                        yield {**row, "scored_on": scoring.name, "metric": metric, "score": value}
+                        yield {**row, "scored_on": scoring.name, "metric": metric, "score": value, **environment}
