@@ -1,14 +1,16 @@
 """What is made, not written, in the README and the docs: ``python -m tests.tables``.
 
-The tables of providers come from the list of public names; the figures on a provider's page, from the tables of cost
-and of results.
+The tables of providers come from the list of public names; the figures on a provider's page, from the table of cost
+and the file of all comparisons.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
+from attnreg.experiments.compare.contrast import p_cell
 from attnreg.regularizer.saving import built_in
 
 ROOT = Path(__file__).parent.parent
@@ -38,19 +40,20 @@ def _pages() -> dict[str, Path]:
 PAGE_OF = _pages()
 
 
-#: The provider of each method in the table of all comparisons, and the methods that have no page here.
+#: The provider of each method that was compared with plain fine-tuning, and the methods that have no page here.
 RESULTS_OF = {
     "AD-DROP": "AttributionProvider",
     "high": "AttributionProvider",
     "AttendOut": "GNetProvider",
     "attention-dropout": "AttentionDropout",
     "scores dropout": "AttentionDropout",
+    "attention-layerdrop": "AttentionLayerDrop",
+    "scheduled-bernoulli": "BernoulliScheduleProvider",
     "NEFTune": "EmbeddingNoise",
-    "large-dropout": "HiddenDropout",
+    "large dropout": "HiddenDropout",
     "HiddenKey": "HiddenKey",
 }
-NO_PROVIDERS = {"SAM", "R-Drop", "early stopping", "random", "low", "attention", "every-epoch"}
-NO_PROVIDERS |= {"selection alone", "masks alone", "rewards from dev", "rewards from half of dev"}
+NO_PROVIDERS = {"SAM", "R-Drop", "early stopping", "random", "low", "attention", "every epoch"}
 
 
 def choose_if(name: str) -> str:
@@ -96,31 +99,28 @@ def figures(page: Path) -> str:
         model, *found = [[cell.strip() for cell in row.strip("|").split("|")] for row in (cost[0], *cost[2:])]
         each = "; ".join(f"{name} {ratio}" for name, ratio in found)
         lines = [f"**Cost** of a training step, as a multiple of a plain one ({model[1]}; [all](../cost.md)): {each}."]
-    found = results(own, recipes)
+    found = results(own)
     text = "**Results.** Score minus that of plain fine-tuning; p is corrected for [all comparisons](../results/comparisons/README.md):"
     lines += ["", text, "", *found] if found else ["", "**Results.** None of our own yet ([others](../results.md))."]
     return "\n".join(lines)
 
 
-def results(own: list[str], recipes: set[str]) -> list[str]:
-    """A table of the comparisons of a page's providers with plain fine-tuning, in all settings."""
-    header = "| setting | comparison | difference | 95 % over seeds | p | p (Holm) |"
-    rows = []
-    for line in rows_of("results/comparisons/README.md", ".*", header)[2:]:
-        setting, comparison, *cells = [cell.strip() for cell in line.strip("|").split("|")]
-        name, _, other = comparison.partition(" - ")
+def results(own: list[str]) -> list[str]:
+    """A table of the comparisons of a page's providers with plain fine-tuning, in all settings of our own studies."""
+    with (ROOT / "docs" / "results" / "comparisons" / "all.csv").open(newline="", encoding="utf-8") as file:
+        compared = [row for row in csv.DictReader(file) if row["baseline"] == "plain" and row["board"]]
+    lines = ["| setting | difference | 95 % over seeds | p (Holm) |", "| --- | ---: | ---: | ---: |"]
+    for row in compared:
+        name = row["method"]
+        if row["extension"] in ("prompted", "pooled") or row["study"].startswith("contributed/"):
+            continue
         assert name in {*RESULTS_OF} | NO_PROVIDERS, f"add {name} to RESULTS_OF or NO_PROVIDERS"
-        if other == "plain" and RESULTS_OF.get(name) in own:
+        if RESULTS_OF.get(name) in own:
             alone = {*own} <= {RESULTS_OF[name], "CrossTuning"}
-            rows.append([setting if alone else f"{name}: {setting}", *cells[:2], cells[3]])
-    if not any(row[0].startswith("SST-2, 500 rows, ") for row in rows):  # earlier runs, corrected for five methods
-        header = "| method | difference | 95 % over seeds | p |"
-        earlier = rows_of("results/sst2-500/README.md", "|".join(sorted(recipes)) or "-", header)
-        for line in earlier[2:]:
-            _, difference, interval, _, holm, *_ = [cell.strip() for cell in line.strip("|").split("|")]
-            rows.insert(0, ["SST-2, 500 rows, 8 seeds", difference, interval, f"{holm}, for five methods"])
-    head = ["| setting | difference | 95 % over seeds | p (Holm) |", "| --- | ---: | ---: | ---: |"]
-    return [*head, *("| " + " | ".join(row) + " |" for row in rows)] if rows else []
+            setting = row["setting"] if alone else f"{name}: {row['setting']}"
+            mean, low, high, p = (float(row[number]) for number in ("difference", "low", "high", "p_holm"))
+            lines.append(f"| {setting} | {mean:+.4f} | [{low:+.4f}, {high:+.4f}] | {p_cell(p)} |")
+    return lines if len(lines) > 2 else []
 
 
 def renewed(place: Path) -> str:

@@ -21,7 +21,7 @@ RUN = (
 SMALLEST = {
     "benchmarks/steps.py": ["--smallest"],
     "benchmarks/memory.py": ["--smallest", "--path", "memory.png"],
-    "docs/results/overview.py": ["--smallest", "--path", "overview.png"],
+    "docs/results/overview.py": ["--path", "overview.png"],
     "docs/results/shift.py": ["--output-dir", "out"],
     "docs/results/planted/planted.py": ["--output-dir", "out"],
     "docs/results/planted/contrast.py": ["runs", "contrast.png"],

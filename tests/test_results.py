@@ -1,4 +1,4 @@
-"""Published differences are those of the published runs, recomputed here from the tables of runs."""
+"""Published differences are those of the published runs, recomputed here from the scores of each seed."""
 
 import csv
 import re
@@ -7,10 +7,36 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+STUDIES = sorted(RESULTS.glob("*/README.md")) + sorted(RESULTS.glob("contributed/*/README.md"))
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/providers/*.md")), *STUDIES]
+TERM = r"([+-]?) ?(\S+\.csv):(\w+)\[(.*?)\]"  # a column of a table, in the rows with these values
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return [*csv.DictReader(file)]
+
+
+ALL = read(RESULTS / "comparisons" / "all.csv")
+
+
+def of_seeds(formula):
+    """The score of each seed by what all.csv says of its source."""
+    found = {}
+    for sign, path, column, where in re.findall(TERM, formula):
+        for row in read(RESULTS / path):
+            if all(f"{name}={row[name]}" in where.split(" & ") for name in re.findall(r"(?:^| & )(\w+)=", where)):
+                found.setdefault(int(row["seed"]), []).append((-1 if sign == "-" else 1) * float(row[column]))
+    terms = len(re.findall(TERM, formula))
+    assert terms
+    assert all(len(each) in (terms, 1) for each in found.values()), formula
+    return {seed: sum(each) for seed, each in found.items() if len(each) == terms}
 
 
 def recomputed(gaps):
@@ -30,57 +56,102 @@ def corrected(ps):
     return adjusted
 
 
-def printed(page, heads):
-    """The rows of tables of differences on a page: their names, and their numbers."""
-    for line in (RESULTS / page).read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("| ").split("|")]
-        if len(cells) >= heads + 4 and re.fullmatch(r"[+-]\d\.\d{4}", cells[heads]):
-            numbers = [float(n) for cell in cells[heads:] for n in re.findall(r"[-+]?\d\.\d+", cell)]
-            yield cells[:heads], numbers
-
-
-def assert_published(page, heads, gaps_of):
-    rows = [*printed(page, heads)]
-    found = [recomputed(gaps_of(*names)) for names, _ in rows]
-    holm = corrected(np.array([each[-1] for each in found]))
-    for (names, numbers), each, adjusted in zip(rows, found, holm, strict=True):
-        expected = [max(value, 1e-4) if place > 2 else value for place, value in enumerate([*each, adjusted])]
-        assert numbers[:5] == pytest.approx(expected, abs=5.1e-5), names
-    return len(rows)
-
-
-def test_all_comparisons(monkeypatch):
+@pytest.fixture
+def overview(monkeypatch):
     monkeypatch.syspath_prepend(RESULTS)
-    overview = runpy.run_path(str(RESULTS / "overview.py"))
-    found = {}
-    for setting, (title, contrasts) in overview["SETTINGS"].items():
-        scores = overview["scores"](setting)
-        for contrast in contrasts:
-            mine, other = (scores[name] for name in contrast.split(" - "))
-            seeds = sorted({*mine} & {*other})
-            found[title.format(len(seeds)), contrast] = [mine[seed] - other[seed] for seed in seeds]
-    assert assert_published("comparisons/README.md", 2, lambda *names: found[names]) == len(found)
+    return runpy.run_path(str(RESULTS / "overview.py"))
 
 
-def test_exploration():
-    with (RESULTS / "exploration/results.csv").open(newline="") as file:
-        rows = [*csv.DictReader(file)]
-    gaps = {
-        arm: [float(row["planted"]) - float(row["second"]) for row in rows if row["arm"] == arm]
-        for arm in {row["arm"] for row in rows}
+def test_all_comparisons_follow_from_the_scores_of_their_seeds():
+    assert len(
+        {(row["setting"], row["method"], row["baseline"], row["study"], row["extension"]) for row in ALL}
+    ) == len(ALL)
+    for row in ALL:
+        mine, other = of_seeds(row["scores"]), of_seeds(row["baseline_scores"])
+        first, count = int(row["first_seed"]), int(row["seeds"])
+        gaps = [mine[seed] - other[seed] for seed in range(first, first + count)]
+        numbers = [float(row[name]) for name in ("difference", "low", "high", "p")]
+        assert numbers == pytest.approx(recomputed(gaps), rel=1e-5, abs=1e-9), row
+        some = row["extension"] == "added" or "the first" in row["setting"]  # of the seeds that both have
+        assert len({*mine} & {*other}) == count or some, row
+    adjusted = corrected(np.array([float(row["p"]) for row in ALL]))
+    assert [float(row["p_holm"]) for row in ALL] == pytest.approx(adjusted, rel=1e-5)
+
+
+def test_the_file_and_the_pages_are_those_of_the_script(overview, tmp_path):
+    rows = overview["comparisons"]()
+    overview["write"](rows, tmp_path / "all.csv")
+    again = "run python docs/results/overview.py"
+    assert (tmp_path / "all.csv").read_text() == (RESULTS / "comparisons/all.csv").read_text(), again
+    for page in overview["pages"]():
+        text = page.read_text(encoding="utf-8")
+        assert overview["renewed"](text, overview["shown_on"](page, rows)) == text, f"{page}: {again}"
+
+
+def published(text, pattern):
+    """What a pattern finds outside of commands and code."""
+    return re.findall(pattern, re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S))
+
+
+def rounded(number, printed):
+    """Whether a number is printed so, as it is or in points."""
+    digits = len(printed.partition(".")[2])
+    return any(abs(scale * number - float(printed)) <= 0.5001 * 10**-digits for scale in (1, 100))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_interval_and_p_on_a_page_is_of_a_comparison(page):
+    text = page.read_text(encoding="utf-8")
+    pattern = r"(?:([+-]?\d+\.\d+)(?: points)?(?: \|)? )?\[([+-]\d+(?:\.\d+)?), ([+-]\d+(?:\.\d+)?)\]"
+    for mean, *ends in published(text, pattern):
+        found = [row for row in ALL if rounded(float(row["low"]), ends[0]) and rounded(float(row["high"]), ends[1])]
+        found = [row for row in found if not mean or rounded(abs(float(row["difference"])), mean.strip("+-"))]
+        assert found, f"{mean} [{', '.join(ends)}] is in no row of all.csv"
+    for value in published(text, r"\bp (?:=|<|of|below|above) (0?\.\d\d+)"):
+        known = [float(row[name]) for row in ALL for name in ("p", "p_holm")]
+        assert any(abs(each - float(value)) <= 0.5001 * 10 ** -len(value.partition(".")[2]) for each in known), value
+    if page in STUDIES or page.name in ("results.md", "which.md") or page == PAGES[0]:
+        unchecked = r"interval[^.\n|]{0,30} [+-]?\d[\d.]* to [+-]?\d[^.\n]{0,9}|\[\d+\.\d+, \d+\.\d+\]|±\s?\d*\.\d+"
+        assert not published(text, unchecked), "write intervals as [-0.5, +1.5], so that this test finds them"
+        if "SST-2" in text:
+            assert re.search("phrases|SST-2's sentences", text), "say that SST-2 of GLUE is trained on phrases"
+
+
+def test_a_contributed_study_is_compared_as_its_file_says(overview, tmp_path, monkeypatch):
+    folder = tmp_path / "contributed" / "mine"
+    folder.mkdir(parents=True)
+    plan = {
+        "methods": {"plain": "finetune", "high": "ad-drop", "low": "ad-drop --region low"},
+        "baseline": "plain",
+        "primary": ["high", "low"],
+        "report_on": "test",
+        "tasks": [{"task": "sst2", "data_dir": "DATA/sst2", "train_size": 100}],
+        "options": {"model": "base/small"},
     }
-    assert {len(each) for each in gaps.values()} == {8}
-    assert assert_published("exploration/README.md", 1, gaps.get) == 5
-
-
-def test_the_ceiling():
-    with (RESULTS / "ceiling/results.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["scored_on"] == "dev" and row["metric"] == "accuracy"]
-    scores = {(row["method"], row["seed"]): float(row["score"]) for row in rows}
-    seeds = sorted({seed for _, seed in scores})
-
-    def gaps(contrast):
-        mine, other = contrast.split(" - ")
-        return [scores[mine, seed] - scores[other, seed] for seed in seeds]
-
-    assert assert_published("ceiling/README.md", 1, gaps) == 6
+    (folder / "study.yaml").write_text(yaml.safe_dump(plan))
+    scores = {
+        ("high", 3): 0.8,
+        ("high", 4): 0.7,
+        ("low", 3): 0.6,
+        ("low", 4): 0.6,
+        ("plain", 3): 0.5,
+        ("plain", 4): 0.7,
+    }
+    lines = [f"sst2,{name},{seed},test,accuracy,{score},abc" for (name, seed), score in scores.items()]
+    lines += [f"sst2,{name},{seed},dev,accuracy,0.1,abc" for name, seed in scores]
+    (folder / "results.csv").write_text("\n".join(["task,method,seed,scored_on,metric,score,commit", *lines]))
+    names = overview["comparisons"].__globals__  # of published.py
+    monkeypatch.setitem(names, "FOLDER", tmp_path)
+    rows = [
+        names["comparison"](each, contrast)
+        for each in names["contributed"](folder)
+        for contrast in names["names"](each)
+    ]
+    assert [(row["method"], row["baseline"], row["planned"]) for row in rows] == [
+        ("high", "low", "primary"),
+        ("high", "plain", "secondary"),
+        ("low", "plain", "secondary"),
+    ]
+    assert rows[0]["setting"] == "mine: sst2, 100 rows, 2 seeds"
+    assert (rows[0]["rows"], rows[0]["model"], rows[0]["commit"]) == ("phrases → sentences", "small", "abc")
+    assert [rows[0][name] for name in ("difference", "low", "high", "p")] == pytest.approx(recomputed([0.2, 0.1]))

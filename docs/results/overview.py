@@ -1,106 +1,215 @@
-"""Every comparison of docs/results: one table, with one correction for all of them, and one picture.
+"""Write all.csv, p in the tables of all pages, the board, and the first picture of the results.
 
 Usage: python docs/results/overview.py
-       python docs/results/overview.py --smallest --path FILE.png    # one setting, to test the script
+       python docs/results/overview.py --path FILE.png    # only the picture
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-from collections import defaultdict
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-from finished_runs import print_differences
+from published import FOLDER, Row, comparisons, write
 
+from attnreg.experiments.compare.contrast import LEVEL, p_cell
+from attnreg.experiments.compare.statistics import holm
 from attnreg.experiments.results.plots.style import picture, styles
 
-FOLDER = Path(__file__).parent
-SHOWN = {"finetune": "plain", "ad-drop": "AD-DROP", "attendout": "AttendOut"}
-SHOWN |= {"longer": "plain for 15 epochs", "selection": "selection alone", "masks": "masks alone"}
-SHOWN |= {"half-dev": "rewards from half of dev", "dev": "rewards from dev"}
-SHOWN |= {"early-stopping": "early stopping", "scores-dropout": "scores dropout"}
-DRAWN = {"AD-DROP": "AD-DROP", "high": "AD-DROP", "AttendOut": "AttendOut"}  # against plain fine-tuning
-TWO = ("AD-DROP - plain", "AttendOut - plain")
-OTHERS = ("AD-DROP", "SAM", "R-Drop", "large-dropout", "NEFTune", "HiddenKey")
-MECHANISM = (
-    "high - random",
-    "high - plain for 15 epochs",
-    *(f"{arm} - plain" for arm in ("high", "random", "low", "attention", "every-epoch")),
-)
-NOISE = tuple(f"{name} - plain" for name in ("AD-DROP", "AttendOut", "R-Drop", "scores dropout", "early stopping"))
-PRIMARY = tuple(f"{name} - early stopping" for name in ("AD-DROP", "AttendOut", "R-Drop", "scores dropout"))
-PARTS = tuple(
-    f"{name} - plain" for name in ("selection alone", "masks alone", "rewards from half of dev", "rewards from dev")
-)
-# A table of runs, with a colon one level of noise in it: its title, and what is compared in it with what. The first 8
-# seeds of SST-2 are among the 20.
-SETTINGS = {
-    "mechanism/results": ("SST-2, 500 rows, {} fresh seeds", MECHANISM),
-    "sst2-500-20": ("SST-2, 500 rows, {} seeds", TWO),
-    "fine-tuning/results": ("SST-2, 500 rows, 5 epochs, {} seeds", tuple(f"{name} - plain" for name in OTHERS)),
-    "sst2-1000": ("SST-2, 1000 rows, {} seeds", TWO),
-    "label-noise/runs:0.4": ("SST-2, 1000 rows, 40 % wrong labels, {} seeds", (*PRIMARY, *NOISE)),
-    "decomposition/results": ("SST-2, 1000 rows, 40 % wrong labels, {} seeds", PARTS),
-    "label-noise/runs:0.2": ("SST-2, 1000 rows, 20 % wrong labels, {} seeds", NOISE),
-    "label-noise/runs:0.0": ("SST-2, 1000 rows, {} fresh seeds", NOISE),
-    "cola-2500": ("CoLA, 2500 rows, {} seeds", (*TWO, "attention-dropout - plain")),
-    "mrpc-500": ("MRPC, 500 rows, {} seeds", TWO),
-    "rte-500": ("RTE, 500 rows, {} seeds", TWO),
+PAGE = FOLDER / "comparisons" / "README.md"
+MARK = "<!-- {}: made by python docs/results/overview.py -->"
+END = "<!-- end -->"
+EXTENSION = {
+    "": "",
+    "prompted": "led to more seeds",
+    "added": "added after a look",
+    "pooled": "8 seeds and 12 added ones",
 }
+SAME = {
+    "high": "AD-DROP",
+    "every epoch": "AD-DROP in every epoch",
+    "attention-dropout": "scores dropout",
+}  # on the board
+SAME |= {"random": "random masks", "low": "AD-DROP, lowest attributions", "attention": "AD-DROP, highest attention"}
+# The first picture: study, method and baseline of each row; what has no result yet is planned.
+DRAWN = (
+    ("AD-DROP, 500 rows of SST-2\n(phrases → sentences), 24 seeds", "mechanism", "high", (
+        "plain", "plain for 15 epochs", "random", "low", "attention")),
+)  # fmt: skip
+SHOWN = {"plain": "minus plain", "plain for 15 epochs": "minus plain, as many passes", "random": "minus random masks"}
+SHOWN |= {"low": "minus lowest attributions", "attention": "minus highest attention"}
+PLANNED = (
+    ("AD-DROP, CR, Subj, TREC and\nSST-2 sentences, 500 rows", ("minus plain, as many passes",)),
+    ("AttendOut as its paper states it", ("minus plain, CoLA", "minus plain, SST-2 sentences", "minus plain, MRPC")),
+)
 
 
-def scores(setting: str) -> dict[str, dict[str, float]]:
-    """Return the final score of each method by seed."""
-    found: dict[str, dict[str, float]] = defaultdict(dict)
-    table, _, noise = setting.partition(":")
-    with (FOLDER / f"{table}.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row.get("noise", "") == noise and row.get("role", "final") == "final":
-                score = row["accuracy"] if noise else row["score"]
-                method = row["method"].split()[0].split("=")[0]
-                found[SHOWN.get(method, method)][row["seed"]] = float(score)
-    return found
+def interval(row: Row) -> str:
+    """Return the interval of a difference as text."""
+    return f"[{row['low']:+.4f}, {row['high']:+.4f}]"
+
+
+def corrected(row: Row) -> str:
+    """Return the corrected p as text, bold if the difference holds."""
+    return f"**{p_cell(row['p_holm'])}**" if row["p_holm"] < LEVEL else p_cell(row["p_holm"])
+
+
+def markdown(heads: Sequence[str], texts: int, rows: Sequence[Sequence[str]]) -> str:
+    """Return a table, with so many columns of text before those of numbers."""
+    lines = [heads, ["---"] * texts + ["---:"] * (len(heads) - texts), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Say how many differences hold."""
+    holding = sum(row["p_holm"] < LEVEL for row in rows)
+    primary = [row for row in rows if row["planned"] == "primary"]
+    held = sum(row["p_holm"] < LEVEL for row in primary)
+    alone = sum(p < LEVEL for p in holm([row["p"] for row in primary]))
+    return (
+        f"**{holding} of {len(rows)} differences hold** after Holm's correction over all of them (bold). "
+        f"{len(primary)} are primary contrasts, which plans named before their first runs; {held} of these "
+        f"{'hold' if held - 1 else 'holds'}. Corrected for the {len(primary)} alone, {alone} would."
+    )
+
+
+def all_table(rows: Sequence[Row]) -> str:
+    """Return the table of all comparisons."""
+    heads = ["setting", "comparison", "note", "difference", "95 % over seeds", "p", "p (Holm)", "detectable", "study"]
+    cells = []
+    for row in rows:
+        matched = f"equal {row['matched']}" if row["matched"] else ""
+        notes = ["primary" if row["planned"] == "primary" else "", matched, EXTENSION[row["extension"]]]
+        numbers = [f"{row['difference']:+.4f}", interval(row), p_cell(row["p"]), corrected(row)]
+        names = [row["setting"], f"{row['method']} - {row['baseline']}", ", ".join(filter(None, notes))]
+        cells.append([*names, *numbers, f"{row['detectable']:.4f}", f"[{row['study']}](../{row['study']}/README.md)"])
+    return f"{summary(rows)}\n\n{markdown(heads, 3, cells)}"
+
+
+def board(rows: Sequence[Row]) -> str:
+    """Return the board: each method against plain fine-tuning on each task, by the most seeds, and at equal time."""
+    best: dict[tuple[str, str, bool], Row] = {}
+    for row in rows:
+        if row["board"] and row["baseline"].split(" for ")[0] in ("plain", "finetune"):
+            key = (row["board"], SAME.get(row["method"], row["method"]), bool(row["matched"]))
+            if key not in best or (row["extension"], -row["seeds"]) < (best[key]["extension"], -best[key]["seeds"]):
+                best[key] = row
+    plain = [(key, row) for key, row in best.items() if not key[2]]
+    tasks = [*dict.fromkeys(key[0] for key, _ in plain)]
+    cells = []
+    for (task, name, _), row in sorted(plain, key=lambda each: (tasks.index(each[0][0]), -each[1]["difference"])):
+        equal = best.get((task, name, True))
+        numbers = [str(row["seeds"]), f"{row['difference']:+.4f}", interval(row), corrected(row)]
+        same = (
+            ["not measured"] * 2
+            if equal is None
+            else [f"{equal['difference']:+.4f} {interval(equal)}", corrected(equal)]
+        )
+        cells.append([task, name, *numbers, *same])
+    heads = [
+        "task",
+        "method",
+        "seeds",
+        "minus plain",
+        "95 % over seeds",
+        "p (Holm)",
+        "at equal time or passes",
+        "p (Holm) of it",
+    ]
+    return markdown(heads, 2, cells)
+
+
+def matching(label: str, numbers: Sequence[str], rows: Sequence[Row]) -> Row:
+    """Return the comparison with these numbers, as printed, and these words in its names."""
+    found = [row for row in rows if [f"{row['difference']:+.4f}", interval(row)] == [*numbers]]
+    for word in re.findall(r"[\w-]{3,}", label.lower()):
+        names = ("setting", "metric", "method", "baseline", "planned")
+        found = [row for row in found if word in " ".join(row[name] for name in names).lower()]
+    if len({row["p"] for row in found}) != 1:
+        raise SystemExit(f"{label}, {' '.join(numbers)}: expected one comparison in all.csv, got {len(found)}")
+    return found[0]
+
+
+def renewed(text: str, rows: Sequence[Row]) -> str:
+    """Return a page with p and p (Holm) of its tables made anew, and what stands between marks."""
+    if MARK.format("board") in text:
+        for name, made in (("board", board), ("comparisons", all_table)):
+            before, after = text.split(mark := MARK.format(name))
+            text = f"{before}{mark}\n\n{made(rows)}\n\n{END}{after.split(END, 1)[1]}"
+        return text
+    lines, heads = text.split("\n"), list[str]()
+    for number, line in enumerate(lines):
+        cells = [cell.strip() for cell in line[1:-1].split("|")] if line.startswith("|") else []
+        heads = heads if cells and heads else cells
+        if "95 % over seeds" in heads and re.fullmatch(
+            r"\[.*\]", (cells + [""] * 9)[at := heads.index("95 % over seeds")]
+        ):
+            label = " ".join(cells[place] for place, head in enumerate(heads) if not place or head == "comparison")
+            row = matching(label, [cells[at - 1].strip("*"), cells[at]], rows)
+            for head, cell in (("p", p_cell(row["p"])), ("p (Holm)", corrected(row))):
+                if head in heads:
+                    cells[heads.index(head)] = cell
+            lines[number] = f"| {' | '.join(cells)} |".replace("|  |", "| |")
+    return "\n".join(lines)
+
+
+def pages() -> list[Path]:
+    """Return the pages whose tables have results of our own, without those that tests.tables makes."""
+    return [FOLDER.parent / "results.md", *sorted(FOLDER.glob("*/README.md"))]
+
+
+def shown_on(page: Path, rows: Sequence[Row]) -> Sequence[Row]:
+    """Return the comparisons of a study's own page; all of them for other pages."""
+    return [row for row in rows if row["study"] == page.parent.name] or rows
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draw the differences of DRAWN with their intervals, and leave room for those that are planned."""
+    found = {(row["study"], row["method"], row["baseline"], row["setting"].split(", ")[-1]): row for row in rows}
+    look, ticks, at = next(styles()), dict[float, str](), 0.0
+    height = sum(len(names) + 1.3 for *_, names in (*DRAWN, *PLANNED))
+    with picture(path, width=5.2, height=0.8 + 0.24 * height) as (axes,):  # to be read on a phone
+        for title, study, method, others in DRAWN:
+            axes.text(0.02, at, title, transform=axes.get_yaxis_transform(), fontsize=8, weight="bold", va="center")
+            at += 1.4
+            for other in others:
+                row = next(
+                    r for (s, m, o, n), r in found.items() if (s, m, o) == (study, method, other) and "fresh" in n
+                )
+                mean, low, high = (100 * row[name] for name in ("difference", "low", "high"))
+                filled = look.color if row["p_holm"] < LEVEL else "white"
+                bar = {"fmt": "o", "color": look.color, "mfc": filled, "capsize": 3, "ms": 5}
+                axes.errorbar(mean, at, xerr=[[mean - low], [high - mean]], **bar)
+                ticks[at] = SHOWN[other]
+                at += 1
+        for title, names in PLANNED:
+            at += 0.5
+            axes.text(0.02, at, title, transform=axes.get_yaxis_transform(), fontsize=8, weight="bold", va="center")
+            at += 1.4
+            for name in names:
+                axes.text(0.1, at, "planned", fontsize=8, color="#666666", style="italic", va="center")
+                ticks[at] = name
+                at += 1
+        axes.axvline(0, color="#888888", lw=0.8)
+        axes.set_yticks([*ticks], [*ticks.values()], fontsize=8)
+        axes.set_ylim(at - 0.3, -0.8)
+        axes.set_xlim(-0.5, 2)
+        axes.set_xlabel("points on dev, mean and 95 % interval over seeds\nfilled: holds after correction", fontsize=8)
 
 
 def main() -> None:
-    """Read the tables, print and draw the differences."""
+    """Make everything anew, or only the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--path", type=Path, default=FOLDER / "overview.png")
-    parser.add_argument("--smallest", action="store_true", help="only the last setting")
+    parser.add_argument("--path", type=Path, help="write the picture there, and nothing else")
     options = parser.parse_args()
-    chosen = list(SETTINGS)[-1 if options.smallest else 0 :]
-    rows = []
-    for setting in chosen:
-        found = scores(setting)
-        title, contrasts = SETTINGS[setting]
-        for contrast in contrasts:
-            pair = [found[name] for name in contrast.split(" - ")]
-            seeds = sorted({*pair[0]} & {*pair[1]})
-            rows.append(((title.format(len(seeds)), contrast), *([each[seed] for seed in seeds] for each in pair)))
-    differences = print_differences(("setting", "comparison"), rows)
-    labels = [names for names, *_ in rows]
-    look = dict(zip(("AD-DROP", "AttendOut"), styles(), strict=False))
-    drawings = [
-        (title, DRAWN[contrast.split(" - ")[0]], difference)
-        for (title, contrast), difference in zip(labels, differences, strict=True)
-        if contrast.endswith(" - plain") and contrast.split(" - ")[0] in DRAWN
-    ]
-    with picture(options.path, width=5.2, height=1.0 + 0.25 * len(drawings)) as (axes,):  # to be read on a phone
-        ticks, drawn = defaultdict(list), {}
-        for place, (title, name, difference) in enumerate(drawings):
-            at = place + len(ticks | {title: []})  # a gap before each setting
-            mean, low, high = (100 * value for value in (difference.mean, difference.low, difference.high))
-            ticks[title].append(at)
-            bar = {"fmt": look[name].marker, "color": look[name].color, "capsize": 3, "ms": 5}
-            drawn[name] = axes.errorbar(mean, at, xerr=[[mean - low], [high - mean]], **bar)
-        axes.axvline(0, color="#888888", lw=0.8)
-        names = [title.replace(" rows, ", " rows\n") for title in ticks]
-        axes.set_yticks([float(np.mean(places)) for places in ticks.values()], names, fontsize=8)
-        axes.invert_yaxis()
-        axes.set_xlabel("points above plain fine-tuning (dev)", fontsize=8)
-        axes.legend(drawn.values(), drawn, loc="upper left", fontsize=8, frameon=False)
+    rows = comparisons()
+    print(summary(rows))
+    draw(rows, options.path or FOLDER / "overview.png")
+    if options.path is None:
+        write(rows)
+        for page in pages():
+            page.write_text(renewed(page.read_text(encoding="utf-8"), shown_on(page, rows)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,167 @@
+"""Every comparison that is published here, recomputed from the scores of each seed, with one correction over all.
+
+`comparisons/comparisons.yaml` lists those of our own studies. A contributed study is a folder of `contributed/` with
+the `study.yaml` that `attnreg compare --study` ran, and the `results.csv` that it wrote: its primary contrast, and each
+method minus the baseline, on each of its tasks.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from attnreg.experiments.compare.statistics import detectable, holm, paired_difference
+
+FOLDER = Path(__file__).parent
+ALL = FOLDER / "comparisons" / "all.csv"
+ENVIRONMENT = ("commit", "cpu", "torch", "transformers")
+TERM = re.compile(r"(?:^| ([+-]) )(\S+\.csv):(\w+)\[([^\]]*)\]")
+
+Row = dict[str, Any]
+
+
+@cache
+def table(path: str) -> list[dict[str, str]]:
+    """Return the rows of a csv file of this folder."""
+    with (FOLDER / path).open(newline="", encoding="utf-8") as file:
+        return [*csv.DictReader(file)]
+
+
+def chosen(path: str, where: str) -> list[dict[str, str]]:
+    """Return the rows of a table that have these values: ``NAME=VALUE & NAME=VALUE``."""
+    wanted = dict(each.split("=", 1) for each in where.split(" & "))
+    return [row for row in table(path) if all(row[name] == value for name, value in wanted.items())]
+
+
+def scores(formula: str) -> dict[int, float]:
+    """Return the score of each seed: ``FILE:COLUMN[NAME=VALUE & ...]``, or a sum or difference of such terms."""
+    found: list[dict[int, float]] = []
+    for sign, path, column, where in TERM.findall(formula):
+        rows = chosen(path, where)
+        each = {int(row["seed"]): (-1 if sign == "-" else 1) * float(row[column]) for row in rows if row[column]}
+        if not rows or len(each) < len(rows):
+            raise SystemExit(f"{formula}: expected one score per seed, got {len(each)} of {len(rows)} rows")
+        found.append(each)
+    return {seed: sum(each[seed] for each in found) for seed in found[0] if all(seed in each for each in found)}
+
+
+def contributed(folder: Path) -> Iterator[Row]:
+    """Yield the settings of a contributed study, one for each of its tasks."""
+    plan = yaml.safe_load((folder / "study.yaml").read_text(encoding="utf-8"))
+    path = (folder / "results.csv").relative_to(FOLDER).as_posix()
+    data = plan.get("report_on", "dev")
+    primary = " - ".join(plan["primary"]) if "primary" in plan else ""
+    for row in {row["task"]: row for row in table(path) if row["scored_on"] == data}.values():
+        task = next(each for each in plan["tasks"] if row["task"].startswith(each.get("name", each["task"])))
+        options = {**plan.get("options", {}), **task}
+        train_size = options.get("train_size", "all")
+        folder_name = Path(str(options.get("data_dir", ""))).name
+        others = [f"{name} - {plan['baseline']}" for name in plan["methods"] if name != plan["baseline"]]
+        yield {
+            "study": f"contributed/{folder.name}",
+            "setting": f"{folder.name}: {row['task']}, {train_size} rows, {{}} seeds",
+            "board": f"{row['task']}, {train_size} rows",
+            "data": folder_name or task["task"],
+            "rows": "phrases → sentences" if task["task"] == "sst2" and folder_name != "sst2_sentences" else "",
+            "metric": row["metric"].replace("_", " "),
+            "model": Path(str(options.get("model", "tiny BERT"))).name,
+            "train_size": train_size,
+            "table": path,
+            "where": {"task": row["task"], "scored_on": data, "metric": row["metric"]},
+            "methods": {name: name for name in plan["methods"]},
+            "primary": [primary] if primary else [],
+            "contrasts": [each for each in others if each != primary],
+        }
+
+
+def settings() -> list[Row]:
+    """Return what is compared: our own studies, then contributed ones."""
+    own = yaml.safe_load((FOLDER / "comparisons" / "comparisons.yaml").read_text(encoding="utf-8"))["settings"]
+    others = (contributed(path.parent) for path in sorted(FOLDER.glob("contributed/*/study.yaml")))
+    return [*own, *(setting for each in others for setting in each)]
+
+
+def formula(setting: Row, method: str) -> str:
+    """Return where the scores of a method stand."""
+    named = setting["methods"][method]
+    if ".csv:" in named:
+        return str(named)
+    where = {"method": named, **setting.get("where", {})}
+    values = " & ".join(f"{name}={value}" for name, value in where.items())
+    return f"{setting['table']}:{setting.get('score', 'score')}[{values}]"
+
+
+def environment(formulas: list[str], setting: Row) -> Row:
+    """Return what the tables, or else the list, say of commit, CPU, torch and transformers."""
+    used = [row for each in formulas for _, path, _, where in TERM.findall(each) for row in chosen(path, where)]
+    told = {name: sorted({row[name] for row in used if row.get(name)}) for name in ENVIRONMENT}
+    return {name: "; ".join(found) or setting.get(name, "") for name, found in told.items()}
+
+
+def comparison(setting: Row, contrast: str) -> Row:
+    """Return one line of the file of all comparisons, without what is corrected over all."""
+    method, baseline = contrast.split(" - ")
+    formulas = [formula(setting, name) for name in (method, baseline)]
+    mine, other = map(scores, formulas)
+    first, last = setting.get("seeds", (0, 10**9))
+    seeds = sorted(seed for seed in {*mine} & {*other} if first <= seed <= last)
+    if seeds != [*range(seeds[0], seeds[-1] + 1)]:
+        raise SystemExit(f"{contrast}: expected seeds without gaps, got {seeds}")
+    pair = [[each[seed] for seed in seeds] for each in (mine, other)]
+    found = paired_difference(*pair)
+    return {
+        "study": setting["study"],
+        "setting": setting["setting"].format(len(seeds)),
+        "board": setting.get("board", ""),
+        "data": setting["data"],
+        "rows": setting["rows"],
+        "train_size": setting["train_size"],
+        "metric": setting["metric"],
+        "model": setting["model"],
+        "method": method,
+        "baseline": baseline,
+        "matched": setting.get("matched", ""),
+        "seeds": len(seeds),
+        "first_seed": seeds[0],
+        "difference": found.mean,
+        "low": found.low,
+        "high": found.high,
+        "p": found.p,
+        "p_holm": np.nan,
+        "detectable": detectable(float(np.subtract(*pair).std(ddof=1)), len(seeds)),
+        "planned": "primary" if contrast in setting.get("primary", ()) else "secondary",
+        "extension": setting.get("extension", ""),
+        **environment(formulas, setting),
+        "scores": formulas[0],
+        "baseline_scores": formulas[1],
+    }
+
+
+def comparisons() -> list[Row]:
+    """Return all comparisons, with p corrected over all of them (Holm)."""
+    each = ((setting, contrast) for setting in settings() for contrast in names(setting))
+    rows = [comparison(setting, contrast) for setting, contrast in each]
+    for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["p_holm"] = adjusted
+    return rows
+
+
+def names(setting: Row) -> list[str]:
+    """Return the contrasts of a setting, primary ones first."""
+    return [*setting.get("primary", ()), *setting["contrasts"]]
+
+
+def write(rows: list[Row], path: Path = ALL) -> None:
+    """Write the file of all comparisons."""
+    shown = [{name: f"{cell:.6g}" if isinstance(cell, float) else cell for name, cell in row.items()} for row in rows]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(shown)
