@@ -3,6 +3,7 @@
 import csv
 import re
 import runpy
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,12 @@ from scipy.stats import ttest_1samp
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-STUDIES = sorted(RESULTS.glob("*/README.md")) + sorted(RESULTS.glob("contributed/*/README.md"))
+STUDIES = sorted(RESULTS.glob("*/README.md"))
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/providers/*.md")), *STUDIES]
 TERM = r"([+-]?) ?(\S+\.csv):(\w+)\[(.*?)\]"  # a column of a table, in the rows with these values
 
 
+@cache
 def read(path):
     with path.open(newline="") as file:
         return [*csv.DictReader(file)]

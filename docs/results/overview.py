@@ -10,6 +10,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from published import FOLDER, Row, comparisons, write
 
@@ -75,16 +76,21 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def all_table(rows: Sequence[Row]) -> str:
-    """Return the table of all comparisons."""
-    heads = ["setting", "comparison", "note", "difference", "95 % over seeds", "p", "p (Holm)", "detectable", "study"]
-    cells = []
+    """Return the tables of all comparisons, one for each setting."""
+    heads = ["comparison", "note", "difference", "95 % over seeds", "p", "p (Holm)", "detectable"]
+    cells: dict[tuple[str, str], list[list[str]]] = {}
     for row in rows:
         matched = f"equal {row['matched']}" if row["matched"] else ""
         notes = ["primary" if row["planned"] == "primary" else "", matched, EXTENSION[row["extension"]]]
         numbers = [f"{row['difference']:+.4f}", interval(row), p_cell(row["p"]), corrected(row)]
-        names = [row["setting"], f"{row['method']} - {row['baseline']}", ", ".join(filter(None, notes))]
-        cells.append([*names, *numbers, f"{row['detectable']:.4f}", f"[{row['study']}](../{row['study']}/README.md)"])
-    return f"{summary(rows)}\n\n{markdown(heads, 3, cells)}"
+        names = [f"{row['method']} - {row['baseline']}", ", ".join(filter(None, notes))]
+        found = cells.setdefault((row["setting"], row["study"]), [])
+        found.append([*names, *numbers, f"{row['detectable']:.4f}"])
+    texts = [summary(rows)]
+    for (setting, study), found in cells.items():
+        page = f"../{study}/{'study.yaml' if study.startswith('contributed/') else 'README.md'}"
+        texts += [f"**{setting}** ([{study}]({page})):", markdown(heads, 2, found)]
+    return "\n\n".join(texts)
 
 
 def board(rows: Sequence[Row]) -> str:
@@ -93,31 +99,28 @@ def board(rows: Sequence[Row]) -> str:
     for row in rows:
         if row["board"] and row["baseline"].split(" for ")[0] in ("plain", "finetune"):
             key = (row["board"], SAME.get(row["method"], row["method"]), bool(row["matched"]))
-            if key not in best or (row["extension"], -row["seeds"]) < (best[key]["extension"], -best[key]["seeds"]):
+            if key not in best or rank(row) < rank(best[key]):
                 best[key] = row
-    plain = [(key, row) for key, row in best.items() if not key[2]]
-    tasks = [*dict.fromkeys(key[0] for key, _ in plain)]
-    cells = []
-    for (task, name, _), row in sorted(plain, key=lambda each: (tasks.index(each[0][0]), -each[1]["difference"])):
-        equal = best.get((task, name, True))
-        numbers = [str(row["seeds"]), f"{row['difference']:+.4f}", interval(row), corrected(row)]
-        same = (
-            ["not measured"] * 2
-            if equal is None
-            else [f"{equal['difference']:+.4f} {interval(equal)}", corrected(equal)]
-        )
-        cells.append([task, name, *numbers, *same])
-    heads = [
-        "task",
-        "method",
-        "seeds",
-        "minus plain",
-        "95 % over seeds",
-        "p (Holm)",
-        "at equal time or passes",
-        "p (Holm) of it",
-    ]
-    return markdown(heads, 2, cells)
+    tasks: dict[str, list[tuple[str, Row]]] = {}
+    for (task, name, matched), row in best.items():
+        if not matched:
+            tasks.setdefault(task, []).append((name, row))
+    heads = ["method", "seeds", "minus plain", "95 % over seeds", "p (Holm)", "at equal time or passes", "p (Holm)"]
+    texts = []
+    for task, methods in tasks.items():
+        cells = []
+        for name, row in sorted(methods, key=lambda each: -each[1]["difference"]):
+            numbers = [str(row["seeds"]), f"{row['difference']:+.4f}", interval(row), corrected(row)]
+            equal = best.get((task, name, True))
+            same = ["", ""] if equal is None else [f"{equal['difference']:+.4f} {interval(equal)}", corrected(equal)]
+            cells.append([name, *numbers, *same])
+        texts += [f"**{task}**:", markdown(heads, 1, cells)]
+    return "\n\n".join(texts)
+
+
+def rank(row: Row) -> tuple[bool, bool, int]:
+    """Return what decides between comparisons on the board: fresh seeds, then added ones, then their number."""
+    return bool(row["extension"]), row["extension"] != "added", -row["seeds"]
 
 
 def matching(label: str, numbers: Sequence[str], rows: Sequence[Row]) -> Row:
@@ -169,9 +172,15 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     found = {(row["study"], row["method"], row["baseline"], row["setting"].split(", ")[-1]): row for row in rows}
     look, ticks, at = next(styles()), dict[float, str](), 0.0
     height = sum(len(names) + 1.3 for *_, names in (*DRAWN, *PLANNED))
+    bold: dict[str, Any] = {
+        "fontsize": 8,
+        "weight": "bold",
+        "va": "center",
+        "bbox": {"fc": "white", "ec": "white", "pad": 1},
+    }
     with picture(path, width=5.2, height=0.8 + 0.24 * height) as (axes,):  # to be read on a phone
         for title, study, method, others in DRAWN:
-            axes.text(0.02, at, title, transform=axes.get_yaxis_transform(), fontsize=8, weight="bold", va="center")
+            axes.text(0.02, at, title, **bold, transform=axes.get_yaxis_transform())
             at += 1.4
             for other in others:
                 row = next(
@@ -185,7 +194,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 at += 1
         for title, names in PLANNED:
             at += 0.5
-            axes.text(0.02, at, title, transform=axes.get_yaxis_transform(), fontsize=8, weight="bold", va="center")
+            axes.text(0.02, at, title, **bold, transform=axes.get_yaxis_transform())
             at += 1.4
             for name in names:
                 axes.text(0.1, at, "planned", fontsize=8, color="#666666", style="italic", va="center")

@@ -116,6 +116,8 @@ def comparison(setting: Row, contrast: str) -> Row:
         raise SystemExit(f"{contrast}: expected seeds without gaps, got {seeds}")
     pair = [[each[seed] for seed in seeds] for each in (mine, other)]
     found = paired_difference(*pair)
+    if np.isnan(found.p):
+        raise SystemExit(f"{setting['study']}, {contrast}: expected at least two seeds with different gaps")
     return {
         "study": setting["study"],
         "setting": setting["setting"].format(len(seeds)),
