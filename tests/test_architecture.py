@@ -33,6 +33,7 @@ ROOMS = [
     "attnreg.attribution",
     "attnreg.regularizers",
     "attnreg.training",
+    "attnreg.diagnosis",
     "attnreg.attendout",
     "attnreg.integrations",
     # The library ends here.

@@ -1,9 +1,9 @@
-"""What ``handle.report()`` returns."""
+"""Tables that a notebook shows as HTML: what ``handle.report()`` returns."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from torch import nn
 from typing_extensions import Self
@@ -11,18 +11,8 @@ from typing_extensions import Self
 from attnreg.sites import Site
 
 
-class SiteReport(str):
-    """A table with a row per site, which a notebook shows as HTML.
-
-    Its columns are the site's label, the mean drop rate so far, the model's own dropout, and the module. Below it are
-    sentences on regularizers that drop nothing by design, and why no pass was masked yet.
-
-    Example:
-        >>> attention = nn.MultiheadAttention(8, 2, dropout=0.1)
-        >>> SiteReport.of([Site(name="layer.0")], {"layer.0": attention}, {"encoder.0": 0.25})
-        site       drop rate  own dropout  module
-        encoder.0      0.250  dropout=0.1  layer.0
-    """
+class Report(str):
+    """A table with sentences below, which a notebook shows as HTML."""
 
     __slots__ = ("notes", "rows")
 
@@ -30,21 +20,15 @@ class SiteReport(str):
     notes: Sequence[str]
 
     @classmethod
-    def of(
-        cls,
-        sites: Iterable[Site],
-        modules: Mapping[str, nn.Module],
-        rates: Mapping[str, float],
-        notes: Sequence[str] = (),
-    ) -> Self:
-        """Make the report of some sites, given their modules by name and their rates by label."""
-        rows = [("site", "drop rate", "own dropout", "module")]
-        for site in sites:
-            rate = f"{rates[site.label]:.3f}" if site.label in rates else "none yet"
-            own = ", ".join(f"{name}={p:g}" for name, p in _dropouts(modules[site.name]).items()) or "none"
-            rows.append((site.label, rate, own, site.name))
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {d}" for a, b, c, d in rows]
+    def of_rows(cls, rows: Sequence[Sequence[str]], notes: Sequence[str], right: Collection[int] = ()) -> Self:
+        """Make a report of rows, the first of which is the header; ``right`` has the columns to align so."""
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+        lines = []
+        for *cells, last in rows:
+            shown = [
+                f"{c:>{w}}" if n in right else f"{c:<{w}}" for n, (c, w) in enumerate(zip(cells, widths, strict=True))
+            ]
+            lines.append("  ".join([*shown, last]).rstrip())
         made = cls("\n".join([*lines, *notes]))
         made.rows, made.notes = rows, notes
         return made
@@ -60,6 +44,38 @@ class SiteReport(str):
         rows = "".join(f"<tr>{row}</tr>" for row in body)
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{notes}"
+
+
+class SiteReport(Report):
+    """A table with a row per site.
+
+    Its columns are the site's label, the mean drop rate so far, the model's own dropout, and the module. Below it are
+    sentences on regularizers that drop nothing by design, and why no pass was masked yet.
+
+    Example:
+        >>> attention = nn.MultiheadAttention(8, 2, dropout=0.1)
+        >>> SiteReport.of([Site(name="layer.0")], {"layer.0": attention}, {"encoder.0": 0.25})
+        site       drop rate  own dropout  module
+        encoder.0      0.250  dropout=0.1  layer.0
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(
+        cls,
+        sites: Iterable[Site],
+        modules: Mapping[str, nn.Module],
+        rates: Mapping[str, float],
+        notes: Sequence[str] = (),
+    ) -> Self:
+        """Make the report of some sites, given their modules by name and their rates by label."""
+        rows = [("site", "drop rate", "own dropout", "module")]
+        for site in sites:
+            rate = f"{rates[site.label]:.3f}" if site.label in rates else "none yet"
+            own = ", ".join(f"{name}={p:g}" for name, p in _dropouts(modules[site.name]).items()) or "none"
+            rows.append((site.label, rate, own, site.name))
+        return cls.of_rows(rows, notes, right=[1])
 
 
 def _dropouts(module: nn.Module) -> dict[str, float]:

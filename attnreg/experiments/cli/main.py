@@ -14,6 +14,7 @@ from attnreg import __version__
 from attnreg.errors import AttnRegWarning, InputError, StoppedError, UsageError, one_line
 from attnreg.experiments.cli.compare import compare
 from attnreg.experiments.cli.copy import copy
+from attnreg.experiments.cli.doctor import doctor
 from attnreg.experiments.cli.evaluate import evaluate
 from attnreg.experiments.cli.list import list_
 from attnreg.experiments.cli.plot import plot
@@ -75,5 +76,5 @@ def main() -> None:
     """Attention regularizers for fine-tuning Transformers."""
 
 
-for command in (recipe, compare, search, evaluate, plot, list_, copy):
+for command in (recipe, compare, search, evaluate, plot, list_, copy, doctor):
     main.add_command(command)

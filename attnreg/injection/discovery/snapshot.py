@@ -55,10 +55,24 @@ def undisturbed(model: nn.Module, *, training: bool = False) -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Set a model to eval mode, without gradients and hooks, within the block.
+    """Set a model to eval mode, without gradients and hooks, within the block; then as :func:`restored`."""
+    with (
+        restored(model) as tensors,
+        undisturbed(model),
+        _without_hooks(model),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # the first real forward pass repeats them
+        yield tensors
 
-    After the block, every attribute of every module is restored: names, plain values, containers and their contents,
-    objects such as the config. So are the random states of Python, numpy and torch.
+
+@contextmanager
+def restored(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Restore every attribute of every module after the block.
+
+    That is names, plain values, containers and their contents, objects such as the config. So are the random states of
+    Python and numpy.
 
     Yields:
         the tensors that the model holds, other than parameters and buffers.
@@ -67,9 +81,7 @@ def unchanged(model: nn.Module) -> Iterator[list[Tensor]]:
     remembered = _remembered(model, tensors)
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with undisturbed(model), _without_hooks(model), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the first real forward pass repeats them
-            yield tensors
+        yield tensors
     finally:
         for held, before in remembered:
             _restore(held, before)

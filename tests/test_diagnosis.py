@@ -1,0 +1,200 @@
+"""The doctor: each kind of fault is found, by the module's name, and none where there is none."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as hf
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import attnreg
+from tests.cases import MODELS, keep_few_activations
+from tests.commands import assert_sentence, ran
+
+
+class Awake(nn.Dropout):
+    def train(self, mode=True):
+        return super().train(True)
+
+
+class Always(nn.Module):
+    def forward(self, x):
+        return F.dropout(x, 0.2)
+
+
+class OwnGenerator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def forward(self, x):
+        return x * torch.rand(x.shape, generator=self.generator) if self.training else x
+
+
+class Python(nn.Module):
+    def forward(self, x):
+        return x * random.random() if self.training else x
+
+
+class Numpy(nn.Module):
+    def forward(self, x):
+        return x * float(np.random.rand()) if self.training else x
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return x if self.training else x * self.calls
+
+
+class Forgetful(nn.Module):
+    """Draws other numbers when checkpointing repeats it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+
+    def forward(self, x):
+        return (
+            checkpoint(self.inner, x, use_reentrant=False, preserve_rng_state=False) if self.training else self.inner(x)
+        )
+
+
+def asleep():
+    return nn.Dropout(0.3).eval()
+
+
+def frozen():
+    return nn.BatchNorm1d(4).requires_grad_(False)
+
+
+FAULTS = {
+    "awake": (Awake(0.5), ["In training mode after `model.eval()`: 1", "Random in eval mode: 1"]),
+    "always": (Always(), ["Random in eval mode: 1"]),
+    "asleep": (asleep(), ["In eval mode while the model trains, so that dropout does nothing: 1"]),
+    "own generator": (OwnGenerator(), ["Two passes of one seed differ, first in 1"]),
+    "python": (Python(), ["Numbers come from Python's random"]),
+    "numpy": (Numpy(), ["Numbers come from NumPy"]),
+    "counting": (Counting(), ["Two passes in eval mode differ, first in 1"]),
+    "forgetful": (Forgetful(), ["Gradient checkpointing draws other numbers when it repeats 1.inner.1"]),
+    "frozen": (frozen(), ["Frozen, but running statistics move in training mode: 1"]),
+}
+X = {"input": torch.randn(4, 4, generator=torch.Generator().manual_seed(0))}
+
+
+def around(part):
+    model = nn.Sequential(nn.Linear(4, 4), copy.deepcopy(part), nn.Linear(4, 2)).train()
+    model[1].train(part.training)
+    return model
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_and_nothing_else(name):
+    part, says = FAULTS[name]
+    found = attnreg.doctor(around(part), X).faults
+    assert len(found) == len(says)
+    assert all(sentence.startswith(start) for sentence, start in zip(found, says, strict=True)), found
+
+
+def test_all_faults_of_one_model_are_found():
+    model = nn.Sequential(nn.Linear(4, 4), *(copy.deepcopy(part) for part, _ in FAULTS.values())).train()
+    for child, (part, _) in zip(model[1:], FAULTS.values(), strict=True):
+        child.train(part.training)
+    found = " ".join(attnreg.doctor(model, X).faults)
+    for says in ("after `model.eval()`", "Random in eval mode", "does nothing", "of one seed differ", "Python's random and",
+                 "NumPy", "Gradient checkpointing", "running statistics"):  # fmt: skip
+        assert says in found, says
+
+
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+@pytest.mark.parametrize("change", ["plain", "attached", "checkpointed", "reentrant"])
+def test_clean_models_have_no_fault(case, change):
+    model = case.build().train()
+    repeats = change in ("checkpointed", "reentrant")
+    if repeats:
+        if not getattr(model, "supports_gradient_checkpointing", False):
+            pytest.skip("has no gradient checkpointing")
+        keep_few_activations(model, {"use_reentrant": change == "reentrant"})
+    if change == "attached":
+        attnreg.attach(model, attnreg.DropHead(0.3))
+    report = attnreg.doctor(model)
+    assert report.faults == [], report
+    assert "No fault was found." in report
+    draws = any("train" in row[3] for row in report.rows[1:])
+    assert ("draws (gradient checkpointing" in report) == (repeats and draws)
+
+
+def test_a_model_is_left_as_it_was():
+    model = around(nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.1), Counting())).train()
+    model[2].eval()
+    model(**X).sum().backward()
+    state = copy.deepcopy([model.state_dict(), {n: p.grad for n, p in model.named_parameters()}])
+    modes, hooks = [m.training for m in model.modules()], [len(m._forward_hooks) for m in model.modules()]
+    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    attnreg.doctor(model, X)
+    for before, now in zip(state, [model.state_dict(), {n: p.grad for n, p in model.named_parameters()}], strict=True):
+        assert all(torch.equal(before[key], now[key]) for key in before)
+    assert modes == [m.training for m in model.modules()]
+    assert hooks == [len(m._forward_hooks) for m in model.modules()]
+    assert torch.equal(drawn[0], torch.get_rng_state())
+    assert drawn[1] == random.getstate()
+    assert (drawn[2] == np.random.get_state()[1]).all()
+
+
+def test_the_table():
+    model = around(nn.Sequential(nn.Dropout(0.25), nn.BatchNorm1d(4), Always()))
+    model[1].append(nn.Dropout(0.4))
+    model[1].forward = lambda x: model[1][2](model[1][1](model[1][0](x)))
+    rows = {row[0]: row[1:] for row in attnreg.doctor(model, X).rows}
+    assert rows == {
+        "module": ("draws", "rate", "in"),
+        "1.0": ("bernoulli_", "0.25", "train"),
+        "1.1": ("nothing; statistics of the batch", "", "train"),
+        "1.2": ("bernoulli_", "0.2", "train, eval"),
+        "1.3": ("nothing in these passes", "0.4", ""),
+    }
+
+
+def test_the_gap_between_the_modes():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).double().train()
+    x = torch.randn(6, 4, dtype=torch.float64)
+    report = attnreg.doctor(model, {"input": x})
+    torch.manual_seed(0)
+    gap = (model(x).log_softmax(-1) - model.eval()(x).log_softmax(-1)).abs()
+    assert (
+        f"differ by {gap.max().item():.2g} at most between training and eval mode, and by {gap.mean().item():.2g}"
+        in report
+    )
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="Expected a model or a Trainer, got str"):
+        attnreg.doctor("bert")
+    with pytest.raises(ValueError, match="Cannot make inputs for Linear: pass `inputs`"):
+        attnreg.doctor(nn.Linear(2, 2))
+
+
+def test_a_trainer(tmp_path):
+    model = MODELS[0].build()
+    trainer = hf.Trainer(model, hf.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
+    assert attnreg.doctor(trainer).faults == []
+
+
+@pytest.mark.slow
+def test_compiled():
+    report = attnreg.doctor(MODELS[0].build().train(), compiled=True)
+    assert "Compiled and eager outputs in eval mode differ by" in report
+
+
+def test_the_command(cli, tmp_path):
+    MODELS[0].build().save_pretrained(tmp_path / "model")
+    assert "No fault was found." in ran(cli("doctor", tmp_path / "model")).output
+    assert_sentence(cli("doctor", tmp_path / "other"), 1, "Cannot load a model of transformers from")
