@@ -7,6 +7,7 @@ from attnreg.diagnosis import doctor as doctor
 from attnreg.injection import attach as attach
 from attnreg.injection import detach as detach
 from attnreg.injection import is_attached as is_attached
+from attnreg.injection import seeded as seeded
 from attnreg.masks import Mask as Mask
 from attnreg.regularizer.base import Compose as Compose
 from attnreg.regularizer.base import Regularizer as Regularizer

@@ -7,13 +7,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnreg import functional
+from attnreg.errors import InputError
 from attnreg.functional.seeded import is_traced, keep_of_rows, key_steps, row_words
 
+MOST_HEADS = 2**12
 KeepAt = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -164,6 +167,68 @@ class DrawsHere:
         """
         middle = self.uniform(shape) + 2.0**-25  # never 0 or 1
         return (math.sqrt(2) * torch.erfinv(2 * middle - 1)).to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The samples and tokens of one forward pass, by which the numbers of its tensors are told apart.
+
+    A tensor has the dimensions ``(B, ...)``, ``(B, C)``, ``(B, T, C)``, ``(B, H, Q, K)`` or others; its numbers follow
+    from its indices, so that each sample has its own in a batch of any size and length.
+    """
+
+    size: int = 0  # B; 0 if it is not known
+    tokens: int = 0  # T, without those in a cache
+    first: Tensor | None = None  # index of the first token of each sample that is not padding, (B,)
+    cached: int = 0  # number of tokens in a cache, which come before
+    rows: Tensor | None = None  # index of each sample in a larger batch, (B,)
+
+    def draw(
+        self, seed: int | Tensor, shape: Sequence[int], device: torch.device, p: float | None = None, *, shared: bool
+    ) -> Tensor:
+        """Draw decisions that keep with probability 1 - p, or without p numbers in ``[0, 1)``, in this shape.
+
+        Args:
+            seed: the seed, of its own for each draw.
+            shape: the shape.
+            device: the device.
+            p: drop probability.
+            shared: whether the tensor is known to be the same for all samples.
+
+        Raises:
+            InputError: if samples are parts of a larger batch, and it is not known where the tensor has them.
+        """
+        lead, *rest = shape if len(shape) else (1,)
+        middle, (keys, *_) = rest[:-1], (*rest[-1:], 1)
+        heads = middle[0] if len(middle) == 2 and middle[0] <= MOST_HEADS else 1
+        four = lead, heads, math.prod(middle) // heads, keys
+        place: dict[str, Any] = {}
+        if self.rows is not None and not shared and len(shape):
+            place = self._of_rows(shape)
+        if lead == self.size and not shared and math.prod(rest) > 1 and (self.first is not None or self.cached):
+            first = torch.zeros((), dtype=torch.long, device=device) if self.first is None else self.first.to(device)
+            first = first.view(-1, 1, 1)
+            if four[2] == self.tokens:
+                place["first_query"] = self.cached - first
+                if len(shape) == 4 and keys == self.tokens + self.cached:
+                    place["first_key"] = -first
+        place = {name: each.to(device) for name, each in place.items()}
+        if p is None:
+            return functional.seeded_uniform(seed, four, device=device, **place).view(tuple(shape))
+        return functional.seeded_keep(seed, four, p, device=device, **place).view(tuple(shape))
+
+    def _of_rows(self, shape: Sequence[int]) -> dict[str, Any]:
+        rows = self.rows
+        assert rows is not None
+        if shape[0] == self.size and not (len(shape) == 3 and shape[1] == self.size > 1):
+            return {"samples": rows}
+        if len(shape) == 2 and shape[0] == self.size * self.tokens:
+            return {"samples": (rows[:, None] * self.tokens + torch.arange(self.tokens, device=rows.device)).flatten()}
+        if len(shape) == 3 and shape[1] == self.size and shape[0] == self.tokens:
+            return {"first_query": rows - torch.arange(self.size, device=rows.device)}
+        raise InputError(
+            f"has shape {tuple(shape)}, and it is not known which of its values belong to which of {self.size} samples"
+        )
 
 
 def new_seed(generator: torch.Generator | None = None) -> Tensor:

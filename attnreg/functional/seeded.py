@@ -65,7 +65,13 @@ def keep_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor, p: f
 
 
 def seeded_uniform(
-    seed: int | Tensor, shape: Sequence[int], *, device: torch.device | None = None, first_query: int = 0
+    seed: int | Tensor,
+    shape: Sequence[int],
+    *,
+    device: torch.device | None = None,
+    first_query: int | Tensor = 0,
+    samples: Tensor | None = None,
+    first_key: Tensor | None = None,
 ) -> Tensor:
     """Return the random numbers at all positions of a tensor.
 
@@ -73,7 +79,9 @@ def seeded_uniform(
         seed: any integer; or int64, 0-d, so that compiled code serves all seeds.
         shape: ``(..., H, Q, K)`` or fewer dimensions; those before H together count samples.
         device: device of the result, which does not change the bits.
-        first_query: index of the first query.
+        first_query: index of the first query; a tensor must broadcast to ``(B, H, Q)``, as must ``first_key``.
+        samples: index of each sample, ``(B,)`` (default: from 0).
+        first_key: index of the first key (default: 0).
 
     Returns:
         float32 in ``[0, 1)``, in this shape.
@@ -83,7 +91,7 @@ def seeded_uniform(
         >>> bool(whole[1, 2, 3, 4] == uniform_at(7, *torch.tensor([1, 2, 3, 4])))
         True
     """
-    return _everywhere(seed, shape, device, None, first_query)
+    return _everywhere(seed, shape, device, None, first_query, samples, first_key)
 
 
 def seeded_keep(
@@ -92,7 +100,9 @@ def seeded_keep(
     p: float | Tensor,
     *,
     device: torch.device | None = None,
-    first_query: int = 0,
+    first_query: int | Tensor = 0,
+    samples: Tensor | None = None,
+    first_key: Tensor | None = None,
 ) -> Tensor:
     """Decide at all positions of a tensor, as in :func:`seeded_uniform`, whether to keep them.
 
@@ -104,7 +114,7 @@ def seeded_keep(
         >>> bool(keep[1, 2, 3, 4] == keep_at(7, *torch.tensor([1, 2, 3, 4]), p=0.3))
         True
     """
-    return _everywhere(seed, shape, device, p, first_query)
+    return _everywhere(seed, shape, device, p, first_query, samples, first_key)
 
 
 def fold_seed(seed: int | Tensor, number: int) -> int | Tensor:
@@ -144,12 +154,20 @@ def key_steps(k: Tensor) -> Tensor:
 
 
 def _everywhere(
-    seed: int | Tensor, shape: Sequence[int], device: torch.device | None, p: float | Tensor | None, first_query: int
+    seed: int | Tensor,
+    shape: Sequence[int],
+    device: torch.device | None,
+    p: float | Tensor | None,
+    first_query: int | Tensor,
+    samples: Tensor | None,
+    first_key: Tensor | None,
 ) -> Tensor:
-    samples = math.prod(shape[:-3])
     heads, queries, keys = (shape[-dim] if len(shape) >= dim else 1 for dim in (3, 2, 1))
-    b, h, q = (torch.arange(size, device=device) for size in (samples, heads, queries))
+    b, h, q = (torch.arange(size, device=device) for size in (math.prod(shape[:-3]), heads, queries))
+    b = b if samples is None else samples
     words = row_words(seed, b[:, None, None], h[:, None], q + first_query)
+    if first_key is not None:
+        words = words[0] + key_steps(first_key), words[1]
     k = torch.arange(keys, device=device)
     if words[0].is_cpu and words[0].numel() and not is_traced():
         found = _in_chunks(words, k, p)

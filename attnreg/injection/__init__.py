@@ -6,6 +6,7 @@ from attnreg.injection.attachment import attach as attach
 from attnreg.injection.attachment import detach as detach
 from attnreg.injection.attachment import handle_of as handle_of
 from attnreg.injection.attachment import is_attached as is_attached
+from attnreg.injection.attachment import seeded as seeded
 from attnreg.injection.discovery import Discovery as Discovery
 from attnreg.injection.discovery import FoundSite as FoundSite
 from attnreg.injection.discovery import LeftOut as LeftOut

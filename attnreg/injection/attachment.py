@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch import nn
 
+from attnreg.arguments import one_of
 from attnreg.errors import InputError
-from attnreg.injection.discovery import FoundSite, discover
+from attnreg.injection.discovery import Discovery, FoundSite, discover
 from attnreg.injection.discovery.hidden import FoundHidden, hidden_sites
 from attnreg.injection.discovery.selection import asked_for, check_blocks, choose, is_chosen, warn_of_the_rest
 from attnreg.injection.handle import AttachHandle
 from attnreg.injection.running.shadow import MARK
 from attnreg.regularizer.abilities import that_look_at_batches
-from attnreg.regularizer.base import Regularizer, a_regularizer, described
+from attnreg.regularizer.base import Compose, Regularizer, a_regularizer, described
 from attnreg.regularizer.providers import HiddenProvider, MaskProvider
 from attnreg.sites import Stack
 
@@ -31,6 +32,7 @@ def attach(
     stacks: Sequence[Stack] | None = None,
     modules: str | Sequence[str] | None = None,
     example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+    own_dropout: Literal["torch", "seeded"] = "torch",
 ) -> AttachHandle:
     """Mask the attention of a model with a provider in every training pass.
 
@@ -49,6 +51,7 @@ def attach(
             modules, of any stack.
         example_inputs: keyword arguments (a mapping) or positional ones (a sequence) of one forward pass with two
             samples, for models that attnreg cannot make inputs for.
+        own_dropout: ``"seeded"`` draws the model's own randomness from the seed of the pass, too; see :func:`seeded`.
 
     Returns:
         a handle, which is also a context manager.
@@ -79,6 +82,7 @@ def attach(
     if not isinstance(provider, Regularizer):
         raise TypeError(f"Expected `provider` to be a regularizer, got {described(provider)}.")
     a_regularizer(provider, "attach")
+    one_of("own_dropout", own_dropout, ("torch", "seeded"))
     _check_free(model, provider)
     _check_bare(model)
     masks_attention = any(isinstance(each, MaskProvider) for each in provider.parts())
@@ -99,10 +103,48 @@ def attach(
     provider.check(infos, model)
     if provider.may_skip_blocks:
         check_blocks("A provider that skips blocks", chosen)
-    handle = AttachHandle(model, provider, found, {site.info.name for site in chosen}, states, watches=modules is None)
+    names, seeds = {site.info.name for site in chosen}, own_dropout == "seeded"
+    handle = AttachHandle(model, provider, found, names, states, watches=modules is None, seeded=seeds)
     for each in provider.parts():
         _ATTACHED[each] = ref(handle)
     return handle
+
+
+def seeded(model: nn.Module) -> AttachHandle:
+    """Draw a model's own randomness from one seed per forward pass, so that ``handle.replay(seed)`` repeats the pass.
+
+    In training mode, this replaces the numbers, not the rates, of dropout (modules, functions, in attention and LoRA),
+    stochastic depth, LayerDrop, noise and jitter. In eval mode, the model is bitwise the plain one. Each pass takes one
+    number, its seed, from torch's generator, and leaves the generators of torch, numpy and Python as they are. To mask
+    attention as well, use ``attach(model, provider, own_dropout="seeded")``.
+
+    Args:
+        model: any model.
+
+    Returns:
+        a handle, which is also a context manager.
+
+    Raises:
+        InputError: if the model is already compiled, wrapped or sharded.
+        RuntimeError: if the model has a handle already; in a pass, if the model draws numbers in a way that attnreg
+            cannot replace, such as within a kernel.
+
+    Example:
+        >>> import torch, attnreg
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+        >>> handle, x = attnreg.seeded(model), torch.randn(4, 8)
+        >>> y = model(x)
+        >>> with handle.replay():
+        ...     torch.equal(model(x), y)
+        True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"Expected `model` to be a torch module, got {model!r}.")
+    nothing = Compose()
+    _check_free(model, nothing)
+    _check_bare(model)
+    names = {module: name or type(model).__name__ for name, module in model.named_modules()}
+    return AttachHandle(model, nothing, Discovery((), (), (), names, (), 0, (), None), set(), seeded=True)
 
 
 def detach(model: nn.Module) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnreg.errors import InputError
 from attnreg.injection.backends import Tap
 from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
 from attnreg.injection.discovery.hidden import FoundHidden
@@ -23,7 +24,17 @@ from attnreg.injection.running.attached_block import AttachedClassifier, attache
 from attnreg.injection.running.changes import Changes, Masked
 from attnreg.injection.running.forward_pass import Padding, takes_two
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.shadow import MARK, AttachedEntry, Mark, Shadow, connect, entries, input_names, parts_of
+from attnreg.injection.running.shadow import (
+    MARK,
+    AttachedEntry,
+    Mark,
+    Shadow,
+    connect,
+    entries,
+    input_names,
+    parts_of,
+    seeded_modules,
+)
 from attnreg.injection.running.unplanned import WatchedMethod, watched_methods
 from attnreg.regularizer.abilities import effects
 from attnreg.regularizer.base import Regularizer
@@ -47,6 +58,7 @@ class AttachHandle:
         states: Sequence[FoundHidden] = (),
         *,
         watches: bool = True,
+        seeded: bool = False,
     ) -> None:
         self.provider = provider
         sites = [site for site in found.sites if site.info.name in chosen]
@@ -64,6 +76,7 @@ class AttachHandle:
         has_two = any(takes_two(input_names(module)) for module in begins)
         padding = functools.partial(Padding, has_two=has_two, conventions=conventions_of(model, found.sites))
         passes = self._passes = Passes(model, provider, tuple(self._modules.values()), padding)
+        passes.seeds_own = seeded
         self.rates = passes.rates
         modules = attached_modules(passes, found, chosen)
         methods = attached_methods(passes, modules.values())
@@ -74,6 +87,7 @@ class AttachHandle:
             *methods,
             *attached_blocks(passes, found, chosen, states, modules),
             *(AttachedClassifier(passes, each.module, [each.info], each.info.name) for each in last),
+            *(reversed(seeded_modules(passes, found.names)) if seeded else ()),
             *(AttachedEntry(passes, module, found.names[module], whole=False) for module in reversed(parts)),
             *(AttachedEntry(passes, module, found.names[module], whole=True) for module in reversed(begins)),
         ]
@@ -159,7 +173,7 @@ class AttachHandle:
             yield
 
     @contextmanager
-    def replay(self, seed: int | None = None) -> Iterator[None]:
+    def replay(self, seed: int | None = None, rows: Sequence[int] | Tensor | None = None) -> Iterator[None]:
         """Repeat the masks of an earlier pass in every forward pass within the block, as :meth:`probing` applies masks.
 
         Masks are a function of the seed, the provider's state, and the positions; those of
@@ -167,9 +181,12 @@ class AttachHandle:
         (:class:`attnreg.AttributionProvider`) repeats only the latest pass, and only before :meth:`step`.
 
         Args:
-            seed: the :attr:`seed` of that pass (default: of the latest).
+            seed: the :attr:`seed` of that pass (default: of the latest), or any integer.
+            rows: the index of each sample in the batch of that pass (default: all samples, in order). It is for parts
+                of this batch in other passes or processes, with no regularizer but ``own_dropout="seeded"``.
 
         Raises:
+            InputError: if ``rows`` does not have an index for each sample, or there is a regularizer.
             RuntimeError: if there has been no masked pass, a provider no longer has what the masks were made of, or it
                 draws from torch's own generator.
 
@@ -185,7 +202,11 @@ class AttachHandle:
         seed = self.seed if seed is None else seed
         if seed is None:
             raise RuntimeError("There has been no masked pass whose masks could be repeated.")
-        with self.probing(), self._passes.seeds.giving(torch.tensor(seed)):
+        indices = None if rows is None else torch.as_tensor(rows, dtype=torch.long)
+        if rows is not None and self._sites:
+            raise InputError("`rows` are for the model's own randomness: replay the whole batch under a regularizer.")
+        giving = self._passes.seeds.giving(torch.tensor(seed))
+        with self.probing(), self._passes.having(probing=True, rows=indices), giving:
             yield
 
     @contextmanager

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 from attnreg.injection.backends.base import Backend, Call, Masking, Noting
 
+CHECKS = "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"
+
 
 class MultiheadAttention(Backend):
     """``F.multi_head_attention_forward``, which calls the softmax or fused attention of other backends."""
@@ -22,28 +24,29 @@ class MultiheadAttention(Backend):
 
     def intercept(self, mode: Masking, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run torch's own implementation under the mode, which then sees its softmax or fused attention."""
-        with mode.of_heads(_heads(args, kwargs)), mode:
-            return _undispatched(*args, **kwargs)
+        with mode.of_heads(heads_of(args, kwargs)), mode:
+            return _UNDISPATCHED(*args, **kwargs)
 
     def discover(self, finder: Noting, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run it under the finder, in the dry run."""
-        with finder.of_heads(_heads(args, kwargs)), finder:
-            return _undispatched(*args, **kwargs)
+        with finder.of_heads(heads_of(args, kwargs)), finder:
+            return _UNDISPATCHED(*args, **kwargs)
 
 
-def _heads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def heads_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return the number of heads, given the arguments of ``F.multi_head_attention_forward``."""
     return args[4] if len(args) > 4 else kwargs["num_heads"]
 
 
-def _without_dispatch(function: Any) -> Any:
-    """Copy a function so that it does not dispatch itself to the active torch function mode.
+def undispatched(function: Any) -> Any:
+    """Copy a function of torch, written in Python, so that it does not dispatch itself to the active function mode.
 
     ``F.multi_head_attention_forward`` first dispatches itself, so a mode would never see its inner softmax or fused
     attention. The copy runs torch's own code with a ``has_torch_function`` that returns False.
     """
     twin = FunctionType(
         function.__code__,
-        {**function.__globals__, "has_torch_function": lambda tensors: False},
+        {**function.__globals__, **dict.fromkeys(CHECKS, lambda *tensors: False)},
         function.__name__,
         function.__defaults__,
         function.__closure__,
@@ -52,6 +55,6 @@ def _without_dispatch(function: Any) -> Any:
     return twin
 
 
-_undispatched = _without_dispatch(F.multi_head_attention_forward)
+_UNDISPATCHED = undispatched(F.multi_head_attention_forward)
 
 BACKEND = MultiheadAttention()

@@ -18,7 +18,7 @@ from attnreg.injection.backends.base import FindValid, LazySite, Masking, Parts
 from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.discovery.finder import Method
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.repetition import checkpoint_hook, functions_around
+from attnreg.injection.running.repetition import checkpoint_around, functions_around
 from attnreg.injection.running.soft_masks import ADDS_OR_MULTIPLIES, SoftMasks
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, SiteInfo
@@ -58,7 +58,7 @@ class AttentionMode(Masking):
         self._asked: set[int] = set()
         self._latest: Mask | None = None
         self._soft_masks = SoftMasks()
-        self._around = None if torch.compiler.is_compiling() else (torch.is_grad_enabled(), checkpoint_hook())
+        self._around = None if torch.compiler.is_compiling() else (torch.is_grad_enabled(), checkpoint_around())
         self._draws: dict[str, Draws] = {}
         self._parts: dict[str, tuple[int, int]] = {}  # the numbers of parts and of their queries so far
 
@@ -165,7 +165,7 @@ class AttentionMode(Masking):
         if self._around is None:
             return
         had_gradients, around = self._around
-        if checkpoint_hook() is not around:
+        if checkpoint_around() is not around:
             raise NoAttentionError(CHECKPOINT_INSIDE.format(self.name))
         if had_gradients and not torch.is_grad_enabled():
             for function in functions_around(AttentionMode.run.__code__):

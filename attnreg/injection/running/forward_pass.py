@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnreg.draws import Batch
+from attnreg.errors import InputError
+from attnreg.functional.seeded import is_traced
 from attnreg.injection.discovery.padding import NAMES, OF_DECODERS, OF_ENCODERS, Convention, tokens_in
 from attnreg.sites import Stack
 
@@ -64,6 +67,17 @@ class Padding:
                 return valid.expand(shape[:2]), False
         return None, any(self._convention(name, mask) != "pairs" for name, mask in masks)
 
+    def batch(self, inputs: Mapping[str, Any], rows: Tensor | None) -> Batch:
+        """Return the samples and tokens of a pass with these inputs, which are ``rows`` of a larger batch."""
+        size, tokens = next((x.shape[:2] for x in inputs.values() if isinstance(x, Tensor) and x.dim() > 1), (0, 0))
+        if rows is not None and len(rows) != size:
+            raise InputError(f"Expected `rows` to have an index for each of {size} samples, got {len(rows)}.")
+        lengths = [each.get_seq_length() for each in inputs.values() if hasattr(each, "get_seq_length")]
+        cached = lengths[0] if lengths and not is_traced() else 0
+        valid = None if self.has_two else self.tokens("encoder", (size, tokens + cached, 0))[0]
+        first = None if valid is None else valid.int().argmax(1)
+        return Batch(size, tokens, first, cached, rows)
+
     def _convention(self, name: str, mask: Any) -> Convention:
         if not isinstance(mask, Tensor) or mask.dim() < 2:
             return "other"
@@ -107,6 +121,8 @@ class Pass:
     seed: Tensor | None = None  # the seed from which all its masks follow, once it draws
     drew_first: bool = False  # whether it drew before its sites
     counts: dict[tuple[str, str], int] = field(default_factory=dict)  # number of draws so far, by place and site
+    own_counts: dict[tuple[str, int], int] = field(default_factory=dict)  # of the model's own draws, by module and kind
+    batch: Batch | None = None  # its samples and tokens, if the model's own draws need them
 
     @property
     def has_gradients(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from attnreg.draws import Draws, draws_from
+from attnreg.draws import Draws, draws_from, new_seed
 from attnreg.errors import AsleepWarning
 from attnreg.functional.seeded import is_traced
 from attnreg.injection.backends import Tap
 from attnreg.injection.discovery.coverage import why_hidden
 from attnreg.injection.running.changes import Changes
 from attnreg.injection.running.forward_pass import Padding, Pass
+from attnreg.injection.running.own_draws import OwnDraws
 from attnreg.injection.running.rates import DropRates
 from attnreg.injection.running.repetition import (
     Calls,
@@ -73,6 +74,11 @@ class Passes:
         self._steps_alone = 0  # since the latest training pass
         self.attached = True
         self.changes = Changes(model, (), {})
+        self.seeds_own = False  # whether the model's own randomness follows from the seed of a pass
+        self.own: OwnDraws | None = None  # draws the model's own randomness, while it runs
+        self.rows: Tensor | None = None  # index of each sample in a larger batch
+        self._has_drawn = False
+        self._to_repeat: list[OwnDraws] = []  # of the passes in the checkpoint that is repeated now
 
     @property
     def in_forward(self) -> bool:
@@ -121,6 +127,7 @@ class Passes:
         now = self.latest = Pass(
             module, whole, not whole, with_gradients=torch.is_grad_enabled(), is_running=True, padding=padding
         )
+        now.batch = padding.batch(inputs, self.rows) if self.seeds_own else now.batch
         if self.taps and not self.tapped_inputs:
             self.tapped_inputs = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         if self.acts_on(module) and in_hook() and not self._had_gradients:
@@ -172,6 +179,7 @@ class Passes:
             if self._acts() and not torch.compiler.is_compiling():
                 self.changes.check_modules()
             now.is_running, now.padding = True, self._padding(inputs, names)
+            now.batch = now.padding.batch(inputs, self.rows) if self.seeds_own else now.batch
 
     def end(self, *, completed: bool = False) -> None:
         """End the forward pass, or what is called now of a pass that may go on in another part of the model."""
@@ -217,9 +225,46 @@ class Passes:
         """Whether the provider masks any module."""
         return any(self.acts_on(module) for module in self._modules)
 
-    def asking(self, device: torch.device | None = None) -> AbstractContextManager[None]:
+    @contextmanager
+    def own_draws(self) -> Iterator[OwnDraws | None]:
+        """Draw the model's own randomness within the block from the seed of the pass; in its repetition, again."""
+        if not in_backward():
+            now = self.latest
+            draws, seed = now.seed is None, self.seeds.of_pass(now)
+            assert now.batch is not None
+            mode = OwnDraws(self, seed if is_traced() else int(seed), now.batch, now.own_counts, drew=draws)
+        elif self._to_repeat:
+            mode = self._to_repeat.pop(0).copied()
+            if mode.drew:
+                new_seed()  # so that the generator is where it was
+        else:
+            yield None
+            return
+        mode.begin(self._repeat)
+        mode.is_first, self._has_drawn = not self._has_drawn, True
+        with mode.active():
+            yield mode
+
+    def _repeat(self, mode: OwnDraws, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a checkpoint around a pass again."""
+        before, self._to_repeat = self._to_repeat, [mode, *self._to_repeat]
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self._to_repeat = before
+
+    @contextmanager
+    def asking(self, device: torch.device | None = None) -> Iterator[None]:
         """Check within the block, in which the provider is asked, that masks that are repeated can be."""
-        return self.seeds.asking(self.provider, device)
+        own = self.own
+        if own is not None:
+            own.paused = True
+        try:
+            with self.seeds.asking(self.provider, device):
+                yield
+        finally:
+            if own is not None:
+                own.paused = False
 
     def draws_at(self, site: Site, place: Place) -> Draws:
         """Return the source of what is drawn now at a place."""
@@ -313,4 +358,7 @@ class Passes:
             "mode": None,
             "latest": Pass(),
             "_masked": Pass(),
+            "own": None,
+            "rows": None,
+            "_to_repeat": [],
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import weakref
@@ -42,25 +43,58 @@ def in_hook() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1 and not in_backward()
 
 
-def checkpoint_hook() -> Any:
-    """Return what stands for the innermost non-reentrant checkpoint that runs now; ``None`` outside of all."""
-    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks[1] if hooks is not None and hooks[1].__module__ == torch.utils.checkpoint.__name__ else None
+class Again(functools.partial[Any]):
+    """How a checkpoint runs its function again."""
 
 
-def reentrant_checkpoint() -> Any:
-    """Return the context of the innermost reentrant checkpoint that runs now; ``None`` outside of all."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+@dataclass(frozen=True)
+class RunningCheckpoint:
+    """A checkpoint that runs now, and keeps a function that its backward pass runs again."""
+
+    holder: Any
+    attribute: str
+
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether its function was wrapped."""
+        return isinstance(getattr(self.holder, self.attribute), Again)
+
+    def wrap(self, again: Callable[..., Any]) -> None:
+        """Let ``again`` run the function, given it and its arguments."""
+        setattr(self.holder, self.attribute, Again(again, getattr(self.holder, self.attribute)))
+
+
+def checkpoints_around() -> list[RunningCheckpoint]:
+    """Return all checkpoints that run now."""
+    hooks: Any = torch._C._autograd
+    found: list[RunningCheckpoint] = []
+    stack: list[Any] = []
+    while (top := hooks._top_saved_tensors_default_hooks(True)) is not None:
+        stack.append(top)
+        hooks._pop_saved_tensors_default_hooks()
+    for pack, unpack in reversed(stack):
+        hooks._push_saved_tensors_default_hooks(pack, unpack)
+        if pack.__module__ == torch.utils.checkpoint.__name__ and "frame" in pack.__code__.co_freevars:
+            held = dict(zip(pack.__code__.co_freevars, pack.__closure__, strict=True))
+            found.append(RunningCheckpoint(held["frame"].cell_contents, "recompute_fn"))
+    frame: FrameType | None = None if torch.is_grad_enabled() else sys._getframe(1)
+    while frame is not None and frame.f_code is not _BACKWARD:
         if frame.f_code is _REENTRANT:
-            return frame.f_locals["ctx"]
+            found.append(RunningCheckpoint(frame.f_locals["ctx"], "run_function"))
         frame = frame.f_back
-    return None
+    return found
+
+
+def checkpoint_around() -> Any:
+    """Return what stands for the innermost checkpoint that runs now; ``None`` outside of all."""
+    # Without gradients, only reentrant ones repeat what is computed.
+    kind = "recompute_fn" if torch.is_grad_enabled() else "run_function"
+    return next((each.holder for each in reversed(checkpoints_around()) if each.attribute == kind), None)
 
 
 def in_checkpoint() -> bool:
     """Whether a checkpoint may run what is computed now in a pass with gradients, so that it may be repeated."""
-    return not torch.is_grad_enabled() or checkpoint_hook() is not None
+    return not torch.is_grad_enabled() or checkpoint_around() is not None
 
 
 def functions_around(stop: CodeType | None = None) -> Iterator[CodeType]:
@@ -185,7 +219,7 @@ class Calls:
             call = self.done
             self.done += 1
             if self.number > 1 and not torch.compiler.is_compiling():
-                around = None if torch.is_grad_enabled() else reentrant_checkpoint()
+                around = None if torch.is_grad_enabled() else checkpoint_around()
                 if around is not None or torch.is_grad_enabled():
                     self._ran.append((call, None if around is None else weakref.ref(around)))
             return call
@@ -226,7 +260,7 @@ class MaskedCalls:
         """Note whether a call of a module is masked, if a checkpoint runs it in a pass with gradients."""
         if torch.compiler.is_compiling() or not has_gradients or not in_checkpoint():
             return
-        around = checkpoint_hook() if torch.is_grad_enabled() else reentrant_checkpoint()
+        around = checkpoint_around()
         checkpoint = None if around is None else weakref.ref(around)
         self._done.note(place, mark(), MaskedCall(acts, self._state(module), checkpoint))
 

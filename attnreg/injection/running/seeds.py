@@ -103,7 +103,8 @@ class Seeds:
         """Forget all computations, because the step is done."""
         self._done.forget()
 
-    def _of_pass(self, now: Pass) -> Tensor:
+    def of_pass(self, now: Pass) -> Tensor:
+        """Return the seed of a pass, which is drawn when it is first needed."""
         if now.seed is None:
             if torch.compiler.is_compiling() and torch._functorch.config.activation_memory_budget < 1:
                 # Without `fullgraph`, torch then runs this uncompiled, and the seed is drawn once.
@@ -120,13 +121,13 @@ class Seeds:
 
     def _before_the_sites(self, now: Pass) -> int | Tensor:
         now.drew_first = True
-        return _following(self._of_pass(now), BEFORE_THE_SITES)
+        return _following(self.of_pass(now), BEFORE_THE_SITES)
 
     def _next(self, now: Pass, key: tuple[Place, str], site: Site) -> int | Tensor:
         count = now.counts.get(key, 0)
         now.counts[key] = count + 1
         kind = PLACES.index(key[0]) * len(STACKS) + STACKS.index(site.stack)
-        return _following(self._of_pass(now), ((count * len(PLACES) * len(STACKS) + kind) << 32) + site.layer)
+        return _following(self.of_pass(now), ((count * len(PLACES) * len(STACKS) + kind) << 32) + site.layer)
 
     def _noted(self, now: Pass, key: tuple[Place, str], site: Site, *, has_gradients: bool) -> int | Tensor:
         if not (has_gradients and in_checkpoint()):
@@ -176,7 +177,7 @@ def _still(provider: Regularizer, device: torch.device | None) -> Iterator[None]
         raise RuntimeError(
             f"The masks of {type(provider).__name__} cannot be repeated, because it draws from torch's own generator"
             f"{', or another thread does' if threading.active_count() > 1 else ''}. "
-            "A regularizer must draw with `site.keep(p)` or `site.uniform()`, or in `prepare` from `draws_of_pass()`."
+            "A regularizer must draw with `site.keep(p)` or `site.uniform()`, or in `prepare` from `drawsof_pass()`."
         )
 
 

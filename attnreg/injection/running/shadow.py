@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from attnreg.errors import NoAttentionError
+from attnreg.injection.running.own_draws import OwnDraws
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.repetition import Calls, in_backward
 
+OWN_DROPOUT = nn.modules.dropout._DropoutNd
+MAY_DRAW = OWN_DROPOUT, nn.RNNBase
 MARK = "_attnreg"
 OF_PARTS = "module", "method", "_shadowed"  # what a shadow has in a copy of a part of the model
 What = TypeVar("What")
@@ -181,6 +186,42 @@ class AttachedEntry(Shadow[None]):
         inputs = {**dict(zip(self._names, args, strict=False)), **kwargs}
         with self.passes.repeated(inputs, self.module, self._names):
             return self.plain(*args, **kwargs)
+
+
+class SeededModule(AttachedEntry):
+    """A module whose own random numbers, such as dropout, are drawn from the seed of the pass."""
+
+    def __init__(self, passes: Passes, module: nn.Module, name: str) -> None:
+        super().__init__(passes, module, name, whole=False)
+        self.digest = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big") << 2
+        self._names_draws = not isinstance(module, OWN_DROPOUT)  # a dropout's draws are those of the module around it
+
+    @override
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's forward; the first module of a pass that is in training mode begins to draw."""
+        own = self.passes.own
+        self.calls.done += not in_backward()
+        if own is not None:
+            return self._named(own, args, kwargs)
+        if not (self.module.training and self.passes.enabled):
+            return self.plain(*args, **kwargs)
+        with self.passes.own_draws() as own:
+            return self.plain(*args, **kwargs) if own is None else self._named(own, args, kwargs)
+
+    def _named(self, own: OwnDraws, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._names_draws and own.running:
+            return self.plain(*args, **kwargs)
+        return own.run(self, args, kwargs)
+
+
+def seeded_modules(passes: Passes, names: Mapping[nn.Module, str]) -> list[SeededModule]:
+    """Return all modules of a model that may draw random numbers, innermost last."""
+    return [
+        SeededModule(passes, module, name)
+        for module, name in names.items()
+        if type(module).forward is not nn.Module.forward
+        and (isinstance(module, MAY_DRAW) or module._modules or not type(module).__module__.startswith("torch.nn."))
+    ]
 
 
 def input_names(module: nn.Module) -> list[str]:

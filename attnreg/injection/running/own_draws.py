@@ -1,0 +1,342 @@
+"""The model's own randomness, such as its dropout, drawn from the seed of the forward pass."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from attnreg import functional
+from attnreg.draws import Batch
+from attnreg.errors import InputError
+from attnreg.functional.seeded import transformed
+from attnreg.injection.backends.multihead import heads_of, undispatched
+from attnreg.injection.backends.sdpa import materialized, shape_of_scores
+from attnreg.injection.running.repetition import checkpoints_around, functions_around
+
+WEIGHTS, STATES, NUMBERS = range(3)  # what is drawn: attention weights (and images), hidden states, or mere numbers
+BITS = {torch.bfloat16: 8, torch.float16: 11}  # of numbers in [0, 1) that are never rounded to 1
+
+
+class Place(Protocol):
+    """A module that is running."""
+
+    name: str
+    digest: int  # of its name
+
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's own forward."""
+
+
+class Holder(Protocol):
+    """What holds the mode that is active."""
+
+    own: OwnDraws | None
+    mode: Any
+
+
+class OwnDraws(TorchFunctionMode):
+    """Draws each random number of the model from the seed of the pass, the running module, and the number of the draw.
+
+    So numbers do not depend on what has run elsewhere. When gradient checkpointing repeats a part of the pass, a copy
+    of this mode from the beginning of that part is active.
+    """
+
+    def __init__(
+        self, holder: Holder, seed: int | Tensor, batch: Batch, counts: dict[tuple[str, int], int], *, drew: bool
+    ) -> None:
+        super().__init__()
+        self.holder = holder
+        self.seed = seed
+        self.batch = batch
+        self.counts = counts  # the numbers of draws so far, by module and kind
+        self.is_first = False  # whether it is the first of the model
+        self.drew = drew  # whether the seed was drawn for it
+        self.running: list[
+            tuple[Place, Sequence[Any]]
+        ] = []  # the modules that run, each with the checkpoints around it
+        self.heads: int | None = None  # of an `nn.MultiheadAttention` that is running
+        self.paused = False  # whether a regularizer draws now
+        self._outer: Sequence[Any] = ()  # the checkpoints in which the pass began
+        self._began: tuple[Any, ...] | None = None  # the states of all generators
+
+    def copied(self, within: Any = None) -> OwnDraws:
+        """Return a mode that will draw what this one draws next, in this checkpoint if it runs again."""
+        copied = OwnDraws(self.holder, self.seed, self.batch, dict(self.counts), drew=self.drew)
+        copied.running = [(place, ()) for place, around in self.running if within not in around]
+        return copied
+
+    def run(self, place: Place, args: Any, kwargs: Any) -> Any:
+        """Run the forward of a module."""
+        self.running.append((place, () if torch.compiler.is_compiling() else checkpoints_around()))
+        try:
+            output = place.plain(*args, **kwargs)
+        finally:
+            self.running.pop()
+        if self.is_first or not self.running:
+            self._check(place.name)
+        return output
+
+    def begin(self, again: Callable[..., Any] | None) -> None:
+        """Begin a pass; ``again`` runs the checkpoints around it again, given this mode, their function and inputs."""
+        if torch.compiler.is_compiling():
+            return
+        self._outer = checkpoints_around()
+        if again is not None:
+            for each in self._outer:
+                each.wrap(functools.partial(again, self.copied()))
+        self._began = _states()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Draw all numbers within the block."""
+        before, self.holder.own = self.holder.own, self
+        try:
+            with self:
+                yield
+        finally:
+            self.holder.own = before
+
+    def _check(self, name: str) -> None:
+        """Raise if the generator of torch, numpy or Python has moved since the pass began: the pass cannot repeat."""
+        if self._began is None:
+            return
+        moved = [which for which, a, b in zip(GENERATORS, self._began, _states(), strict=True) if a != b]
+        if moved:
+            raise RuntimeError(
+                f"{name} draws random numbers from {moved[0]} generator in its forward pass (or another thread does), "
+                "which attnreg cannot draw from the seed of the pass: dropout within a kernel (nn.LSTM, flash "
+                "attention), or SpecAugment. Switch this off in the model's configuration, or attach without "
+                'own_dropout="seeded".'
+            )
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        draw = DRAWN.get(func)
+        if draw is None:
+            output = func(*args, **kwargs)
+            if self.batch.rows is not None:
+                _note_shared(output, args, kwargs)
+            return output
+        if self.paused:
+            self._began = None  # what a regularizer draws itself may move torch's generator
+            return func(*args, **kwargs)
+        if kwargs.get("generator") is not None:
+            raise RuntimeError(
+                f"{self.name} draws random numbers from a torch.Generator of its own, which does not follow the seed "
+                'of the pass: attach without own_dropout="seeded".'
+            )
+        return draw(self, func, *args, **kwargs)
+
+    @property
+    def name(self) -> str:
+        """The name of the module that is running."""
+        return self.running[-1][0].name
+
+    def next_seed(self, kind: int) -> int | Tensor:
+        """Return a seed of its own for each draw."""
+        if not torch.compiler.is_compiling():
+            self._check_repeatable()
+        place = self.running[-1][0]
+        count = self.counts.get((place.name, kind), 0)
+        self.counts[place.name, kind] = count + 1
+        return functional.fold_seed(functional.fold_seed(self.seed, place.digest + kind), count)
+
+    def numbers(
+        self, like: Tensor, p: float | None = None, *, shape: Sequence[int] = (), kind: int = NUMBERS
+    ) -> Tensor:
+        """Draw numbers in ``[0, 1)``, or with p decisions that keep with probability 1 - p, for a tensor."""
+        seed, shape = self.next_seed(kind), shape or like.shape
+        heads = self.heads if self.heads is not None else getattr(self.holder.mode, "heads", None)
+        if kind == STATES and heads is not None and len(shape) == 3:
+            shape = shape[0] // heads, heads, *shape[1:]
+        try:
+            drawn = self.batch.draw(seed, shape, like.device, p, shared=_is_shared(like))
+        except InputError as error:
+            raise InputError(f"A tensor of {self.name} {error}: replay the whole batch, without `rows`.") from None
+        if p is not None:
+            return drawn.view(like.shape) if drawn.numel() == like.numel() else drawn
+        if like.dtype in BITS:
+            drawn = drawn.mul_(2 ** BITS[like.dtype]).floor_().mul_(2 ** -BITS[like.dtype])
+        return drawn
+
+    def _check_repeatable(self) -> None:
+        """Make checkpoints that run now draw the same again; raise if another function would not."""
+        if transformed():
+            raise RuntimeError(
+                f'{self.name} draws under torch.func (vmap, grad), which own_dropout="seeded" does not support yet.'
+            )
+        around = checkpoints_around()
+        for each in around:
+            if each not in self._outer and not each.is_wrapped:
+                each.wrap(functools.partial(_resume, self.copied(each)))
+        if not torch.is_grad_enabled():
+            for function in functions_around():
+                if function.co_filename != torch.utils.checkpoint.__file__:
+                    raise RuntimeError(
+                        f"{self.name} draws within an autograd.Function "
+                        f"({getattr(function, 'co_qualname', function.co_name)}), whose backward pass may draw other "
+                        "numbers: use torch.utils.checkpoint for gradient checkpointing."
+                    )
+
+
+def _resume(mode: OwnDraws, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a part of a pass again, in a backward pass."""
+    with mode.copied().active():
+        return run(*args, **kwargs)
+
+
+SHARED = "_attnreg_shared"  # marks tensors made of parameters alone, which are the same for all samples
+GENERATORS = "torch's", "torch's CUDA", "numpy's", "Python's"
+
+
+def _states() -> tuple[Any, ...]:
+    on_gpu = torch.cuda.is_initialized() and [each.get_offset() for each in torch.cuda.default_generators]
+    keys: Any = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), on_gpu, (keys[1].tobytes(), keys[2]), random.getstate()
+
+
+def _is_shared(tensor: Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter) or hasattr(tensor, SHARED)
+
+
+def _note_shared(output: Any, args: Any, kwargs: Any) -> None:
+    given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+    if given and isinstance(output, Tensor) and all(map(_is_shared, given)):
+        setattr(output, SHARED, True)
+
+
+def _dropout(
+    own: OwnDraws,
+    func: Any,
+    input: Tensor,
+    p: float = 0.5,
+    training: bool | None = None,
+    inplace: bool = False,
+    *,
+    train: bool | None = None,
+) -> Tensor:
+    training = next((given for given in (training, train) if given is not None), func is F.dropout)
+    if not training or p == 0 or not 0 <= p <= 1 or not input.numel():
+        return func(input, p, training, **({"inplace": inplace} if func.__module__ == F.__name__ else {}))
+    feature = func in FEATURES
+    shape = (*input.shape[:2], *[1] * (input.dim() - 2)) if feature else tuple(input.shape)
+    keep = own.numbers(input, p, shape=shape, kind=WEIGHTS if input.dim() > 3 else STATES)
+    if func in ALPHA:
+        noise = keep.to(input.dtype)
+        scale = 1 / ((SATURATION**2 * p + 1) * (1 - p)) ** 0.5 if p < 1 else 0.0
+        out = input * noise * scale + (noise - 1 + p) * (SATURATION * scale)
+    else:
+        out = input * (keep.to(input.dtype).div_(1 - p if p < 1 else 1))
+    return input.copy_(out) if inplace or func in IN_PLACE else out
+
+
+def _fused(
+    own: OwnDraws,
+    func: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if not dropout_p:
+        return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    mask = materialized(attn_mask)
+    bias = None if mask is None or mask.dtype == torch.bool else mask
+    valid = mask if bias is None else bias != -torch.inf
+    if is_causal:
+        causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        valid = causal if valid is None else valid & causal
+    shape = shape_of_scores(query, key)
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    weights = functional.attention_weights(query, key, valid, bias, scale)
+    keep = own.numbers(weights, dropout_p, shape=shape, kind=WEIGHTS)
+    return (weights * keep.to(weights.dtype).div_(1 - dropout_p if dropout_p < 1 else 1)) @ value
+
+
+def _bernoulli(own: OwnDraws, func: Any, input: Tensor, p: Any = None, **kwargs: Any) -> Tensor:
+    if func is Tensor.bernoulli_:
+        into, p = input, 0.5 if p is None else p
+    else:
+        into, p = torch.empty_like(input), input if p is None else p
+    return into.copy_(own.numbers(into) < p)
+
+
+def _uniform_(own: OwnDraws, func: Any, input: Tensor, low: float = 0, high: float = 1, **kwargs: Any) -> Tensor:
+    low, high = kwargs.get("from", low), kwargs.get("to", high)
+    return input.copy_(own.numbers(input) * (high - low) + low)
+
+
+def _normal_(own: OwnDraws, func: Any, input: Tensor, mean: float = 0, std: float = 1, **kwargs: Any) -> Tensor:
+    return input.copy_(_normal(own, input) * std + mean)
+
+
+def _normal(own: OwnDraws, like: Tensor) -> Tensor:
+    return torch.erfinv(2 * (own.numbers(like.detach().float()) + 2.0**-25) - 1) * 2**0.5
+
+
+def _new(own: OwnDraws, func: Any, *args: Any, generator: None = None, **kwargs: Any) -> Tensor:
+    make = torch.empty_like if func in (torch.rand_like, torch.randn_like) else torch.empty
+    out = make(*args, **kwargs)
+    with torch.no_grad():
+        return out.copy_(own.numbers(out) if func in (torch.rand, torch.rand_like) else _normal(own, out))
+
+
+def _by_generator(own: OwnDraws, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Draw with a generator: the numbers are the same again for the same arguments, and not known by sample."""
+    if own.batch.rows is not None:
+        raise InputError(f"{own.name} draws with {func.__name__}, which knows no samples: replay without `rows`.")
+    given = next((each for each in args if isinstance(each, Tensor)), None)
+    device = kwargs.get("device") or (torch.get_default_device() if given is None else given.device)
+    generator = torch.Generator(device)
+    generator.manual_seed(int(own.next_seed(NUMBERS)))
+    return func(*args, **{**kwargs, "generator": generator})
+
+
+def _inside(own: OwnDraws, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a function of torch that is written in Python, and draw in it."""
+    before, own.heads = own.heads, heads_of(args, kwargs) if func is F.multi_head_attention_forward else own.heads
+    try:
+        with own:
+            return INSIDE[func](*args, **kwargs)
+    finally:
+        own.heads = before
+
+
+SATURATION = 1.7580993408473766  # of SELU: alpha dropout sets dropped values to its negative
+FEATURES: set[Any] = {torch.feature_dropout, torch.feature_dropout_, F.feature_alpha_dropout}
+FEATURES |= {torch.feature_alpha_dropout, torch.feature_alpha_dropout_}
+ALPHA: set[Any] = {F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_, *FEATURES} - {torch.feature_dropout}
+ALPHA -= {torch.feature_dropout_}
+IN_PLACE: set[Any] = {torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_}
+INSIDE: dict[Any, Any] = {
+    function: undispatched(function)
+    for function in (F.dropout1d, F.dropout2d, F.dropout3d, F.gumbel_softmax, F.multi_head_attention_forward)
+}
+DRAWN: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((F.dropout, torch.dropout, *FEATURES, *ALPHA, *IN_PLACE), _dropout),
+    **dict.fromkeys(INSIDE, _inside),
+    **dict.fromkeys((torch.bernoulli, Tensor.bernoulli, Tensor.bernoulli_), _bernoulli),
+    **dict.fromkeys((torch.rand, torch.rand_like, torch.randn, torch.randn_like), _new),
+    **dict.fromkeys((torch.randint, torch.randperm, torch.multinomial, torch.normal, torch.poisson), _by_generator),
+    **dict.fromkeys((Tensor.multinomial, Tensor.exponential_, Tensor.random_, Tensor.geometric_), _by_generator),
+    **dict.fromkeys((Tensor.cauchy_, Tensor.log_normal_), _by_generator),
+    F.scaled_dot_product_attention: _fused,
+    Tensor.uniform_: _uniform_,
+    Tensor.normal_: _normal_,
+}

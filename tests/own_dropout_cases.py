@@ -1,0 +1,169 @@
+"""The rows of the tests of the model's own randomness: tiny models that draw in every way, and passes of them."""
+
+import functools
+from dataclasses import dataclass
+
+import peft
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import attnreg
+from tests.cases import SEQ2SEQ, keep_few_activations
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+TEXT = {"vocab_size": 40, "pad_token_id": 0, **SMALL}
+T5 = {
+    "vocab_size": 40,
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_heads": 2,
+    "decoder_start_token_id": 0,
+}
+IMAGE = {**SMALL, "image_size": 8, "patch_size": 4}
+SEED = 11
+
+
+def llama_with_lora(**options):
+    config = hf.LlamaConfig(**TEXT, num_key_value_heads=1, attention_dropout=0.2)
+    model = hf.LlamaForCausalLM._from_config(config, **options)
+    adapter = peft.LoraConfig(r=2, lora_dropout=0.3, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    return peft.get_peft_model(model, adapter)
+
+
+def classifier(config, **given):
+    def make(**options):
+        return hf.AutoModelForSequenceClassification.from_config(config(**{**TEXT, **given}), **options)
+
+    return make
+
+
+@dataclass(frozen=True)
+class Family:
+    make: object
+    kernels: tuple = ("eager", "sdpa")
+    inputs: str = "ids"
+    rows: bool = True  # whether the samples of all random tensors are known
+    checkpoints: bool = True
+
+
+FAMILIES = {
+    "bert": Family(classifier(hf.BertConfig)),
+    "roberta": Family(classifier(hf.RobertaConfig, max_position_embeddings=32)),
+    "deberta": Family(
+        classifier(hf.DebertaV2Config, relative_attention=True, pos_att_type=["p2c", "c2p"], max_position_embeddings=32),
+        ("eager",),
+    ),
+    "t5": Family(lambda **o: hf.T5ForConditionalGeneration._from_config(hf.T5Config(**T5), **o), inputs="pair"),
+    "bart": Family(
+        lambda **o: hf.BartForConditionalGeneration._from_config(
+            hf.BartConfig(**SEQ2SEQ, encoder_layerdrop=0.3, decoder_layerdrop=0.3, attention_dropout=0.2), **o
+        ),
+        inputs="pair",
+    ),
+    "gpt2": Family(
+        lambda **o: hf.GPT2LMHeadModel._from_config(hf.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2), **o)
+    ),
+    "llama with lora": Family(llama_with_lora),
+    "beit": Family(
+        lambda **o: hf.BeitForImageClassification._from_config(
+            hf.BeitConfig(**IMAGE, drop_path_rate=0.5, hidden_dropout_prob=0.2), **o
+        ),
+        inputs="image",
+    ),
+    "switch": Family(
+        lambda **o: hf.SwitchTransformersForConditionalGeneration._from_config(
+            hf.SwitchTransformersConfig(
+                **T5, num_sparse_encoder_layers=1, num_decoder_layers=2, num_sparse_decoder_layers=1, num_experts=2,
+                router_jitter_noise=0.3,
+            ),
+            **o,
+        ),
+        ("eager",),
+        inputs="pair",
+        rows=False,
+        checkpoints=False,
+    ),
+    "wav2vec2": Family(
+        lambda **o: hf.Wav2Vec2ForCTC._from_config(
+            hf.Wav2Vec2Config(
+                **SMALL, vocab_size=8, layerdrop=0.3, apply_spec_augment=False, conv_dim=(8, 8), conv_stride=(4, 2),
+                conv_kernel=(4, 2), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_feat_extract_layers=2,
+            ),
+            **o,
+        ),
+        inputs="sound",
+    ),
+    "torch": Family(
+        lambda **o: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, 0.2, batch_first=True), 2), ("",),
+        inputs="vectors", checkpoints=False,
+    ),
+}  # fmt: skip
+EVERY = pytest.mark.parametrize("family", FAMILIES)
+
+
+def build(family, kernel=None):
+    torch.manual_seed(0)
+    row = FAMILIES[family]
+    kernel = kernel or row.kernels[-1]
+    model = row.make(**({"attn_implementation": kernel} if kernel else {})).train()
+    if hasattr(model, "config"):
+        model.config.use_cache = False
+    return model
+
+
+def batch_of(family, size=8):
+    generator = torch.Generator().manual_seed(1)
+    inputs = FAMILIES[family].inputs
+    if inputs == "image":
+        return {"pixel_values": torch.randn(size, 3, 8, 8, generator=generator)}
+    if inputs == "sound":
+        return {"input_values": torch.randn(size, 80, generator=generator)}
+    if inputs == "vectors":
+        return {"src": torch.randn(size, 6, 16, generator=generator)}
+    ids = torch.randint(2, 40, (size, 6), generator=generator)
+    lengths = torch.tensor([6, 4, 5, 6, 3, 6, 2, 5])[:size]
+    mask = (torch.arange(6) < lengths[:, None]).long()
+    batch = {"input_ids": ids * mask, "attention_mask": mask}
+    if inputs == "pair":
+        batch["decoder_input_ids"] = torch.randint(2, 40, (size, 5), generator=generator)
+    return batch
+
+
+def outputs(model, batch):
+    result = model(**batch)
+    return result if isinstance(result, torch.Tensor) else result.logits
+
+
+def pass_of(family, kernel=None, *, around=None, options=None, model=None, batch=None, rows=None):
+    """The outputs and gradients of a pass of one seed."""
+    model = model or build(family, kernel)
+    batch = batch or batch_of(family)
+    handle = attnreg.seeded(model)
+    if options is not None and around is None:
+        keep_few_activations(model, options)
+        model.enable_input_require_grads()
+    run = functools.partial(checkpoint, outputs, **options) if around else outputs
+    with handle.replay(SEED, rows):
+        out = run(model, batch)
+    out.square().sum().backward()
+    handle.detach()
+    return out.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def assert_same(a, b, *, exactly=False):
+    assert len(a[1]) == len(b[1]) > 0
+    for x, y in zip((a[0], *a[1]), (b[0], *b[1]), strict=True):
+        assert torch.equal(x, y) if exactly else float((x - y).abs().max()) <= 1e-5 * float(y.abs().max()) + 1e-6
+
+
+CHECKPOINTS = [name for name, row in FAMILIES.items() if row.checkpoints]
+OPTIONS = [
+    {"use_reentrant": reentrant, "preserve_rng_state": preserve}
+    for reentrant in (True, False)
+    for preserve in (True, False)
+]

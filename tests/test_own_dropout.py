@@ -1,0 +1,181 @@
+"""One seed, one pass, in every family: own dropout, stochastic depth, LayerDrop and jitter follow from it."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+
+import attnreg
+from tests.cases import keep_few_activations
+from tests.own_dropout_cases import (
+    CHECKPOINTS,
+    EVERY,
+    FAMILIES,
+    OPTIONS,
+    SEED,
+    assert_same,
+    batch_of,
+    build,
+    outputs,
+    pass_of,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+@EVERY
+def test_a_pass_repeats_bit_for_bit_and_another_seed_gives_another(family):
+    model = build(family)
+    handle, batch = attnreg.seeded(model), batch_of(family)
+    first, seed = outputs(model, batch), handle.seed
+    other = outputs(model, batch)
+    assert handle.seed != seed
+    assert not torch.equal(first, other)
+    with handle.replay(seed):
+        assert torch.equal(outputs(model, batch), first)
+        with torch.no_grad():
+            assert torch.equal(outputs(model, batch), first)
+
+
+@EVERY
+def test_kernels_agree(family):
+    eager, *others = FAMILIES[family].kernels
+    if not others:
+        pytest.skip("one kernel")
+    assert_same(pass_of(family, eager), pass_of(family, others[0]))
+
+
+@pytest.mark.parametrize(("family", "options"), [
+    (family, options) for family in CHECKPOINTS for options in OPTIONS if family == "bert" or not options["preserve_rng_state"]
+])  # fmt: skip
+def test_gradient_checkpointing_draws_the_same(family, options):
+    assert_same(pass_of(family), pass_of(family, options=options))
+
+
+@EVERY
+def test_eval_mode_and_a_detached_model_are_plain(family):
+    model, batch = build(family), batch_of(family)
+    torch.manual_seed(1)
+    training = outputs(model, batch)
+    plain = outputs(model.eval(), batch)
+    keys = list(model.state_dict())
+    with attnreg.seeded(model) as handle:
+        assert torch.equal(outputs(model, batch), plain)
+        with handle.replay(SEED):
+            assert torch.equal(outputs(model, batch), plain)
+        assert list(model.state_dict()) == keys
+        copied = copy.deepcopy(model)
+    for each in (copied, model):
+        with attnreg.seeded(each) if each is model else contextlib.nullcontext():
+            each.train()
+            assert not torch.equal(outputs(each, batch), plain)
+    torch.manual_seed(1)
+    assert torch.equal(outputs(model, batch), training)
+    assert not [module for module in model.modules() if "forward" in vars(module)]
+    assert attnreg.is_attached(copied)
+    assert not attnreg.is_attached(model)
+
+
+WITH_ROWS = [name for name, row in FAMILIES.items() if row.rows]
+
+
+@pytest.mark.parametrize("family", WITH_ROWS)
+def test_parts_of_a_batch_draw_what_the_whole_draws(family):
+    whole = pass_of(family)
+    model, batch, parts = build(family), batch_of(family), []
+    handle = attnreg.seeded(model)
+    for rows in ([0, 1], [5, 4, 2], [7, 3], [6]):  # in any order and number
+        part = {name: value[rows] for name, value in batch.items()}
+        if family in ("bert", "roberta"):  # and of any length
+            part = {name: value[:, : int(part["attention_mask"].sum(1).max())] for name, value in part.items()}
+        with handle.replay(SEED, rows):
+            out = outputs(model, part)
+        out.square().sum().backward()
+        parts += zip(rows, out.detach(), strict=True)
+    out = torch.stack([out for _, out in sorted(parts, key=lambda part: part[0])])
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    assert_same(whole, (out, grads))
+
+
+def test_rows_are_refused_where_samples_are_unknown():
+    model, batch = build("switch"), batch_of("switch", 2)
+    handle = attnreg.seeded(model)
+    with handle.replay(SEED, [2, 3]), pytest.raises(ValueError, match=r"has shape .* of 2 samples: replay the whole"):
+        model(**batch)
+    with handle.replay(SEED, [2]), pytest.raises(ValueError, match="an index for each of 2 samples, got 1"):
+        model(**batch)
+    handle.detach()
+    handle = attnreg.attach(build("bert"), attnreg.DropKey(0.1), own_dropout="seeded")
+    with pytest.raises(ValueError, match="replay the whole batch under a regularizer"), handle.replay(SEED, [0]):
+        pass
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama with lora"])
+def test_the_side_of_padding_does_not_matter(family):
+    model, ids = build(family), torch.randint(2, 40, (3, 6), generator=torch.Generator().manual_seed(1))
+    handle, found = attnreg.seeded(model), []
+    lengths = torch.tensor([6, 4, 3])
+    mask = (torch.arange(6) < lengths[:, None]).long()
+    for left in (False, True):
+        order = torch.stack([torch.arange(6).roll(6 - n) if left else torch.arange(6) for n in lengths.tolist()])
+        given = {name: value.gather(1, order) for name, value in {"input_ids": ids, "attention_mask": mask}.items()}
+        positions = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        with handle.replay(SEED):
+            logits = model(**given, position_ids=positions).logits
+        found.append([row[kept.bool()] for row, kept in zip(logits, given["attention_mask"], strict=True)])
+    for right, left in zip(*found, strict=True):
+        torch.testing.assert_close(right, left, rtol=1e-4, atol=1e-5)
+    with handle.replay(SEED + 1):
+        other = model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
+    assert not torch.allclose(other[0], found[0][0], atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama with lora"])
+def test_a_cached_continuation_goes_on(family):
+    model, ids = build(family), torch.randint(2, 40, (2, 7), generator=torch.Generator().manual_seed(1))
+    handle = attnreg.seeded(model)
+    with torch.no_grad(), handle.replay(SEED):
+        whole = model(input_ids=ids).logits
+        begun = model(input_ids=ids[:, :4], use_cache=True)
+        two = model(input_ids=ids[:, 4:6], past_key_values=begun.past_key_values, use_cache=True)
+        last = model(input_ids=ids[:, 6:], past_key_values=two.past_key_values, use_cache=True)
+    torch.testing.assert_close(torch.cat([begun.logits, two.logits, last.logits], 1), whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["AttentionDropout(0.3)", "UniDrop(0.2, 0.3, 0.4)", "AttentionDropout(0.3, placement='scores')"])  # fmt: skip
+@pytest.mark.parametrize("options", [None, *OPTIONS[1:]], ids=str)
+def test_masks_and_own_dropout_follow_one_seed(text, options):
+    passes = []
+    for kernel in ("sdpa", "eager"):
+        model, batch = build("bert", kernel), batch_of("bert")
+        with attnreg.attach(model, attnreg.parse_provider(text, model), own_dropout="seeded") as handle:
+            if options is not None and kernel == "eager":
+                keep_few_activations(model, options)
+                model.enable_input_require_grads()
+            torch.manual_seed(1)
+            out = model(**batch).logits
+            out.square().sum().backward()
+            with handle.replay():
+                assert torch.equal(model(**batch).logits, out)
+        passes.append((out.detach(), [p.grad for p in model.parameters()]))
+    assert_same(*passes)
+
+
+def test_parts_that_are_called_one_by_one_are_one_pass():
+    model, batch = build("bert"), batch_of("bert")
+    handle = attnreg.seeded(model)
+
+    def by_hand():
+        return model.dropout(model.bert(**batch).pooler_output)
+
+    first, seed = by_hand(), handle.seed
+    assert not torch.equal(by_hand(), first)
+    assert handle.seed != seed
+    with handle.replay(seed):
+        assert torch.equal(by_hand(), first)
+    model.eval()
+    model.dropout.train()
+    hidden = torch.ones(2, 16)
+    with handle.replay(SEED):
+        assert torch.equal(model.dropout(hidden), model.dropout(hidden))
