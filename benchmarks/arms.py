@@ -46,12 +46,16 @@ class Row:
     by_hand: dict[str, Arm] = field(default_factory=dict)
 
 
-def fine_tuning(make: Make | None = None, attention: str = "sdpa", lora: bool = False, **config_options: Any) -> Arm:
+def fine_tuning(
+    make: Make | None = None, attention: str = "sdpa", lora: bool = False, seeded: bool = False, **config_options: Any
+) -> Arm:
     """Return an arm that fine-tunes, perhaps under a provider."""
 
     def arm(shape: Shape) -> tuple[Callable[[], object], int]:
         model, batch = shape.model(attention, **config_options), shape.batch()
         network = with_lora(model) if lora else model
+        if seeded:
+            attnreg.seeded(network)
         provider, optimizer = None if make is None else make(model), adamw(network, LEARNING_RATE)
         if provider is not None and (learned := provider.learned_parameters()):
             optimizer.add_param_group({"params": learned})
@@ -179,6 +183,7 @@ ROWS: dict[str, Row] = {
     "FineTuning, no regularizer": Row(plain, plain_loop),
     "attached, not active": Row(fine_tuning(asleep), plain),
     "eval mode": Row(evaluation(True), evaluation(False)),
+    "own dropout, seeded": Row(fine_tuning(seeded=True), plain),
     "AttentionDropout, weights": Row(fine_tuning(weights), plain),
     "AttentionDropout, scores": Row(fine_tuning(scores), plain),
     "AttentionDropout, weights, instead of the model's dropout": Row(

@@ -179,3 +179,29 @@ def test_parts_that_are_called_one_by_one_are_one_pass():
     hidden = torch.ones(2, 16)
     with handle.replay(SEED):
         assert torch.equal(model.dropout(hidden), model.dropout(hidden))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [None, "AttentionDropout(0.3)"])
+def test_a_compiled_pass_draws_the_same(text):
+    torch._dynamo.reset()
+    model, batch = build("bert"), batch_of("bert")
+    provider = None if text is None else attnreg.parse_provider(text, model)
+    handle = attnreg.seeded(model) if text is None else attnreg.attach(model, provider, own_dropout="seeded")
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    passes = []
+    for run in (model, compiled):
+        model.zero_grad()
+        with handle.replay(SEED):
+            out = outputs(run, batch)
+        out.square().sum().backward()
+        passes.append((out.detach(), [p.grad.clone() for p in model.parameters()]))
+    assert_same(*passes)
+    first, second = outputs(compiled, batch), outputs(compiled, batch)
+    assert not torch.equal(first, second)
+    with handle.replay(), pytest.MonkeyPatch.context() as patch:
+        assert torch.allclose(outputs(compiled, batch), second, atol=1e-6)
+        patch.setattr(torch._functorch.config, "activation_memory_budget", 0.3)
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match="activation_memory_budget` below 1"):
+            outputs(torch.compile(model, backend="aot_eager", fullgraph=True), batch)
