@@ -32,9 +32,6 @@ class Place(Protocol):
     name: str
     digest: int  # of its name
 
-    def plain(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's own forward."""
-
 
 class Holder(Protocol):
     """What holds the mode that is active."""
@@ -74,16 +71,9 @@ class OwnDraws(TorchFunctionMode):
         copied.running = [(place, ()) for place, around in self.running if within not in around]
         return copied
 
-    def run(self, place: Place, args: Any, kwargs: Any) -> Any:
-        """Run the forward of a module."""
+    def enter(self, place: Place) -> None:
+        """Begin to run a module."""
         self.running.append((place, () if torch.compiler.is_compiling() else checkpoints_around()))
-        try:
-            output = place.plain(*args, **kwargs)
-        finally:
-            self.running.pop()
-        if self.is_first or not self.running:
-            self._check(place.name)
-        return output
 
     def begin(self, again: Callable[..., Any] | None) -> None:
         """Begin a pass; ``again`` runs the checkpoints around it again, given this mode, their function and inputs."""
@@ -105,9 +95,9 @@ class OwnDraws(TorchFunctionMode):
         finally:
             self.holder.own = before
 
-    def _check(self, name: str) -> None:
+    def check(self, name: str) -> None:
         """Raise if the generator of torch, numpy or Python has moved since the pass began: the pass cannot repeat."""
-        if self._began is None:
+        if self._began is None or not (self.is_first or not self.running):
             return
         moved = [which for which, a, b in zip(GENERATORS, self._began, _states(), strict=True) if a != b]
         if moved:

@@ -201,17 +201,21 @@ class SeededModule(AttachedEntry):
         """Run the module's forward; the first module of a pass that is in training mode begins to draw."""
         own = self.passes.own
         self.calls.done += not in_backward()
-        if own is not None:
-            return self._named(own, args, kwargs)
-        if not (self.module.training and self.passes.enabled):
-            return self.plain(*args, **kwargs)
-        with self.passes.own_draws() as own:
-            return self.plain(*args, **kwargs) if own is None else self._named(own, args, kwargs)
-
-    def _named(self, own: OwnDraws, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if own is None:
+            if not (self.module.training and self.passes.enabled):
+                return self.plain(*args, **kwargs)
+            with self.passes.own_draws() as own:
+                return self.plain(*args, **kwargs) if own is None else self.forward(*args, **kwargs)
         if not self._names_draws and own.running:
             return self.plain(*args, **kwargs)
-        return own.run(self, args, kwargs)
+        # Not a method of `own`, since torch.compile cannot follow many more calls in each other.
+        own.enter(self)
+        try:
+            output = self.plain(*args, **kwargs)
+        finally:
+            own.running.pop()
+        own.check(self.name)
+        return output
 
 
 def seeded_modules(passes: Passes, names: Mapping[nn.Module, str]) -> list[SeededModule]:
