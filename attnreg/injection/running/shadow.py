@@ -16,7 +16,6 @@ from torch import nn
 from typing_extensions import override
 
 from attnreg.errors import NoAttentionError
-from attnreg.injection.running.own_draws import OwnDraws
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.repetition import Calls, in_backward
 
