@@ -6,7 +6,7 @@ A parameter annotated with one of these names has the same range as an option on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from attnreg.errors import InputError, did_you_mean
 
@@ -76,6 +76,13 @@ def true_or_false(name: str, value: bool) -> bool:
     """Return ``value`` if it is ``True`` or ``False``."""
     if not isinstance(value, bool):
         raise InputError(f"Expected `{name}` to be True or False, got {short(value)}.")
+    return value
+
+
+def a_function(name: str, value: Any, of: str) -> Any:
+    """Return ``value`` if it can be called; not a class, and not a loss of torch, which takes logits and labels."""
+    if not callable(value) or isinstance(value, type) or type(value).__module__ == "torch.nn.modules.loss":
+        raise InputError(f"Expected `{name}` to be a function of {of}, got {short(value)}.")
     return value
 
 

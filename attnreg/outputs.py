@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Any
 
 import torch
@@ -32,6 +33,12 @@ def a_batch(model: nn.Module, batch: Any) -> Mapping[str, Any]:
     takes_any = len(known) < len(arguments)
     names = batch if isinstance(batch, Mapping) else ()
     strange = next((name for name in names if not (takes_any or name in known)), None)
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    if not isinstance(ids[0] if isinstance(ids, list) and ids else ids, (Tensor, NoneType)):
+        raise InputError(
+            f"Expected tensors in the batch, got a {type(ids).__name__} as 'input_ids': collate its rows, as with "
+            "`transformers.DataCollatorWithPadding`."
+        )
     if isinstance(batch, Mapping) and strange is None:
         return batch
     got = f"a {type(batch).__name__}" if strange is None else f"{strange!r} in it"

@@ -287,7 +287,8 @@ def test_memory_does_not_grow_with_the_round():
         ({"score": "f1"}, "Expected `score` to be a function or one of loss, accuracy, got 'f1'"),
         ({"winner": "x"}, "Expected `winner` to be a function or one of evidence, greedy, proportional"),
         ({"returns": "generator"}, "Expected `returns` to be one of"),
-        ({"batches": []}, "Expected at least one batch in `batches` of `rewards`"),
+        ({"batches": []}, "Expected `batches` of `rewards` to be a list of at least one batch"),
+        ({"batches": {"input_ids": 1}}, "Expected `batches` of `rewards` to be a list of at least one batch"),
         ({"warmup_steps": 4, "game_steps": 3}, "Expected `game_steps` to be at least 4, got 3"),
     ],
 )

@@ -62,6 +62,7 @@ BAD = [
     bad("recipe", "finetune", "--train-size", 10**6, says="Expected --train-size of at most 2000"),
     bad("recipe", "finetune", "--max-length", 65, says="Expected --max-length of at most 64"),
     bad("recipe", "finetune", "--resume", says="No run to resume in .*\\. Start it without --resume"),
+    bad("ad-drop", "--epochs", 1, code=2, says="No such command 'ad-drop'. To run the recipe: attnreg recipe ad-drop$"),
     bad("nonsense", code=2, says="No such command 'nonsense'"),
     bad("--nonsense", code=2, says="No such option"),
     bad("copy", "finetune", code=2, says="Missing argument 'FILE'"),

@@ -154,7 +154,9 @@ def test_a_model_without_attention(cli, data, without_attention, recipe):
 
 def test_a_model_folder_that_holds_none(cli, tmp_path):
     (tmp_path / "empty").mkdir()
-    assert_sentence(cli("recipe", "finetune", "--model", "./empty"), 1, r"Cannot load --model '\./empty'")
+    assert_sentence(
+        cli("recipe", "finetune", "--model", "./empty"), 1, r"the folder of a model, got \./empty, without config\.json"
+    )
 
 
 def test_an_output_folder_that_holds_something_is_left_alone(cli, tmp_path):

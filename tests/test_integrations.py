@@ -220,6 +220,12 @@ def test_a_provider_that_cannot_be_saved_does_not_stop_the_training(tmp_path):
     assert (tmp_path / "checkpoint-8").is_dir()
 
 
+def test_a_regularizer_without_its_name_is_refused(tmp_path):
+    for given, named in (([attnreg.DropHead(0.1)], {}), ([], {"regularizer": attnreg.DropHead(0.1)})):
+        with pytest.raises(ValueError, match=r"^Pass the regularizer by its name: .*provider=\.\.\.\)`\.$"):
+            ADDropTrainer(bert(), *given, arguments(tmp_path), **named)
+
+
 def test_model_init_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"`model_init` is not supported, .*\. Pass a `model`"):
         ADDropTrainer(args=arguments(tmp_path), model_init=bert)

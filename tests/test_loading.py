@@ -54,6 +54,14 @@ def test_a_folder_without_a_tokenizer_is_refused(config, tmp_path):
         load_model(get_task("rte"), str(tmp_path))
 
 
+def test_damaged_weights_end_in_a_sentence(tmp_path):
+    made.tiny_bert(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"^Cannot load --model .*: its weights are damaged \(.*\)$"):
+        load_model(get_task("rte"), str(tmp_path))
+
+
 def test_a_broken_tokenizer_ends_in_a_sentence(tmp_path):
     made.tiny_bert(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "none"}}')

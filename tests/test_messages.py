@@ -11,7 +11,7 @@ from torch import nn
 import attnreg
 from attnreg.errors import InputError
 from attnreg.integrations import AttnRegCallback
-from attnreg.training import FineTuning, adamw
+from attnreg.training import AttackerDefender, FineTuning, RDropLoss, adamw
 from attnreg.training.micro_batches import split_batch
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +47,13 @@ class Classifier(nn.Module):
         return self.encoder(states).mean(1)
 
 
+class Named(Classifier):
+    """One that names its input as the models of transformers do."""
+
+    def forward(self, input_ids):
+        return super().forward(input_ids)
+
+
 STATES = torch.ones(2, 3, 8)
 
 
@@ -59,6 +66,15 @@ def attributed(batch, **options):
 def stepped(batch):
     model = Classifier()
     FineTuning(model, adamw(model, 1e-3), loss_function=lambda output, batch: output.sum()).step(batch)
+
+
+def attached():
+    return attnreg.attach(Classifier(), attnreg.DropKey(0.1), example_inputs={"states": STATES})
+
+
+def tuned(batch, **options):
+    model = Named()
+    FineTuning(model, adamw(model, 1e-3), **options).step(batch)
 
 
 NOT_A_BATCH = r"Expected the batch to be a dict of arguments of Classifier.forward\(states\), got "
@@ -76,6 +92,18 @@ WRONG = [
     (lambda: attnreg.attach("bert-base-uncased", attnreg.DropKey(0.1)), "got 'bert-base-uncased': load the model first"),
     (lambda: attnreg.DropHead(nn.ModuleList(Classifier() for _ in range(3))), r"in \[0, 1\], got a ModuleList\.$"),
     (lambda: split_batch((STATES,), 2, Classifier()), NOT_A_BATCH + r"a tuple\.$"),
+    (lambda: attnreg.AttributionProvider().attribute({"states": STATES}, Classifier()), r"Expected the model, the first argument, to be .* got a dict\.$"),
+    (lambda: attached().on_epoch(1), r"AttachHandle has no attribute 'on_epoch': call `handle\.provider\.on_epoch`\.$"),
+    (lambda: attached().sights, r"AttachHandle has no attribute 'sights'\.$"),
+    (lambda: attnreg.CrossTuning(attnreg.DropKey(0.1)).on_epoch(0.5), "Expected `epoch` to be a whole number, got 0.5"),
+    (lambda: attnreg.Scheduled(attnreg.DropKey(0.1), 9, p=(0.3, 0)), r"such as \[\(0, 0\.3\), \(1, 0\)\], got \(0\.3, 0\)\.$"),
+    (lambda: adamw(Classifier().parameters(), 1e-3), r"Expected the model, whose parameters are to be trained, got a generator\.$"),
+    (lambda: tuned({"input_ids": [[1, 2]]}), "Expected tensors in the batch, got a list as 'input_ids': collate its rows"),
+    (lambda: tuned({"input_ids": STATES.numpy()}), "Expected tensors in the batch, got a ndarray as 'input_ids': collate its rows"),
+    (lambda: tuned({}, loss_function=nn.CrossEntropyLoss()), r"`loss_function` to be a function of the model's output and the batch, got Cross"),
+    (lambda: tuned({}, objective=RDropLoss), r"`objective` to be a function of .* such as RDropLoss\(\), got <class"),
+    (lambda: tuned({}, objective="rdrop"), r"`objective` to be a function of .* such as RDropLoss\(\), got 'rdrop'\.$"),
+    (lambda: AttackerDefender(Classifier(), None, adamw(Classifier(), 1e-3)), "`optimizer_factory` to be a function of a network, such as"),
     (lambda: attnreg.Drophead, "'attnreg' has no attribute 'Drophead'. Did you mean DropHead"),
 ]  # fmt: skip
 

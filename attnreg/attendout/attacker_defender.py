@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
-from attnreg.arguments import Count, Index, one_of, whole_number
+from attnreg.arguments import Count, Index, a_function, one_of, whole_number
 from attnreg.attendout.credit import Credit, Teacher
 from attnreg.attendout.gnet import GNetProvider
 from attnreg.attendout.referee import Referee, Rewards
@@ -135,6 +135,7 @@ class AttackerDefender(TrainingMethod):
         accelerator: Accelerator | None = None,
         loss_function: LossFunction | None = None,
     ) -> None:
+        a_function("optimizer_factory", optimizer_factory, "a network, such as `lambda network: adamw(network, 1e-3)`")
         self.course = rounds or Rounds()
         self.returns = one_of("returns", returns, get_args(Returned))
         if generator is None and credit is not None:

@@ -47,8 +47,9 @@ class Rewards:
     special_tokens: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        if self.batches is not None and not callable(self.batches) and not len(self.batches):
-            raise InputError("Expected at least one batch in `batches` of `rewards`, got none.")
+        empty = self.batches is not None and not callable(self.batches) and not len(self.batches)
+        if empty or isinstance(self.batches, Mapping):
+            raise InputError("Expected `batches` of `rewards` to be a list of at least one batch.")
         whole_number("batches_per_round", 1 if self.batches_per_round is None else self.batches_per_round)
         if probability("noise", self.noise) and self.batches is not None:
             raise InputError("Expected `batches` None with `noise`, got batches.")

@@ -164,6 +164,8 @@ def handle_of(model: nn.Module, provider: Regularizer) -> AttachHandle:
     Raises:
         RuntimeError: if the provider is not attached to the model.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"Expected the model, the first argument, to be a torch module, got a {type(model).__name__}.")
     for handle in _handles(model):
         if any(each is provider for each in handle.provider.parts()):
             return handle

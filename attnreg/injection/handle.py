@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +115,12 @@ class AttachHandle:
     def attached(self) -> bool:
         """Whether the provider is still attached to the model."""
         return bool(self._shadows)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            where = f": call `handle.provider.{name}`" if hasattr(Regularizer, name) else ""
+            raise AttributeError(f"AttachHandle has no attribute {name!r}{where}.")
 
     def holds(self, model: nn.Module) -> bool:
         """Whether a model contains a module that this handle changed."""

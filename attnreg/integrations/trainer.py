@@ -19,7 +19,7 @@ from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.cross_tuning import CrossTuning
 from attnreg.regularizers.attribution import AttributionProvider
 from attnreg.training.method import Batch, TrainingMethod, Updater, add_learned, check_learned
-from attnreg.training.objective import ForwardPass, Objective, ObjectiveFunction, title_of
+from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
 from attnreg.training.r_drop import RDropLoss
 
 
@@ -81,6 +81,8 @@ class RegularizedTrainer(Trainer):
                     f"A Trainer steps and saves one model with one optimizer, but {type(each).__name__} does this "
                     "itself: call its `step(batch)` in a loop of your own."
                 )
+        if any(isinstance(each, Regularizer) for each in (*args, *kwargs.values())):
+            raise InputError("Pass the regularizer by its name: `RegularizedTrainer(model, args, provider=...)`.")
         if provider is not None and kwargs.get("model_init") is not None:
             raise InputError(
                 "`model_init` is not supported, because a provider is attached to one model. Pass a `model` instead."
@@ -91,8 +93,7 @@ class RegularizedTrainer(Trainer):
         super().__init__(*args, **kwargs)
         assert self.model is not None
         regularizer = provider.provider if isinstance(provider, AttachHandle) else provider
-        if isinstance(objective, Objective):
-            objective.check(self.model, regularizer)
+        check_objective(objective, self.model, regularizer)
         if not hasattr(unwrap_model(self.model), "accepts_loss_kwargs"):
             self.model_accepts_loss_kwargs = False  # average the losses of micro-batches
         if provider is not None and regularizer is not None:

@@ -74,8 +74,8 @@ class CrossTuning(Container):
 
     @override
     def on_epoch(self, epoch: int) -> None:
+        self.epoch = whole_number("epoch", epoch, least=0)
         self._told = True
-        self.epoch = epoch
         self.current.fill_(epoch)
         super().on_epoch(epoch)
 

@@ -134,7 +134,8 @@ def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"Expected a provider such as {EXAMPLE}, got {text!r}: {error}.") from None
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise InputError(f"Expected a provider such as {EXAMPLE}, got {text!r}: {reason}.") from None
 
 
 def _description(node: ast.expr, text: str, known: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Line:
         try:
             progress, values = zip(*knots, strict=True)
         except (TypeError, ValueError):
-            raise InputError(f"Expected a list of (progress, value) knots, got {knots!r}.") from None
+            raise InputError(f"Expected knots (progress, value), such as [(0, 0.3), (1, 0)], got {knots!r}.") from None
         for x in progress:
             if isinstance(x, (int, float)) and x > 1:
                 raise InputError(

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
-from attnreg.arguments import Count, whole_number
+from attnreg.arguments import Count, a_function, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle, attach
 from attnreg.outputs import LossFunction, a_batch, loss_of
@@ -20,7 +20,7 @@ from attnreg.regularizer.abilities import check_loss
 from attnreg.regularizer.base import Regularizer, a_regularizer, described
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned, held_by
 from attnreg.training.micro_batches import check_splittable, split_batch
-from attnreg.training.objective import ForwardPass, Objective, ObjectiveFunction, title_of
+from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
 
 
 class Shared(TypedDict, total=False):
@@ -100,14 +100,13 @@ class FineTuning(TrainingMethod):
         self.objective = objective
         self.micro_batches = whole_number("micro_batches", micro_batches)
         self.provider = provider.provider if isinstance(provider, AttachHandle) else provider
+        if loss_function is not None:
+            a_function("loss_function", loss_function, "the model's output and the batch")
         if self.provider is not None:
-            a_regularizer(self.provider, type(self).__name__)
-        if isinstance(objective, Objective):
-            objective.check(model, self.provider)
-        if self.provider is not None:
-            check_loss(self.provider, loss_function)
+            check_loss(a_regularizer(self.provider, type(self).__name__), loss_function)
             if micro_batches > 1:
                 check_splittable(self.provider)
+        check_objective(objective, model, self.provider)
         self.handle = attach(model, provider) if isinstance(provider, Regularizer) else provider
         self.max_grad_norm = max_grad_norm
         if not hasattr(optimizer, "param_groups"):

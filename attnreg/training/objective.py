@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from attnreg.arguments import a_function
 from attnreg.errors import InputError
 from attnreg.outputs import IGNORED, aligned_labels, needed_labels_of, predictions_of
 from attnreg.regularizer.abilities import that_look_at_batches
@@ -123,6 +124,14 @@ class Objective(ABC):
 
 #: computes the training loss of a batch, 0-d
 ObjectiveFunction = Callable[[ForwardPass, Batch], Tensor]
+
+
+def check_objective(objective: Any, model: nn.Module, provider: Regularizer | None) -> None:
+    """Raise if it is no objective, or does not fit the model or the provider."""
+    if objective is not None:
+        a_function("objective", objective, "the forward pass and the batch, such as RDropLoss()")
+    if isinstance(objective, Objective):
+        objective.check(model, provider)
 
 
 def title_of(objective: ObjectiveFunction) -> str:

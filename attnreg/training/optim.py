@@ -83,6 +83,8 @@ def _groups(
     model: nn.Module, learning_rate: float, weight_decay: float, layerwise_decay: float
 ) -> list[dict[str, Any]]:
     """Return the trainable parameters in groups: matrices with weight decay, vectors without, for each rate."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"Expected the model, whose parameters are to be trained, got a {type(model).__name__}.")
     if not 0 < layerwise_decay <= 1:
         raise InputError(f"Expected `layerwise_decay` to be in (0, 1], got {layerwise_decay!r}.")
     if layerwise_decay == 1:

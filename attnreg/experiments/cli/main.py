@@ -20,6 +20,7 @@ from attnreg.experiments.cli.list import list_
 from attnreg.experiments.cli.plot import plot
 from attnreg.experiments.cli.recipe import recipe
 from attnreg.experiments.cli.search import search
+from attnreg.experiments.options.catalogue import recipe_files
 from attnreg.experiments.options.content import place_of
 
 
@@ -29,6 +30,11 @@ class _Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.obj = list(args)  # as typed
         return super().parse_args(ctx, args)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if (command := super().get_command(ctx, cmd_name)) is None and cmd_name in recipe_files():
+            ctx.fail(f"No such command {cmd_name!r}. To run the recipe: attnreg recipe {cmd_name}")
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         if "JPY_PARENT_PID" in os.environ:  # `!attnreg` in a notebook, which shows each state of a progress bar

@@ -48,8 +48,10 @@ def plot_run(folder: Path, layer: int = 0) -> tuple[list[Path], dict[str, str]]:
         plots / f"{name}.png": _draw(plot, plots / f"{name}.png") for name, (data, plot) in drawn.items() if data
     }
     left_out = {path.name: reason for path, reason in reasons.items() if reason is not None}
+    missing = None if (folder / "provider").is_dir() else "the run has no regularizer."
+    if not drawn["drop_rates"][0]:
+        left_out["drop_rates.png"] = missing or "nothing was dropped."
     if not _has_attention(folder):
-        missing = None if (folder / "provider").is_dir() else "the run has no regularizer."
         left_out["attention.png"] = missing or "it needs the run's provider and model (see `compare --keep-models`)."
     return [path for path, reason in reasons.items() if reason is None], left_out
 

@@ -174,10 +174,13 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
         raise InputError(f"Line {line} of {file} holds a carriage return within a row: remove it.")
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, quoting=quoting, strict=True)
+    lines: list[tuple[int, list[str]]] = []
     try:
-        lines = [(reader.line_num, row) for row in reader if row]
+        lines.extend((reader.line_num, row) for row in reader if row)
     except csv.Error as error:
-        raise InputError(f"Cannot read line {reader.line_num} of {file}: {error}.") from error
+        begin, open_quote = lines[-1][0] + 1 if lines else 1, "unexpected end" in str(error)
+        reason = "a double quote in it is never closed" if open_quote else str(error)
+        raise InputError(f"Cannot read the row in line {begin} of {file}: {reason}.") from error
     if len(lines) < 2:
         raise InputError(f"{file} has no rows.")
     (_, names), *rows = lines
@@ -188,6 +191,7 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
     for line, row in rows:
         if len(row) > len(names):
             how = "put a text with a comma in double quotes" if form == "csv" else "replace a tab in a text by a space"
+            how = how if any(row[len(names) :]) else f"remove the {_SEPARATORS[separator][:-1]} at its end, or {how}"
             raise InputError(f"Line {line} of {file} has {len(row)} fields instead of {len(names)}: {how}.")
     columns = zip(*(row + [""] * (len(names) - len(row)) for _, row in rows), strict=True)
     return {name: list(column) for name, column in zip(names, columns, strict=True) if name}

@@ -102,8 +102,8 @@ def load_pretrained(
         # The adapter also has the modules that were new in training, such as the head.
         new = frozenset(each for each in adapted.new or () if each.rpartition(".")[0] not in saved_modules(model))
         return Loaded(model, adapted.tokenizer, new, adapted.warnings if new else ())
-    if not Path(name).is_dir():
-        if Path(name).is_absolute() or name.startswith((".", "~")):
+    if not (folder := Path(name)).is_dir():
+        if folder.is_absolute() or name.startswith((".", "~")):
             raise InputError(f"Expected --model to be a folder or a hub name, got {name}: no such folder.")
         try:
             cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
@@ -113,6 +113,11 @@ def load_pretrained(
             raise InputError(
                 f"The hub cannot be reached, and model {name} is not in the local cache: use --model to give a folder."
             )
+    elif not (folder / "config.json").is_file() or (folder / "telemetry.jsonl").is_file():
+        found = (
+            f"the folder of a run: give {folder / 'model'}" if (folder / "model").is_dir() else "without config.json"
+        )
+        raise InputError(f"Expected --model to be the folder of a model, got {name}, {found}.")
     try:
         reads_text = not kind.reads_images
         tokenizer = _load_processor("AutoTokenizer" if reads_text else "AutoImageProcessor", name)
@@ -133,7 +138,7 @@ def load_pretrained(
     except InputError:
         raise
     except (OSError, ValueError, ImportError, SafetensorError) as error:  # ImportError: a package that the model needs
-        reason = one_line(error)
+        reason = f"its weights are damaged ({error})" if isinstance(error, SafetensorError) else one_line(error)
         raise InputError(
             f"Cannot load --model {name!r} (a folder with a model and its tokenizer, or a hub name): {reason}"
         ) from error
