@@ -21,12 +21,14 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import Self
 
 from attnreg.errors import InputError, listed
+from attnreg.injection.attachment import handles
 from attnreg.injection.discovery.example_inputs import example_inputs
 from attnreg.injection.discovery.snapshot import restored, undisturbed
 from attnreg.injection.report import Report
 from attnreg.training.method import put_back
 
 MOST = 4  # modules to name in a sentence
+SEEDED = "from the seed of the pass"
 _SEEDS = 0, 1
 
 
@@ -191,6 +193,14 @@ class _Found:
             for hook in hooks:
                 hook.remove()
         others = [name for name, state in _states().items() if state != before[name]]
+        parts = dict(self.model.named_modules())
+        for handle in handles(self.model) if self.model.training else ():
+            for name in handle.own_draws:
+                part = name if name in parts else ""  # a dropout's draws are named after the module that holds it
+                held: list[float | None] = [
+                    each.p for each in parts[part].children() if isinstance(each, _DropoutNd) and each.p > 0
+                ]
+                recorder.draws += [Draw(part, SEEDED, rate, 0) for rate in (held or [None])]
         return _Pass(recorder.draws, returned, outputs, others)
 
     def _backward(self) -> tuple[int, list[str]] | None:
@@ -220,6 +230,8 @@ class _Found:
                          if any(draw.module == name for draw in each.draws)]  # fmt: skip
                 operations = dict.fromkeys(draw.operation for draw in drawing[name])
                 rows.append((name or "the model", ", ".join(operations), ", ".join(rates), ", ".join(modes)))
+            elif any(draw.operation == SEEDED for draw in drawing.get(name.rpartition(".")[0], ())):
+                continue
             elif isinstance(module, _DropoutNd) and module.p > 0:
                 rows.append((name, "nothing in these passes", f"{module.p:g}", ""))
             elif isinstance(module, _BatchNorm):

@@ -349,9 +349,9 @@ def test_a_deep_copy_attributes_itself():
 
 
 def _provider_of(model):
-    from attnreg.injection.attachment import _handles
+    from attnreg.injection.attachment import handles
 
-    return _handles(model)[0].provider
+    return handles(model)[0].provider
 
 
 def test_without_attaching():

@@ -14,7 +14,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
-from attnreg.injection.attachment import _handles
+from attnreg.injection.attachment import handles
 from tests.cases import MODELS, output, pairs, refusal
 
 rows = pytest.mark.parametrize(("case", "provider_case"), pairs(), ids=lambda x: str(x))
@@ -67,13 +67,13 @@ class Traces:
 def run(model, batch, seed=3):
     """Output and gradients under a seed."""
     model.zero_grad()
-    for handle in _handles(model):
+    for handle in handles(model):
         handle.provider.attribute(model, batch)  # some look at the batch first; the others do nothing
     torch.manual_seed(seed)
     out = output(model, batch)
     torch.manual_seed(seed)
     loss = (out * torch.randn_like(out)).sum()
-    for handle in _handles(model):
+    for handle in handles(model):
         penalty = handle.provider.penalty()
         loss = loss if penalty is None else loss + penalty
     loss.backward()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import attnreg
-from attnreg.injection.attachment import _handles
+from attnreg.injection.attachment import handles
 from tests.test_after_attach import IDS, small
 
 
@@ -55,7 +55,7 @@ def test_a_pickled_part_is_plain_and_a_pickled_model_attached(again):
     assert torch.equal(block(x), expected)
     assert len(pickle.dumps(model.encoder.layer[1])) < 1.2 * of_plain
     for whole, copied in ((again(model), lambda each: each), (again(handle), lambda each: each._passes.model)):
-        (other,) = _handles(copied(whole))
+        (other,) = handles(copied(whole))
         assert other is not handle
         for _ in range(2):
             copied(whole)(input_ids=IDS)
@@ -87,7 +87,7 @@ def test_a_copy_of_the_whole_is_attached_to_a_copy(what):
         copied = copy.deepcopy(handle)._passes.model
     else:
         _, copied = copy.deepcopy((handle, model))
-    (other,) = _handles(copied)
+    (other,) = handles(copied)
     assert other is not handle
     assert copied is not model
     copied(input_ids=IDS)

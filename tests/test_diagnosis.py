@@ -163,6 +163,19 @@ def test_the_table():
     }
 
 
+def test_seeded_draws_are_in_the_table():
+    model = MODELS[0].build()
+    handle = attnreg.seeded(model)
+    report = attnreg.doctor(model)
+    assert report.faults == []
+    rows = {row[0]: row[1:] for row in report.rows[1:]}
+    assert rows["bert.embeddings"] == ("from the seed of the pass", "0.1", "train")
+    model(**MODELS[0].batch())
+    drawn = {name if name in dict(model.named_modules()) else "the model" for name in handle.own_draws}
+    assert rows.keys() == drawn
+    assert rows["the model"] == ("randint, from the seed of the pass", "0.1", "train")  # the seed is drawn there
+
+
 def test_the_gap_between_the_modes():
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).double().train()
     x = torch.randn(6, 4, dtype=torch.float64)

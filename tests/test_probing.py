@@ -130,7 +130,7 @@ def test_a_copy_made_within_a_block_is_not_in_it(probed):
             copies = copy.deepcopy(model), pickle.loads(file.getvalue())
         for other in copies:
             assert torch.equal(run(other), plain)
-            mine = next(iter(attnreg.injection.attachment._handles(other)))
+            mine = next(iter(attnreg.injection.attachment.handles(other)))
             with mine.probing():
                 assert torch.equal(run(other), dropped)
     assert torch.equal(run(), plain)

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from attnreg.errors import NoAttentionError
-from attnreg.injection.attachment import _handles
+from attnreg.injection.attachment import handles
 from attnreg.injection.running.attached_attention import AttachedModule
 
 H, D, LAYERS = 2, 3, 3
@@ -177,7 +177,7 @@ class Machine(RuleBasedStateMachine):
         if self.handle is None:
             assert not attnreg.is_attached(copied)
         else:
-            (handle,) = _handles(copied)
+            (handle,) = handles(copied)
             assert handle is not self.handle
             self.handle, self.provider = handle, handle.provider
         self.model = copied

@@ -149,13 +149,13 @@ def seeded(model: nn.Module) -> AttachHandle:
 
 def detach(model: nn.Module) -> None:
     """Detach the provider that masks a model or any part of it. A second call does nothing."""
-    for handle in _handles(model):
+    for handle in handles(model):
         handle.detach()
 
 
 def is_attached(model: nn.Module) -> bool:
     """Whether a provider is attached to a model or to any part of it."""
-    return bool(_handles(model))
+    return bool(handles(model))
 
 
 def handle_of(model: nn.Module, provider: Regularizer) -> AttachHandle:
@@ -166,7 +166,7 @@ def handle_of(model: nn.Module, provider: Regularizer) -> AttachHandle:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"Expected the model, the first argument, to be a torch module, got a {type(model).__name__}.")
-    for handle in _handles(model):
+    for handle in handles(model):
         if any(each is provider for each in handle.provider.parts()):
             return handle
     raise RuntimeError(
@@ -174,7 +174,8 @@ def handle_of(model: nn.Module, provider: Regularizer) -> AttachHandle:
     )
 
 
-def _handles(model: nn.Module) -> list[AttachHandle]:
+def handles(model: nn.Module) -> list[AttachHandle]:
+    """Return the handles of a model and of its parts."""
     marks = (module.__dict__.get(MARK) for module in model.modules())
     handles = [mark.handle for mark in marks if mark is not None]
     return list({id(handle): handle for handle in handles if handle is not None}.values())

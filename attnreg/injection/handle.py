@@ -132,6 +132,14 @@ class AttachHandle:
         """Whether the handle is enabled and the provider is in training mode and active."""
         return self._passes.active
 
+    @property
+    def own_draws(self) -> dict[str, int]:
+        """How often each module drew from the seed of the latest pass; empty without ``own_dropout="seeded"``."""
+        counts: dict[str, int] = {}
+        for (name, _), count in self._passes.latest.own_counts.items():
+            counts[name] = counts.get(name, 0) + count
+        return counts
+
     def report(self) -> SiteReport:
         """Return a table of the sites: mean drop rate so far, the model's own dropout, and the module."""
         rates, why = self.rates.mean(), self._passes.why_plain()
