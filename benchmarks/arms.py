@@ -22,6 +22,7 @@ from attnreg.training import (
     FineTuning,
     FreeLB,
     GradientCredit,
+    LoRADropout,
     RDrop,
     Reinforce,
     Rewards,
@@ -47,15 +48,21 @@ class Row:
 
 
 def fine_tuning(
-    make: Make | None = None, attention: str = "sdpa", lora: bool = False, seeded: bool = False, **config_options: Any
+    make: Make | None = None,
+    attention: str = "sdpa",
+    lora: bool | float = False,
+    seeded: bool = False,
+    **config_options: Any,
 ) -> Arm:
-    """Return an arm that fine-tunes, perhaps under a provider."""
+    """Return an arm that fine-tunes, perhaps under a provider, or with LoRA, perhaps with LoRA Dropout at a rate."""
 
     def arm(shape: Shape) -> tuple[Callable[[], object], int]:
         model, batch = shape.model(attention, **config_options), shape.batch()
         network = with_lora(model) if lora else model
         if seeded:
             attnreg.seeded(network)
+        if isinstance(lora, float):
+            LoRADropout(network, lora, lora)
         provider, optimizer = None if make is None else make(model), adamw(network, LEARNING_RATE)
         if provider is not None and (learned := provider.learned_parameters()):
             optimizer.add_param_group({"params": learned})
@@ -244,6 +251,7 @@ ROWS["Child-Tuning, F"] = Row(trained_by(ChildTuning), plain)
 ROWS["FreeLB, 3 passes"] = Row(trained_by(FreeLB), plain)
 ROWS["FreeLB, 2 passes (FGM)"] = Row(trained_by(FreeLB, steps=2, start=0.0), plain)
 if find_spec("peft"):
+    ROWS["LoRA by PEFT, LoRADropout"] = Row(fine_tuning(lora=0.3), fine_tuning(lora=True))
     ROWS["LoRA by PEFT, AttentionDropout, scores"] = Row(fine_tuning(scores, lora=True), fine_tuning(lora=True))
 LONG: dict[str, Row] = {
     f"AD-DROP, integrated gradients, layer 0, 20 steps, {n} at once": Row(

@@ -15,9 +15,11 @@ from attnreg.training.fine_tuning import TwoPass as TwoPass
 from attnreg.training.freelb import FreeLB as FreeLB
 from attnreg.training.freelb import FreeLBLoss as FreeLBLoss
 from attnreg.training.levels import reinitialize_top as reinitialize_top
+from attnreg.training.lora_dropout import LoRADropout as LoRADropout
 from attnreg.training.method import StepResult as StepResult
 from attnreg.training.method import TrainingMethod as TrainingMethod
 from attnreg.training.mixout import Mixout as Mixout
+from attnreg.training.noise import noisy_tune as noisy_tune
 from attnreg.training.objective import ForwardPass as ForwardPass
 from attnreg.training.objective import Objective as Objective
 from attnreg.training.objective import disagreement as disagreement

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack, override
@@ -18,6 +17,7 @@ from attnreg.injection import AttachHandle
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
 from attnreg.training.levels import base_of
+from attnreg.training.linear import check_free, use_own_weights, use_weights
 from attnreg.training.method import Batch, StepResult
 
 
@@ -80,8 +80,9 @@ class Mixout(FineTuning):
         self._layers = layers
         self._held: dict[str, Tensor] = {}  # masks M that all micro-batches of a step share
         for name, layer in layers.items():
-            layer.forward = functools.partial(  # type: ignore[method-assign]
-                _forward, layer, self.pretrained[name], p, self._held, name
+            use_weights(
+                layer,
+                functools.partial(_mixed, pretrained=self.pretrained[name], p=p, held=self._held, name=name),
             )
 
     @override
@@ -95,10 +96,7 @@ class Mixout(FineTuning):
 
     def detach(self) -> None:
         """Restore the model's own forward passes. Calling it twice is fine."""
-        for layer in self._layers.values():
-            forward = vars(layer).get("forward")
-            if isinstance(forward, functools.partial) and forward.func is _forward:
-                del layer.forward
+        use_own_weights(self._layers.values())
         self._layers = {}
 
     @override
@@ -121,19 +119,12 @@ def _layers(model: nn.Module) -> dict[str, nn.Linear]:
     learning = {name: layer for name, layer in layers.items() if layer.weight.requires_grad}
     if not learning:
         raise InputError(f"{type(base).__name__} has no trainable nn.Linear layer, so Mixout has nothing to mix.")
-    if taken := [name for name, layer in learning.items() if "forward" in vars(layer)]:
-        raise InputError(f"Mixout cannot replace the forward of {taken[0]}, which something else has already replaced.")
+    check_free(learning, "Mixout")
     return learning
 
 
-# A partial of a module-level function can be pickled and copied with the model; a closure could not.
-def _forward(
-    layer: nn.Linear, pretrained: Tensor, p: float, held: Mapping[str, Tensor], name: str, x: Tensor
-) -> Tensor:
-    if not layer.training:
-        return F.linear(x, layer.weight, layer.bias)
-    replaced = held[name] if held else _drawn(layer, p)
-    return F.linear(x, mix(layer.weight, pretrained, replaced, p), layer.bias)
+def _mixed(layer: nn.Linear, *, pretrained: Tensor, p: float, held: Mapping[str, Tensor], name: str) -> Tensor:
+    return mix(layer.weight, pretrained, held[name] if held else _drawn(layer, p), p)
 
 
 def _drawn(layer: nn.Linear, p: float) -> Tensor:

@@ -163,6 +163,11 @@ class Settings:
     linear_probe: bool = _training(
         "Fit the head to the pretrained features before training (LP-FT).", False, is_flag=True
     )
+    noisy_tune: float = _training(
+        "Add noise to the weights before training, of this size relative to their standard deviation, such as 0.15.",
+        0.0,
+        type=click.FloatRange(min=0),
+    )
     ema: float = _training(
         "Keep the moving average of the weights over steps, with this decay, such as 0.99.", 0.0, type=_BELOW_ONE
     )
@@ -199,6 +204,10 @@ class Settings:
         "Scale of the adapters, divided by their rank (default: the rank).", None, type=_POSITIVE
     )
     lora_dropout: float = _training("Rate of dropout on the adapters' inputs.", 0.0, type=_BELOW_ONE)
+    lora_matrix_dropout: float = _training(
+        "Rate at which input and output features of the adapters' matrices are dropped.", 0.0, type=_BELOW_ONE
+    )
+    lora_rank_dropout: float = _training("Rate at which ranks of the adapters are dropped.", 0.0, type=_BELOW_ONE)
     gradient_accumulation: int = _training(
         "Split each batch into N micro-batches to save memory; the update is that of the whole batch.",
         1,

@@ -19,7 +19,7 @@ from attnreg.experiments.options.option import GroupedCommand, together
 from attnreg.experiments.options.settings import LARGEST, TASK_OPTIONS, Settings, data_name, shared_options
 from attnreg.experiments.tasks.choice import choose_task
 
-_OF_LORA = ("lora_targets", "lora_alpha", "lora_dropout")
+_OF_LORA = ("lora_targets", "lora_alpha", "lora_dropout", "lora_matrix_dropout", "lora_rank_dropout")
 
 
 class RecipeCommand(GroupedCommand):

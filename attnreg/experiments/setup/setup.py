@@ -34,7 +34,9 @@ from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
 from attnreg.training.levels import reinitialize_top
+from attnreg.training.lora_dropout import LoRADropout
 from attnreg.training.method import Batch, add_learned
+from attnreg.training.noise import noisy_tune
 from attnreg.training.optim import named_optimizer
 
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
@@ -102,6 +104,8 @@ class Setup:
         if settings.reinit_layers:
             names = reinitialize_top(self.model, settings.reinit_layers)
             self.remarks.append(f"--reinit-layers re-initialized {', '.join(names)}.")
+        if settings.noisy_tune:
+            noisy_tune(self.model, settings.noisy_tune)
         max_length = longest_input(self.model, settings.max_length, self.task.max_length)
         if (
             settings.max_length is None
@@ -236,10 +240,9 @@ class Setup:
             return model, tokenizer
         if new is None:
             raise InputError("LoRA adapts a pretrained model, but the task's own has random weights: use --model.")
-        if settings.reinit_layers:
-            raise InputError(
-                "--reinit-layers would re-initialize weights that --lora-rank does not train: use one of them."
-            )
+        if settings.reinit_layers or settings.noisy_tune:
+            flag = "--reinit-layers" if settings.reinit_layers else "--noisy-tune"
+            raise InputError(f"{flag} would change weights that --lora-rank does not train: use one of them.")
         adapted = with_lora(
             model,
             kind_class(self.task.kind).head,
@@ -249,6 +252,8 @@ class Setup:
             alpha=settings.lora_alpha,
             dropout=settings.lora_dropout,
         )
+        if settings.lora_matrix_dropout or settings.lora_rank_dropout:
+            LoRADropout(adapted, settings.lora_matrix_dropout, settings.lora_rank_dropout)
         return adapted, tokenizer
 
     def _mislabel(self, share: float) -> None:

@@ -1,0 +1,102 @@
+"""LoRA Dropout and rank dropout: drop rows and columns of the matrices of adapters."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from attnreg.arguments import ProbabilityBelowOne, probability_below_one
+from attnreg.errors import InputError
+from attnreg.training.linear import check_free, use_own_weights, use_weights
+
+
+class LoRADropout:
+    r"""Drop input features, output features and ranks of a model's LoRA adapters, in each pass in training mode.
+
+    .. math:: \Delta W = \frac{\alpha}{r}\, D_{out}\, B\, D_{rank}\, A\, D_{in}, \qquad
+        D = \mathrm{diag}(m) / (1 - p), \quad m_i \sim \mathrm{Bernoulli}(1 - p)
+
+    The matrix :math:`D_{rank}` has the rate ``ranks``, the two others p. All tokens and samples of a pass share m, each
+    adapter has its own. In expectation, the adapter is as without dropout, and evaluation is one pass of the plain
+    model. In contrast, peft's ``lora_dropout`` drops the values of each token, which enter A.
+
+    The adapters are those of peft in linear layers, quantized or not. Parameters and ``state_dict`` keys do not change.
+
+    Args:
+        model: a model of peft, or any that holds its LoRA layers.
+        p: rate at which columns of A and rows of B are dropped (LoRA Dropout).
+        ranks: rate at which rows of A are dropped, which multiply columns of B (rank dropout).
+
+    Raises:
+        InputError: if a rate is out of range, the model has no trainable adapter, or it has one of another kind: of
+            embeddings, convolutions or ``nn.MultiheadAttention``, DoRA, or merged into the weights.
+
+    Reference:
+        LoRA Dropout (arXiv 2404.09610), whose ensemble of dropped models at test time is not here. DropLoRA
+        (arXiv 2508.17337) drops ranks; the authors' code drops them for each token by itself.
+
+    Example:
+        >>> from peft import LoraConfig, get_peft_model
+        >>> model = get_peft_model(nn.Sequential(nn.Linear(8, 8)), LoraConfig(r=4, target_modules=["0"]))
+        >>> dropout = LoRADropout(model, p=0.5, ranks=0.25)
+        >>> list(dropout.adapters)
+        ['base_model.model.0.default']
+    """
+
+    def __init__(self, model: nn.Module, p: ProbabilityBelowOne = 0.5, ranks: ProbabilityBelowOne = 0.0) -> None:
+        self.p = probability_below_one("p", p)
+        self.ranks = probability_below_one("ranks", ranks)
+        #: The matrices A and B of each adapter, by its name.
+        self.adapters: dict[str, tuple[nn.Linear, nn.Linear]] = dict(_adapters(model))
+        if not self.adapters:
+            raise InputError(
+                f"{type(model).__name__} has no LoRA adapter that trains: call `peft.get_peft_model` first."
+            )
+        check_free({name: layer for name, pair in self.adapters.items() for layer in pair}, "LoRADropout")
+        for a, b in self.adapters.values():
+            use_weights(a, functools.partial(_dropped, rows=ranks, columns=p))
+            use_weights(b, functools.partial(_dropped, rows=p, columns=0.0))
+
+    def detach(self) -> None:
+        """Restore the adapters' own forward passes. Calling it twice is fine."""
+        use_own_weights(layer for pair in self.adapters.values() for layer in pair)
+
+
+def _adapters(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Linear, nn.Linear]]]:
+    for name, layer in model.named_modules():
+        held = getattr(layer, "lora_A", None)
+        if not isinstance(held, (nn.ModuleDict, nn.ParameterDict)):
+            continue
+        if len(getattr(layer, "lora_embedding_A", ())):
+            raise _other(name, "an adapter of embeddings")
+        for adapter, a in held.items():
+            b = layer.lora_B[adapter]
+            trains = a.weight.requires_grad if isinstance(a, nn.Module) else a.requires_grad
+            if not trains:
+                continue
+            # Of the layers of peft, those named so run A and B as modules, each once in a pass.
+            if "Linear" not in type(layer).__name__ or type(a) is not nn.Linear or type(b) is not nn.Linear:
+                raise _other(name, f"an adapter of {type(layer).__name__}")
+            if adapter in getattr(layer, "lora_variant", {}) or getattr(layer, "use_dora", {}).get(adapter):
+                raise _other(name, "a variant of LoRA, such as DoRA")
+            if layer.merged:
+                raise _other(name, "merged into the weights")
+            yield f"{name}.{adapter}", (a, b)
+
+
+def _other(name: str, what: str) -> InputError:
+    return InputError(f"LoRADropout drops features of plain adapters of linear layers, but that of {name} is {what}.")
+
+
+def _dropped(layer: nn.Linear, *, rows: float, columns: float) -> Tensor:
+    """Return the weight of a layer without some rows and columns."""
+    weight: Tensor = layer.weight
+    for dim, p in enumerate((rows, columns)):
+        if p:
+            # From torch's global generator, because gradient checkpointing replays it.
+            keep = torch.rand(weight.shape[dim], device=weight.device) >= p
+            weight = weight * (keep.to(weight.dtype) / (1 - p)).unsqueeze(1 - dim)
+    return weight

@@ -1,0 +1,188 @@
+"""LoRA Dropout and rank dropout against their formula, on peft's layers, and what they refuse."""
+
+import copy
+import functools
+import pickle
+
+import peft
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import attnreg
+from attnreg.training import FineTuning, LoRADropout
+from tests import task_data as made
+from tests.commands import assert_sentence, ran, read_lines
+from tests.method_cases import bert, sgd
+from tests.test_r_drop import BATCH
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks
+QUERY = "base_model.model.bert.encoder.layer.0.attention.self.query"
+
+
+def adapted(targets=("query", "value"), model=None, **options):
+    """A tiny model whose adapters have learned something."""
+    torch.manual_seed(0)
+    options = {"r": 4, "lora_alpha": 8, **options}
+    model = peft.get_peft_model(model or bert(dropout=0.0), peft.LoraConfig(target_modules=targets, **options))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_()
+    return model.double()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("p", "ranks", "bias"), [(0.4, 0.0, False), (0.0, 0.5, False), (0.3, 0.25, True)])
+def test_a_pass_is_the_formula_with_masks_of_its_own(p, ranks, bias, monkeypatch):
+    model = adapted(lora_bias=bias)
+    layer = model.get_submodule(QUERY)
+    a, b = (getattr(layer, f"lora_{side}")["default"] for side in "AB")
+    x, drawn = torch.randn(2, 3, 16, dtype=torch.float64), []
+    LoRADropout(model, p, ranks)
+    own = torch.rand
+    monkeypatch.setattr(torch, "rand", lambda *args, **options: (drawn.append(own(*args)), drawn[-1])[1])
+    got = layer.train()(x)
+    m_rank, m_in, m_out = (
+        (next(of_size) if rate else torch.ones(size)) >= rate
+        for of_size in [iter(drawn)]
+        for rate, size in ((ranks, 4), (p, 16), (p, 16))
+    )
+    assert len(drawn) == (2 if p else 0) + (1 if ranks else 0)
+    expected = layer.base_layer(x)
+    for sample in range(2):
+        for token in range(3):
+            for o in range(16):
+                total = float(b.bias[o]) if bias else 0.0
+                for r in range(4):
+                    inner = sum(float(a.weight[r, i] * m_in[i] * x[sample, token, i]) / (1 - p) for i in range(16))
+                    total += float(b.weight[o, r] * m_out[o]) / (1 - p) * float(m_rank[r]) / (1 - ranks) * inner
+                expected[sample, token, o] += 8 / 4 * total
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+def test_in_expectation_it_is_the_adapter():
+    model = adapted()
+    layer, x = model.get_submodule(QUERY), torch.randn(1, 1, 16, dtype=torch.float64)
+    plain = layer(x)
+    LoRADropout(model, 0.2, 0.2)
+    passes = torch.stack([layer.train()(x).detach() for _ in range(4000)])
+    assert ((passes.mean(0) - plain).abs() <= 5 * passes.std(0) / 4000**0.5).all()
+    assert (passes.std(0) > 0.1).all()
+
+
+def test_evaluation_merging_and_detaching_are_those_of_the_plain_model():
+    model = adapted()
+    plain, keys = model.eval()(**BATCH).logits, list(model.state_dict())
+    attributes = [sorted(vars(module)) for module in model.modules()]
+    dropout = LoRADropout(model, 0.5, 0.5)
+    assert list(model.state_dict()) == keys
+    assert torch.equal(model(**BATCH).logits, plain)
+    assert not torch.allclose(model.train()(**BATCH).logits, plain)
+    torch.testing.assert_close(copy.deepcopy(model).merge_and_unload().eval()(**BATCH).logits, plain)
+    dropout.detach()
+    dropout.detach()
+    assert [sorted(vars(module)) for module in model.modules()] == attributes
+    torch.testing.assert_close(model.train()(**BATCH).logits, plain)
+
+
+def run(model):
+    torch.manual_seed(1)
+    model.zero_grad()
+    loss = model(**BATCH).loss
+    loss.backward()
+    return torch.cat([loss.detach()[None], *(p.grad.flatten() for p in model.parameters() if p.grad is not None)])
+
+
+def test_copies_and_gradient_checkpointing_drop_the_same():
+    model = adapted().train()
+    LoRADropout(model, 0.5, 0.25)
+    attnreg.attach(model, attnreg.DropKey(0.3))
+    expected = run(model)
+    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(run(clone), expected)
+    for block in model.base_model.model.bert.encoder.layer:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    assert torch.equal(run(model), expected)
+
+
+def test_training_moves_the_adapters_that_it_drops_parts_of():
+    model = adapted()
+    dropout = LoRADropout(model, 0.5)
+    before = {name: (a.weight.clone(), b.weight.clone()) for name, (a, b) in dropout.adapters.items()}
+    FineTuning(model, sgd(model), attnreg.DropKey(0.1)).step(BATCH)
+    assert len(before) == 4
+    for name, pair in dropout.adapters.items():
+        columns = [
+            (old != layer.weight).any(1 - dim) for dim, old, layer in zip((1, 0), before[name], pair, strict=True)
+        ]
+        assert all(0.05 < moved.double().mean() < 0.95 for moved in columns)  # dropped features have no gradient
+
+
+def moe():
+    sizes = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return hf.MixtralForCausalLM(hf.MixtralConfig(vocab_size=20, num_key_value_heads=2, num_local_experts=2, **sizes))
+
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (bert, "BertForSequenceClassification has no LoRA adapter that trains"),
+        (lambda: adapted(inference_mode=True), "has no LoRA adapter that trains"),
+        (lambda: adapted(use_dora=True), "a variant of LoRA, such as DoRA"),
+        (lambda: adapted(["query", "word_embeddings"]), "an adapter of embeddings"),
+        (lambda: adapted(["attention"], Attends()), "an adapter of MultiheadAttention"),
+        (lambda: adapted(["conv"], nn.ModuleDict({"conv": nn.Conv1d(2, 2, 1)})), "an adapter of Conv1d"),
+        (lambda: adapted([], moe(), target_parameters=["experts.down_proj"]), "an adapter of ParamWrapper"),
+        (lambda: (model := adapted(), model.merge_adapter())[0], "merged into the weights"),
+        (lambda: (model := adapted(), LoRADropout(model))[0], "cannot replace the forward of base_model"),
+    ],
+)
+def test_what_is_refused(make, says):
+    model = make()
+    attributes = [sorted(vars(module)) for module in model.modules()]
+    with pytest.raises(ValueError, match=says):
+        LoRADropout(model, 0.5)
+    assert [sorted(vars(module)) for module in model.modules()] == attributes
+
+
+@pytest.mark.parametrize("wrong", [{"p": 1.0}, {"p": -0.1}, {"ranks": 1.0}, {"ranks": "0.5"}])
+def test_arguments_out_of_range(wrong):
+    with pytest.raises(ValueError, match=f"Expected `{next(iter(wrong))}`"):
+        LoRADropout(adapted(), **wrong)
+
+
+def test_a_recipe_trains_with_it(cli, tmp_path, undrawn):
+    made.tiny_bert(tmp_path / "bert")
+    made.write(tmp_path / "nli", train=16, validation=8)
+    common = ["--task", "mnli", "--data-dir", tmp_path / "nli", "--model", tmp_path / "bert", "--epochs", 1]
+    losses = []
+    for name, options in {"plain": [], "dropped": ["--lora-matrix-dropout", 0.5, "--lora-rank-dropout", 0.5]}.items():
+        options = [*common, "--learning-rate", 0.05, "--lora-rank", 2, *options, "--output-dir", tmp_path / name]
+        ran(cli("recipe", "finetune", *options))
+        losses.append(read_lines(tmp_path / name / "metrics.jsonl")[-1]["loss"])
+    assert losses[0] != losses[1]
+    assert_sentence(
+        cli("recipe", "finetune", *common, "--lora-rank-dropout", 0.5), 2, "--lora-rank-dropout needs --lora-rank"
+    )
+
+
+def test_a_seeded_model_repeats_what_it_drops():
+    model = adapted(model=bert(dropout=0.2)).train()
+    LoRADropout(model, 0.5, 0.25)
+    handle = attnreg.seeded(model)
+    inputs = {name: value for name, value in BATCH.items() if name != "labels"}
+    whole = model(**inputs).logits
+    assert not torch.allclose(model(**inputs).logits, whole)
+    whole = model(**inputs).logits
+    with handle.replay():
+        assert torch.equal(model(**inputs).logits, whole)
+    with handle.replay(handle.seed, torch.tensor([1, 2])), pytest.raises(ValueError, match="replay the whole batch"):
+        model(**{name: value[1:] for name, value in inputs.items()})
