@@ -42,7 +42,7 @@ class Two(nn.Module):
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
 
-def gradients(loss_of, options, times=1):
+def gradients(loss_of, options):
     """The gradients of several passes, whose backward passes come after the last of them."""
     torch.manual_seed(0)
     model = Two(options)
@@ -73,6 +73,21 @@ def test_checkpoints_of_functions_in_each_other_and_of_several_passes(options):
     assert_same([X, gradients(waiting, None)], [X, gradients(waiting, options)])
     for inside in (None, options):
         assert_same([X, gradients(around(None), None)], [X, gradients(around(options), inside)])
+
+
+def followed(options):
+    def run(model, x):
+        def both(x):
+            return F.dropout(model(F.dropout(model(x), 0.5)), 0.5)  # its own are outside of the model, and torch's
+
+        return both(x).sum() if options is None else checkpoint(both, x, **options).sum()
+
+    return run
+
+
+@pytest.mark.parametrize("options", [each for each in OPTIONS if each["preserve_rng_state"]], ids=str)
+def test_what_follows_a_model_in_a_checkpoint_draws_the_same_from_torch(options):
+    assert_same([X, gradients(followed(None), None)], [X, gradients(followed(options), None)])
 
 
 class Recomputing(torch.autograd.Function):

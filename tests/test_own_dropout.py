@@ -2,6 +2,10 @@
 
 import contextlib
 import copy
+import os
+import pickle
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +24,7 @@ from tests.own_dropout_cases import (
     outputs,
     pass_of,
 )
+from tests.test_distributed import launched
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -53,6 +58,16 @@ def test_gradient_checkpointing_draws_the_same(family, options):
     assert_same(pass_of(family), pass_of(family, options=options))
 
 
+def test_lower_precision_repeats_bit_for_bit_too():
+    passes = []
+    for kernel in ("sdpa", "eager", "sdpa"):
+        model, batch = build("bert", kernel), batch_of("bert")
+        with attnreg.seeded(model) as handle, handle.replay(SEED), torch.autocast("cpu", torch.bfloat16):
+            passes.append(model(**batch).logits)
+    assert torch.equal(passes[0], passes[2])
+    assert torch.allclose(passes[0], passes[1], rtol=0.1, atol=0.02)
+
+
 @EVERY
 def test_eval_mode_and_a_detached_model_are_plain(family):
     model, batch = build(family), batch_of(family)
@@ -65,7 +80,7 @@ def test_eval_mode_and_a_detached_model_are_plain(family):
         with handle.replay(SEED):
             assert torch.equal(outputs(model, batch), plain)
         assert list(model.state_dict()) == keys
-        copied = copy.deepcopy(model)
+        copied = copy.deepcopy(model) if family != "bert" else pickle.loads(pickle.dumps(model))
     for each in (copied, model):
         with attnreg.seeded(each) if each is model else contextlib.nullcontext():
             each.train()
@@ -211,3 +226,32 @@ def test_a_compiled_pass_that_would_draw_again_is_refused(monkeypatch):
     attnreg.seeded(model)
     with pytest.raises(Exception, match="activation_memory_budget` below 1"):
         outputs(torch.compile(model, backend="aot_eager", fullgraph=True), batch_of("bert"))
+
+
+IN_PROCESSES = """
+import sys, torch, torch.distributed as dist
+import attnreg
+from tests.own_dropout_cases import SEED, batch_of, build
+
+dist.init_process_group("gloo")
+model, batch = build(sys.argv[1]), batch_of(sys.argv[1])
+handle = attnreg.seeded(model)
+network = torch.nn.parallel.DistributedDataParallel(model)
+rows = torch.arange(dist.get_rank(), 8, dist.get_world_size())
+with handle.replay(SEED, rows):
+    network(**{name: value[rows] for name, value in batch.items()}).logits.square().sum().backward()
+if dist.get_rank() == 0:
+    torch.save([2 * p.grad for p in model.parameters()], sys.argv[2])  # the gradients are means over processes
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_draw_what_one_draws(tmp_path):
+    script, saved = tmp_path / "run.py", tmp_path / "gradients.pt"
+    script.write_text(IN_PROCESSES)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(launched(script, "bert", saved), env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    out, grads = pass_of("bert")
+    assert_same((out, torch.load(saved)), (out, grads))
