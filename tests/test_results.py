@@ -157,3 +157,27 @@ def test_a_contributed_study_is_compared_as_its_file_says(overview, tmp_path, mo
     assert rows[0]["setting"] == "mine: sst2, 100 rows, 2 seeds"
     assert (rows[0]["rows"], rows[0]["model"], rows[0]["commit"]) == ("phrases → sentences", "small", "abc")
     assert [rows[0][name] for name in ("difference", "low", "high", "p")] == pytest.approx(recomputed([0.2, 0.1]))
+
+
+def test_another_cpu():
+    builds = {}
+    for row in read(RESULTS / "another-cpu" / "results.csv"):
+        runs = builds.setdefault((row["task"], row["kernels"], row["threads"]), {})
+        runs[row["method"], row["seed"]] = float(row["score"])
+    gaps = {
+        build: np.mean([score if method == "high" else -score for (method, _), score in runs.items()]) * 2
+        for build, runs in builds.items()
+        if len(runs) == 8
+    }
+    text = (RESULTS / "another-cpu" / "README.md").read_text()
+    for build, runs in builds.items():
+        plain, high = (
+            [f"{score:.4f}" for (name, _), score in runs.items() if name == each] for each in ("plain", "high")
+        )
+        gap = f" {round(gaps[build], 9):+.4f} |" if build in gaps else " |"
+        assert f"| {' | '.join(build)} | {' '.join(plain)} | {' '.join(high)} |{gap}\n" in text
+    for task in ("sst2_sentences", "agreement"):
+        same = [runs for (name, *_), runs in builds.items() if name == task]
+        move = max(np.ptp([runs[run] for runs in same if run in runs]) for run in same[0])
+        means = np.ptp([gap for (name, *_), gap in gaps.items() if name == task])
+        assert f"| {task} | {100 * move:.2f} | {100 * means:.2f} |" in text
