@@ -19,6 +19,7 @@ from attnreg.training import (
     SAM,
     AttackerDefender,
     ChildTuning,
+    CrossEntropy,
     FineTuning,
     FreeLB,
     GradientCredit,
@@ -248,6 +249,10 @@ ROWS["SAM"] = Row(trained_by(SAM), plain)
 ROWS["R-Drop"] = Row(trained_by(RDrop), plain)
 ROWS["R3F"] = Row(trained_by(R3F), plain)
 ROWS["Child-Tuning, F"] = Row(trained_by(ChildTuning), plain)
+ROWS["CrossEntropy, smoothing"] = Row(
+    trained_by(lambda model, *args, **given: FineTuning(model, *args, loss_function=CrossEntropy(model, 0.1), **given)),
+    plain,
+)
 ROWS["FreeLB, 3 passes"] = Row(trained_by(FreeLB), plain)
 ROWS["FreeLB, 2 passes (FGM)"] = Row(trained_by(FreeLB, steps=2, start=0.0), plain)
 if find_spec("peft"):

@@ -10,6 +10,7 @@ from attnreg.training.averaged import Averaged as Averaged
 from attnreg.training.child_tuning import ChildTuning as ChildTuning
 from attnreg.training.class_weights import WeightedCrossEntropy as WeightedCrossEntropy
 from attnreg.training.class_weights import balanced_weights as balanced_weights
+from attnreg.training.cross_entropy import CrossEntropy as CrossEntropy
 from attnreg.training.fine_tuning import FineTuning as FineTuning
 from attnreg.training.fine_tuning import TwoPass as TwoPass
 from attnreg.training.freelb import FreeLB as FreeLB

@@ -180,6 +180,14 @@ class Settings:
         None,
         type=click.Choice(["balanced"]),
     )
+    label_smoothing: float = _training(
+        "Share of each label that the training loss spreads over all classes.", 0.0, type=_BELOW_ONE
+    )
+    prompt_weight: float = _training(
+        "Weight of a prompt's tokens in the training loss, relative to those of its completion (causal-lm).",
+        0.0,
+        type=click.FloatRange(min=0),
+    )
     model_dropout: float | None = _training(
         "Rate of the model's own dropout, in attention and elsewhere (default: as configured).", None, type=_BELOW_ONE
     )

@@ -53,7 +53,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
             shown = "run.loss_function" if name == "loss_function" else value
             raise InputError(
                 f"Expected {type(method).__name__} to be made with {name}={shown} and to return it as `{name}`: it "
-                f"would ignore {METHOD_FLAGS[name]}."
+                f"would ignore {run.loss_flags if name == 'loss_function' else METHOD_FLAGS[name]}."
             )
     if method.provider is not None:
         run.remarks += effects(method.provider)

@@ -37,19 +37,20 @@ class Run(Setup):
 
         Args:
             method: a class such as :class:`attnreg.training.FineTuning`, called with model, optimizer, provider,
-                ``scheduler`` and ``accelerator``; with ``--class-weights`` also ``loss_function``, with
-                ``--gradient-accumulation`` also ``micro_batches``, and with ``--max-grad-norm`` also ``max_grad_norm``.
+                ``scheduler`` and ``accelerator``; with ``--class-weights``, ``--label-smoothing`` or
+                ``--prompt-weight`` also ``loss_function``, with ``--gradient-accumulation`` also ``micro_batches``, and
+                with ``--max-grad-norm`` also ``max_grad_norm``.
             provider: the mask provider, if any.
             provider_lr: learning rate of the provider's parameters (default: the model's).
             options: further arguments of the method, such as ``loss_function``.
 
         Raises:
-            UsageError: if ``--class-weights`` would replace the recipe's own ``loss_function``.
+            UsageError: if such an option would replace the recipe's own ``loss_function``.
             InputError: if the method does not take one of the ``options``.
         """
         if self.loss_function is not None and options.get("loss_function") is not None:
             raise UsageError(
-                f"Recipe {self.settings.recipe} has its own loss, without --class-weights: remove the option."
+                f"Recipe {self.settings.recipe} has its own loss, without {self.loss_flags}: remove the option."
             )
         options |= self.method_options
         if self.settings.linear_probe:

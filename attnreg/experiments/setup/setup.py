@@ -33,6 +33,7 @@ from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest
 from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
+from attnreg.training.cross_entropy import CrossEntropy
 from attnreg.training.levels import reinitialize_top
 from attnreg.training.lora_dropout import LoRADropout
 from attnreg.training.method import Batch, add_learned
@@ -132,6 +133,14 @@ class Setup:
             raise UsageError(
                 f"--class-weights is for classification, but {self.task.name} is a {self.task.kind} task: remove it."
             )
+        if settings.class_weights is not None and (settings.label_smoothing or settings.prompt_weight):
+            raise UsageError(f"Each of {self.loss_flags} changes the training loss: use --class-weights alone.")
+        if settings.label_smoothing and self.task.kind == "regression":
+            raise UsageError(
+                f"--label-smoothing needs one class per row, but {self.task.name} is a {self.task.kind} task."
+            )
+        if settings.prompt_weight and self.task.kind != "causal-lm":
+            raise UsageError(f"--prompt-weight is for causal-lm, but {self.task.name} is a {self.task.kind} task.")
         self._further_rows = {
             name.removeprefix("validation_"): self.kind.encode(splits[name])
             for name in self.task.validation[1:]
@@ -285,10 +294,18 @@ class Setup:
 
     @functools.cached_property
     def loss_function(self) -> LossFunction | None:
-        """The training loss with ``--class-weights``, balanced over the training rows; ``None``: the model's own."""
-        if self.settings.class_weights is None:
-            return None
-        return WeightedCrossEntropy(balanced_weights(self.train_rows["labels"][:], len(self.task.labels)))
+        """The training loss that options choose (class weights are those of the training rows), else ``None``."""
+        if self.settings.class_weights is not None:
+            return WeightedCrossEntropy(balanced_weights(self.train_rows["labels"][:], len(self.task.labels)))
+        if self.settings.label_smoothing or self.settings.prompt_weight:
+            return CrossEntropy(self.model, self.settings.label_smoothing, self.settings.prompt_weight)
+        return None
+
+    @property
+    def loss_flags(self) -> str:
+        """The options that choose the training loss."""
+        names = ("class_weights", "label_smoothing", "prompt_weight")
+        return ", ".join(self.settings.flag(name) for name in names if getattr(self.settings, name))
 
     @property
     def method_options(self) -> dict[str, Any]:
