@@ -58,7 +58,7 @@ nitpick_ignore_regex = [
 
 # Reference. The stubs list the public names; their modules group them.
 GROUPS = {
-    "Attach": ("attnreg.injection.",),
+    "Attach": ("attnreg.injection.", "attnreg.diagnosis"),
     "Regularizers": (
         "attnreg.regularizers.",
         "attnreg.attendout.gnet",
