@@ -220,7 +220,7 @@ class Batch:
     def _of_rows(self, shape: Sequence[int]) -> dict[str, Any]:
         rows = self.rows
         assert rows is not None
-        if shape[0] == self.size and not (len(shape) == 3 and shape[1] == self.size > 1):
+        if shape[0] == self.size and len(shape) > 1 and not (len(shape) == 3 and shape[1] == self.size > 1):
             return {"samples": rows}
         if len(shape) == 2 and shape[0] == self.size * self.tokens:
             return {"samples": (rows[:, None] * self.tokens + torch.arange(self.tokens, device=rows.device)).flatten()}

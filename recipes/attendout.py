@@ -95,6 +95,8 @@ def attendout(
     rows = RewardRows(run, reward_data, reward_rows, game_epochs)
     warmup_steps, game_steps = int(warmup * run.total_steps), run.steps_in(game_epochs)
     round_steps, rounds = plan_rounds(game_steps - warmup_steps, round_steps)
+    if generator == "none" and credit == PAPER["credit"]:
+        credit = None  # of the regime; selection alone has nothing to learn
     notes = [note for note in (rows.note, too_few(rounds)) if note is not None]
     for note in notes:
         click.echo(note, err=True)

@@ -6,6 +6,7 @@ import torch
 from typing_extensions import override
 
 import attnreg
+from attnreg.errors import UsageError
 from attnreg.experiments import recipe
 from attnreg.outputs import loss_of
 from attnreg.training import FineTuning, StepResult
@@ -26,5 +27,8 @@ def linear_probe(run: "attnreg.experiments.Run") -> None:
 
     Example: attnreg recipe linear-probe --task sst2 --model MODEL --pooling mean
     """
-    strength = attnreg.experiments.fit_linear_head(run.model, run.rows_in_order(run.train_rows))
+    if run.loss_function is not None:
+        raise UsageError(f"linear-probe fits the head by its own loss, without {run.loss_flags}: remove the option.")
+    model = run.model.to(run.accelerator.device)
+    strength = attnreg.experiments.fit_linear_head(model, run.rows_in_order(run.train_rows))
     run.report(run.train(Frozen), notes=[f"The L2 penalty chosen by cross-validation: {strength:g}."])

@@ -1,6 +1,7 @@
 """SetFit: pairs of rows draw the states of a class together, then a linear head is fitted."""
 
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from attnreg.errors import InputError, UsageError
 from attnreg.experiments import option, recipe
 from attnreg.outputs import loss_of
 from attnreg.training import FineTuning, StepResult
+
+USUAL = {"epochs": 1, "optimizer": "adamw", "schedule": "linear", "layerwise_decay": 1.0}  # setfit's own
 
 
 class SetFit(FineTuning):
@@ -92,4 +95,11 @@ def set_fit(run: "attnreg.experiments.Run", pairs: int) -> None:
         )
     if run.accelerator.num_processes > 1:
         raise UsageError("set-fit runs in one process.")
-    run.report(run.fit(SetFit(run, pairs)))
+    ignored = [name for name, usual in USUAL.items() if getattr(settings, name) != usual]
+    if ignored or run.method_options:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in (*ignored, *run.method_options))
+        raise UsageError(f"set-fit trains as setfit does, without {flags}: remove it.")
+    rows = Counter(run.train_rows["labels"][:])
+    if len(rows) < 2 or min(rows.values()) < 2:
+        raise InputError(f"set-fit needs two rows or more of each of two classes or more, got {sorted(rows.values())}.")
+    run.report(run.fit(SetFit(run, pairs)), notes=["The body was trained in float32."])

@@ -5,6 +5,7 @@ import copy
 import click
 
 import attnreg
+from attnreg.errors import UsageError
 from attnreg.experiments import Numbers, option, recipe
 
 
@@ -18,6 +19,8 @@ def soup(run: "attnreg.experiments.Run", factors: list[float]) -> None:
 
     Example: attnreg recipe soup --task sst2 --model MODEL --factors 0.5,1,1,2
     """
+    if run.settings.lora_rank is not None:
+        raise UsageError("soup takes the mean of whole weights, of which --lora-rank trains only factors: remove it.")
     networks = [run.model, *(copy.deepcopy(run.model) for _ in factors[1:])]
     methods = []
     for network, factor in zip(networks, factors, strict=True):

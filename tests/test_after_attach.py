@@ -232,7 +232,8 @@ def test_layers_of_layers():
             attnreg.attach(model, attnreg.OnLayers(attnreg.OnLayers(attnreg.DropKey(0.5), inner), outer))
 
 
-@pytest.mark.parametrize("change", [replace_block, pytest.param(append_copy, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [replace_block, append_copy])
 def test_a_compiled_model_that_changes_is_refused_at_the_step_at_latest(change):
     model = small()
     compiled = torch.compile(model, backend="eager")

@@ -66,6 +66,28 @@ def test_a_soup_is_the_mean_of_networks_trained_apart():
         Averaged([FineTuning(model, sgd(model)) for model in (bert(dropout=0.0), other)])
 
 
+def test_what_has_no_mean_is_refused(cli):
+    with pytest.raises(InputError, match="each with a network of its own"):
+        Averaged([])
+    method = FineTuning(bert(dropout=0.0), sgd(bert(dropout=0.0)))
+    with pytest.raises(InputError, match="each with a network of its own"):
+        Averaged([method, method])
+    ran(cli("recipe", "finetune", "--train-size", 8, "--epochs", 1, "--device", "cpu", "--output-dir", "first"))
+    options = [
+        "--model",
+        "first/model",
+        "--lora-rank",
+        2,
+        "--lora-targets",
+        "query",
+        "--train-size",
+        8,
+        "--device",
+        "cpu",
+    ]
+    assert_sentence(cli("recipe", "soup", *options), 2, "soup takes the mean of whole weights")
+
+
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_the_average_predicts_by_itself(precision, request):
     """Accelerate wraps the forward of the network that trains; a copy of the wrapper would run that network."""

@@ -36,7 +36,7 @@ SMALLEST = {
     "tests/families.py": ["--smallest"],
     "tests/kill_and_resume.py": ["--smallest"],
 }
-LONGER = {"benchmarks/steps.py", "benchmarks/memory.py", "docs/results/shift.py", "docs/results/planted/variance.py", "tests/families.py", "tests/kill_and_resume.py"}  # fmt: skip
+LONGER = {"benchmarks/steps.py", "benchmarks/memory.py", "docs/results/overview.py", "docs/results/shift.py", "docs/results/planted/variance.py", "tests/families.py", "tests/kill_and_resume.py"}  # fmt: skip
 
 
 def watched_runs(folder):

@@ -211,3 +211,5 @@ def test_the_command(cli, tmp_path):
     MODELS[0].build().save_pretrained(tmp_path / "model")
     assert "No fault was found." in ran(cli("doctor", tmp_path / "model")).output
     assert_sentence(cli("doctor", tmp_path / "other"), 1, "Cannot load a model of transformers from")
+    (tmp_path / "model/model.safetensors").write_bytes(b"damaged")
+    assert_sentence(cli("doctor", tmp_path / "model"), 1, "Cannot load a model of transformers from")

@@ -35,7 +35,12 @@ FITTED = "linear-probe"  # before the first step, and then no more
 
 
 @pytest.mark.parametrize(
-    "recipe", [name for name in RECIPES if name != FITTED and (name not in WITH_PROVIDER or name == "hiddenkey")]
+    "recipe",
+    [
+        pytest.param(name, marks=[] if name in ("finetune", "hiddenkey", "soup") else [pytest.mark.slow])
+        for name in RECIPES
+        if name != FITTED and (name not in WITH_PROVIDER or name == "hiddenkey")
+    ],
 )
 def test_what_is_no_provider_trains_too(cli, tmp_path, recipe):
     _, seen = losses(cli, tmp_path, recipe, *RECIPES[recipe])

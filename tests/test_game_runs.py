@@ -87,6 +87,7 @@ def slow(*options):
         ["--reward-data", "noisy-train", "--credit", "Reinforce(per='sample', baseline='leave-one-out')"],
         ["--reward-data", "dev", "--rewards", "Rewards(fresh_rows=1)"],
         ["--regime", "paper"],
+        ["--regime", "paper", "--generator", "none"],
         ["--rewards", "Rewards(score='metric')", "--reward-rows", 9],
         ["--credit", "GradientCredit()", "--generator", "GNetProvider(decisions='key')"],
         slow("--credit", "Reinforce(antithetic=True)", "--generator", "GNetProvider(decisions='batch')"),

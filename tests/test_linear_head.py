@@ -120,6 +120,11 @@ def test_a_probe_needs_one_label_per_row():
         fit_linear_head(model, [])
 
 
+def test_another_loss_is_refused(cli):
+    result = cli("recipe", "linear-probe", "--label-smoothing", 0.1, "--train-size", 16, "--device", "cpu")
+    assert_sentence(result, 2, "linear-probe fits the head by its own loss, without --label-smoothing")
+
+
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_what_nothing_reads_is_not_trained(name):
     model = MODELS[name]().train()

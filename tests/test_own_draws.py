@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
+from attnreg.errors import InputError
 from attnreg.injection.running.own_draws import OwnDraws
 from tests.own_dropout_cases import OPTIONS, SEED, assert_same, batch_of, build
 
@@ -226,3 +227,32 @@ def test_layers_heads_and_draws_are_independent():
         centred = drops - drops.mean(1, keepdim=True)
         correlations = torch.corrcoef(centred).fill_diagonal_(0)
         assert correlations.abs().max() < 5.5 / n**0.5
+
+
+class Drawing(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x):
+        return self.draw(x) if self.training else x
+
+
+def test_draws_into_a_tensor_and_draws_that_are_refused():
+    filled = Drawing(lambda x: torch.bernoulli(torch.full_like(x, 0.5), out=torch.full_like(x, 7.0)))
+    attnreg.seeded(filled)
+    assert set(filled(torch.zeros(40, 5)).unique().tolist()) == {0.0, 1.0}
+    imaginary = Drawing(lambda x: torch.randn(x.shape, dtype=torch.complex64))
+    attnreg.seeded(imaginary)
+    with pytest.raises(InputError, match="draws complex numbers"):
+        imaginary(torch.zeros(4, 5))
+    features = Drawing(lambda x: x * torch.rand(3))  # not one for each of the three rows
+    handle = attnreg.seeded(features)
+    features(torch.ones(6, 3))
+    with handle.replay(rows=[3, 4, 5]), pytest.raises(InputError, match="it is not known which of its values belong"):
+        features(torch.ones(3, 3))
+
+
+def test_nothing_is_said_of_a_regularizer_where_there_is_none():
+    model = build("bert")
+    assert "does not act" not in attnreg.seeded(model).report()

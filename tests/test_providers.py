@@ -94,7 +94,7 @@ test_arguments_out_of_range = refused(
     (lambda: attnreg.AttentionLayerDrop(-0.1), "Expected `p`"),
     (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1), (1, 1.2)], 10), "Expected `p of a knot`"),
     (lambda: attnreg.BernoulliScheduleProvider([(1, 0.1), (0, 0.2)], 10), "in ascending order of progress"),
-    (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1, 3)], 10), "Expected a list of"),
+    (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1, 3)], 10), "Expected knots"),
     (lambda: attnreg.BernoulliScheduleProvider([], 10), "Expected `schedule`"),
     (lambda: attnreg.BernoulliScheduleProvider(0.1, 10), "Expected `schedule`"),
     (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1)], 0), "Expected `total_steps`"),

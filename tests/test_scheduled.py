@@ -132,7 +132,7 @@ test_what_cannot_be_scheduled_is_refused = refused(
         lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(2, 0.1)]),
         r"with shares in \[0, 1\], got 2: divide a step by the number of steps",
     ),
-    (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=0.1), "Expected a list of"),
+    (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=0.1), "Expected knots"),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, "width", p=[(0, 1)]), "`over` to be one of training, depth"),
     (lambda: attnreg.Scheduled(None, 9, p=[(0, 1)]), "Expected a regularizer in Scheduled"),
 )

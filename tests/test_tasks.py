@@ -287,10 +287,10 @@ def test_a_model_without_a_table_of_embeddings(bert, monkeypatch):
     assert load_model(get_task("cola"), str(bert))[0].config.num_labels == 2
 
 
-def test_a_package_that_a_model_needs_is_named(tmp_path, monkeypatch):
+def test_a_package_that_a_model_needs_is_named(bert, monkeypatch):
     def from_pretrained(name):
         raise ImportError("\nAutoTokenizer requires the SentencePiece library, but it was not found.\n")
 
     monkeypatch.setattr(hf.AutoTokenizer, "from_pretrained", from_pretrained)
     with pytest.raises(InputError, match=r"Cannot load --model .*: AutoTokenizer requires the SentencePiece library"):
-        load_model(get_task("agreement"), str(tmp_path))
+        load_model(get_task("agreement"), str(bert))

@@ -371,7 +371,7 @@ def test_the_recipe_of_setfit(cli, tmp_path, models):
         (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = ["--task", "custom", "--data-dir", "data", "--text-columns", "text", "--label-column", "label"]
     options = [*data, "--model", models / "bert", "--device", "cpu", "--learning-rate", 1e-3]
-    ran(cli("recipe", "set-fit", "--pairs", 4, "--pooling", "mean", *options, "--output-dir", "mine"))
+    ran(cli("recipe", "set-fit", "--pairs", 20, "--pooling", "mean", *options, "--output-dir", "mine"))
     result = json.loads((tmp_path / "mine/result.json").read_text())
     assert result["dev"]["accuracy"] == 1.0
     assert result["training_seconds"] > 0
@@ -383,6 +383,13 @@ def test_the_recipe_of_setfit(cli, tmp_path, models):
         a, b, c = (body(**tokenizer(text, return_tensors="pt")).last_hidden_state.mean((0, 1)) for text in WORDS[:3])
         states[name] = float(torch.cosine_similarity(a, c, dim=0) - torch.cosine_similarity(a, b, dim=0))
     assert states["after"] > states["before"] + 0.1
+    says = "set-fit trains as setfit does, without --optimizer, --loss-function"
+    others = ["--optimizer", "adafactor", "--label-smoothing", 0.1, "--output-dir", "other"]
+    assert_sentence(cli("recipe", "set-fit", "--pooling", "mean", *options, *others), 2, says)
+    says = "needs two rows or more of each of two classes or more"
+    assert_sentence(
+        cli("recipe", "set-fit", "--pooling", "mean", "--shots", 1, *options, "--output-dir", "other"), 1, says
+    )
     says = "needs a pretrained --model with --pooling mean, cls or last"
     assert_sentence(cli("recipe", "set-fit", "--pooling", "own", *options, "--output-dir", "other"), 2, says)
     assert_sentence(cli("recipe", "set-fit", "--output-dir", "other"), 2, "set-fit needs a pretrained --model")

@@ -301,12 +301,13 @@ class Calling(nn.Module):
         return self.core(*(t.unflatten(-1, (4, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1)))
 
 
+OWN = r"Calling computes its attention in an autograd.Function \(.*forward\)"
 INSIDE = "Calling runs gradient checkpointing inside its own forward"
 REFUSED = {
     "reentrant": (lambda *given: checkpoint(core, *given, use_reentrant=True), INSIDE),
     "not reentrant": (lambda *given: checkpoint(core, *given, use_reentrant=False), INSIDE),
-    "own backward": (Own.apply, r"Calling computes its attention in an autograd.Function \(.*forward\)"),
-    "checkpointed, own backward": (lambda *given: checkpoint(Own.apply, *given, use_reentrant=False), INSIDE),
+    "own backward": (Own.apply, OWN),
+    "checkpointed, own backward": (lambda *given: checkpoint(Own.apply, *given, use_reentrant=False), OWN),
 }
 
 

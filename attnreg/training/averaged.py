@@ -60,6 +60,8 @@ class Averaged(TrainingMethod):
         wise: Probability = 1.0,
     ) -> None:
         self.methods = [method] if isinstance(method, TrainingMethod) else list(method)
+        if len({id(each.model) for each in self.methods}) < max(1, len(self.methods)):
+            raise InputError("Expected methods to average, each with a network of its own.")
         self.method = method = self.methods[0]
         self.ema = probability_below_one("ema", ema)
         self.wise = probability("wise", wise)

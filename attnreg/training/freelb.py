@@ -131,7 +131,12 @@ class FreeLBLoss(Objective):
 
     def _moved(self, loss: Tensor, delta: Tensor, tokens: Tokens) -> Tensor:
         """Move up the gradient of the loss, by sequence, and back into the ball."""
-        (gradient,) = torch.autograd.grad(_LOSS_SCALE * loss, delta, retain_graph=True, allow_unused=True)
+        try:
+            (gradient,) = torch.autograd.grad(_LOSS_SCALE * loss, delta, retain_graph=True, allow_unused=True)
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):
+                raise
+            raise InputError("FreeLB needs gradient checkpointing with `use_reentrant=False`.") from error
         if gradient is None:
             raise InputError("FreeLB needs a loss that depends on the token embeddings: they may be detached in it.")
         real, dims = tokens.real[..., None], (tokens.dim, 2)

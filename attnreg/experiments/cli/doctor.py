@@ -19,6 +19,7 @@ def doctor(ctx: click.Context, model: str, *, compiled: bool) -> None:
     1 if there is a fault.
     """
     import transformers as hf
+    from safetensors import SafetensorError
 
     import attnreg
 
@@ -26,7 +27,7 @@ def doctor(ctx: click.Context, model: str, *, compiled: bool) -> None:
         config = hf.AutoConfig.from_pretrained(model)
         head = getattr(hf, (config.architectures or [""])[0], hf.AutoModel)
         network = head.from_pretrained(model)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError, SafetensorError) as error:
         raise InputError(f"Cannot load a model of transformers from {model}: {one_line(error)}") from error
     report = attnreg.doctor(network.train(), compiled=compiled)
     click.echo(report)

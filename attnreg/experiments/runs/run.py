@@ -54,7 +54,7 @@ class Run(Setup):
             )
         options |= self.method_options
         if self.settings.linear_probe:
-            fit_linear_head(self.model, self.rows_in_order(self.train_rows))
+            fit_linear_head(self.model.to(self.accelerator.device), self.rows_in_order(self.train_rows))
             self._is_probed = True
         optimizer = self.optimizer(self.model, provider, provider_lr)
         schedule = self.schedule(optimizer)

@@ -141,6 +141,8 @@ class Setup:
             )
         if settings.prompt_weight and self.task.kind != "causal-lm":
             raise UsageError(f"--prompt-weight is for causal-lm, but {self.task.name} is a {self.task.kind} task.")
+        if settings.prompt_weight and not any(-100 in row for row in self.train_rows["labels"][:]):
+            raise UsageError(f"--prompt-weight needs prompts, but {self.task.name} has plain texts: remove it.")
         self._further_rows = {
             name.removeprefix("validation_"): self.kind.encode(splits[name])
             for name in self.task.validation[1:]

@@ -146,6 +146,8 @@ class OwnDraws(TorchFunctionMode):
         self, like: Tensor, p: float | None = None, *, shape: Sequence[int] = (), kind: int = NUMBERS
     ) -> Tensor:
         """Draw numbers in ``[0, 1)``, or with p decisions that keep with probability 1 - p, for a tensor."""
+        if like.is_complex():
+            raise InputError(f"{self.name} draws complex numbers, which attnreg cannot draw from the seed of the pass.")
         seed, shape = self.next_seed(kind), shape or like.shape
         heads = self.heads if self.heads is not None else getattr(self.holder.mode, "heads", None)
         if kind == STATES and heads is not None and len(shape) == 3:
@@ -263,7 +265,7 @@ def _bernoulli(own: OwnDraws, func: Any, input: Tensor, p: Any = None, **kwargs:
     if func is Tensor.bernoulli_:
         into, p = input, 0.5 if p is None else p
     else:
-        into, p = torch.empty_like(input), input if p is None else p
+        into, p = torch.empty_like(input) if kwargs.get("out") is None else kwargs["out"], input if p is None else p
     return into.copy_(own.numbers(into) < p)
 
 
@@ -277,7 +279,10 @@ def _normal_(own: OwnDraws, func: Any, input: Tensor, mean: float = 0, std: floa
 
 
 def _normal(own: OwnDraws, like: Tensor) -> Tensor:
-    return torch.erfinv(2 * (own.numbers(like.detach().float()) + 2.0**-25) - 1) * 2**0.5
+    return (
+        torch.erfinv(2 * (own.numbers(like.detach() if like.is_complex() else like.detach().float()) + 2.0**-25) - 1)
+        * 2**0.5
+    )
 
 
 def _new(own: OwnDraws, func: Any, *args: Any, generator: None = None, **kwargs: Any) -> Tensor:

@@ -325,7 +325,8 @@ class Passes:
             "The regularizer is detached.": not self.attached,
             "Masks are off within `handle.disabled()`.": not self.enabled,
             "The regularizer is in eval mode: call `provider.train()`.": not self.provider.training,
-            f"{', '.join(asleep)} does not act in this epoch: see `provider.on_epoch`.": not self.provider.active,
+            f"{', '.join(asleep)} does not act in this epoch: see `provider.on_epoch`.": bool(self._modules)
+            and not self.provider.active,
             "The model is in eval mode: call `model.train()`.": not any(each.training for each in self._modules),
             "The latest forward pass had no gradients: call the model outside `torch.no_grad()`.": (
                 self.latest.module is not None and not self.latest.with_gradients

@@ -177,7 +177,7 @@ def _still(provider: Regularizer, device: torch.device | None) -> Iterator[None]
         raise RuntimeError(
             f"The masks of {type(provider).__name__} cannot be repeated, because it draws from torch's own generator"
             f"{', or another thread does' if threading.active_count() > 1 else ''}. "
-            "A regularizer must draw with `site.keep(p)` or `site.uniform()`, or in `prepare` from `drawsof_pass()`."
+            "A regularizer must draw with `site.keep(p)` or `site.uniform()`, or in `prepare` from `draws_of_pass()`."
         )
 
 

@@ -168,7 +168,7 @@ def _against_best_rung(study: Study, groups: Groups) -> Table | None:
         rung = study.comparisons[task].best_of(study.rungs) if study.rungs else None
         others = [name for name in methods if name not in study.rungs] if rung in methods else []
         for name, other in ((name, methods[rung]) for name in others if rung is not None):
-            time = methods[name].mean("training_seconds") / other.mean("training_seconds")
+            time = methods[name].training_time / other.training_time
             found += [([task, name, other.name, f"{time:.2f}"], each) for each in contrasts([(methods[name], other)])]
     header = ["task", "method", "best rung", "time / rung's", "difference", "95 % over seeds", "p", "p (Holm)"]
     cells = difference_rows([each for _, each in found])
