@@ -115,7 +115,9 @@ def test_all_faults_of_one_model_are_found():
 
 
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-@pytest.mark.parametrize("change", ["plain", "attached", "checkpointed", "reentrant"])
+@pytest.mark.parametrize(
+    "change", ["plain", "attached", "checkpointed", pytest.param("reentrant", marks=pytest.mark.slow)]
+)
 def test_clean_models_have_no_fault(case, change):
     model = case.build().train()
     repeats = change in ("checkpointed", "reentrant")

@@ -390,6 +390,6 @@ def test_the_recipe_of_setfit(cli, tmp_path, models):
     assert_sentence(
         cli("recipe", "set-fit", "--pooling", "mean", "--shots", 1, *options, "--output-dir", "other"), 1, says
     )
-    says = "needs a pretrained --model with --pooling mean, cls or last"
+    says = "needs a pretrained --model, with --pooling mean, cls or last"
     assert_sentence(cli("recipe", "set-fit", "--pooling", "own", *options, "--output-dir", "other"), 2, says)
     assert_sentence(cli("recipe", "set-fit", "--output-dir", "other"), 2, "set-fit needs a pretrained --model")
