@@ -95,6 +95,7 @@ def test_the_oracle_hides_the_word_or_as_many_others(random):
     assert dropped.sum(1).tolist() == pytest.approx([0.9, 0.0, 1.8], abs=0.05)
 
 
+@pytest.mark.slow
 def test_the_table_of_label_noise_repeats_what_the_runs_report(cli, tmp_path):
     read = runpy.run_path(str(STUDIES / "label-noise/runs.py"))["read"]
     noisy = ("--train-size", 100, "--epochs", 1, "--label-noise", 0.3, "--device", "cpu", "--seed", 4)

@@ -323,6 +323,7 @@ def test_a_run_on_conversations(cli, tmp_path, decoder, trained):
     assert {"accuracy", "exact_match", "perplexity"} <= set(scores)
 
 
+@pytest.mark.slow
 def test_attendout_plays_on_a_decoder(cli, tmp_path):
     args = ["--task", "agreement-completion", "--train-size", 64, "--epochs", 2, "--batch-size", 16, "--no-baseline"]
     args += ["--rewards", "Rewards(score='accuracy')", "--device", "cpu", "--output-dir", "out"]

@@ -163,6 +163,7 @@ def test_attaching_after_compiling_is_refused_with_advice(how):
         attnreg.attach(model, attnreg.AttentionLayerDrop())
 
 
+@pytest.mark.slow
 @NEEDS_TORCH_2_13
 def test_one_graph_serves_all_lengths_as_that_of_the_plain_model():
     torch._dynamo.reset()

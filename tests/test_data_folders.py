@@ -110,6 +110,7 @@ def test_links(cli, tmp_path):
     assert_sentence(cli("recipe", "finetune", "--data-dir", "links"), 1, says)
 
 
+@pytest.mark.slow
 def test_train_alone_when_rows_of_it_are_held_out(cli, tmp_path):
     made.write_rows(tmp_path / "file" / "reviews.csv", rows())
     made.write_rows(tmp_path / "folder" / "train.jsonl", rows())

@@ -65,7 +65,8 @@ def model(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["accumulated", pytest.param("ad-drop", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["accumulated", "ad-drop"])
 def test_a_recipe_in_two_processes_is_the_recipe_in_one(warm, tmp_path, model, name):
     args = ["--model", model, "--epochs", 2, "--train-size", 256, "--learning-rate", 1e-3]
     for processes in (1, 2):

@@ -109,7 +109,7 @@ def test_by_held_out_rows_dev_decides_nothing(whole, recipe):
     [
         pytest.param("finetune", "before the end", marks=pytest.mark.slow),
         ("finetune", "at the end"),
-        ("attendout", "before the end"),
+        pytest.param("attendout", "before the end", marks=pytest.mark.slow),
     ],
 )
 def test_stopped_by_hand_it_goes_on_to_the_same_end(whole, cli, tmp_path, monkeypatch, recipe, when):

@@ -37,7 +37,9 @@ def recipe(home, name, task, *options, epochs=2):
     return ["recipe", name, "--task", task, "--data-dir", home / task, "--model", model, "--epochs", epochs, *QUICK, *options]  # fmt: skip
 
 
-@pytest.mark.parametrize("task", KINDS)
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=pytest.mark.slow) if task in ("swag", "mnli", "stsb") else task for task in KINDS]
+)
 def test_every_kind_is_learned(cli, home, undrawn, tmp_path, task):
     _, _, metrics, least = KINDS[task]
     ran(cli(*recipe(home, "finetune", task, "--output-dir", "out", epochs=6)))
