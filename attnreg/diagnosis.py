@@ -25,9 +25,11 @@ from attnreg.injection.attachment import handles
 from attnreg.injection.discovery.example_inputs import example_inputs
 from attnreg.injection.discovery.snapshot import restored, undisturbed
 from attnreg.injection.report import Report
+from attnreg.injection.running.own_draws import generator_states
 from attnreg.training.method import put_back
 
 MOST = 4  # modules to name in a sentence
+UNSEEDED = "Python's", "numpy's"  # generators that torch does not seed
 SEEDED = "from the seed of the pass"
 _SEEDS = 0, 1
 
@@ -50,7 +52,7 @@ class Diagnosis(Report):
 def doctor(model: Any, inputs: Mapping[str, Any] | None = None, *, compiled: bool = False) -> Diagnosis:
     """Find what is random in a model, and measure what of it repeats.
 
-    Makes seven forward passes (two in eval mode) and one backward pass, and leaves the model, its gradients and all
+    Makes five forward passes (two in eval mode) and one backward pass, and leaves the model, its gradients and all
     random states as they were.
 
     Args:
@@ -183,7 +185,7 @@ class _Found:
         returned: list[tuple[str, int]] = []
         recorder = _Recorder()
         torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
-        before = _states()
+        before = generator_states()
         hooks = [module.register_forward_hook(lambda *args, name=name: returned.append((name, _bits(args[-1]))))
                  for name, module in self.model.named_modules()]  # fmt: skip
         try:
@@ -192,7 +194,7 @@ class _Found:
         finally:
             for hook in hooks:
                 hook.remove()
-        others = [name for name, state in _states().items() if state != before[name]]
+        others = [name for name in UNSEEDED if generator_states()[name] != before[name]]
         parts = dict(self.model.named_modules())
         for handle in handles(self.model) if self.model.training else ():
             for name in handle.own_draws:
@@ -274,7 +276,7 @@ class _Found:
             where = _first_difference(self.eval, self.eval_again)
             yield f"Two passes in eval mode differ, first in {where}: it keeps a state, or draws from elsewhere."
         if found := [*dict.fromkeys([*self.train.others, *self.eval.others])]:
-            yield f"Numbers come from {' and '.join(found)}, which `torch.manual_seed` does not seed."
+            yield f"Numbers come from {' and '.join(found)} generator, which `torch.manual_seed` does not seed."
         if not _equal(self.train, self.again):
             where = _first_difference(self.train, self.again)
             yield f"Two passes of one seed differ, first in {where}: it keeps a state, or has a generator of its own."
@@ -308,11 +310,6 @@ def _compiled(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[str]:
         pairs = zip(_floats(model(**inputs)), _floats(torch.compile(model)(**inputs)), strict=True)
         gap = max(float((a - b).abs().max()) for a, b in pairs)
     yield f"Compiled and eager outputs in eval mode differ by {gap:.2g} at most."
-
-
-def _states() -> dict[str, Any]:
-    """Return the random states of what torch does not seed."""
-    return {"Python's random": random.getstate(), "NumPy": repr(np.random.get_state())}
 
 
 def _floats(output: Any) -> list[Tensor]:

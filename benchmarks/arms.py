@@ -21,7 +21,7 @@ from attnreg.training import (
     ChildTuning,
     CrossEntropy,
     FineTuning,
-    FreeLB,
+    FreeLBLoss,
     GradientCredit,
     LoRADropout,
     RDrop,
@@ -253,8 +253,8 @@ ROWS["CrossEntropy, smoothing"] = Row(
     trained_by(lambda model, *args, **given: FineTuning(model, *args, loss_function=CrossEntropy(model, 0.1), **given)),
     plain,
 )
-ROWS["FreeLB, 3 passes"] = Row(trained_by(FreeLB), plain)
-ROWS["FreeLB, 2 passes (FGM)"] = Row(trained_by(FreeLB, steps=2, start=0.0), plain)
+ROWS["FreeLB, 3 passes"] = Row(trained_by(FineTuning, objective=FreeLBLoss()), plain)
+ROWS["FreeLB, 2 passes (FGM)"] = Row(trained_by(FineTuning, objective=FreeLBLoss(2, start=0.0)), plain)
 if find_spec("peft"):
     ROWS["LoRA by PEFT, LoRADropout"] = Row(fine_tuning(lora=0.3), fine_tuning(lora=True))
     ROWS["LoRA by PEFT, AttentionDropout, scores"] = Row(fine_tuning(scores, lora=True), fine_tuning(lora=True))

@@ -14,4 +14,4 @@ def freelb(run: "attnreg.experiments.Run", **options: Any) -> None:
 
     Example: attnreg recipe freelb --task cola --steps 2 --start 0 --step-size 0.2 --radius 0.2
     """
-    run.report(run.train(attnreg.training.FreeLB, **options))
+    run.report(run.train(objective=attnreg.training.FreeLBLoss(**options)))

@@ -22,7 +22,7 @@ class SetFit(FineTuning):
     """Trains the body on pairs and fits the head in its first step; all steps give the loss of their batch."""
 
     def __init__(self, run: "attnreg.experiments.Run", pairs: int) -> None:
-        super().__init__(run.model, run.optimizer(run.model), accelerator=run.accelerator, **run.method_options)
+        super().__init__(run.model, run.optimizer(run.model), accelerator=run.accelerator)
         self._run, self._pairs, self._is_trained = run, pairs, False
 
     @override

@@ -160,7 +160,6 @@ ARGUMENTS = {
         MethodCase(FineTuning, {"p": 0.5}, variant="F"),
         MethodCase(FineTuning, {"mode": "D", "p": 0.5}, data=lambda change: {"data": [change(BATCH)]}, variant="D"),
     ],
-    "FreeLB": [MethodCase(FineTuning, {"step_size": 0.02, "radius": 0.03, "start": 0.0})],
     "R3F": [MethodCase(FineTuning, {"eps": 0.1})],
     "AttackerDefender": [
         MethodCase(FineTuning, {"rounds": Rounds(2), **options}, sure, reward_rows, game, variant)

@@ -81,8 +81,8 @@ FAULTS = {
     "always": (Always(), ["Random in eval mode: 1"]),
     "asleep": (asleep(), ["In eval mode while the model trains, so that dropout does nothing: 1"]),
     "own generator": (OwnGenerator(), ["Two passes of one seed differ, first in 1"]),
-    "python": (Python(), ["Numbers come from Python's random"]),
-    "numpy": (Numpy(), ["Numbers come from NumPy"]),
+    "python": (Python(), ["Numbers come from Python's generator"]),
+    "numpy": (Numpy(), ["Numbers come from numpy's generator"]),
     "counting": (Counting(), ["Two passes in eval mode differ, first in 1"]),
     "forgetful": (Forgetful(), ["Gradient checkpointing draws other numbers when it repeats 1.inner.1"]),
     "frozen": (frozen(), ["Frozen, but running statistics move in training mode: 1"]),
@@ -109,8 +109,7 @@ def test_all_faults_of_one_model_are_found():
     for child, (part, _) in zip(model[1:], FAULTS.values(), strict=True):
         child.train(part.training)
     found = " ".join(attnreg.doctor(model, X).faults)
-    for says in ("after `model.eval()`", "Random in eval mode", "does nothing", "of one seed differ", "Python's random and",
-                 "NumPy", "Gradient checkpointing", "running statistics"):  # fmt: skip
+    for says in ("after `model.eval()`", "Random in eval mode", "does nothing", "of one seed differ", "Python's and numpy's generator", "Gradient checkpointing", "running statistics"):  # fmt: skip
         assert says in found, says
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import attnreg
 from attnreg.errors import InputError
-from attnreg.training import SAM, FineTuning, FreeLB, FreeLBLoss
+from attnreg.training import SAM, FineTuning, FreeLBLoss
 from tests.method_cases import bert, sgd
 from tests.test_r3f import BATCH, IDS, MASK
 
@@ -137,13 +137,13 @@ def test_gradient_checkpointing_changes_nothing():
         if checkpoints:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         torch.manual_seed(1)
-        method = FreeLB(model, sgd(model), attnreg.DropKey(0.3), steps=3, step_size=0.5)
+        method = FineTuning(model, sgd(model), attnreg.DropKey(0.3), objective=FreeLBLoss(3, step_size=0.5))
         losses = [method.step(BATCH).loss for _ in range(2)]
         ends.append(torch.cat([*(p.detach().flatten() for p in model.parameters()), torch.stack(losses)]))
     torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
     model.gradient_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(InputError, match="FreeLB needs gradient checkpointing with `use_reentrant=False`"):
-        FreeLB(model, sgd(model)).step(BATCH)
+        FineTuning(model, sgd(model), objective=FreeLBLoss()).step(BATCH)
 
 
 def test_frozen_embeddings_are_perturbed_too():
@@ -169,9 +169,9 @@ def test_arguments_out_of_range(wrong):
 def test_what_has_no_embeddings_to_perturb_is_refused():
     linear = nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"FreeLB adds noise to .* `get_input_embeddings\(\)`, which Linear does not"):
-        FreeLB(linear, sgd(linear))
+        FineTuning(linear, sgd(linear), objective=FreeLBLoss())
     model = bert(num_labels=3)
-    method = FreeLB(model, sgd(model))
+    method = FineTuning(model, sgd(model), objective=FreeLBLoss())
     with pytest.raises(ValueError, match="has no `input_ids`"):
         method.step({"inputs_embeds": torch.zeros(1, 2, 16).double(), "labels": torch.tensor([1])})
     model.bert.embeddings.LayerNorm.register_forward_hook(lambda *args: args[-1].detach())

@@ -13,7 +13,6 @@ from attnreg.training.class_weights import balanced_weights as balanced_weights
 from attnreg.training.cross_entropy import CrossEntropy as CrossEntropy
 from attnreg.training.fine_tuning import FineTuning as FineTuning
 from attnreg.training.fine_tuning import TwoPass as TwoPass
-from attnreg.training.freelb import FreeLB as FreeLB
 from attnreg.training.freelb import FreeLBLoss as FreeLBLoss
 from attnreg.training.levels import reinitialize_top as reinitialize_top
 from attnreg.training.lora_dropout import LoRADropout as LoRADropout

@@ -10,9 +10,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from attnreg.errors import InputError
+from attnreg.regularizer.base import Regularizer
+from attnreg.regularizers._parts.rounding import Rounding
 from attnreg.training.method import Batch
+from attnreg.training.objective import Objective
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +30,20 @@ class Tokens:
 
     real: Tensor
     dim: int
+
+
+class EmbeddingObjective(Objective):
+    """An objective whose forward passes have other token embeddings."""
+
+    passes = 2
+
+    def __init__(self) -> None:
+        self._rounding = Rounding(self.title)
+
+    @override
+    def check(self, model: nn.Module, provider: Regularizer | None) -> None:
+        super().check(model, provider)
+        embeddings_of(model, self.title)
 
 
 @contextmanager

@@ -5,26 +5,21 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from typing_extensions import Unpack, override
+from torch import Tensor
+from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import NotNegative, not_negative, whole_number
 from attnreg.draws import new_seed
 from attnreg.errors import InputError
-from attnreg.injection import AttachHandle
-from attnreg.regularizer.base import Regularizer
-from attnreg.regularizers._parts.rounding import Rounding
-from attnreg.training.embeddings import Tokens, changed_embeddings, check_tokens, embeddings_of
-from attnreg.training.fine_tuning import FineTuning, Shared
+from attnreg.training.embeddings import EmbeddingObjective, Tokens, changed_embeddings, check_tokens
 from attnreg.training.method import Batch, draws_repeated
-from attnreg.training.objective import ForwardPass, Objective
+from attnreg.training.objective import ForwardPass
 
 _LOSS_SCALE = 1024.0  # keeps float16 gradients from vanishing; a direction does not depend on it
 
 
-class FreeLBLoss(Objective):
+class FreeLBLoss(EmbeddingObjective):
     r"""The mean loss of several forward passes, on token embeddings that move up the gradient of the loss.
 
     .. math:: \mathcal L = \frac1K \sum_{t=0}^{K-1} \mathcal L(x + \delta_t), \qquad
@@ -63,16 +58,18 @@ class FreeLBLoss(Objective):
         who also normalize the embeddings.
 
     Example:
+        >>> import attnreg
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
         >>> model = BertForSequenceClassification(config)
-        >>> method = FineTuning(model, torch.optim.SGD(model.parameters(), lr=0.1), objective=FreeLBLoss.fgm(eps=0.2))
+        >>> method = attnreg.training.FineTuning(
+        ...     model, torch.optim.SGD(model.parameters(), lr=0.1), objective=FreeLBLoss.fgm(eps=0.2)
+        ... )
         >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
         torch.Size([])
     """
 
     title = "FreeLB"
-    passes = 2
 
     def __init__(
         self,
@@ -85,17 +82,12 @@ class FreeLBLoss(Objective):
         self.step_size = not_negative("step_size", step_size)
         self.radius = not_negative("radius", radius)
         self.start = not_negative("start", start)
-        self._rounding = Rounding("FreeLB")
+        super().__init__()
 
     @classmethod
     def fgm(cls, eps: NotNegative) -> FreeLBLoss:
         """Return the objective of FGM: one step of size ``eps`` from the plain embeddings."""
         return cls(steps=2, step_size=eps, radius=eps, start=0.0)
-
-    @override
-    def check(self, model: nn.Module, provider: Regularizer | None) -> None:
-        super().check(model, provider)
-        embeddings_of(model, self.title)
 
     @override
     def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
@@ -146,29 +138,3 @@ class FreeLBLoss(Objective):
         moved = torch.where(norm.isfinite() & (norm > 0), gradient / norm, 0.0) * self.step_size + delta.detach()
         norm = torch.linalg.vector_norm(moved, dim=dims, keepdim=True)
         return torch.where(norm > self.radius, moved * (self.radius / norm), moved)
-
-
-class FreeLB(FineTuning):
-    """Fine-tune with the objective :class:`FreeLBLoss`: adversarial training on token embeddings.
-
-    Args:
-        model: as in :class:`FineTuning`, with ``get_input_embeddings()``.
-        optimizer, provider: as in :class:`FineTuning`.
-        steps, step_size, radius, start: as in :class:`FreeLBLoss`.
-        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (of each pass) and
-            ``micro_batches``, see :class:`FineTuning`.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        provider: Regularizer | AttachHandle | None = None,
-        *,
-        steps: int = 3,
-        step_size: NotNegative = 0.1,
-        radius: NotNegative = 0.4,
-        start: NotNegative = 0.1,
-        **shared: Unpack[Shared],
-    ) -> None:
-        super().__init__(model, optimizer, provider, objective=FreeLBLoss(steps, step_size, radius, start), **shared)

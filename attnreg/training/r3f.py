@@ -13,16 +13,15 @@ from typing_extensions import Unpack, override
 from attnreg.arguments import NotNegative, not_negative, one_of
 from attnreg.injection import AttachHandle
 from attnreg.regularizer.base import Regularizer
-from attnreg.regularizers._parts.rounding import Rounding
-from attnreg.training.embeddings import Tokens, changed_embeddings, check_tokens, embeddings_of
+from attnreg.training.embeddings import EmbeddingObjective, Tokens, changed_embeddings, check_tokens
 from attnreg.training.fine_tuning import FineTuning, Shared
 from attnreg.training.method import Batch
-from attnreg.training.objective import ForwardPass, Objective
+from attnreg.training.objective import ForwardPass
 
 NoiseKind = Literal["uniform", "normal"]
 
 
-class R3FLoss(Objective):
+class R3FLoss(EmbeddingObjective):
     r"""The loss of a forward pass, and of the difference between its predictions and those with noise on embeddings.
 
     .. math:: \mathcal L = \mathcal L(x) + \lambda \big( \mathrm{KL}(P_x \| P_{x + z}) +
@@ -70,18 +69,12 @@ class R3FLoss(Objective):
     """
 
     title = "R3F"
-    passes = 2
 
     def __init__(self, weight: NotNegative = 1.0, eps: NotNegative = 1e-5, noise: NoiseKind = "uniform") -> None:
         self.weight = not_negative("weight", weight)
         self.eps = not_negative("eps", eps)
         self.noise = one_of("noise", noise, get_args(NoiseKind))
-        self._rounding = Rounding("R3F")
-
-    @override
-    def check(self, model: nn.Module, provider: Regularizer | None) -> None:
-        super().check(model, provider)
-        embeddings_of(model, self.title)
+        super().__init__()
 
     @override
     def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:

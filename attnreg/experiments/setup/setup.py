@@ -30,7 +30,7 @@ from attnreg.experiments.tasks.models.dropout import dropout_fields
 from attnreg.experiments.tasks.models.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
 from attnreg.experiments.tasks.models.pooling import saved_pooling
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
-from attnreg.outputs import LossFunction
+from attnreg.outputs import IGNORED, LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
 from attnreg.training.cross_entropy import CrossEntropy
@@ -141,7 +141,7 @@ class Setup:
             )
         if settings.prompt_weight and self.task.kind != "causal-lm":
             raise UsageError(f"--prompt-weight is for causal-lm, but {self.task.name} is a {self.task.kind} task.")
-        if settings.prompt_weight and not any(-100 in row for row in self.train_rows["labels"][:]):
+        if settings.prompt_weight and not any(IGNORED in row for row in self.train_rows["labels"][:]):
             raise UsageError(f"--prompt-weight needs prompts, but {self.task.name} has plain texts: remove it.")
         self._further_rows = {
             name.removeprefix("validation_"): self.kind.encode(splits[name])

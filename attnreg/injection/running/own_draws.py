@@ -19,7 +19,7 @@ from attnreg.draws import Batch
 from attnreg.errors import InputError
 from attnreg.functional.seeded import transformed
 from attnreg.injection.backends.multihead import heads_of, undispatched
-from attnreg.injection.backends.sdpa import materialized, shape_of_scores
+from attnreg.injection.backends.sdpa import materialized, shape_of_scores, split_attention_mask
 from attnreg.injection.running.repetition import checkpoints_around, functions_around
 
 WEIGHTS, STATES, NUMBERS = range(3)  # what is drawn: attention weights (and images), hidden states, or mere numbers
@@ -63,7 +63,7 @@ class OwnDraws(TorchFunctionMode):
         self.heads: int | None = None  # of an `nn.MultiheadAttention` that is running
         self.paused = False  # whether a regularizer draws now
         self._outer: Sequence[Any] = ()  # the checkpoints in which the pass began
-        self._began: tuple[Any, ...] | None = None  # the states of all generators
+        self._began: dict[str, Any] | None = None  # the states of all generators
 
     def copied(self, within: Any = None) -> OwnDraws:
         """Return a mode that will draw what this one draws next, in this checkpoint if it runs again."""
@@ -83,7 +83,7 @@ class OwnDraws(TorchFunctionMode):
         if again is not None:
             for each in self._outer:
                 each.wrap(functools.partial(again, self.copied()))
-        self._began = _states()
+        self._began = generator_states()
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -99,7 +99,7 @@ class OwnDraws(TorchFunctionMode):
         """Raise if the generator of torch, numpy or Python has moved since the pass began: the pass cannot repeat."""
         if self._began is None or not (self.is_first or not self.running):
             return
-        moved = [which for which, a, b in zip(GENERATORS, self._began, _states(), strict=True) if a != b]
+        moved = [which for which, state in generator_states().items() if state != self._began[which]]
         if moved:
             raise RuntimeError(
                 f"{name} draws random numbers from {moved[0]} generator in its forward pass (or another thread does), "
@@ -142,12 +142,16 @@ class OwnDraws(TorchFunctionMode):
         self.counts[place.name, kind] = count + 1
         return functional.fold_seed(functional.fold_seed(self.seed, place.digest + kind), count)
 
+    def check_real(self, like: Tensor) -> None:
+        """Refuse complex numbers."""
+        if like.is_complex():
+            raise InputError(f"{self.name} draws complex numbers, which attnreg cannot draw from the seed of the pass.")
+
     def numbers(
         self, like: Tensor, p: float | None = None, *, shape: Sequence[int] = (), kind: int = NUMBERS
     ) -> Tensor:
         """Draw numbers in ``[0, 1)``, or with p decisions that keep with probability 1 - p, for a tensor."""
-        if like.is_complex():
-            raise InputError(f"{self.name} draws complex numbers, which attnreg cannot draw from the seed of the pass.")
+        self.check_real(like)
         seed, shape = self.next_seed(kind), shape or like.shape
         heads = self.heads if self.heads is not None else getattr(self.holder.mode, "heads", None)
         if kind == STATES and heads is not None and len(shape) == 3:
@@ -189,13 +193,14 @@ def _resume(mode: OwnDraws, run: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 SHARED = "_attnreg_shared"  # marks tensors made of parameters alone, which are the same for all samples
-GENERATORS = "torch's", "torch's CUDA", "numpy's", "Python's"
 
 
-def _states() -> tuple[Any, ...]:
+def generator_states() -> dict[str, Any]:
+    """Return the states of the global generators, by whose they are."""
     on_gpu = torch.cuda.is_initialized() and [each.get_offset() for each in torch.cuda.default_generators]
     keys: Any = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), on_gpu, (keys[1].tobytes(), keys[2]), random.getstate()
+    of_torch = {"torch's": torch.get_rng_state().numpy().tobytes(), "torch's CUDA": on_gpu}
+    return {**of_torch, "numpy's": (keys[1].tobytes(), keys[2]), "Python's": random.getstate()}
 
 
 def _is_shared(tensor: Tensor) -> bool:
@@ -247,12 +252,7 @@ def _fused(
 ) -> Tensor:
     if not dropout_p:
         return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    mask = materialized(attn_mask)
-    bias = None if mask is None or mask.dtype == torch.bool else mask
-    valid = mask if bias is None else bias != -torch.inf
-    if is_causal:
-        causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-        valid = causal if valid is None else valid & causal
+    valid, bias = split_attention_mask(materialized(attn_mask), is_causal, query, key)
     shape = shape_of_scores(query, key)
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
@@ -279,10 +279,8 @@ def _normal_(own: OwnDraws, func: Any, input: Tensor, mean: float = 0, std: floa
 
 
 def _normal(own: OwnDraws, like: Tensor) -> Tensor:
-    return (
-        torch.erfinv(2 * (own.numbers(like.detach() if like.is_complex() else like.detach().float()) + 2.0**-25) - 1)
-        * 2**0.5
-    )
+    own.check_real(like)
+    return torch.erfinv(2 * (own.numbers(like.detach().float()) + 2.0**-25) - 1) * 2**0.5
 
 
 def _new(own: OwnDraws, func: Any, *args: Any, generator: None = None, **kwargs: Any) -> Tensor:
