@@ -32,6 +32,7 @@ class Draws:
         part: index of the part, if an attention is computed in parts with other queries and keys. Each has its own
             numbers, other than those of shape ``()`` and ``(H,)``, which hold for all.
         first_query: index of the first query in the sequence.
+        samples: index of each sample in a larger batch, ``(B,)``, or a function that returns it after the first draw.
 
     Example:
         >>> draws, again = Draws(3), Draws(3)
@@ -47,9 +48,11 @@ class Draws:
         replayed: bool = False,
         part: int = 0,
         first_query: int = 0,
+        samples: Tensor | Callable[[], Tensor | None] | None = None,
     ) -> None:
         self.replayed = replayed
         self.first_query = first_query
+        self._samples = samples
         self._part = part
         self._seed = seed
         self._count = 0
@@ -65,12 +68,30 @@ class Draws:
 
     def at(self, *, part: int = 0, first_query: int = 0) -> Draws:
         """Return the source of another part of the same attention, which has the same seed."""
-        return Draws(lambda: self.seed, replayed=self.replayed, part=part, first_query=first_query)
+        return Draws(
+            lambda: self.seed, replayed=self.replayed, part=part, first_query=first_query, samples=self._samples
+        )
 
     def first_query_of(self, shape: Sequence[int], by_query: bool | None = None) -> int:
         """Return the index of the first query in draws of this shape; 0 if queries share them."""
         by_query = len(shape) == 4 and shape[-2] > 1 if by_query is None else by_query
         return self.first_query if by_query else 0
+
+    def samples_of(self, shape: Sequence[int]) -> Tensor | None:
+        """Return the index of each sample in a larger batch; ``None`` if it is the one here, or all share the draws.
+
+        Raises:
+            InputError: if draws of this shape do not show their samples.
+        """
+        samples = self._samples() if callable(self._samples) else self._samples
+        if samples is None or len(shape) < 2:
+            return None
+        if shape[0] != len(samples) or len(shape) > 4 or self._part:
+            raise InputError(
+                f"Draws of shape {tuple(shape)} do not show {len(samples)} samples: replay the whole batch, without "
+                "`rows`."
+            )
+        return samples
 
     def uniform(
         self,
@@ -89,7 +110,8 @@ class Draws:
             by_query: whether they differ by query (default: if the shape has several queries).
         """
         seed, first = self.next_seed(whole=len(shape) < 2), self.first_query_of(shape, by_query)
-        return functional.seeded_uniform(seed, shape, device=device, first_query=first).to(dtype)
+        samples = self.samples_of(shape)
+        return functional.seeded_uniform(seed, shape, device=device, first_query=first, samples=samples).to(dtype)
 
     def keep(
         self,
@@ -108,7 +130,8 @@ class Draws:
             by_query: whether they differ by query (default: if the shape has several queries).
         """
         seed, first = self.next_seed(whole=len(shape) < 2), self.first_query_of(shape, by_query)
-        return functional.seeded_keep(seed, shape, p, device=device, first_query=first)
+        samples = self.samples_of(shape)
+        return functional.seeded_keep(seed, shape, p, device=device, first_query=first, samples=samples)
 
     def next_seed(self, *, whole: bool = False) -> int | Tensor:
         """Return a seed of its own for each draw, and for each part of an attention unless it is for the ``whole``."""
@@ -269,10 +292,12 @@ class Drawn:
     device: torch.device | None = None
     rescale: bool = False  # divide kept attention weights by 1 - p
     first_query: int = 0  # index of the first query in the sequence
+    samples: Tensor | None = None  # index of each sample in a larger batch, (B,)
 
     def written_out(self) -> Tensor:
         """Return the decisions as a tensor, bool, in this shape."""
-        return functional.seeded_keep(self.seed, self.shape, self.p, device=self.device, first_query=self.first_query)
+        place: Any = {"first_query": self.first_query, "samples": self.samples}
+        return functional.seeded_keep(self.seed, self.shape, self.p, device=self.device, **place)
 
     def factors(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return what attention weights are multiplied by, in this shape: bool, or with ``rescale`` of this dtype."""
@@ -288,6 +313,7 @@ class Drawn:
         """Return the decisions of some queries, ``(B, H, len(queries), K)``."""
         batch, heads, rows, keys = self.shape
         b, h = (torch.arange(size, device=queries.device) for size in (batch, heads))
+        b = b if self.samples is None else self.samples.to(b.device)
         q = (queries if rows > 1 else torch.zeros_like(queries)) + self.first_query
         k = torch.arange(keys, device=queries.device)
         return functional.keep_at(self.seed, b[:, None, None, None], h[:, None, None], q[:, None], k, self.p)
@@ -296,6 +322,7 @@ class Drawn:
         """Return a function of a sample, head, query and key index, for the score function of a kernel."""
         batch, heads, queries, keys = self.shape
         b, h, q = (torch.arange(size, device=self.device) for size in (batch, heads, queries))
+        b = b if self.samples is None else self.samples.to(b.device)
         # The words of a row are in memory, since hashing them takes 64 bits, and the drop rate, since it may change.
         first, second = row_words(self.seed, b[:, None, None], h[:, None], q + self.first_query)
         steps = key_steps(torch.arange(keys, device=self.device))  # the kernel may hold k in 32 or in 64 bits

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attnreg
-from attnreg.draws import Draws
+from attnreg.draws import Drawn, Draws
 from attnreg.injection.backends.base import LazySite
 from attnreg.injection.running.passes import Passes
 from tests import test_flex
@@ -109,3 +109,12 @@ def test_the_rate_is_measured_on_some_rows_of_a_long_input(monkeypatch):
             handle._passes.model(*inputs)
         keep = written(attnreg.DropKey(0.5), 9).scores[:, :, [0, N - 1]]
         assert handle.drop_rates() == {"cross.0": pytest.approx(float((~keep).double().mean()), abs=1e-6)}
+
+
+def test_decisions_in_the_kernel_of_some_rows_are_those_of_the_whole():
+    rows, shape = torch.tensor([5, 2]), (2, 2, 3, 4)
+    whole = attnreg.functional.seeded_keep(7, (6, *shape[1:]), 0.5)[rows]
+    drawn = Drawn(7, 0.5, shape, samples=rows)
+    grid = torch.meshgrid(*(torch.arange(n) for n in shape), indexing="ij")
+    for found in (drawn.written_out(), drawn.of_queries(torch.arange(3)), drawn.keep_at()(*grid)):
+        assert torch.equal(found, whole)

@@ -14,6 +14,7 @@ from transformers.integrations import flex_attention as kernels
 import attnreg
 from attnreg.experiments.results.plots import attention as plots
 from tests.cases import MODELS, keep_few_activations, output
+from tests.provider_cases import MATRIX, PROVIDERS
 
 IDS = torch.arange(1, 13).view(2, 6)
 SEED = 5
@@ -236,6 +237,48 @@ def test_a_replay_gives_the_same_output(case, text):
         for seed, once in zip(seeds, outputs, strict=True):
             with torch.no_grad(), handle.replay(seed):
                 torch.testing.assert_close(output(model, batch), once, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [case for case in PROVIDERS if case.role == MATRIX], ids=str)
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_parts_of_a_batch_have_the_masks_of_the_whole(case, checkpointed):
+    model, ids = bert().double(), torch.arange(1, 25).remainder(20).view(4, 6)
+    provider = case.make(model)
+    parts = provider.parts()
+    early = [type(each).__name__ for each in parts if each.draws_in_prepare or each.looks_at_batches]
+    with attnreg.attach(model, provider.double(), own_dropout="seeded") as handle:
+        if early:
+            with pytest.raises(ValueError, match=f"{early[0]} decides for a whole batch"), handle.replay(SEED, [0]):
+                pass
+            return
+        if checkpointed:
+            keep_few_activations(model, {"use_reentrant": False})
+        found, parameters = [], [*model.bert.parameters()]
+        for parts in ([[0, 1, 2, 3]], [[3, 1], [2], [0]]):
+            logits, grads = torch.empty(4, 2, dtype=torch.double), 0
+            for rows in parts:
+                with handle.replay(SEED, rows):
+                    out = model(input_ids=ids[rows]).logits
+                logits[rows] = out.detach()
+                grads += torch.cat([each.flatten() for each in torch.autograd.grad(out.square().sum(), parameters)])
+            found.append((logits, grads))
+        torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+def test_rows_are_refused_where_draws_do_not_show_them():
+    class Shared(attnreg.MaskProvider):
+        def forward(self, site):
+            return attnreg.Mask(scores=site.keep(0.5, (1, *site.shape[1:])))
+
+    model = bert()
+    handle = attnreg.attach(model, Shared())
+    with (
+        handle.replay(SEED, [2, 3]),
+        pytest.raises(ValueError, match=r"shape \(1, 2, 6, 6\) do not show 2 samples: rep"),
+    ):
+        model(input_ids=IDS)
+    with handle.replay(SEED, [2]), pytest.raises(ValueError, match="an index for each of 2 samples, got 1"):
+        model(input_ids=IDS)
 
 
 def test_ad_drop_repeats_its_latest_pass_and_refuses_others():

@@ -80,7 +80,7 @@ def seeded_uniform(
         shape: ``(..., H, Q, K)`` or fewer dimensions; those before H together count samples.
         device: device of the result, which does not change the bits.
         first_query: index of the first query; a tensor must broadcast to ``(B, H, Q)``, as must ``first_key``.
-        samples: index of each sample, ``(B,)`` (default: from 0).
+        samples: index of each sample, ``(B,)``, in the first of two to four dimensions (default: from 0).
         first_key: index of the first key (default: 0).
 
     Returns:
@@ -163,8 +163,10 @@ def _everywhere(
     first_key: Tensor | None,
 ) -> Tensor:
     heads, queries, keys = (shape[-dim] if len(shape) >= dim else 1 for dim in (3, 2, 1))
-    b, h, q = (torch.arange(size, device=device) for size in (math.prod(shape[:-3]), heads, queries))
-    b = b if samples is None else samples
+    places = [torch.arange(size, device=device) for size in (math.prod(shape[:-3]), heads, queries)]
+    if samples is not None:
+        places[max(0, 4 - len(shape))] = samples.to(places[0].device)
+    b, h, q = places
     words = row_words(seed, b[:, None, None], h[:, None], q + first_query)
     if first_key is not None:
         words = words[0] + key_steps(first_key), words[1]

@@ -197,10 +197,11 @@ class AttachHandle:
         Args:
             seed: the :attr:`seed` of that pass (default: of the latest), or any integer.
             rows: the index of each sample in the batch of that pass (default: all samples, in order). It is for parts
-                of this batch in other passes or processes, with no regularizer but ``own_dropout="seeded"``.
+                of this batch in other passes or processes. Samples with one index share their masks.
 
         Raises:
-            InputError: if ``rows`` does not have an index for each sample, or there is a regularizer.
+            InputError: if ``rows`` does not have an index for each sample, or a regularizer decides before the pass, or
+                where samples are not told apart.
             RuntimeError: if there has been no masked pass, a provider no longer has what the masks were made of, or it
                 draws from torch's own generator.
 
@@ -217,8 +218,10 @@ class AttachHandle:
         if seed is None:
             raise RuntimeError("There has been no masked pass whose masks could be repeated.")
         indices = None if rows is None else torch.as_tensor(rows, dtype=torch.long)
-        if rows is not None and self._sites:
-            raise InputError("`rows` are for the model's own randomness: replay the whole batch under a regularizer.")
+        parts = self.provider.parts()
+        early = [type(each).__name__ for each in parts if each.draws_in_prepare or each.looks_at_batches]
+        if rows is not None and early:
+            raise InputError(f"{early[0]} decides for a whole batch, before the pass: replay it without `rows`.")
         giving = self._passes.seeds.giving(torch.tensor(seed))
         with self.probing(), self._passes.having(probing=True, rows=indices), giving:
             yield

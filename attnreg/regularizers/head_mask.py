@@ -122,7 +122,8 @@ class HeadMask(MaskProvider):
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
-        self._passes.begin_forward(inputs)
+        if self.looks_at_batches:
+            self._passes.begin_forward(inputs)
 
     @override
     def step(self) -> None:

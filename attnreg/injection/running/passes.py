@@ -127,7 +127,8 @@ class Passes:
         now = self.latest = Pass(
             module, whole, not whole, with_gradients=torch.is_grad_enabled(), is_running=True, padding=padding
         )
-        now.batch = padding.batch(inputs, self.rows) if self.seeds_own else now.batch
+        if self.seeds_own or self.rows is not None:
+            now.batch = padding.batch(inputs, self.rows)
         if self.taps and not self.tapped_inputs:
             self.tapped_inputs = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         if self.acts_on(module) and in_hook() and not self._had_gradients:
@@ -179,7 +180,8 @@ class Passes:
             if self._acts() and not torch.compiler.is_compiling():
                 self.changes.check_modules()
             now.is_running, now.padding = True, self._padding(inputs, names)
-            now.batch = now.padding.batch(inputs, self.rows) if self.seeds_own else now.batch
+            if self.seeds_own or self.rows is not None:
+                now.batch = now.padding.batch(inputs, self.rows)
 
     def end(self, *, completed: bool = False) -> None:
         """End the forward pass, or what is called now of a pass that may go on in another part of the model."""
@@ -275,6 +277,7 @@ class Passes:
             place,
             has_gradients=self.latest.has_gradients,
             only_latest=type(waits[0]).__name__ if waits else None,
+            rows=self.rows,
         )
 
     def padding_at(self, site: Site) -> Padding:

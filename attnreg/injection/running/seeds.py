@@ -38,6 +38,7 @@ class _Seed:
     seed: int
     number: int  # of the forward pass
     began: bool  # whether it was the first to draw in this pass
+    rows: Tensor | None = None  # index of each sample in a larger batch
 
 
 class Seeds:
@@ -81,19 +82,29 @@ class Seeds:
         if now.seed is not None and (torch.compiler.is_compiling() or not transformed()):
             self._after = new_seed()  # kept, because compiled code leaves out what nobody needs
 
-    def of(self, now: Pass, site: Site, place: Place, *, has_gradients: bool, only_latest: str | None) -> Draws:
+    def of(
+        self,
+        now: Pass,
+        site: Site,
+        place: Place,
+        *,
+        has_gradients: bool,
+        only_latest: str | None,
+        rows: Tensor | None = None,
+    ) -> Draws:
         """Return the source of what is drawn now at a place, in ``now``, the latest pass in which the provider acts.
 
-        ``only_latest`` names a provider that has masks for the latest pass only.
+        ``only_latest`` names a provider that has masks for the latest pass only; ``rows`` tells a sample's index.
         """
         key = place, site.label
         if is_traced():
-            return Draws(functools.partial(self._next, now, key, site))
+            return Draws(functools.partial(self._next, now, key, site), samples=rows)
         if in_backward():
-            draws, known = Draws(functools.partial(self._again, key, site.name, only_latest)), self._done.knows(key)
+            again = functools.cache(functools.partial(self._again, key, site.name, only_latest))
+            draws, known = Draws(lambda: again().seed, samples=lambda: again().rows), self._done.knows(key)
         else:
-            noted = functools.partial(self._noted, now, key, site, has_gradients=has_gradients)
-            draws, known = Draws(noted), now.seed is not None
+            noted = functools.partial(self._noted, now, key, site, has_gradients=has_gradients, rows=rows)
+            draws, known = Draws(noted, samples=rows), now.seed is not None
         if only_latest is not None and known:
             # This provider draws before the sites, so a pass must be known again even if they do not draw.
             _ = draws.seed
@@ -129,18 +140,20 @@ class Seeds:
         kind = PLACES.index(key[0]) * len(STACKS) + STACKS.index(site.stack)
         return _following(self.of_pass(now), ((count * len(PLACES) * len(STACKS) + kind) << 32) + site.layer)
 
-    def _noted(self, now: Pass, key: tuple[Place, str], site: Site, *, has_gradients: bool) -> int | Tensor:
+    def _noted(
+        self, now: Pass, key: tuple[Place, str], site: Site, *, has_gradients: bool, rows: Tensor | None
+    ) -> int | Tensor:
         if not (has_gradients and in_checkpoint()):
             return self._next(now, key, site)
         here, begins = mark(), now.seed is None
         seed = self._next(now, key, site)
-        self._done.note(key, here, _Seed(int(seed), self._number, begins))
+        self._done.note(key, here, _Seed(int(seed), self._number, begins, rows))
         return seed
 
-    def _again(self, key: tuple[Place, str], name: str, only_latest: str | None) -> int:
+    def _again(self, key: tuple[Place, str], name: str, only_latest: str | None) -> _Seed:
         found, is_marked = self._done.candidates(key)
         found = found if is_marked else waiting(found)
-        if len({each.what.seed for each in found}) != 1:
+        if len({(each.what.seed, id(each.what.rows)) for each in found}) != 1:
             raise RuntimeError(
                 f"Gradient checkpointing repeats {name} without its random state, and any of {len(found)} forward "
                 "passes may be the one: use `preserve_rng_state=True` (the default), or call `handle.step()` after "
@@ -155,7 +168,7 @@ class Seeds:
         computation.repeated = True
         if computation.what.began and is_marked:
             new_seed()  # so that the generator is where it was
-        return computation.what.seed
+        return computation.what
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_given": None}
