@@ -15,7 +15,7 @@ import click
 
 from attnreg.experiments.options.catalogue import is_built_in
 from attnreg.experiments.options.content import content_of
-from attnreg.experiments.options.option import as_typed, names_like, option
+from attnreg.experiments.options.option import Rates, as_typed, names_like, option
 from attnreg.experiments.tasks.built_in import TASKS
 from attnreg.experiments.tasks.choice import choose_task
 from attnreg.experiments.tasks.kinds import KINDS
@@ -212,10 +212,15 @@ class Settings:
         "Scale of the adapters, divided by their rank (default: the rank).", None, type=_POSITIVE
     )
     lora_dropout: float = _training("Rate of dropout on the adapters' inputs.", 0.0, type=_BELOW_ONE)
-    lora_matrix_dropout: float = _training(
-        "Rate at which input and output features of the adapters' matrices are dropped.", 0.0, type=_BELOW_ONE
+    lora_matrix_dropout: float | str = _training(
+        "Rate at which input and output features of the adapters' matrices are dropped, or rates by pattern of module "
+        "names, such as query=0.5,value=0.1.",
+        0.0,
+        type=Rates(),
     )
-    lora_rank_dropout: float = _training("Rate at which ranks of the adapters are dropped.", 0.0, type=_BELOW_ONE)
+    lora_rank_dropout: float | str = _training(
+        "Rate at which ranks of the adapters are dropped, or rates by pattern.", 0.0, type=Rates()
+    )
     gradient_accumulation: int = _training(
         "Split each batch into N micro-batches to save memory; the update is that of the whole batch.",
         1,
