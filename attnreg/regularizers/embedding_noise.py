@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg.arguments import NotNegative, not_negative
+from attnreg.arguments import NotNegative, not_negative, one_of
+from attnreg.errors import InputError
+from attnreg.functional.seeded import is_traced
+from attnreg.outputs import IGNORED, shifts_labels
 from attnreg.regularizer.providers import HiddenProvider
 from attnreg.regularizers._parts.rounding import Rounding
-from attnreg.sites import HiddenSite
+from attnreg.sites import HiddenSite, SiteInfo
+
+Tokens = Literal["all", "prompt"]
 
 
 class EmbeddingNoise(HiddenProvider):
@@ -17,15 +25,18 @@ class EmbeddingNoise(HiddenProvider):
 
     .. math:: h'_{btc} = h_{btc} + \frac{\alpha}{\sqrt{L_b C}} u_{btc}, \qquad u_{btc} \sim U(-1, 1)
 
-    :math:`L_b` is the number of tokens of sample b without padding, and C the number of features. The Trainer's
-    ``neftune_noise_alpha`` adds its noise to the output of the model's embedding module instead, before position
-    embeddings, LayerNorm and dropout, and counts padding in L.
+    :math:`L_b` is the number of tokens of sample b without padding, or of its prompt, and C the number of features. The
+    Trainer's ``neftune_noise_alpha`` adds its noise to the output of the model's embedding module instead, before
+    position embeddings, LayerNorm and dropout, and counts padding in L.
 
     Args:
         alpha: the size of the noise; 0 adds none.
+        tokens: ``"all"``, or ``"prompt"``: only those of a causal language model whose label is -100 and that are no
+            padding, so that the response stays as it is.
 
     Raises:
-        InputError: in a forward pass, if the padding of the states is unknown.
+        InputError: in a forward pass, if the padding of the states is unknown, or there are no ``labels`` that tell the
+            prompt; when attached, if only prompts get noise and the model is no causal language model.
 
     Reference:
         NEFTune (ICLR 2024, arXiv 2310.05914), Algorithm 1.
@@ -40,14 +51,54 @@ class EmbeddingNoise(HiddenProvider):
     schedulable = ("alpha",)
     effect = "adds noise"
 
-    def __init__(self, alpha: NotNegative = 5.0) -> None:
+    def __init__(self, alpha: NotNegative = 5.0, tokens: Tokens = "all") -> None:
         super().__init__()
         self.alpha = not_negative("alpha", alpha)
+        self.tokens = one_of("tokens", tokens, get_args(Tokens))
+        self._labels: Any = None  # of the latest pass
+        self._has_prompts = False
         self._rounding = Rounding("EmbeddingNoise")
+
+    @property
+    @override
+    def draws_in_prepare(self) -> bool:
+        return self.tokens == "prompt"  # the labels hold until the next pass only
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        if self.tokens == "prompt" and not shifts_labels(model):
+            raise InputError(
+                f"Only causal language models have prompts for EmbeddingNoise; {type(model).__name__} is none."
+            )
+
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        if self.tokens == "prompt":
+            self._labels = inputs.get("labels")
 
     @override
     def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
-        lengths = site.lengths.to(torch.promote_types(site.dtype, torch.float32))
-        size = self.alpha / (lengths * site.shape[-1]).sqrt()
-        noise = site.uniform(dtype=site.dtype) * 2 - 1
-        return self._rounding.add(states, noise * size.to(site.dtype)[:, None, None])
+        noisy = self._prompts(site) if self.tokens == "prompt" else site.tokens
+        lengths = noisy.sum(1).clamp(min=1).to(torch.promote_types(site.dtype, torch.float32))
+        size = (self.alpha / (lengths * site.shape[-1]).sqrt()).to(site.dtype)[:, None, None]
+        noise = (site.uniform(dtype=site.dtype) * 2 - 1) * size
+        return self._rounding.add(states, noise if self.tokens == "all" else noise * noisy.unsqueeze(-1))
+
+    def _prompts(self, site: HiddenSite) -> Tensor:
+        labels = self._labels
+        if not isinstance(labels, Tensor) or labels.shape != site.shape[:2]:
+            raise InputError(
+                f"EmbeddingNoise(tokens='prompt') needs `labels` of shape {tuple(site.shape[:2])} in the model's "
+                "inputs, -100 for the tokens of the prompt."
+            )
+        prompts = site.tokens & (labels.to(site.device) == IGNORED)
+        if not (is_traced() or self._has_prompts):
+            self._has_prompts = bool(prompts.any())
+            if not self._has_prompts:
+                raise InputError(
+                    "EmbeddingNoise(tokens='prompt') found no prompt in the first batch: label its tokens with -100."
+                )
+        return prompts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_labels": None}
