@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 
 import pytest
 import torch
@@ -83,6 +84,34 @@ def test_stochastic_depth_is_a_schedule_of_layerdrop():
     assert 0.2 < middle < 0.8
 
 
+@pytest.mark.parametrize("inner", [attnreg.LayerDrop, attnreg.AttentionLayerDrop])
+def test_progressive_layer_dropping_is_the_papers_schedule(inner):
+    """Zhang and He, 2020: theta(t) = (1 - theta) exp(-gamma t) + theta; layer i of L is kept at 1 - i / L (1 - theta(t))."""
+    theta, gamma, steps, depth = 0.4, 5.0, 20, 3
+    schedule = {"over": "depth", "growth": gamma, "p": [(0, (1 - theta) / depth), (1, 1 - theta)]}
+    provider = attnreg.Scheduled(inner(), total_steps=steps, **schedule)
+    for t in range(steps + 3):
+        theta_t = (1 - theta) * math.exp(-gamma / steps * t) + theta
+        for i in range(1, depth + 1):
+            provider.inner(attnreg.AttentionSite(shape=(1, 1, 2, 2), layer=i - 1, num_layers=depth))
+            assert math.isclose(1 - float(provider.provider.p), 1 - i / depth * (1 - theta_t), rel_tol=1e-12)
+        provider.step()
+    again = attnreg.parse_provider(repr(provider).replace("\n", " ")) if False else copy.deepcopy(provider)
+    assert float(again.provider.p) == float(provider.provider.p) > 0.1
+
+
+def test_progressive_layer_dropping_in_a_model():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3, enable_nested_tensor=False)
+    text = "Scheduled(LayerDrop(), over='depth', growth=9, p=[(0, 0), (1, 1)])"
+    with attnreg.attach(model, attnreg.parse_provider(text, total_steps=1)) as handle:
+        rates = []
+        for _ in range(5):
+            model(torch.randn(2, 4, 8))
+            rates.append(list(handle.drop_rates().values())[::2])
+            handle.step()
+    assert rates == [[0.0, 0.0]] + [[0.0, 1.0]] * 4
+
+
 def test_several_arguments_at_once_and_within_a_composition():
     inner = attnreg.AttributionProvider(method="random")
     provider = attnreg.OnLayers(attnreg.Scheduled(inner, 4, p=[(0, 0.1), (1, 0.5)], q=[(0, 1), (1, 0)]), [0])
@@ -90,16 +119,17 @@ def test_several_arguments_at_once_and_within_a_composition():
     assert (float(inner.p), float(inner.q)) == (pytest.approx(0.2), pytest.approx(0.75))
 
 
-@pytest.mark.parametrize("knots", KNOTS[:2], ids=len)
-def test_a_schedule_continues_after_saving_and_copying(tmp_path, knots):
-    provider = attnreg.Scheduled(attnreg.DropHead(), 8, p=knots)
+@pytest.mark.parametrize(("knots", "growth"), [(KNOTS[0], None), (KNOTS[1], None), (KNOTS[1], 0.7)])
+def test_a_schedule_continues_after_saving_and_copying(tmp_path, knots, growth):
+    provider = attnreg.Scheduled(attnreg.DropHead(), 8, growth=growth, p=knots)
     for _ in range(5):
         provider.step()
     provider.save_pretrained(tmp_path / "p")
     for again in (attnreg.Scheduled.from_pretrained(tmp_path / "p"), copy.deepcopy(provider)):
         assert again.provider.p == provider.provider.p
         again.step()
-        assert float(again.provider.p) == pytest.approx(interpolated(knots, 6 / 8))
+        share = 1 if growth is None else 1 - math.exp(-0.7 * 6 / 8)
+        assert float(again.provider.p) == pytest.approx(interpolated(knots, 6 / 8) * share)
 
 
 def test_it_can_be_written_as_an_expression():
@@ -122,6 +152,8 @@ def test_a_schedule_that_nobody_advances_is_noticed():
 
 test_what_cannot_be_scheduled_is_refused = refused(
     (lambda: attnreg.Scheduled(attnreg.DropHead(), p=[(0, 1)]), "needs `total_steps`"),
+    (lambda: attnreg.Scheduled(attnreg.DropHead(), over="depth", growth=1, p=[(0, 1)]), "needs `total_steps`"),
+    (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, growth=0, p=[(0, 1)]), "Expected `growth` to be above 0"),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 0, p=[(0, 1)]), "Expected `total_steps` to be at least 1"),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9), "needs an argument of DropHead to change"),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, q=[(0, 1)]), r"can change \(p\), got 'q'"),

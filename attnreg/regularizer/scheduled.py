@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg.arguments import one_of, probability, whole_number
+from attnreg.arguments import one_of, positive, probability, whole_number
 from attnreg.errors import InputError, did_you_mean
 from attnreg.regularizer.abilities import never_stepped
 from attnreg.regularizer.base import Container, Regularizer, a_regularizer
@@ -62,17 +63,21 @@ class Scheduled(Container):
     .. math::
         \begin{aligned}
         & p(x) = \text{linear between the knots } (x_i, p_i), \\
-        & x = t / T \;\text{ or }\; x = l / (L - 1)
+        & x = t / T \;\text{ or }\; x = l / (L - 1), \qquad
+        p(x, t) = p(x) \, (1 - e^{-\gamma t / T}) \text{ with growth } \gamma
         \end{aligned}
 
     t counts the calls of ``step()``, one per optimizer step; l counts the L layers of a stack, from 0. Scheduled
     DropHead is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; DropKey with a drop
-    probability that falls with depth is ``Scheduled(DropKey(), over="depth", p=[(0, 0.3), (1, 0)])``.
+    probability that falls with depth is ``Scheduled(DropKey(), over="depth", p=[(0, 0.3), (1, 0)])``; progressive layer
+    dropping to a keep rate of 0.5 in L layers is
+    ``Scheduled(LayerDrop(), T, "depth", growth=100, p=[(0, 0.5 / L), (1, 0.5)])``.
 
     Args:
         provider: the regularizer whose arguments change.
-        total_steps: T, the number of optimizer steps from progress 0 to 1; required for ``over="training"``.
+        total_steps: T, the number of optimizer steps from progress 0 to 1; required for ``over="training"`` and growth.
         over: ``"training"`` (progress t / T) or ``"depth"`` (progress from the first to the last layer).
+        growth: :math:`\gamma`; values also rise from 0 over training, in T steps to :math:`1 - e^{-\gamma}` of them.
         schedules: one keyword per argument, such as ``p=[(0, 0.3), (1, 0)]``: knots ``(progress, value)``, ascending in
             progress; the value is constant before the first and after the last knot.
 
@@ -80,7 +85,8 @@ class Scheduled(Container):
         InputError: if no argument is given, or it is read only in the constructor.
 
     Reference:
-        Scheduled DropHead (EMNLP Findings 2020, arXiv 2004.13342); AttendOut (arXiv 2104.04692), Section 7.2.
+        Scheduled DropHead (EMNLP Findings 2020, arXiv 2004.13342); AttendOut (arXiv 2104.04692), Section 7.2;
+        progressive layer dropping (NeurIPS 2020, arXiv 2010.13369), whose :math:`\gamma` is ours over T.
 
     Example:
         >>> from attnreg import AttentionLayerDrop
@@ -94,18 +100,26 @@ class Scheduled(Container):
     steps: Tensor
 
     def __init__(
-        self, provider: Regularizer, total_steps: int | None = None, over: Over = "training", **schedules: Knots
+        self,
+        provider: Regularizer,
+        total_steps: int | None = None,
+        over: Over = "training",
+        growth: float | None = None,
+        **schedules: Knots,
     ) -> None:
         super().__init__()
         self.provider = a_regularizer(provider, "Scheduled")
         self.over = one_of("over", over, get_args(Over))
-        if over == "training" and total_steps is None:
+        self.growth = None if growth is None else positive("growth", growth)
+        if (over == "training" or growth is not None) and total_steps is None:
             raise InputError("A schedule over training needs `total_steps`, the number of optimizer steps.")
         self.total_steps = None if total_steps is None else whole_number("total_steps", total_steps)
         self.schedules = schedules
         self._lines = {name: Line(knots) for name, knots in schedules.items()}
-        _check(self.provider, self._lines)
+        _check(self.provider, self._lines, () if growth is None else (0.0,))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        # The share of the values that is reached; a tensor for the same reason as those below.
+        self._reached = 1.0 if growth is None else torch.zeros((), dtype=torch.float64)
         self.register_load_state_dict_post_hook(_reach)
         if over == "training":  # tensors, so that compiled code is not compiled again for each value
             for name in schedules:
@@ -115,7 +129,8 @@ class Scheduled(Container):
     @property
     @override
     def config(self) -> dict[str, Any]:
-        own = {"provider": self.provider, "total_steps": self.total_steps, "over": self.over}
+        own: dict[str, Any] = {"provider": self.provider, "total_steps": self.total_steps, "over": self.over}
+        own |= {} if self.growth is None else {"growth": self.growth}
         return {**own, **{name: [list(knot) for knot in knots] for name, knots in self.schedules.items()}}
 
     @override
@@ -151,20 +166,23 @@ class Scheduled(Container):
 
     @override
     def why_asleep(self, passes: int) -> str | None:
-        moves = self.over == "training" and any(line.moves for line in self._lines.values())
+        moves = self.growth is not None or (
+            self.over == "training" and any(line.moves for line in self._lines.values())
+        )
         return never_stepped(self, self.steps, passes) if moves else None
 
     def _advance(self) -> None:
-        if self.over == "training":
-            assert self.total_steps is not None
-            self._set(int(self.steps) / self.total_steps)
+        progress = int(self.steps) / (self.total_steps or 1)
+        if isinstance(self._reached, Tensor) and self.growth is not None:
+            self._reached.fill_(-math.expm1(-self.growth * progress))
+        self._set(progress if self.over == "training" else 0.0)
 
     def _set(self, progress: float) -> None:
         for name, line in self._lines.items():
             if self.over == "training":
-                getattr(self.provider, name).fill_(line(progress))
+                getattr(self.provider, name).fill_(line(progress) * self._reached)
             else:
-                setattr(self.provider, name, line(progress))
+                setattr(self.provider, name, line(progress) * self._reached)
 
 
 def _reach(module: nn.Module, incompatible: Any) -> None:
@@ -172,7 +190,7 @@ def _reach(module: nn.Module, incompatible: Any) -> None:
     module._advance()
 
 
-def _check(provider: Regularizer, lines: Mapping[str, Line]) -> None:
+def _check(provider: Regularizer, lines: Mapping[str, Line], also: Sequence[float]) -> None:
     kind = type(provider).__name__
     if not lines:
         raise InputError(f"A schedule needs an argument of {kind} to change, such as p=[(0, 0.3), (1, 0)].")
@@ -183,5 +201,5 @@ def _check(provider: Regularizer, lines: Mapping[str, Line]) -> None:
                 f"Expected an argument of {kind} that a schedule can change ({can}), got {name!r}."
                 f"{did_you_mean(name, provider.schedulable)}"
             )
-        for value in line.values:
+        for value in (*line.values, *also):
             type(provider)(**{**provider.config, name: value})  # raises if the value is out of range
