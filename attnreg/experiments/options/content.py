@@ -19,6 +19,7 @@ NAMES = {
     "recipe": "the recipe's file",
     "provider": "the provider's file",
     "data": "the data",
+    "score_on": "the text of --score-on",
     "attnreg": "attnreg's version",
 }
 
@@ -50,12 +51,15 @@ def place_of(error: BaseException) -> str | None:
     return f"{_OWN[frames[-1].filename]}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else None
 
 
-def content_of(recipe_file: str | None, data_dir: str | None, values: Iterable[object] = ()) -> dict[str, str | None]:
-    """Return checksums of the recipe, of files that values of options name, and of the data folder, if any."""
+def content_of(
+    recipe_file: str | None, data_dir: str | None, values: Iterable[object] = (), score_on: str | None = None
+) -> dict[str, str | None]:
+    """Return checksums of the recipe, of files that values of options name, and of the data, if any."""
     return {
         "provider": code_of(values),
         "recipe": _checksum(recipe_file) if recipe_file and Path(recipe_file).is_file() else None,
         "data": None if data_dir is None else _checksum(data_dir),
+        **({} if score_on is None else {"score_on": _checksum(score_on)}),
     }
 
 

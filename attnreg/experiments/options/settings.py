@@ -99,6 +99,9 @@ class Settings:
         "Folder with train and validation: .json[l], .csv, .tsv, .parquet or save_to_disk (default: the task's own).",
         None,
     )
+    score_on: str | None = _data(
+        "File or folder of other text (column text), to score the model on before and after training (causal-lm).", None
+    )
     train_size: int | None = _data("Train on this many rows, drawn by the seed (default: all).", None, type=_POSITIVE)
     stratified: bool = _data(
         "Draw --train-size so that each class keeps its share (classification).", False, is_flag=True
@@ -327,7 +330,7 @@ class Settings:
 
     def content(self) -> dict[str, str | None]:
         """Return what the results depend on besides these options; see :func:`.content.content_of`."""
-        return content_of(self.recipe_file, self.data_dir, self.own.values())
+        return content_of(self.recipe_file, self.data_dir, self.own.values(), self.score_on)
 
     def command(self) -> str:
         """Return the command that repeats the run: its recipe, and all options that affect the results."""

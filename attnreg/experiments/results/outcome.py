@@ -15,7 +15,7 @@ from torch import nn
 import attnreg
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.results.card import model_card
-from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict
+from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict, score_other_text
 from attnreg.experiments.results.report import collapsed
 from attnreg.experiments.setup.device import cpu_name, device_name
 from attnreg.experiments.setup.setup import Setup
@@ -40,6 +40,8 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         **evaluate_all(method.model, run.further, kind, run.accelerator),
     }
     history.mislabelled = _mislabelled(method.model, run)
+    if history.other_text is not None and (after := score_other_text(method.model, run)) is not None:
+        history.other_text |= {"after": after, "forgetting": after["loss"] - history.other_text["before"]["loss"]}
     history.collapsed = collapsed(dev.records)
     history.trivial = _trivial_scores(run, some)
     records = history.of(method.returned_name)
@@ -53,6 +55,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "classes": list(run.task.labels),
         "trivial": history.trivial,
         "mislabelled": history.mislabelled,
+        "other_text": history.other_text,
         "best_epoch": history.best(run.task.metric, method.returned_name),
         "rows": len(run.train_rows),
         "parameters": run.parameters,

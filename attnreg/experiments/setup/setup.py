@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from accelerate import Accelerator
@@ -20,12 +21,15 @@ from attnreg.experiments.options.option import Rates
 from attnreg.experiments.options.provider import make_provider
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order
-from attnreg.experiments.setup.data_checks import data_warnings
+from attnreg.experiments.setup.data_checks import cut_inputs, data_warnings
 from attnreg.experiments.setup.device import choose_device, set_threads
 from attnreg.experiments.setup.sampling import choose_rows, mislabel
 from attnreg.experiments.setup.stopping import STOPPING, Selection
 from attnreg.experiments.setup.trackers import check_trackers, flattened, tracked
+from attnreg.experiments.tasks.choice import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.kinds.causal_lm import CausalLM
+from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.loading.data import load_data
 from attnreg.experiments.tasks.models.dropout import dropout_fields
 from attnreg.experiments.tasks.models.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
@@ -144,6 +148,7 @@ class Setup:
             raise UsageError(f"--prompt-weight is for causal-lm, but {self.task.name} is a {self.task.kind} task.")
         if settings.prompt_weight and not any(IGNORED in row for row in self.train_rows["labels"][:]):
             raise UsageError(f"--prompt-weight needs prompts, but {self.task.name} has plain texts: remove it.")
+        self._other_text = self._read_other_text(settings.score_on, max_length)
         self._further_rows = {
             name.removeprefix("validation_"): self.kind.encode(splits[name])
             for name in self.task.validation[1:]
@@ -175,6 +180,11 @@ class Setup:
     def further(self) -> dict[str, Labelled]:
         """Further validation sets of the task, by name."""
         return {name: self.labelled(rows) for name, rows in self._further_rows.items()}
+
+    @functools.cached_property
+    def other_text(self) -> tuple[Kind, Labelled] | None:
+        """The text of ``--score-on``, if any, with the kind that scores it."""
+        return None if self._other_text is None else (self._other_text[0], self.labelled(self._other_text[1]))
 
     @functools.cached_property
     def stopping(self) -> Labelled | None:
@@ -269,6 +279,20 @@ class Setup:
                 adapted, Rates.by_pattern(settings.lora_matrix_dropout), Rates.by_pattern(settings.lora_rank_dropout)
             )
         return adapted, tokenizer
+
+    def _read_other_text(self, path: str | None, max_length: int) -> tuple[Kind, Any] | None:
+        """Read the text of ``--score-on``, with the kind that scores it."""
+        if path is None:
+            return None
+        task = replace(choose_task("custom", kind="causal-lm", text_columns="text"), evaluation_only=True)
+        try:
+            task, splits = load_data(task, path)
+        except InputError as error:
+            raise InputError(f"Cannot read --score-on {path}: {error}") from error
+        kind = CausalLM(task, self.tokenizer, max_length)
+        if (sentence := cut_inputs(kind, splits["validation"], "texts of --score-on")) is not None:
+            self.remarks.append(f"Warning: {sentence}")
+        return kind, kind.encode(splits["validation"])
 
     def _mislabel(self, share: float) -> None:
         if not self.kind.one_class_per_row:

@@ -105,6 +105,8 @@ def _fit(groups: Sequence[Group], baseline: Group) -> str:
         text += "The calibration error is the expected calibration error on dev, with 15 bins."
     else:
         text += "There is no calibration error, because predictions are not one class per row."
+    if any(group.results[0].get("other_text") for group in groups):
+        text += " Forgetting is the loss per token on the text of --score-on, after training minus before."
     if any(group.results[0].get("mislabelled") for group in groups):
         text += (
             " Some training rows had a wrong label, drawn by the seed: memorized is the share of them that the network "

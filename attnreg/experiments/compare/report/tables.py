@@ -69,13 +69,17 @@ def _power(gaps: Sequence[float], point: float) -> list[str]:
 def fit(groups: Sequence[Group], baseline: Group) -> Table:
     """Scores, losses, calibration, and what became of training rows with a wrong label; last, the trivial predictor."""
     header = ["method", "train", "dev", "gap", "train loss", "dev loss", "calibration error"]
-    noisy = any(group.results[0].get("mislabelled") for group in groups)
+    noisy, scored = (any(group.results[0].get(name) for group in groups) for name in ("mislabelled", "other_text"))
+    header += ["forgetting"] if scored else []
     rows = []
     for group in groups:
         train, dev = group.mean("train", group.metric), group.mean("dev", group.metric)
         losses = [f"{group.mean(split, 'loss'):.3f}" for split in ("train", "dev")]
         calibration = f"{group.mean('dev', 'calibration_error'):.3f}" if group.calibrated else "none"
         rows.append([group.name, f"{train:.4f}", f"{dev:.4f}", f"{train - dev:+.4f}", *losses, calibration])
+        if scored:
+            measured = group.results[0].get("other_text")
+            rows[-1].append(f"{group.mean('other_text', 'forgetting'):+.4f}" if measured else "none")
         if noisy:
             measured, names = group.results[0].get("mislabelled"), ("memorized", "recovered")
             rows[-1] += [f"{group.mean('mislabelled', name):.3f}" if measured else "no noise" for name in names]
