@@ -133,6 +133,11 @@ class AttachHandle:
         return self._passes.active
 
     @property
+    def seeds_own(self) -> bool:
+        """Whether the model's own randomness follows from the seed of the pass (``own_dropout="seeded"``)."""
+        return self._passes.seeds_own
+
+    @property
     def own_draws(self) -> dict[str, int]:
         """How often each module drew from the seed of the latest pass; empty without ``own_dropout="seeded"``."""
         counts: dict[str, int] = {}

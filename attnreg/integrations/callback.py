@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from attnreg.arguments import true_or_false
 from attnreg.errors import AsleepWarning, InputError
 from attnreg.injection import AttachHandle, attach
+from attnreg.integrations.one_mask import OneMask
 from attnreg.regularizer.abilities import asleep_for
 from attnreg.regularizer.base import Regularizer, described
 
@@ -25,6 +27,10 @@ class AttnRegCallback(TrainerCallback):
     Args:
         provider: a provider, which is attached to the Trainer's model (all self-attention) when the Trainer has been
             created; or the handle that :func:`attnreg.attach` returned, to choose layers and stacks.
+        one_mask: give each sample one mask in all passes whose log-probabilities a loss of TRL compares: with
+            ``GRPOTrainer`` and ``RLOOTrainer`` the old policy and the policy, with ``DPOTrainer`` the chosen and the
+            rejected answer. The model's own dropout is part of it; generation and reference passes are in eval mode.
+            It needs :meth:`add_to`.
 
     Example:
         >>> import attnreg
@@ -36,13 +42,15 @@ class AttnRegCallback(TrainerCallback):
         ['encoder.0', 'encoder.0.output']
     """
 
-    def __init__(self, provider: Regularizer | AttachHandle) -> None:
+    def __init__(self, provider: Regularizer | AttachHandle, *, one_mask: bool = False) -> None:
         self._provider = provider if isinstance(provider, Regularizer) else None  # to be attached
         self._handle = provider if isinstance(provider, AttachHandle) else None
         if self._provider is None and self._handle is None:
             raise InputError(f"Expected a provider or a handle of `attnreg.attach`, got {described(provider)}.")
         self._sums: dict[str, Tensor] = {}
         self._steps = 0
+        self._one_mask = true_or_false("one_mask", one_mask)
+        self._shared: OneMask | None = None
 
     @property
     def handle(self) -> AttachHandle:
@@ -63,7 +71,7 @@ class AttnRegCallback(TrainerCallback):
 
     def _attach(self, model: nn.Module) -> None:
         if self._provider is not None and (self._handle is None or not self._handle.holds(model)):
-            self._handle = attach_in_trainer(model, self._provider)
+            self._handle = attach_in_trainer(model, self._provider, "seeded" if self._one_mask else "torch")
 
     def add_to(self, trainer: Trainer) -> None:
         """Add this callback to a trainer, before the callbacks that report logs, so that they see the drop rates.
@@ -72,8 +80,9 @@ class AttnRegCallback(TrainerCallback):
         the callback has a handle, nobody checks then that the Trainer supports the provider.
 
         Raises:
-            InputError: if ``trainer`` is not a :class:`transformers.Trainer`, or if the provider needs a
-                :class:`RegularizedTrainer` and ``trainer`` is not the one that was created with it.
+            InputError: if ``trainer`` is not a :class:`transformers.Trainer`; if the provider needs a
+                :class:`RegularizedTrainer` and ``trainer`` is not the one that was created with it; or if ``one_mask``
+                is not possible.
         """
         name = type(trainer).__name__
         if not isinstance(trainer, Trainer):
@@ -87,6 +96,8 @@ class AttnRegCallback(TrainerCallback):
         if self._provider is not None:
             assert trainer.model is not None
             self._attach(trainer.model)
+        if self._one_mask and (self._shared is None or self._shared.trainer is not trainer):
+            self._shared = OneMask(trainer, self.handle)
         callbacks = trainer.callback_handler.callbacks
         if self in callbacks:  # by `callbacks=[...]`; it must not act twice
             callbacks.remove(self)
@@ -97,10 +108,16 @@ class AttnRegCallback(TrainerCallback):
     ) -> None:
         """Move the provider to the model's device, restore it on resuming, and make it equal in all processes.
 
+        Raises:
+            InputError: if a trainer compares log-probabilities of several passes, which need one mask.
+
         Warns:
             AsleepWarning: if the provider is not attached to the trained model, or does not act within its epochs.
         """
         provider = self.handle.provider
+        if self._shared is None and (self._one_mask or hasattr(args, "steps_per_generation")):
+            ratio = "" if self._one_mask else ": this trainer compares two passes, which would have different masks"
+            raise InputError(f"Call `AttnRegCallback(..., one_mask=True).add_to(trainer)` before training{ratio}.")
         if why := self._why_asleep(kwargs.get("model"), args, state):
             warnings.warn(why, AsleepWarning, stacklevel=2)
         if state.global_step and provider.state_dict():
@@ -179,14 +196,16 @@ class AttnRegCallback(TrainerCallback):
             parameter.grad = None
 
 
-def attach_in_trainer(model: nn.Module, provider: Regularizer) -> AttachHandle:
+def attach_in_trainer(
+    model: nn.Module, provider: Regularizer, own_dropout: Literal["torch", "seeded"] = "torch"
+) -> AttachHandle:
     """Attach a provider to a Trainer's model: to all of it, or to the model of transformers that it wraps.
 
     Models of transformers and PEFT are taken as they are. Others, such as ``SentenceTransformer``, contain a model of
     transformers but take other inputs.
     """
     if isinstance(model, PreTrainedModel) or callable(getattr(model, "get_base_model", None)):  # of PEFT
-        return attach(model, provider)
+        return attach(model, provider, own_dropout=own_dropout)
     inner: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         if isinstance(module, PreTrainedModel) and not any(name.startswith(f"{outer}.") for outer in inner):
@@ -196,7 +215,7 @@ def attach_in_trainer(model: nn.Module, provider: Regularizer) -> AttachHandle:
             f"{type(model).__name__} contains {len(inner)} models: {', '.join(inner)}. Attach the provider to one of "
             "them with `attnreg.attach`, and pass the handle."
         )
-    return attach(next(iter(inner.values()), model), provider)
+    return attach(next(iter(inner.values()), model), provider, own_dropout=own_dropout)
 
 
 def _check_supported(provider: Regularizer, by: str, use: str) -> None:

@@ -27,6 +27,18 @@ MOST = 20_000  # objects to inspect at most; a model that reaches more refers to
 
 
 @contextmanager
+def evaluated(model: nn.Module, *, training: bool = False) -> Iterator[None]:
+    """Set a model to eval (or ``training``) mode within the block; restore each module's mode after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
 def undisturbed(model: nn.Module, *, training: bool = False) -> Iterator[None]:
     """Set a model to eval mode within the block; restore each module's mode and torch's random state after it.
 
@@ -42,15 +54,9 @@ def undisturbed(model: nn.Module, *, training: bool = False) -> Iterator[None]:
         >>> model.training
         True
     """
-    modes = [(module, module.training) for module in model.modules()]
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    model.train(training)
-    try:
-        with torch.random.fork_rng(devices=sorted(devices)):
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with evaluated(model, training=training), torch.random.fork_rng(devices=sorted(devices)):
+        yield
 
 
 @contextmanager

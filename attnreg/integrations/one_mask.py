@@ -1,0 +1,133 @@
+"""One mask for all log-probabilities that the loss of a TRL trainer compares."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnreg.draws import new_seed
+from attnreg.errors import InputError
+from attnreg.injection import AttachHandle, evaluated
+
+SEED, ROWS = "attnreg_seed", "attnreg_rows"  # of a generation batch, and of each of its samples
+Plain = Callable[..., Any]
+
+
+class OneMask:
+    """Gives each sample one mask in all passes of a trainer's policy whose log-probabilities its loss compares.
+
+    Completions are generated, and the reference model runs, in eval mode. It replaces methods of the trainer, because
+    no callback of a Trainer runs between these passes.
+    """
+
+    def __init__(self, trainer: Any, handle: AttachHandle) -> None:
+        classes = {each.__name__ for each in type(trainer).__mro__}
+        methods: dict[str, Plain] = {}
+        if "DPOTrainer" in classes:
+            methods = {"_compute_loss": self._loss_of_pairs}
+        elif classes & {"GRPOTrainer", "RLOOTrainer"}:
+            methods = {
+                "_generate_single_turn": self._generate,
+                "_generate_and_score_completions": self._score,
+                "_get_per_token_logps_and_entropies": self._log_probs,
+                "_compute_loss": self._loss,
+            }
+        if not methods or not all(hasattr(trainer, name) for name in methods):
+            raise InputError(
+                "`one_mask=True` is for the DPOTrainer, GRPOTrainer and RLOOTrainer of TRL 1.16, got a "
+                f"{type(trainer).__name__}."
+            )
+        if not handle.seeds_own:
+            raise InputError('`one_mask=True` needs `attach(..., own_dropout="seeded")` or `attnreg.seeded(model)`.')
+        if getattr(trainer, "precompute_ref_logps", False) and trainer.model.training:
+            raise InputError(
+                "The log-probabilities of the reference were computed in training mode, with dropout: call "
+                "`model.eval()` before you create the trainer."
+            )
+        if getattr(trainer, "padding_free", False):
+            raise InputError("`one_mask=True` needs one row for each answer: set `padding_free=False`.")
+        with handle.replay(0, [0]):  # raises if the regularizer cannot tell samples apart
+            pass
+        self.trainer, self.handle, self.seed = trainer, handle, 0
+        if trainer.ref_model is not None:
+            trainer.ref_model.eval()
+        _is_reference(trainer.model)  # raises if PEFT cannot tell
+        for name, method in methods.items():
+            setattr(trainer, name, functools.partial(method, getattr(trainer, name)))
+
+    def _loss_of_pairs(self, plain: Plain, model: nn.Module, inputs: dict[str, Any], *args: Any) -> Any:
+        if not self.trainer.model.training:
+            return plain(model, inputs, *args)
+        rows, seed = torch.arange(len(inputs["input_ids"]) // 2).repeat(2), int(new_seed())
+
+        def policy(**given: Any) -> Any:
+            with self.handle.replay(seed, rows):
+                return model(**given)
+
+        with _plain_without_gradients(self.trainer.model):
+            return plain(policy, inputs, *args)
+
+    def _generate(self, plain: Plain, *args: Any, **kwargs: Any) -> Any:
+        with evaluated(self.trainer.model):
+            return plain(*args, **kwargs)
+
+    def _score(self, plain: Plain, inputs: Any) -> dict[str, Any]:
+        self.seed = int(new_seed())
+        output: dict[str, Any] = plain(inputs)
+        if self.trainer.model.training:  # the trainer shuffles and splits this batch
+            output |= {SEED: torch.tensor(self.seed), ROWS: torch.arange(len(output["completion_ids"]))}
+        return output
+
+    def _log_probs(self, plain: Plain, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        policy, done = self.trainer.model, 0
+        if torch.is_grad_enabled() or not policy.training or model is not policy:
+            return plain(model, *args, **kwargs)
+        if _is_reference(policy):
+            with evaluated(policy):
+                return plain(model, *args, **kwargs)
+
+        def old(**given: Any) -> Any:
+            nonlocal done
+            rows = torch.arange(done, done + len(given["input_ids"]))
+            done += len(rows)
+            with self.handle.replay(self.seed, rows):
+                return model(**given)
+
+        return plain(old, *args, **kwargs)
+
+    def _loss(self, plain: Plain, model: nn.Module, inputs: dict[str, Any]) -> Any:
+        if SEED not in inputs:  # in evaluation
+            return plain(model, inputs)
+        with self.handle.replay(int(inputs[SEED]), inputs[ROWS]):
+            return plain(model, inputs)
+
+
+def _is_reference(model: Any) -> bool:
+    """Whether a model is the reference now: its adapters are off, or the copy that TRL names so is on."""
+    status = model.get_model_status() if hasattr(model, "get_model_status") else None
+    return status is not None and (not status.enabled or status.active_adapters == ["ref"])
+
+
+@contextmanager
+def _plain_without_gradients(model: nn.Module) -> Iterator[None]:
+    """Run a model in eval mode within the block wherever gradients are off, as in a pass of the reference."""
+    plain = ExitStack()
+
+    def begin(*_: Any) -> None:
+        if not torch.is_grad_enabled():
+            plain.enter_context(evaluated(model))
+
+    hooks = (
+        model.register_forward_pre_hook(begin),
+        model.register_forward_hook(lambda *_: plain.close(), always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
