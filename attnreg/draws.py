@@ -72,26 +72,21 @@ class Draws:
             lambda: self.seed, replayed=self.replayed, part=part, first_query=first_query, samples=self._samples
         )
 
-    def first_query_of(self, shape: Sequence[int], by_query: bool | None = None) -> int:
-        """Return the index of the first query in draws of this shape; 0 if queries share them."""
-        by_query = len(shape) == 4 and shape[-2] > 1 if by_query is None else by_query
-        return self.first_query if by_query else 0
-
-    def samples_of(self, shape: Sequence[int]) -> Tensor | None:
-        """Return the index of each sample in a larger batch; ``None`` if it is the one here, or all share the draws.
+    def place(self, shape: Sequence[int], by_query: bool | None = None) -> dict[str, Any]:
+        """Return where draws of this shape are: the index of the first query, and those of samples in a larger batch.
 
         Raises:
             InputError: if draws of this shape do not show their samples.
         """
+        by_query = len(shape) == 4 and shape[-2] > 1 if by_query is None else by_query
         samples = self._samples() if callable(self._samples) else self._samples
-        if samples is None or len(shape) < 2:
-            return None
-        if shape[0] != len(samples) or len(shape) > 4 or self._part:
+        samples = samples if len(shape) > 1 else None  # a draw for the whole batch
+        if samples is not None and (shape[0] != len(samples) or len(shape) > 4 or self._part):
             raise InputError(
                 f"Draws of shape {tuple(shape)} do not show {len(samples)} samples: replay the whole batch, without "
                 "`rows`."
             )
-        return samples
+        return {"first_query": self.first_query if by_query else 0, "samples": samples}
 
     def uniform(
         self,
@@ -109,9 +104,8 @@ class Draws:
             dtype: their dtype.
             by_query: whether they differ by query (default: if the shape has several queries).
         """
-        seed, first = self.next_seed(whole=len(shape) < 2), self.first_query_of(shape, by_query)
-        samples = self.samples_of(shape)
-        return functional.seeded_uniform(seed, shape, device=device, first_query=first, samples=samples).to(dtype)
+        seed = self.next_seed(whole=len(shape) < 2)
+        return functional.seeded_uniform(seed, shape, device=device, **self.place(shape, by_query)).to(dtype)
 
     def keep(
         self,
@@ -129,9 +123,8 @@ class Draws:
             device: their device, which does not change them.
             by_query: whether they differ by query (default: if the shape has several queries).
         """
-        seed, first = self.next_seed(whole=len(shape) < 2), self.first_query_of(shape, by_query)
-        samples = self.samples_of(shape)
-        return functional.seeded_keep(seed, shape, p, device=device, first_query=first, samples=samples)
+        seed = self.next_seed(whole=len(shape) < 2)
+        return functional.seeded_keep(seed, shape, p, device=device, **self.place(shape, by_query))
 
     def next_seed(self, *, whole: bool = False) -> int | Tensor:
         """Return a seed of its own for each draw, and for each part of an attention unless it is for the ``whole``."""

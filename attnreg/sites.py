@@ -173,9 +173,8 @@ class AttentionSite(SiteInfo, DrawsHere):
         """
         shape, by_query = (self.shape, True) if shape is None else (shape, by_query)
         if self.in_kernel:
-            first = self.draws.first_query_of(shape, by_query)
-            seed, samples = self.draws.next_seed(), self.draws.samples_of(shape)
-            return Mask(drawn=(Drawn(seed, p, shape, self.device, first_query=first, samples=samples),))
+            seed = self.draws.next_seed()
+            return Mask(drawn=(Drawn(seed, p, shape, self.device, **self.draws.place(shape, by_query)),))
         return Mask(scores=self.keep(p, shape, by_query=by_query))
 
     def dropping_weights(self, p: float, *, rescale: bool = True) -> Mask:
@@ -185,9 +184,8 @@ class AttentionSite(SiteInfo, DrawsHere):
             p: drop probability.
             rescale: divide kept weights by 1 - p.
         """
-        first = self.draws.first_query_of(self.shape, by_query=True)
-        seed, samples = self.draws.next_seed(), self.draws.samples_of(self.shape)
-        drawn = Drawn(seed, p, self.shape, self.device, rescale, first, samples)
+        seed = self.draws.next_seed()
+        drawn = Drawn(seed, p, self.shape, self.device, rescale, **self.draws.place(self.shape, by_query=True))
         return Mask(drawn_weights=(drawn,)) if self.in_kernel else Mask(weights=drawn.factors(self.dtype))
 
     def scores(self) -> Tensor:

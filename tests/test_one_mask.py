@@ -204,7 +204,7 @@ def test_what_cannot_be_right_is_refused(folder, tmp_path):
     plain = hf.Trainer(hf.AutoModelForCausalLM.from_pretrained(folder), of_trl(hf.TrainingArguments, tmp_path))
     refuses(
         plain,
-        "is for the DPOTrainer, GRPOTrainer and RLOOTrainer of TRL 1.16, got a Trainer",
+        "is for DPOTrainer, GRPOTrainer and RLOOTrainer of TRL 1.16, got a Trainer",
         attnreg.DropKey(0.1),
         one_mask=True,
     )

@@ -226,7 +226,10 @@ class AttachHandle:
         parts = self.provider.parts()
         early = [type(each).__name__ for each in parts if each.draws_in_prepare or each.looks_at_batches]
         if rows is not None and early:
-            raise InputError(f"{early[0]} decides for a whole batch, before the pass: replay it without `rows`.")
+            raise InputError(
+                f"{early[0]} decides for a whole batch before the pass, so masks of single samples cannot be repeated: "
+                "replay the whole batch, or use another regularizer."
+            )
         giving = self._passes.seeds.giving(torch.tensor(seed))
         with self.probing(), self._passes.having(probing=True, rows=indices), giving:
             yield

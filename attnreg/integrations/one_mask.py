@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -38,9 +39,9 @@ class OneMask:
                 "_compute_loss": self._loss,
             }
         if not methods or not all(hasattr(trainer, name) for name in methods):
+            name = type(trainer).__name__
             raise InputError(
-                "`one_mask=True` is for the DPOTrainer, GRPOTrainer and RLOOTrainer of TRL 1.16, got a "
-                f"{type(trainer).__name__}."
+                f"`one_mask=True` is for DPOTrainer, GRPOTrainer and RLOOTrainer of TRL 1.16, got a {name}."
             )
         if not handle.seeds_own:
             raise InputError('`one_mask=True` needs `attach(..., own_dropout="seeded")` or `attnreg.seeded(model)`.')
@@ -60,17 +61,22 @@ class OneMask:
         for name, method in methods.items():
             setattr(trainer, name, functools.partial(method, getattr(trainer, name)))
 
+    def _under(self, model: nn.Module, seed: int, rows: Iterable[int]) -> Plain:
+        """Return a function that runs a model on the next samples, whose indices are ``rows``, under their masks."""
+        left = iter(rows)
+
+        def run(**inputs: Any) -> Any:
+            with self.handle.replay(seed, [*itertools.islice(left, len(inputs["input_ids"]))]):
+                return model(**inputs)
+
+        return run
+
     def _loss_of_pairs(self, plain: Plain, model: nn.Module, inputs: dict[str, Any], *args: Any) -> Any:
         if not self.trainer.model.training:
             return plain(model, inputs, *args)
-        rows, seed = torch.arange(len(inputs["input_ids"]) // 2).repeat(2), int(new_seed())
-
-        def policy(**given: Any) -> Any:
-            with self.handle.replay(seed, rows):
-                return model(**given)
-
+        pairs = range(len(inputs["input_ids"]) // 2)
         with _plain_without_gradients(self.trainer.model):
-            return plain(policy, inputs, *args)
+            return plain(self._under(model, int(new_seed()), [*pairs, *pairs]), inputs, *args)
 
     def _generate(self, plain: Plain, *args: Any, **kwargs: Any) -> Any:
         with evaluated(self.trainer.model):
@@ -83,28 +89,19 @@ class OneMask:
             output |= {SEED: torch.tensor(self.seed), ROWS: torch.arange(len(output["completion_ids"]))}
         return output
 
-    def _log_probs(self, plain: Plain, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        policy, done = self.trainer.model, 0
+    def _log_probs(self, plain: Plain, model: Any, *args: Any, **kwargs: Any) -> Any:
+        policy = self.trainer.model
         if torch.is_grad_enabled() or not policy.training or model is not policy:
             return plain(model, *args, **kwargs)
-        if _is_reference(policy):
-            with evaluated(policy):
-                return plain(model, *args, **kwargs)
-
-        def old(**given: Any) -> Any:
-            nonlocal done
-            rows = torch.arange(done, done + len(given["input_ids"]))
-            done += len(rows)
-            with self.handle.replay(self.seed, rows):
-                return model(**given)
-
-        return plain(old, *args, **kwargs)
+        if not _is_reference(policy):
+            return plain(self._under(model, self.seed, itertools.count()), *args, **kwargs)
+        with evaluated(policy):
+            return plain(model, *args, **kwargs)
 
     def _loss(self, plain: Plain, model: nn.Module, inputs: dict[str, Any]) -> Any:
         if SEED not in inputs:  # in evaluation
             return plain(model, inputs)
-        with self.handle.replay(int(inputs[SEED]), inputs[ROWS]):
-            return plain(model, inputs)
+        return plain(self._under(model, int(inputs[SEED]), inputs[ROWS].tolist()), inputs)
 
 
 def _is_reference(model: Any) -> bool:
@@ -116,18 +113,12 @@ def _is_reference(model: Any) -> bool:
 @contextmanager
 def _plain_without_gradients(model: nn.Module) -> Iterator[None]:
     """Run a model in eval mode within the block wherever gradients are off, as in a pass of the reference."""
-    plain = ExitStack()
+    with ExitStack() as plain, ExitStack() as hooks:
 
-    def begin(*_: Any) -> None:
-        if not torch.is_grad_enabled():
-            plain.enter_context(evaluated(model))
+        def begin(*_: Any) -> None:
+            if not torch.is_grad_enabled():
+                plain.enter_context(evaluated(model))
 
-    hooks = (
-        model.register_forward_pre_hook(begin),
-        model.register_forward_hook(lambda *_: plain.close(), always_call=True),
-    )
-    try:
+        hooks.callback(model.register_forward_pre_hook(begin).remove)
+        hooks.callback(model.register_forward_hook(lambda *_: plain.close(), always_call=True).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

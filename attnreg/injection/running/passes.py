@@ -277,7 +277,6 @@ class Passes:
             place,
             has_gradients=self.latest.has_gradients,
             only_latest=type(waits[0]).__name__ if waits else None,
-            rows=self.rows,
         )
 
     def padding_at(self, site: Site) -> Padding:

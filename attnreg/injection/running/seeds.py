@@ -82,28 +82,19 @@ class Seeds:
         if now.seed is not None and (torch.compiler.is_compiling() or not transformed()):
             self._after = new_seed()  # kept, because compiled code leaves out what nobody needs
 
-    def of(
-        self,
-        now: Pass,
-        site: Site,
-        place: Place,
-        *,
-        has_gradients: bool,
-        only_latest: str | None,
-        rows: Tensor | None = None,
-    ) -> Draws:
+    def of(self, now: Pass, site: Site, place: Place, *, has_gradients: bool, only_latest: str | None) -> Draws:
         """Return the source of what is drawn now at a place, in ``now``, the latest pass in which the provider acts.
 
-        ``only_latest`` names a provider that has masks for the latest pass only; ``rows`` tells a sample's index.
+        ``only_latest`` names a provider that has masks for the latest pass only.
         """
-        key = place, site.label
+        key, rows = (place, site.label), None if now.batch is None else now.batch.rows
         if is_traced():
             return Draws(functools.partial(self._next, now, key, site), samples=rows)
         if in_backward():
             again = functools.cache(functools.partial(self._again, key, site.name, only_latest))
             draws, known = Draws(lambda: again().seed, samples=lambda: again().rows), self._done.knows(key)
         else:
-            noted = functools.partial(self._noted, now, key, site, has_gradients=has_gradients, rows=rows)
+            noted = functools.partial(self._noted, now, key, site, has_gradients=has_gradients)
             draws, known = Draws(noted, samples=rows), now.seed is not None
         if only_latest is not None and known:
             # This provider draws before the sites, so a pass must be known again even if they do not draw.
@@ -140,12 +131,10 @@ class Seeds:
         kind = PLACES.index(key[0]) * len(STACKS) + STACKS.index(site.stack)
         return _following(self.of_pass(now), ((count * len(PLACES) * len(STACKS) + kind) << 32) + site.layer)
 
-    def _noted(
-        self, now: Pass, key: tuple[Place, str], site: Site, *, has_gradients: bool, rows: Tensor | None
-    ) -> int | Tensor:
+    def _noted(self, now: Pass, key: tuple[Place, str], site: Site, *, has_gradients: bool) -> int | Tensor:
         if not (has_gradients and in_checkpoint()):
             return self._next(now, key, site)
-        here, begins = mark(), now.seed is None
+        here, begins, rows = mark(), now.seed is None, None if now.batch is None else now.batch.rows
         seed = self._next(now, key, site)
         self._done.note(key, here, _Seed(int(seed), self._number, begins, rows))
         return seed
