@@ -19,7 +19,7 @@ from attnreg.errors import InputError
 from attnreg.masks import Mask
 
 Stack = Literal["encoder", "decoder", "cross"]
-Where = Literal["embeddings", "input", "output", "pooled"]
+Where = Literal["embeddings", "input", "output", "pooled", "residual"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +215,8 @@ class HiddenInfo(Site):
 
     Args:
         where: ``"embeddings"`` (the states that enter the first block of a list of blocks), ``"input"`` or ``"output"``
-            of a Transformer block, or ``"pooled"`` (the one vector per sample that the last linear layer takes).
+            of a Transformer block, ``"residual"`` (what each residual connection of a block adds to its states), or
+            ``"pooled"`` (the one vector per sample that the last linear layer takes).
         name: qualified name of the block or linear layer, as in :class:`Site`, as are ``layer``, ``num_layers`` and
             ``stack``. Embeddings have the layer of the block that they enter, the pooled state that of the last block.
 

@@ -67,7 +67,8 @@ class HiddenProvider(Regularizer):
         tensor([[[0.5000, 0.5000]]])
     """
 
-    #: The sites at which it is asked, ``"embeddings"``, ``"input"``, ``"output"`` or ``"pooled"``, or a list.
+    #: The sites at which it is asked, ``"embeddings"``, ``"input"``, ``"output"``, ``"residual"`` or ``"pooled"``, or a
+    #: list.
     where: Where | Sequence[Where] = "output"
 
     @abstractmethod

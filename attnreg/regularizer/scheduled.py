@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from attnreg.arguments import one_of, positive, probability, whole_number
+from attnreg.draws import Draws
 from attnreg.errors import InputError, did_you_mean
 from attnreg.regularizer.abilities import never_stepped
 from attnreg.regularizer.base import Container, Regularizer, a_regularizer
-from attnreg.sites import Site
+from attnreg.sites import Site, SiteInfo
 
 Knots = Sequence[tuple[float, float]]
 Over = Literal["training", "depth"]
@@ -144,9 +145,17 @@ class Scheduled(Container):
 
     @override
     def forward(self, site: Any, states: Tensor | None = None) -> Any:
-        answer = super().forward(site, states)
-        self._set_for(None)
-        return answer
+        try:
+            return super().forward(site, states)
+        finally:  # gradient checkpointing may end a repetition in here
+            self._set_for(None)
+
+    @override
+    def skip_at(self, site: SiteInfo, draws: Draws) -> Tensor | None:
+        try:
+            return super().skip_at(site, draws)
+        finally:
+            self._set_for(None)
 
     @override
     def inner(self, site: Site | None = None) -> list[Regularizer]:

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from attnreg.arguments import Probability, one_of, probability, true_or_false
 from attnreg.attribution import Attributions, Target
+from attnreg.errors import InputError
 from attnreg.functional.region import Region
 from attnreg.injection import handle_of
 from attnreg.regularizer.providers import HiddenProvider, checked_where
@@ -74,6 +75,10 @@ class HiddenAttributionDropout(HiddenProvider):
         self.q = probability("q", q)
         self.region = one_of("region", region, get_args(Region))
         self.where = checked_where(where)
+        if "residual" in self.places:
+            raise InputError(
+                "A block has several residual connections, which have no attribution: choose another `where`."
+            )
         self.target = Target(target).kind
         self.rescale = true_or_false("rescale", rescale)
         #: Attributions ``(B, T, C)`` of the latest batch, by the label of their site.

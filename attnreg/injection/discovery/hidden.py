@@ -52,7 +52,8 @@ def hidden_sites(
     first: set[tuple[str, str]] = set()
     for place in places:
         held = place.site.stack, _outermost_list(model, found, place.call)
-        wheres: tuple[Where, ...] = ("input", "output") if held in first else ("embeddings", "input", "output")
+        wheres: tuple[Where, ...] = ("input", "output", "residual")
+        wheres = wheres if held in first else ("embeddings", *wheres)
         first.add(held)
         if place.chosen:
             sites += [_found(place, where) for where in wheres]

@@ -21,6 +21,7 @@ WHY: dict[Where, str] = {
     "embeddings": "They enter the first block of a list of blocks, and count as its layer.",
     "input": "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape.",
     "output": "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape.",
+    "residual": "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape.",
     "pooled": "It is the one vector per sample that the last linear layer of the model takes, as in a classifier on "
     "the first token; it counts as the last layer.",
 }

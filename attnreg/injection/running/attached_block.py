@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from attnreg.draws import Draws
 from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.blocks import Block
 from attnreg.injection.discovery.hidden import FoundHidden
@@ -18,6 +20,7 @@ from attnreg.injection.running.attached_attention import AttachedModule
 from attnreg.injection.running.forward_pass import OF_BLOCKS
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.rates import share
+from attnreg.injection.running.residual import ResidualConnections
 from attnreg.injection.running.shadow import Shadow, input_names
 from attnreg.sites import HiddenInfo, HiddenSite, Site, SiteInfo, Where
 
@@ -80,7 +83,13 @@ class AttachedBlock(Shadow[BlockCall]):
 
     def _run(self, call: BlockCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = self._entered(call, "input", args, kwargs)
-        output = self.plain(*args, **kwargs)
+        if "residual" in call.states:
+            hidden = args[0] if args else kwargs[call.block.first]
+            draws = self.passes.draws_at(call.states["residual"].info, "residual")  # one source for all of them
+            change = functools.partial(self._changed, call, "residual", args=args, kwargs=kwargs, draws=draws)
+            output = ResidualConnections(self.name, hidden, change).run(self.plain, *args, **kwargs)
+        else:
+            output = self.plain(*args, **kwargs)
         if "output" not in call.states:
             return output
         return _replaced(output, lambda states: self._changed(call, "output", states, args, kwargs))
@@ -97,10 +106,16 @@ class AttachedBlock(Shadow[BlockCall]):
         return args, {**kwargs, call.block.first: states}
 
     def _changed(
-        self, call: BlockCall, where: Where, states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        call: BlockCall,
+        where: Where,
+        states: Tensor,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        draws: Draws | None = None,
     ) -> Tensor:
         masks = {name: args[at] if at < len(args) else kwargs.get(name) for name, at in self._masks_at.items()}
-        return changed_states(self.passes, call.states[where].info, states, call.states[where].axes, masks)
+        return changed_states(self.passes, call.states[where].info, states, call.states[where].axes, masks, draws)
 
 
 def attached_blocks(
@@ -187,7 +202,12 @@ class AttachedClassifier(Shadow[HiddenInfo]):
 
 
 def changed_states(
-    passes: Passes, info: HiddenInfo, states: Tensor, axes: str, masks: Mapping[str, Any] | None = None
+    passes: Passes,
+    info: HiddenInfo,
+    states: Tensor,
+    axes: str,
+    masks: Mapping[str, Any] | None = None,
+    draws: Draws | None = None,
 ) -> Tensor:
     """Return hidden states as the provider changes them, and record the share of values that it sets to zero.
 
@@ -205,7 +225,7 @@ def changed_states(
         shape=shape,
         valid=valid,
         padding_unknown=unknown,
-        draws=passes.draws_at(info, info.where),
+        draws=draws or passes.draws_at(info, info.where),
         device=states.device,
         dtype=states.dtype,
     )

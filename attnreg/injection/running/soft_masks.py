@@ -14,12 +14,13 @@ _FILL = "masked_fill", "masked_fill_", "where", "__setitem__", "index_fill", "in
 _MULTIPLY = "matmul", "__matmul__", "__rmatmul__", "bmm", "einsum", "mm", "tensordot", "inner", "baddbmm", "baddbmm_"
 
 
-def _functions(*names: str) -> frozenset[Any]:
+def functions(*names: str) -> frozenset[Any]:
+    """Return the functions and methods of torch of these names."""
     return frozenset(getattr(where, name) for name in names for where in (torch, Tensor) if hasattr(where, name))
 
 
-ADDS = _functions(*_ADD, *_FILL, "baddbmm", "baddbmm_")
-MULTIPLIES = _functions(*_MULTIPLY)
+ADDS = functions(*_ADD, *_FILL, "baddbmm", "baddbmm_")
+MULTIPLIES = functions(*_MULTIPLY)
 ADDS_OR_MULTIPLIES = ADDS | MULTIPLIES
 
 
