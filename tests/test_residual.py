@@ -84,7 +84,9 @@ def test_residual_dropout_that_rises_with_depth_is_one_line():
 @pytest.mark.parametrize("case", MODELS, ids=str)
 def test_every_model_drops_the_same_when_checkpointing_repeats_it(case):
     model, batch = case.build(), case.batch()
-    with attnreg.attach(model, attnreg.parse_provider(f"{LIMA} & LayerDrop(0.3) & HiddenDropout(0.1)")):
+    text = f"{LIMA} & Scheduled(LayerDrop(), over='depth', growth=9, p=[(0, 0.1), (1, 0.3)]) & HiddenDropout(0.1)"
+    with attnreg.attach(model, attnreg.parse_provider(text, total_steps=1)) as handle:
+        handle.step()
         expected = run(model, batch)
         assert not same(expected, run(model, batch, seed=7))
         wrap_in_checkpoints(case, model)

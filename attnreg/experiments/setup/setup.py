@@ -70,7 +70,7 @@ class Setup:
         if sharding := [name for name in SHARDED if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"]:
             raise InputError(
                 f"Recipes do not support {sharding[0]}, because they copy and inspect whole models. Use data "
-                "parallelism (`torchrun`, `accelerate launch --multi_gpu`)."
+                "parallelism (`torchrun`, `accelerate launch --multi_gpu`), or shard in a loop of your own."
             )
         try:
             self.accelerator = Accelerator(
