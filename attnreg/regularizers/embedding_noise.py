@@ -85,20 +85,12 @@ class EmbeddingNoise(HiddenProvider):
         return self._rounding.add(states, noise if self.tokens == "all" else noise * noisy.unsqueeze(-1))
 
     def _prompts(self, site: HiddenSite) -> Tensor:
-        labels = self._labels
-        if not isinstance(labels, Tensor) or labels.shape != site.shape[:2]:
+        fits = isinstance(self._labels, Tensor) and self._labels.shape == site.shape[:2]
+        prompts = site.tokens & (self._labels.to(site.device) == IGNORED) if fits else site.tokens
+        if not fits or not (is_traced() or self._has_prompts or prompts.any()):
             raise InputError(
                 f"EmbeddingNoise(tokens='prompt') needs `labels` of shape {tuple(site.shape[:2])} in the model's "
-                "inputs, -100 for the tokens of the prompt."
+                "inputs, -100 for the tokens of the prompt; there must be some in the first batch."
             )
-        prompts = site.tokens & (labels.to(site.device) == IGNORED)
-        if not (is_traced() or self._has_prompts):
-            self._has_prompts = bool(prompts.any())
-            if not self._has_prompts:
-                raise InputError(
-                    "EmbeddingNoise(tokens='prompt') found no prompt in the first batch: label its tokens with -100."
-                )
+        self._has_prompts = True
         return prompts
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_labels": None}

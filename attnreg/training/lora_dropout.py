@@ -54,8 +54,7 @@ class LoRADropout:
     """
 
     def __init__(self, model: nn.Module, p: Rates = 0.5, ranks: Rates = 0.0) -> None:
-        self.p = _checked("p", p)
-        self.ranks = _checked("ranks", ranks)
+        self.p, self.ranks = p, ranks
         #: The matrices A and B of each adapter, by its name.
         self.adapters: dict[str, tuple[nn.Linear, nn.Linear]] = dict(_adapters(model))
         if not self.adapters:
@@ -73,18 +72,11 @@ class LoRADropout:
         use_own_weights(layer for pair in self.adapters.values() for layer in pair)
 
 
-def _checked(argument: str, rates: Rates) -> Rates:
-    if not isinstance(rates, Mapping):
-        return probability_below_one(argument, rates)
-    return {pattern: probability_below_one(f"{argument}[{pattern!r}]", rate) for pattern, rate in rates.items()}
-
-
 def _rates(argument: str, rates: Rates, adapters: Collection[str]) -> dict[str, float]:
-    """Return the rate of each adapter; raise if a pattern is the first match of none."""
-    if not isinstance(rates, Mapping):
-        return dict.fromkeys(adapters, rates)
+    """Return the rate of each adapter; raise if a rate is out of range, or a pattern is the first match of none."""
     chosen: dict[str, float] = {}
-    for pattern, rate in rates.items():
+    for pattern, rate in (rates if isinstance(rates, Mapping) else {".*": rates}).items():
+        probability_below_one(f"{argument}[{pattern!r}]" if isinstance(rates, Mapping) else argument, rate)
         try:
             fits = re.compile(rf"(.*\.)?({pattern})\.[^.]+").fullmatch  # the adapter's name follows the module's
         except re.error as error:

@@ -87,14 +87,6 @@ def evaluate_all(
     }
 
 
-def score_other_text(network: nn.Module, run: Setup) -> dict[str, float] | None:
-    """Score a network on the text of ``--score-on``; ``None`` without it."""
-    if run.other_text is None:
-        return None
-    kind, rows = run.other_text
-    return evaluate(network, rows, kind, run.accelerator)
-
-
 def _labels_in(batch: Batch) -> int:
     labels: Tensor | None = batch.get("labels")
     if labels is None:

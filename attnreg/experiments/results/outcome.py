@@ -15,7 +15,7 @@ from torch import nn
 import attnreg
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.results.card import model_card
-from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict, score_other_text
+from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict
 from attnreg.experiments.results.report import collapsed
 from attnreg.experiments.setup.device import cpu_name, device_name
 from attnreg.experiments.setup.setup import Setup
@@ -40,7 +40,8 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         **evaluate_all(method.model, run.further, kind, run.accelerator),
     }
     history.mislabelled = _mislabelled(method.model, run)
-    if history.other_text is not None and (after := score_other_text(method.model, run)) is not None:
+    if history.other_text is not None and run.other_text is not None:
+        after = evaluate(method.model, *run.other_text, run.accelerator)
         history.other_text |= {"after": after, "forgetting": after["loss"] - history.other_text["before"]["loss"]}
     history.collapsed = collapsed(dev.records)
     history.trivial = _trivial_scores(run, some)

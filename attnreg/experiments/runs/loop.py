@@ -15,7 +15,7 @@ from accelerate.utils import set_seed
 from attnreg.errors import AsleepWarning, InputError, StoppedError
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.folder.reader import RunReader
-from attnreg.experiments.results.evaluation import evaluate_all, score_other_text
+from attnreg.experiments.results.evaluation import evaluate, evaluate_all
 from attnreg.experiments.results.outcome import conclude
 from attnreg.experiments.runs.checkpoint import checkpoint, recover_states, restore, write_state
 from attnreg.experiments.runs.divergence import DivergenceCheck, growing_loss
@@ -74,8 +74,8 @@ def fit(method: TrainingMethod, run: Setup) -> History:
             loop.restore()
         else:
             run.folder.create(run.settings, run.parameters, run.kind.max_length)
-            if (before := score_other_text(method.model, run)) is not None:
-                loop.history.other_text = {"before": before}
+            if run.other_text is not None:
+                loop.history.other_text = {"before": evaluate(method.model, *run.other_text, run.accelerator)}
         with run.tracked(), Progress(run, loop.history) as loop.progress:
             while loop.history.epoch < run.epochs and not loop.selection.is_over(loop.records):
                 loop.epoch()

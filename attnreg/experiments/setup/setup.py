@@ -148,7 +148,7 @@ class Setup:
             raise UsageError(f"--prompt-weight is for causal-lm, but {self.task.name} is a {self.task.kind} task.")
         if settings.prompt_weight and not any(IGNORED in row for row in self.train_rows["labels"][:]):
             raise UsageError(f"--prompt-weight needs prompts, but {self.task.name} has plain texts: remove it.")
-        self._other_text = self._read_other_text(settings.score_on, max_length)
+        self.other_text = self._read_other_text(settings.score_on, max_length)
         self._further_rows = {
             name.removeprefix("validation_"): self.kind.encode(splits[name])
             for name in self.task.validation[1:]
@@ -180,11 +180,6 @@ class Setup:
     def further(self) -> dict[str, Labelled]:
         """Further validation sets of the task, by name."""
         return {name: self.labelled(rows) for name, rows in self._further_rows.items()}
-
-    @functools.cached_property
-    def other_text(self) -> tuple[Kind, Labelled] | None:
-        """The text of ``--score-on``, if any, with the kind that scores it."""
-        return None if self._other_text is None else (self._other_text[0], self.labelled(self._other_text[1]))
 
     @functools.cached_property
     def stopping(self) -> Labelled | None:
@@ -280,8 +275,8 @@ class Setup:
             )
         return adapted, tokenizer
 
-    def _read_other_text(self, path: str | None, max_length: int) -> tuple[Kind, Any] | None:
-        """Read the text of ``--score-on``, with the kind that scores it."""
+    def _read_other_text(self, path: str | None, max_length: int) -> tuple[Labelled, Kind] | None:
+        """Read the text of ``--score-on``, if any, with the kind that scores it."""
         if path is None:
             return None
         task = replace(choose_task("custom", kind="causal-lm", text_columns="text"), evaluation_only=True)
@@ -292,7 +287,7 @@ class Setup:
         kind = CausalLM(task, self.tokenizer, max_length)
         if (sentence := cut_inputs(kind, splits["validation"], "texts of --score-on")) is not None:
             self.remarks.append(f"Warning: {sentence}")
-        return kind, kind.encode(splits["validation"])
+        return self.labelled(kind.encode(splits["validation"])), kind
 
     def _mislabel(self, share: float) -> None:
         if not self.kind.one_class_per_row:
