@@ -65,11 +65,11 @@ def test_a_repetition_is_masked_if_and_only_if_the_first_was(forward, backward, 
 CHANGES = {
     "eval": (lambda model, handle: model.eval(), "or the training mode, have changed since the forward pass"),
     "provider.eval": (lambda model, handle: handle.provider.eval(), "have changed since the forward pass"),
-    "epoch": (lambda model, handle: handle.provider.on_epoch(2), "its settings or epoch"),
-    "rate": (lambda model, handle: setattr(handle.provider.provider, "p", 0.1), "its settings or epoch"),
-    "step": (lambda model, handle: handle.step(), "or before `attach` or `handle.step"),
-    "step and pass": (lambda model, handle: (handle.step(), model(IDS)), "or before `attach` or `handle.step"),
-    "step and eval": (lambda model, handle: (handle.step(), model.eval()), "or before `attach` or `handle.step"),
+    "epoch": (lambda model, handle: handle.provider.on_epoch(2), "because its settings, epoch or step, or"),
+    "rate": (lambda model, handle: setattr(handle.provider.provider, "p", 0.1), "because its settings, epoch or step, or"),
+    "step": (lambda model, handle: handle.step(), "epoch or step, or the training mode, have changed"),
+    "step and pass": (lambda model, handle: (handle.step(), model(IDS)), "epoch or step, or the training mode, have changed"),
+    "step and eval": (lambda model, handle: (handle.step(), model.eval()), "epoch or step, or the training mode, have changed"),
     "detach": (lambda model, handle: handle.detach(), "waits for its backward pass"),
     "leave": (lambda model, handle: handle.__exit__(None, None, None), "waits for its backward pass"),
 }
@@ -132,7 +132,7 @@ def test_attaching_before_the_backward_pass_is_refused(reentrant):
     model = checkpointed(reentrant)
     loss = model(IDS).pow(2).sum()
     handle = attnreg.attach(model, attnreg.AttentionDropout(0.5), example_inputs=INPUTS)
-    with pytest.raises(RuntimeError, match="or before `attach`"):
+    with pytest.raises(RuntimeError, match="its forward pass was before `attach`, or"):
         loss.backward()
     handle.detach()
 

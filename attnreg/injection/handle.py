@@ -158,7 +158,7 @@ class AttachHandle:
     @property
     def seed(self) -> int | None:
         """The seed of the latest masked pass, from which all its masks follow; ``None`` before the first."""
-        seed = self._passes.seeds.latest
+        seed = self._passes.seed
         return None if seed is None else int(seed)
 
     def drop_rates(self) -> dict[str, float]:
@@ -230,8 +230,7 @@ class AttachHandle:
                 f"{early[0]} decides for a whole batch before the pass, so masks of single samples cannot be repeated: "
                 "replay the whole batch, or use another regularizer."
             )
-        giving = self._passes.seeds.giving(torch.tensor(seed))
-        with self.probing(), self._passes.having(probing=True, rows=indices), giving:
+        with self.probing(), self._passes.having(rows=indices, given=torch.tensor(seed)):
             yield
 
     @contextmanager
@@ -260,7 +259,7 @@ class AttachHandle:
         Raises:
             RuntimeError: if gradient checkpointing would then repeat a masked forward pass without its masks.
         """
-        if self.attached and self._passes.masked_calls.waits():
+        if self.attached and self._passes.waits():
             raise RuntimeError(
                 "A forward pass with gradient checkpointing waits for its backward pass, which repeats its masks. Run "
                 "the backward pass, or delete the loss, before `detach`."

@@ -103,7 +103,7 @@ class AttachedMethod(AttachedModule):
 
     @override
     def acts(self) -> bool:
-        return self.passes.acts_at((self.name, self.method), self.name, self._attached.module)
+        return self.passes.acts_at(self.name, self._attached.module)
 
 
 def attached_methods(passes: Passes, modules: Iterable[AttachedModule]) -> list[AttachedMethod]:

@@ -17,7 +17,7 @@ from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.blocks import Block
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.running.attached_attention import AttachedModule
-from attnreg.injection.running.forward_pass import OF_BLOCKS
+from attnreg.injection.running.forward_pass import OF_BLOCKS, Padding
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.rates import share
 from attnreg.injection.running.residual import ResidualConnections
@@ -66,7 +66,7 @@ class AttachedBlock(Shadow[BlockCall]):
         hidden: Tensor = args[0] if args else kwargs[call.block.first]
         if call.block.alone and not compiling:
             for module in call.modules:
-                module.calls.pass_over()
+                module.calls.done += 1
             output = hidden
         else:
             # Compiled code would fix the decision. And a block's other outputs, returned or stored in an argument for
@@ -76,9 +76,6 @@ class AttachedBlock(Shadow[BlockCall]):
             self.passes.rates.note_skipped(info, skip.to(hidden.device))
         if compiling:
             return _replaced(output, lambda computed: torch.where(skip.to(hidden.device), hidden, computed))
-        if len(self.whats) > 1:
-            # A tensor saved for the backward pass, so that gradient checkpointing counts this call like the others.
-            hidden = torch.where(skip.to(hidden.device), hidden, 0.0)
         return _replaced(output, lambda _: _touching(hidden, (*self.module.parameters(), *tree_leaves((args, kwargs)))))
 
     def _run(self, call: BlockCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -218,7 +215,8 @@ def changed_states(
         after = passes.taps[info.label](before) if info.label in passes.taps else before
         return after.transpose(0, 1) if axes == "tbc" else after
     shape = tuple(before.shape)
-    valid, unknown = (None, False) if axes == "bc" else passes.padding_at(info).tokens(info.stack, shape, masks)
+    padding = passes.latest.padding or Padding()
+    valid, unknown = (None, False) if axes == "bc" else padding.tokens(info.stack, shape, masks)
     valid = None if valid is None else valid.to(states.device)
     site = HiddenSite(
         **vars(info),

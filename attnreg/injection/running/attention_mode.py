@@ -18,15 +18,10 @@ from attnreg.injection.backends.base import FindValid, LazySite, Masking, Parts
 from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.discovery.finder import Method
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.repetition import checkpoint_around, functions_around
+from attnreg.injection.running.repetition import checkpoint_around, foreign_function
 from attnreg.injection.running.soft_masks import ADDS_OR_MULTIPLIES, SoftMasks
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, SiteInfo
-
-CHECKPOINT_INSIDE = (
-    "{} runs gradient checkpointing inside its own forward, which would repeat its attention without masks. Checkpoint "
-    "the block around it instead, or the module after `attach`."
-)
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,8 @@ class AttentionMode(Masking):
         self._asked: set[int] = set()
         self._latest: Mask | None = None
         self._soft_masks = SoftMasks()
-        self._around = None if torch.compiler.is_compiling() else (torch.is_grad_enabled(), checkpoint_around())
+        self._had_gradients = torch.is_grad_enabled()
+        self._around = None if torch.compiler.is_compiling() else checkpoint_around()
         self._draws: dict[str, Draws] = {}
         self._parts: dict[str, tuple[int, int]] = {}  # the numbers of parts and of their queries so far
 
@@ -162,21 +158,20 @@ class AttentionMode(Masking):
 
     def _check_backward(self) -> None:
         """Raise if the backward pass would compute the attention again, or its gradient, without its masks."""
-        if self._around is None:
+        if torch.compiler.is_compiling():
             return
-        had_gradients, around = self._around
-        if checkpoint_around() is not around:
-            raise NoAttentionError(CHECKPOINT_INSIDE.format(self.name))
-        if had_gradients and not torch.is_grad_enabled():
-            for function in functions_around(AttentionMode.run.__code__):
-                if function.co_filename == torch.utils.checkpoint.__file__:
-                    raise NoAttentionError(CHECKPOINT_INSIDE.format(self.name))
-                name = getattr(function, "co_qualname", function.co_name)  # since Python 3.11
-                raise NoAttentionError(
-                    f"{self.name} computes its attention in an autograd.Function ({name}), whose own "
-                    "backward pass does not know the masks. Compute it with torch's operations, or leave the module "
-                    "out with `modules=...`."
-                )
+        if checkpoint_around() is not self._around:
+            raise NoAttentionError(
+                f"{self.name} runs gradient checkpointing inside its own forward, which would repeat its attention "
+                "without masks. Checkpoint the block around it instead, or the module after `attach`."
+            )
+        function = foreign_function(AttentionMode.run.__code__) if self._had_gradients else None
+        if function is not None:
+            raise NoAttentionError(
+                f"{self.name} computes its attention in an autograd.Function ({function}), whose own backward pass "
+                "does not know the masks. Compute it with torch's operations, or leave the module out with "
+                "`modules=...`."
+            )
 
     def _draws_of(self, site: Asked, queries: int) -> Draws:
         """Return the source of draws. All parts of an attention have one seed, and queries go on from part to part."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from attnreg.errors import CoverageWarning, NoAttentionError
 from attnreg.injection.discovery.blocks import LISTS
-from attnreg.injection.running.repetition import Calls
+from attnreg.injection.running.forward_pass import Calls
 from attnreg.regularizer.abilities import PATIENCE
 
 AGAIN = "Call `handle.detach()`, then `attach` again"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -89,13 +89,6 @@ class Padding:
         is_plain = self._conventions is None or mask.dim() > 2
         return "token" if is_plain or not (mask.dtype == torch.bool or mask.is_floating_point()) else "other"
 
-    def same(self, other: Padding) -> bool:
-        """Whether two passes have the same masks."""
-        if self is other or self.masks.keys() != other.masks.keys():
-            return self is other
-        pairs = [(mask, other.masks[name]) for name, mask in self.masks.items()]
-        return all(a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)) for a, b in pairs)
-
 
 def takes_two(names: Iterable[str]) -> bool:
     """Whether a model with these inputs has an encoder and a decoder, each with its own masks.
@@ -114,17 +107,43 @@ class Pass:
     module: nn.Module | None = None  # the module at which it began
     whole: bool = True  # whether this module contains all attention
     is_open: bool = False  # whether it goes on when another part of the model is called
+    acts: bool = False  # whether the provider masked any module when it began
     is_checked: bool = False  # whether it is known that all masked modules ran in it
     with_gradients: bool = False  # whether gradients were enabled when it began
     is_running: bool = False  # whether the module, or another part of the model in this pass, is running
-    padding: Padding | None = None  # its padding masks, while it runs or is repeated
+    padding: Padding | None = None  # its padding masks, while it runs
     seed: Tensor | None = None  # the seed from which all its masks follow, once it draws
+    mark: int = 0  # of the state of torch's generator when the seed was drawn
     drew_first: bool = False  # whether it drew before its sites
     counts: dict[tuple[str, str], int] = field(default_factory=dict)  # number of draws so far, by place and site
     own_counts: dict[tuple[str, int], int] = field(default_factory=dict)  # of the model's own draws, by module and kind
-    batch: Batch | None = None  # its samples and tokens, if the model's own draws need them
+    batch: Batch = field(default_factory=Batch)  # its samples and tokens, if the model's own draws need them
+    first: Pass | None = None  # the pass that this one repeats
 
     @property
     def has_gradients(self) -> bool:
         """Whether what is computed now has gradients."""
         return self.with_gradients if self.is_running else torch.is_grad_enabled()
+
+    def again(self) -> Pass:
+        """Return a pass that goes on from where this one is now, and draws what this one will draw."""
+        counts, own_counts = dict(self.counts), dict(self.own_counts)
+        return replace(self, first=self.first or self, counts=counts, own_counts=own_counts)
+
+
+@dataclass(eq=False)
+class Calls:
+    """Counts the calls of a module in a pass."""
+
+    number: int  # of calls in a whole pass
+    done: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all calls of a pass have begun."""
+        return self.done >= self.number
+
+    def next(self) -> int:
+        """Return the index of the call that begins now, from 0."""
+        self.done += 1
+        return self.done - 1

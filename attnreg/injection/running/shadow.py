@@ -16,8 +16,9 @@ from torch import nn
 from typing_extensions import override
 
 from attnreg.errors import NoAttentionError
+from attnreg.injection.running.forward_pass import Calls
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.repetition import Calls, in_backward
+from attnreg.injection.running.repetition import in_backward
 
 OWN_DROPOUT = nn.modules.dropout._DropoutNd
 MAY_DRAW = OWN_DROPOUT, nn.RNNBase
@@ -114,7 +115,7 @@ class Shadow(ABC, Generic[What]):
 
     def acts(self) -> bool:
         """Whether the provider acts in the call that begins now; if it is repeated, whether it did."""
-        return self.passes.acts_at((type(self).__name__, self.name, self.method), self.name, self.module)
+        return self.passes.acts_at(self.name, self.module)
 
     def next(self) -> What | None:
         """Return the record of the call that begins now; raise if there are more calls than when it was attached."""
@@ -141,7 +142,11 @@ def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
     if shadow.installed is None:
         return shadow.plain(*args, **kwargs)
     passes = shadow.passes
-    if passes.in_forward or in_backward() or not shadow.begins:
+    if passes.repeats is None and in_backward():
+        passes.check_plain(shadow.name, shadow.module)
+        return shadow.plain(*args, **kwargs)
+    passes.checkpoints()
+    if passes.in_forward or not shadow.begins:
         return shadow.forward(*args, **kwargs)
     try:
         shadow.enter(args, kwargs)
@@ -179,12 +184,8 @@ class AttachedEntry(Shadow[None]):
             self.passes.go_on(inputs, self.module, self._names, begins=any(calls.done for calls in self.inside))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's forward, again if gradient checkpointing recomputes it."""
-        if not in_backward():
-            return self.plain(*args, **kwargs)
-        inputs = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        with self.passes.repeated(inputs, self.module, self._names):
-            return self.plain(*args, **kwargs)
+        """Run the module's forward."""
+        return self.plain(*args, **kwargs)
 
 
 class SeededModule(AttachedEntry):
@@ -199,16 +200,16 @@ class SeededModule(AttachedEntry):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward; the first module of a pass that is in training mode begins to draw."""
         own = self.passes.own
-        self.calls.done += not in_backward()
+        self.calls.done += 1
         if own is None:
             if not (self.module.training and self.passes.enabled):
                 return self.plain(*args, **kwargs)
             with self.passes.own_draws() as own:
-                return self.plain(*args, **kwargs) if own is None else self.forward(*args, **kwargs)
+                return self.forward(*args, **kwargs)
         if not self._names_draws and own.running:
             return self.plain(*args, **kwargs)
         # Not a method of `own`, since torch.compile cannot follow many more calls in each other.
-        own.enter(self)
+        own.running.append(self)
         try:
             output = self.plain(*args, **kwargs)
         finally:
