@@ -66,10 +66,19 @@ CHANGES = {
     "eval": (lambda model, handle: model.eval(), "or the training mode, have changed since the forward pass"),
     "provider.eval": (lambda model, handle: handle.provider.eval(), "have changed since the forward pass"),
     "epoch": (lambda model, handle: handle.provider.on_epoch(2), "because its settings, epoch or step, or"),
-    "rate": (lambda model, handle: setattr(handle.provider.provider, "p", 0.1), "because its settings, epoch or step, or"),
+    "rate": (
+        lambda model, handle: setattr(handle.provider.provider, "p", 0.1),
+        "because its settings, epoch or step, or",
+    ),
     "step": (lambda model, handle: handle.step(), "epoch or step, or the training mode, have changed"),
-    "step and pass": (lambda model, handle: (handle.step(), model(IDS)), "epoch or step, or the training mode, have changed"),
-    "step and eval": (lambda model, handle: (handle.step(), model.eval()), "epoch or step, or the training mode, have changed"),
+    "step and pass": (
+        lambda model, handle: (handle.step(), model(IDS)),
+        "epoch or step, or the training mode, have changed",
+    ),
+    "step and eval": (
+        lambda model, handle: (handle.step(), model.eval()),
+        "epoch or step, or the training mode, have changed",
+    ),
     "detach": (lambda model, handle: handle.detach(), "waits for its backward pass"),
     "leave": (lambda model, handle: handle.__exit__(None, None, None), "waits for its backward pass"),
 }

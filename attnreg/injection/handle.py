@@ -20,7 +20,7 @@ from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.discovery.padding import conventions_of
 from attnreg.injection.report import SiteReport
 from attnreg.injection.running.attached_attention import AttachedMethod, attached_methods, attached_modules
-from attnreg.injection.running.attached_block import AttachedClassifier, attached_blocks
+from attnreg.injection.running.attached_block import attached_blocks
 from attnreg.injection.running.changes import Changes, Masked
 from attnreg.injection.running.forward_pass import Padding, takes_two
 from attnreg.injection.running.passes import Passes
@@ -66,10 +66,9 @@ class AttachHandle:
         self._sites: tuple[Site, ...] = tuple(each.info for each in everywhere)
         self._modules = {each.info.name: each.module for each in everywhere}
         self._left_out = found.left_out_besides(chosen) if chosen else ()
-        last = [each for each in states if each.info.where == "pooled"]
         calls = [site.sighting.running for site in sites]
         around = [[call.module for call in running if not call.is_repeated] for running in calls]
-        around += [list(each.around) for each in states if each not in last or len(last) == len(self._sites)]
+        around += [list(each.around) for each in states if each.info.where != "pooled" or len(everywhere) == 1]
         begins = entries(model, around)
         parts = parts_of(begins, [*([call.module for call in running] for running in calls), *around[len(calls) :]])
         # A wrapper that takes `**inputs` does not tell what the model in it takes.
@@ -86,7 +85,6 @@ class AttachHandle:
             *modules.values(),
             *methods,
             *attached_blocks(passes, found, chosen, states, modules),
-            *(AttachedClassifier(passes, each.module, [each.info], each.info.name) for each in last),
             *(reversed(seeded_modules(passes, found.names)) if seeded else ()),
             *(AttachedEntry(passes, module, found.names[module], whole=False) for module in reversed(parts)),
             *(AttachedEntry(passes, module, found.names[module], whole=True) for module in reversed(begins)),

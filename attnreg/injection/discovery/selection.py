@@ -75,11 +75,10 @@ def asked_for(
                 f"chosen layers (found: {present}). {WHY[where]}"
             )
     sites = [each for each in found if asked[each.info]]
-    if any(each.block is not None for each in sites):
+    if any(each.info.where != "pooled" for each in sites):
         check_blocks("A provider of hidden states", chosen)
     for site in sites:
         if not site.axes:
-            assert site.block is not None
             raise InputError(
                 f"The hidden states of {site.info.name} have the shape {site.block.shape}, of which it is not known "
                 "which dimensions are samples and tokens: expected (B, T, C) or (T, B, C)."

@@ -117,7 +117,7 @@ class Pass:
     drew_first: bool = False  # whether it drew before its sites
     counts: dict[tuple[str, str], int] = field(default_factory=dict)  # number of draws so far, by place and site
     own_counts: dict[tuple[str, int], int] = field(default_factory=dict)  # of the model's own draws, by module and kind
-    batch: Batch = field(default_factory=Batch)  # its samples and tokens, if the model's own draws need them
+    batch: Batch | None = None  # its samples and tokens, if the model's own draws need them
     first: Pass | None = None  # the pass that this one repeats
 
     @property

@@ -35,7 +35,9 @@ class OwnDraws(TorchFunctionMode):
         super().__init__()
         self.passes = passes
         self.seed = seed
-        self.now = now
+        assert now.batch is not None
+        self.batch = now.batch
+        self.counts = now.own_counts
         self.running: list[Any] = []  # the modules that run, each with a name and a digest of it
         self.heads: int | None = None  # of an `nn.MultiheadAttention` that is running
         self.paused = False  # whether a regularizer draws now
@@ -83,7 +85,7 @@ class OwnDraws(TorchFunctionMode):
         draw = DRAWN.get(func)
         if draw is None:
             output = func(*args, **kwargs)
-            if self.now.batch.rows is not None:
+            if self.batch.rows is not None:
                 _note_shared(output, args, kwargs)
             return output
         if self.paused:
@@ -106,8 +108,8 @@ class OwnDraws(TorchFunctionMode):
         if not torch.compiler.is_compiling():
             self._check_repeatable()
         place = self.running[-1]
-        count = self.now.own_counts.get((place.name, kind), 0)
-        self.now.own_counts[place.name, kind] = count + 1
+        count = self.counts.get((place.name, kind), 0)
+        self.counts[place.name, kind] = count + 1
         return functional.fold_seed(functional.fold_seed(self.seed, place.digest + kind), count)
 
     def check_real(self, like: Tensor) -> None:
@@ -125,7 +127,7 @@ class OwnDraws(TorchFunctionMode):
         if kind == STATES and heads is not None and len(shape) == 3:
             shape = shape[0] // heads, heads, *shape[1:]
         try:
-            drawn = self.now.batch.draw(seed, shape, like.device, p, shared=_is_shared(like))
+            drawn = self.batch.draw(seed, shape, like.device, p, shared=_is_shared(like))
         except InputError as error:
             raise InputError(f"A tensor of {self.name} {error}: replay the whole batch, without `rows`.") from None
         if p is not None:
@@ -248,7 +250,7 @@ def _new(own: OwnDraws, func: Any, *args: Any, generator: None = None, **kwargs:
 
 def _by_generator(own: OwnDraws, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Draw with a generator: the numbers are the same again for the same arguments, and not known by sample."""
-    if own.now.batch.rows is not None:
+    if own.batch.rows is not None:
         raise InputError(f"{own.name} draws with {func.__name__}, which knows no samples: replay without `rows`.")
     given = next((each for each in args if isinstance(each, Tensor)), None)
     device = kwargs.get("device") or (torch.get_default_device() if given is None else given.device)

@@ -270,7 +270,8 @@ class Passes(Repeatable):
     def draws_at(self, site: Site, place: Place) -> Draws:
         """Return the source of what is drawn now at a place."""
         now = self.latest
-        return Draws(functools.partial(self._next_seed, now, place, site), samples=now.batch.rows)
+        rows = None if now.batch is None else now.batch.rows
+        return Draws(functools.partial(self._next_seed, now, place, site), samples=rows)
 
     def _next_seed(self, now: Pass, place: Place, site: Site) -> int | Tensor:
         count = now.counts.get((place, site.label), 0)
