@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from types import TracebackType
@@ -17,12 +18,11 @@ from attnreg.errors import InputError
 from attnreg.injection.backends import Tap
 from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
 from attnreg.injection.discovery.hidden import FoundHidden
-from attnreg.injection.discovery.padding import conventions_of
 from attnreg.injection.report import SiteReport
 from attnreg.injection.running.attached_attention import AttachedMethod, attached_methods, attached_modules
 from attnreg.injection.running.attached_block import attached_blocks
-from attnreg.injection.running.changes import Changes, Masked
-from attnreg.injection.running.forward_pass import Padding, takes_two
+from attnreg.injection.running.changes import Changes
+from attnreg.injection.running.padding import Padding, conventions_of, takes_two
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.shadow import (
     MARK,
@@ -63,9 +63,11 @@ class AttachHandle:
         self.provider = provider
         sites = [site for site in found.sites if site.info.name in chosen]
         everywhere: list[FoundSite | FoundHidden] = [*sites, *states]
-        self._sites: tuple[Site, ...] = tuple(each.info for each in everywhere)
+        #: the attention sites that the provider masks, then the hidden-state sites, each in running order
+        self.sites: tuple[Site, ...] = tuple(each.info for each in everywhere)
         self._modules = {each.info.name: each.module for each in everywhere}
-        self._left_out = found.left_out_besides(chosen) if chosen else ()
+        #: the attention that is not masked, and what only looks like attention; each with the reason
+        self.left_out: tuple[LeftOut, ...] = found.left_out_besides(chosen) if chosen else ()
         calls = [site.sighting.running for site in sites]
         around = [[call.module for call in running if not call.is_repeated] for running in calls]
         around += [list(each.around) for each in states if each.info.where != "pooled" or len(everywhere) == 1]
@@ -75,7 +77,8 @@ class AttachHandle:
         has_two = any(takes_two(input_names(module)) for module in begins)
         padding = functools.partial(Padding, has_two=has_two, conventions=conventions_of(model, found.sites))
         passes = self._passes = Passes(model, provider, tuple(self._modules.values()), padding)
-        passes.seeds_own = seeded
+        #: whether the model's own randomness follows from the seed of the pass (``own_dropout="seeded"``)
+        self.seeds_own = passes.seeds_own = seeded
         self.rates = passes.rates
         modules = attached_modules(passes, found, chosen)
         methods = attached_methods(passes, modules.values())
@@ -93,21 +96,8 @@ class AttachHandle:
         for attached in self._shadows:
             attached.install(self)
         others = AttachedEntry, AttachedMethod, WatchedMethod
-        masked = [each for each in self._shadows if not isinstance(each, others)]
-        passes.changes = Changes(
-            model, [Masked(each.module, each.name, each.calls, each.installed) for each in masked], found.names
-        )
+        passes.changes = Changes(model, [each for each in self._shadows if not isinstance(each, others)], found.names)
         self._hooks = [model.register_forward_pre_hook(functools.partial(_refuse_replicas, model))]
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """The attention sites that the provider masks, then the hidden-state sites, each in running order."""
-        return self._sites
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """The attention that is not masked, and what only looks like attention; each with the reason."""
-        return self._left_out
 
     @property
     def attached(self) -> bool:
@@ -131,23 +121,18 @@ class AttachHandle:
         return self._passes.active
 
     @property
-    def seeds_own(self) -> bool:
-        """Whether the model's own randomness follows from the seed of the pass (``own_dropout="seeded"``)."""
-        return self._passes.seeds_own
-
-    @property
     def own_draws(self) -> dict[str, int]:
         """How often each module drew from the seed of the latest pass; empty without ``own_dropout="seeded"``."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for (name, _), count in self._passes.latest.own_counts.items():
-            counts[name] = counts.get(name, 0) + count
-        return counts
+            counts[name] += count
+        return dict(counts)
 
     def report(self) -> SiteReport:
         """Return a table of the sites: mean drop rate so far, the model's own dropout, and the module."""
         rates, why = self.rates.mean(), self._passes.why_plain()
         notes = [why] if why is not None and not (rates and self.attached) else []
-        return SiteReport.of(self._sites, self._modules, rates, [*effects(self.provider), *notes])
+        return SiteReport.of(self.sites, self._modules, rates, [*effects(self.provider), *notes])
 
     def step(self) -> None:
         """Advance the provider's schedules; call it after each optimizer step."""

@@ -64,16 +64,7 @@ FindValid = Callable[[Tensor | None], Tensor | None]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LazySite(AttentionSite):
-    """An attention site of a kernel that holds nothing of the size of its scores.
-
-    Args:
-        find_valid: finds the valid positions.
-
-    Example:
-        >>> site = LazySite(shape=(1, 1, 4, 4), find_valid=lambda rows: print("now"))
-        >>> site.valid
-        now
-    """
+    """An attention site of a kernel that holds nothing of the size of its scores."""
 
     find_valid: FindValid = field(repr=False)
 

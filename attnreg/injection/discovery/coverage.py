@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from attnreg.injection.discovery.blocks import lists_of_blocks
+from attnreg.injection.discovery.blocks import may_hold_blocks
 from attnreg.injection.discovery.finder import Finder
 
 _NAMED = re.compile(r"att(entio)?n", re.IGNORECASE)
@@ -68,7 +68,9 @@ def stacks_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str]
     """
     attention = [each for each in left if each.is_attention]
     whole = {}
-    for name, blocks in lists_of_blocks(model):
+    for name, blocks in model.named_modules():
+        if not may_hold_blocks(blocks):
+            continue
         inside = [each for each in attention if each.name.startswith(f"{name}." if name else "")]
         if len(blocks._modules) > 1 and inside and not any(site.startswith(f"{name}.") for site in covered):
             held = {each.name.removeprefix(f"{name}.").split(".")[0] for each in inside}

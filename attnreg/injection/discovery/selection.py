@@ -17,11 +17,9 @@ from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.providers import HiddenProvider
 from attnreg.sites import HiddenInfo, Site, Stack, Where, layer_indices, on_layers
 
+OF_BLOCKS = "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape."
 WHY: dict[Where, str] = {
     "embeddings": "They enter the first block of a list of blocks, and count as its layer.",
-    "input": "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape.",
-    "output": "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape.",
-    "residual": "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape.",
     "pooled": "It is the one vector per sample that the last linear layer of the model takes, as in a classifier on "
     "the first token; it counts as the last layer.",
 }
@@ -72,7 +70,7 @@ def asked_for(
             present = ", ".join(dict.fromkeys(site.label for site in asked)) or "none"
             raise InputError(
                 f"{type(each).__name__} acts on {where!r}, but {type(model).__name__} has no such hidden states on the "
-                f"chosen layers (found: {present}). {WHY[where]}"
+                f"chosen layers (found: {present}). {WHY.get(where, OF_BLOCKS)}"
             )
     sites = [each for each in found if asked[each.info]]
     if any(each.info.where != "pooled" for each in sites):

@@ -20,7 +20,7 @@ from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.blocks import Block
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.running.attached_attention import AttachedModule
-from attnreg.injection.running.forward_pass import OF_BLOCKS, Padding
+from attnreg.injection.running.padding import OF_BLOCKS, Padding
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.rates import share
 from attnreg.injection.running.repetition import checkpoint_around

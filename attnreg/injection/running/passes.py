@@ -19,19 +19,21 @@ from attnreg.errors import AsleepWarning
 from attnreg.functional.seeded import is_traced, transformed
 from attnreg.injection.discovery.coverage import why_hidden
 from attnreg.injection.running.changes import Changes
-from attnreg.injection.running.forward_pass import Padding, Pass
+from attnreg.injection.running.forward_pass import (
+    BEFORE_THE_SITES,
+    Pass,
+    Place,
+    at_site,
+    following,
+    seed_of_pass,
+    still,
+)
 from attnreg.injection.running.own_draws import OwnDraws
-from attnreg.injection.running.repetition import foreign_function, in_hook
-from attnreg.injection.running.seeds import BEFORE_THE_SITES, Place, at_site, following, seed_of_pass, still
-from attnreg.injection.running.state import Repeatable
+from attnreg.injection.running.padding import Padding
+from attnreg.injection.running.repetition import Repeatable, foreign_function, in_hook
 from attnreg.regularizer.abilities import PATIENCE, Watch, that_look_at_batches
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site
-
-WAS_PLAIN = (
-    "{} cannot mask a forward pass that repeats one without gradients, because that one was not masked. Do not use "
-    "cached losses (GradCache), and use gradient checkpointing with `use_reentrant=False`."
-)
 
 
 class Passes(Repeatable):
@@ -141,7 +143,11 @@ class Passes(Repeatable):
             now.batch = padding.batch(inputs, self.rows)
         was_plain = in_hook() and not self._had_gradients if first is None else not first.with_gradients
         if was_plain and self.acts_on(module):
-            raise RuntimeError(WAS_PLAIN.format(type(self.provider).__name__))
+            raise RuntimeError(
+                f"{type(self.provider).__name__} cannot mask a forward pass that repeats one without gradients, "
+                "because that one was not masked. Do not use cached losses (GradCache), and use gradient checkpointing "
+                "with `use_reentrant=False`."
+            )
         for checkpoint in self.checkpoints():
             checkpoint.begun.append(first or now)
         for calls in self._calls:

@@ -98,13 +98,7 @@ def _of_some_rows(mask: Mask, site: AttentionSite) -> Tensor:
 
 
 def share(part: Tensor, whole: Tensor, valid: Tensor | None) -> Tensor:
-    """Return the share of counts ``(B, T)`` in others, over all tokens that are not padding, 0-d.
-
-    Example:
-        >>> import torch
-        >>> share(torch.tensor([[1, 2]]), torch.tensor([[4, 2]]), torch.tensor([[True, False]]))
-        tensor(0.2500)
-    """
+    """Return the share of counts ``(B, T)`` in others, over all tokens that are not padding, 0-d."""
     if valid is not None:
         part, whole = part.masked_fill(~valid, 0), whole.masked_fill(~valid, 0)
     return part.sum() / whole.sum().clamp(min=1)

@@ -6,7 +6,6 @@ import copy
 import functools
 import hashlib
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -43,7 +42,7 @@ class Mark:
         return Mark, (None, None)  # a pickled handle fills it in
 
 
-class Shadow(ABC, Generic[What]):
+class Shadow(Generic[What]):
     """Replaces the ``forward``, or another method, of one module instance.
 
     Hooks would not work: any hook on a child of ``nn.TransformerEncoderLayer`` switches off its fast path, so that eval
@@ -69,9 +68,9 @@ class Shadow(ABC, Generic[What]):
         self.installed: Any = None
         self._shadowed: Any = None
 
-    @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the module's forward."""
+        return self.plain(*args, **kwargs)
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Go on with a forward pass that consists of parts, or begin one, because none is running."""
@@ -183,10 +182,6 @@ class AttachedEntry(Shadow[None]):
         else:
             self.passes.go_on(inputs, self.module, self._names, begins=any(calls.done for calls in self.inside))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's forward."""
-        return self.plain(*args, **kwargs)
-
 
 class SeededModule(AttachedEntry):
     """A module whose own random numbers, such as dropout, are drawn from the seed of the pass."""
@@ -229,12 +224,7 @@ def seeded_modules(passes: Passes, names: Mapping[nn.Module, str]) -> list[Seede
 
 
 def input_names(module: nn.Module) -> list[str]:
-    """Return the names of the arguments of a module's forward.
-
-    Example:
-        >>> input_names(nn.Linear(1, 1))
-        ['input']
-    """
+    """Return the names of the arguments of a module's forward."""
     return list(inspect.signature(type(module).forward).parameters)[1:]
 
 
@@ -242,11 +232,6 @@ def entries(model: nn.Module, around: Sequence[Sequence[nn.Module]]) -> list[nn.
     """Return the model and the modules in it that contain all chosen attention, outermost first.
 
     ``around`` has the modules that contain each attention, outermost first; its own module is the last.
-
-    Example:
-        >>> bert, layers = nn.Module(), [nn.Module(), nn.Module()]
-        >>> entries(model := nn.Module(), [[model, bert, layer] for layer in layers]) == [model, bert]
-        True
     """
     shared = []
     for modules in zip(*around, strict=False):
@@ -257,16 +242,7 @@ def entries(model: nn.Module, around: Sequence[Sequence[nn.Module]]) -> list[nn.
 
 
 def parts_of(whole: Sequence[nn.Module], around: Sequence[Sequence[nn.Module]]) -> list[nn.Module]:
-    """Return the other modules that contain several attention modules, such as one of two encoders, outermost first.
-
-    ``around`` has the modules that contain each attention, outermost first; its own module is the last.
-
-    Example:
-        >>> text, image = nn.Module(), nn.Module()
-        >>> chains = [[text, nn.Module()], [text, nn.Module()], [image, nn.Module()]]
-        >>> parts_of([], chains) == [text]
-        True
-    """
+    """Return the other modules that contain several attention modules, such as one of two encoders, outermost first."""
     held: dict[nn.Module, set[nn.Module]] = {}
     for modules in around:
         for module in modules[:-1]:
