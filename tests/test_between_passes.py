@@ -167,3 +167,18 @@ def test_a_forward_pass_in_a_hook_of_a_backward_pass_is_a_new_one(reentrant):
             assert torch.allclose(model(IDS), outs[0])
     assert seeds[0] != seeds[1]
     assert torch.allclose(gradients(model), expected(attnreg.AttentionDropout(0.5)))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_parts_in_reentrant_checkpoints_are_plain_or_refused(enabled):
+    model = checkpointed(None)
+    with attnreg.attach(model, attnreg.AttentionDropout(0.5), example_inputs=INPUTS) as handle:
+        x = model.embeddings(IDS)
+        with nullcontext() if enabled else handle.disabled():
+            for layer in model.layers:
+                x = checkpoint(layer, x, None, use_reentrant=True)
+        if enabled:
+            with pytest.raises(RuntimeError, match="cannot mask a forward pass that repeats one without gradients"):
+                x.sum().backward()
+        else:
+            x.sum().backward()

@@ -218,12 +218,9 @@ class AttachHandle:
 
     @contextmanager
     def tapped(self, taps: Mapping[str, Tap]) -> Iterator[None]:
-        """Run the plain model within the block, and pass the attention weights of the tapped sites through taps.
+        """Run the plain model within the block, and pass the attention weights of sites through taps, by their label.
 
         The tapped sites compute their weights explicitly, without a fused kernel.
-
-        Args:
-            taps: the taps, by ``label`` of their site.
         """
         with self._passes.having(taps=dict(taps), enabled=False), _written_out():
             yield

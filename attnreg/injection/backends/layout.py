@@ -42,11 +42,7 @@ class Layout:
     rest_asks: bool = False
 
     def of_pass(self, shape: tuple[int, ...]) -> Layout:
-        """Return the layout of scores of one pass, which may have no sinks, as when a prefix adapter is switched off.
-
-        Raises:
-            NoAttentionError: if they have fewer columns besides the queries' own than there were sinks.
-        """
+        """Return the layout of scores of one pass, which may have no sinks, as if a prefix adapter is switched off."""
         if not (self.has_sinks and self.rest_asks):
             return self
         _, _, queries, columns = self.sizes(shape)
@@ -75,11 +71,7 @@ class Layout:
         return [dim for letters in ("bf1", "hg", "q", "k") for dim, letter in enumerate(self.dims) if letter in letters]
 
     def sizes(self, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-        """Return the sizes ``(B, H, Q, K)``; sinks count as keys.
-
-        Raises:
-            NoAttentionError: if a dimension of unknown meaning has more than one entry.
-        """
+        """Return the sizes ``(B, H, Q, K)``; sinks count as keys."""
         if any(letter == "1" and n > 1 for n, letter in zip(shape, self.dims, strict=True)):
             raise NoAttentionError(
                 f"Attention scores of shape {shape} have a dimension whose meaning is unknown, because its size was 1 "

@@ -53,10 +53,7 @@ class Discovery:
 
 
 def discover(
-    model: nn.Module,
-    example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
-    *,
-    needs_attention: bool = True,
+    model: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any] | None = None, *, needs_attention: bool = True
 ) -> Discovery:
     """Find the attention sites of a model.
 

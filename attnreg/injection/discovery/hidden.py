@@ -126,11 +126,7 @@ def _outermost_list(model: nn.Module, found: Discovery, call: ModuleCall) -> str
 
 
 def _axes(site: FoundSite, shape: tuple[int, ...], samples: int) -> str:
-    """Return the dimensions of a block's states, which follow from the number of samples and queries of its attention.
-
-    Raises:
-        InputError: if these numbers are equal.
-    """
+    """Return the dimensions of a block's states, which follow from the numbers of samples and queries."""
     if len(shape) != 3:
         return ""
     batch, _, queries, _ = site.layout.sizes(site.sighting.shape)

@@ -101,10 +101,8 @@ class Origins:
     def fresh(self, shape: Sequence[int], *, width: int = 1, learned: bool = False) -> Tensor:
         """Create a stream of new positions; returns their origins ``(2, *shape)``.
 
-        Args:
-            shape: shape of the positions.
-            width: number of consecutive positions that may be features of one.
-            learned: whether they are parameters inserted into a sequence, or attention output with such queries.
+        A ``width`` of consecutive positions may be features of one; ``learned`` are parameters inserted into a
+        sequence, or attention output with such queries.
         """
         if learned:
             self.learned.add(len(self._streams) - 1)

@@ -206,17 +206,10 @@ def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ori
 
 
 def of_queries(weights: Tensor, dim: int, keys: int | None, size: int | None) -> Tensor | None:
-    """Return the query origins of attention weights that are summed with values over a dimension.
+    """Return the query origins ``(2, ...)`` of attention weights that are summed with values over a dimension.
 
-    Args:
-        weights: origins of the weights.
-        dim: the dimension of the sum.
-        keys: which of the two origins is the keys' (0 or 1), if known.
-        size: K, if known.
-
-    Returns:
-        ``(2, ...)``, without that dimension; unknown origins if queries do not depend on the input. ``None`` if the sum
-        is not over keys.
+    They are unknown if queries do not depend on the input; ``None`` if the sum is not over keys. If known, ``keys`` is
+    which of the two origins of weights is the keys' (0 or 1), and ``size`` is K.
     """
     moving = [varies(weights[part], dim) for part in PARTS]
     if keys is None:

@@ -56,12 +56,7 @@ def choose(
 def asked_for(
     provider: Regularizer, found: Sequence[FoundHidden], chosen: Sequence[FoundSite], model: nn.Module
 ) -> list[FoundHidden]:
-    """Return the hidden-state sites, among those on the chosen layers, at which any provider inside this one is asked.
-
-    Raises:
-        InputError: if a provider has no site, if a chosen self-attention has no block around it, or if the dimensions
-            of the states are unknown.
-    """
+    """Return the hidden-state sites, of those on the chosen layers, at which a provider inside this one is asked."""
     asked = {each.info: _asked_at(provider, each.info) for each in found}
     for each in provider.parts():
         for where in each.places if isinstance(each, HiddenProvider) else ():
@@ -117,11 +112,7 @@ def is_chosen(
 
 
 def warn_of_the_rest(model: nn.Module, found: Discovery, *, everything: bool) -> None:
-    """Warn of attention that cannot be masked.
-
-    Raises:
-        NoAttentionError: if ``everything`` is to be masked, and all attention in a list of blocks would be left out.
-    """
+    """Warn of attention that cannot be masked; raise if it is all in a list of blocks, and ``everything`` is to be."""
     whole = stacks_left_out(found.left_out, model, {site.info.name for site in found.sites})
     if everything and whole:
         name, example = next(iter(whole.items()))

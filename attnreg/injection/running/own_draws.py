@@ -270,10 +270,9 @@ def _inside(own: OwnDraws, func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 SATURATION = 1.7580993408473766  # of SELU: alpha dropout sets dropped values to its negative
-FEATURES: set[Any] = {torch.feature_dropout, torch.feature_dropout_, F.feature_alpha_dropout}
-FEATURES |= {torch.feature_alpha_dropout, torch.feature_alpha_dropout_}
-ALPHA: set[Any] = {F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_, *FEATURES} - {torch.feature_dropout}
-ALPHA -= {torch.feature_dropout_}
+FEATURES_OF_ALPHA: set[Any] = {F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_}
+FEATURES: set[Any] = {torch.feature_dropout, torch.feature_dropout_, *FEATURES_OF_ALPHA}
+ALPHA: set[Any] = {F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_, *FEATURES_OF_ALPHA}
 IN_PLACE: set[Any] = {torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_}
 INSIDE: dict[Any, Any] = {
     function: undispatched(function)

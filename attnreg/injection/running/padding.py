@@ -31,9 +31,7 @@ OF_BLOCKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
 class Padding:
     """The padding masks of one forward pass, given its inputs and the names of all inputs that the model takes.
 
-    Args:
-        has_two: whether the model has an encoder and a decoder, so that the masks of one are not those of the other.
-        conventions: what the masks say, by name and rank, as the dry run has found out.
+    If the model has an encoder and a decoder (``has_two``), the masks of one are not those of the other.
     """
 
     def __init__(
@@ -52,15 +50,9 @@ class Padding:
     def tokens(
         self, stack: Stack, shape: tuple[int, ...], own: Mapping[str, Any] | None = None
     ) -> tuple[Tensor | None, bool]:
-        """Return the tokens of hidden states ``(B, T, C)`` that are not padding.
+        """Return which tokens of hidden states of this shape are not padding, given the block's ``own`` masks by name.
 
-        Args:
-            stack: the stack of the states.
-            shape: their shape.
-            own: the masks that the block itself is given, by name.
-
-        Returns:
-            bool, ``(B, T)``, or ``None`` without a mask; and whether there is a mask, but of other tokens.
+        They are bool, ``(B, T)``, or ``None`` without a mask. Return also whether there is a mask, but of others.
         """
         names = OF_DECODERS if stack == "decoder" and self.has_two else OF_ENCODERS
         masks = [(name, self.masks[name]) for name in names if name in self.masks]

@@ -81,22 +81,20 @@ class Passes(Repeatable):
         return module.training and self.active and self.latest.has_gradients
 
     def acts_at(self, name: str, module: nn.Module) -> bool:
-        """Whether a call of a module is masked; if gradient checkpointing repeats it, whether it was.
-
-        Raises:
-            RuntimeError: if its masks could not be repeated, or cannot.
-        """
+        """Whether a call of a module is masked; if gradient checkpointing repeats it, whether it was."""
         acts = self.acts_on(module)
         if torch.compiler.is_compiling():
             return acts
-        who = type(self.provider).__name__
         if self.repeats is not None:
-            could, acts = acts, next(self.repeats.acts, False)
+            could, was = acts, next(self.repeats.acts, None)
+            if was is None:
+                self.check_plain(name, module)
+            acts = bool(was)
             if acts and not (could and self.repeats.checkpoint.settings == self.settings()):
                 raise RuntimeError(
-                    f"Gradient checkpointing cannot repeat the masks of {who} at {name}, because its settings, epoch "
-                    "or step, or the training mode, have changed since the forward pass. Run the backward pass before "
-                    "`eval()`, `on_epoch()`, `handle.step()` and new rates."
+                    f"Gradient checkpointing cannot repeat the masks of {type(self.provider).__name__} at {name}, "
+                    "because its settings, epoch or step, or the training mode, have changed since the forward pass. "
+                    "Run the backward pass before `eval()`, `on_epoch()`, `handle.step()` and new rates."
                 )
             if acts and (waits := self._drawing_in_prepare()) and self.latest.first is not self._prepared:
                 raise RuntimeError(
@@ -113,7 +111,7 @@ class Passes(Repeatable):
         return acts
 
     def check_plain(self, name: str, module: nn.Module) -> None:
-        """Raise if a module would be masked now, in the repetition of a forward pass that nobody has seen."""
+        """Raise if a module would be masked now, in the repetition of what nobody has seen."""
         if self.acts_on(module):
             raise RuntimeError(
                 f"Gradient checkpointing repeats {name}, but it is not known whether it was masked: its forward pass "
@@ -134,11 +132,9 @@ class Passes(Repeatable):
     def begin(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str], *, whole: bool = True) -> None:
         """Begin a forward pass of the model, or of a module in it, which may not contain the ``whole`` attention."""
         padding, is_compiling = self._padding(inputs, names), torch.compiler.is_compiling()
-        first = None if self.repeats is None else next(self.repeats.begun)
-        has_gradients = torch.is_grad_enabled()
-        now = self.latest = Pass(
-            module, whole, not whole, with_gradients=has_gradients, is_running=True, padding=padding, first=first
-        )
+        first = None if self.repeats is None else next(self.repeats.begun, None)
+        now = self.latest = Pass(module, whole, not whole, is_running=True, padding=padding, first=first)
+        now.with_gradients = torch.is_grad_enabled()
         if self.seeds_own or self.rows is not None:
             now.batch = padding.batch(inputs, self.rows)
         was_plain = in_hook() and not self._had_gradients if first is None else not first.with_gradients
@@ -148,6 +144,9 @@ class Passes(Repeatable):
                 "because that one was not masked. Do not use cached losses (GradCache), and use gradient checkpointing "
                 "with `use_reentrant=False`."
             )
+        if self.repeats is not None and first is None:
+            self.check_plain(type(module).__name__, module)
+        now.with_gradients = self.has_grad()
         for checkpoint in self.checkpoints():
             checkpoint.begun.append(first or now)
         for calls in self._calls:
@@ -160,8 +159,8 @@ class Passes(Repeatable):
         if self.taps and not self.tapped_inputs:
             self.tapped_inputs = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         if module.training and not in_hook():
-            self._had_gradients = has_gradients
-        training = module.training and has_gradients
+            self._had_gradients = now.with_gradients
+        training = module.training and now.with_gradients
         if training or self.probing:
             self.rates.clear()
         if training and self.enabled:
@@ -197,7 +196,7 @@ class Passes(Repeatable):
     def go_on(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str], *, begins: bool) -> None:
         """Go on with a pass that consists of parts of the model, or begin another (if this part has run in it)."""
         now = self.latest
-        if begins or not now.is_open or now.with_gradients != torch.is_grad_enabled():
+        if begins or not now.is_open or now.with_gradients != self.has_grad():
             self.begin(inputs, module, names, whole=False)
         else:
             if self._acts() and not torch.compiler.is_compiling():

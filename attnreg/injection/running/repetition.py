@@ -113,6 +113,7 @@ class Checkpoint:
     state: State  # in which it began
     calls: list[int]  # of each module, until it began
     settings: tuple[Any, ...]  # what masks depend on besides the seed
+    is_reentrant: bool  # whether gradients are enabled only when it is repeated
     begun: list[Pass] = field(default_factory=list)  # the passes that began in it
     acts: list[bool] = field(default_factory=list)  # whether each call of a module in it was masked
     is_repeated: bool = False
@@ -189,10 +190,19 @@ class Repeatable(State):
             checkpoint = self._checkpoints.get(holder)
             if checkpoint is None:
                 calls = [each.done for each in self._calls]
-                checkpoint = self._checkpoints[holder] = Checkpoint(self.now(), calls, self.settings())
+                is_reentrant = attribute == "run_function" or self._repeats_a_reentrant_one()
+                checkpoint = Checkpoint(self.now(), calls, self.settings(), is_reentrant)
+                self._checkpoints[holder] = checkpoint
                 setattr(holder, attribute, functools.partial(self._repeat, checkpoint, getattr(holder, attribute)))
             found.append(checkpoint)
         return found
+
+    def has_grad(self) -> bool:
+        """Whether gradients are enabled, or were when this was computed first."""
+        return torch.is_grad_enabled() and not self._repeats_a_reentrant_one()
+
+    def _repeats_a_reentrant_one(self) -> bool:
+        return self.repeats is not None and self.repeats.checkpoint.is_reentrant
 
     def _repeat(self, checkpoint: Checkpoint, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the function of a checkpoint again, in the state in which it began."""
