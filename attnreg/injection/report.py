@@ -23,12 +23,9 @@ class Report(str):
     def of_rows(cls, rows: Sequence[Sequence[str]], notes: Sequence[str], right: Collection[int] = ()) -> Self:
         """Make a report of rows, the first of which is the header; ``right`` has the columns to align so."""
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-        lines = []
-        for *cells, last in rows:
-            shown = [
-                f"{c:>{w}}" if n in right else f"{c:<{w}}" for n, (c, w) in enumerate(zip(cells, widths, strict=True))
-            ]
-            lines.append("  ".join([*shown, last]).rstrip())
+        columns = [f"{'>' if number in right else '<'}{width}" for number, width in enumerate(widths)]
+        shown = ([*map(format, cells, columns), last] for *cells, last in rows)
+        lines = ["  ".join(cells).rstrip() for cells in shown]
         made = cls("\n".join([*lines, *notes]))
         made.rows, made.notes = rows, notes
         return made

@@ -29,23 +29,14 @@ BY_FUNCTION: dict[Callable[..., Any], Backend] = {}
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a function that may compute attention, as discovery sees it.
+    """One call of a function that may compute attention, as discovery sees it."""
 
-    Args:
-        shape: shape of the scores.
-        dim: the dimension of the keys.
-        scores: the scores, if they are an argument of the function.
-        query: ``(..., Q, D)``, if it is an argument of the function.
-        key: ``(..., K, D)``, given with ``query``; may have fewer heads.
-        valid: bool, broadcastable to ``shape``: the positions that the model allows; ``None`` allows all.
-    """
-
-    shape: tuple[int, ...]
-    dim: int = -1
-    scores: Tensor | None = None
-    query: Tensor | None = None
-    key: Tensor | None = None
-    valid: Tensor | None = None
+    shape: tuple[int, ...]  # of the scores
+    dim: int = -1  # the dimension of the keys
+    scores: Tensor | None = None  # if they are an argument of the function
+    query: Tensor | None = None  # ``(..., Q, D)``, if it is an argument of the function
+    key: Tensor | None = None  # ``(..., K, D)``, given with ``query``; may have fewer heads
+    valid: Tensor | None = None  # bool, broadcastable to ``shape``: what the model allows; ``None`` allows all
 
 
 @dataclass(frozen=True)

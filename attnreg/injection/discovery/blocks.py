@@ -106,11 +106,6 @@ def number_layers(model: nn.Module, names: Sequence[str]) -> tuple[list[int], in
     A list of blocks is a ``ModuleList``, or a ``Sequential`` of modules of one class, each of whose entries contains at
     most one of these modules; the outermost such list counts. The layer number is the index in it, so blocks without
     attention count too. Numbers continue from list to list, in running order. A module in no such list is one layer.
-
-    Example:
-        >>> model = nn.ModuleList([nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)])
-        >>> number_layers(model, ["0", "2"])
-        ([0, 2], 3)
     """
     entries = [
         [

@@ -30,19 +30,12 @@ NOT_RUN = "it did not run on the example inputs"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something in a model that :func:`attnreg.attach` does not mask.
+    """Something in a model that :func:`attnreg.attach` does not mask."""
 
-    Args:
-        name: name of the module.
-        seen: what was seen there.
-        reason: why it is left out.
-        is_attention: whether it is attention, or is named so.
-    """
-
-    name: str
-    seen: str
-    reason: str
-    is_attention: bool = True
+    name: str  #: name of the module
+    seen: str  #: what was seen there
+    reason: str  #: why it is left out
+    is_attention: bool = True  #: whether it is attention, or is named so
 
     def __str__(self) -> str:
         return f"{self.name} ({self.seen}: {self.reason})"

@@ -26,10 +26,6 @@ def example_inputs(model: nn.Module) -> list[Inputs]:
 
     Covers torch's own Transformer modules, and transformers models whose inputs have usual names: token ids, images,
     videos, waveforms, spectrograms, text with one of these, time series. The list is empty for other models.
-
-    Example:
-        >>> example_inputs(nn.TransformerEncoderLayer(8, 2))[0]["src"].shape
-        torch.Size([2, 7, 8])
     """
     # Made on the device, not moved to it: a moved tensor that is query, key and value would become three.
     like = next(model.parameters(), torch.empty(0))

@@ -36,14 +36,6 @@ class Origins:
     A *position* is one element of an input, or one row of an embedding's output. A *stream* is a range of positions
     made at once. Elements that depend on no input (parameters, constants) have no origin. Views share memory and so
     share origins; for other tensors, :class:`~attnreg.injection.discovery.tracing.Tracer` writes them.
-
-    Example:
-        >>> origins = Origins()
-        >>> x = torch.zeros(2, 3)
-        >>> origins.seed(x)
-        >>> origins.read(x.T[1:])[1]
-        tensor([[1, 4],
-                [2, 5]], dtype=torch.int32)
     """
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import get_args
 
 from torch import nn
 
-from attnreg.errors import CoverageWarning, InputError, NoAttentionError
+from attnreg.errors import CoverageWarning, InputError, NoAttentionError, listed
 from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.coverage import stacks_left_out
 from attnreg.injection.discovery.hidden import FoundHidden
@@ -138,7 +138,7 @@ def _check_patterns(patterns: Sequence[str], sites: Sequence[FoundSite]) -> None
         if not any(_matches(site.info.name, pattern) for site in sites):
             raise InputError(
                 f"No attention is in modules that match {pattern!r}. Modules with attention: "
-                f"{', '.join(site.info.name for site in sites[:6])}{', ...' if len(sites) > 6 else ''}."
+                f"{listed([site.info.name for site in sites], 6)}."
             )
 
 

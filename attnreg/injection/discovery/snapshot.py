@@ -175,17 +175,12 @@ def _restore(held: Any, before: Any) -> None:
     if isinstance(held, np.ndarray):
         if held.flags.writeable:
             np.copyto(held, before)
-    elif not held and not before:
-        return
-    elif isinstance(held, dict):
-        same = [*map(id, held.values())] == [*map(id, before.values())]
-        if held is not before and not (same and held.keys() == before.keys()):
-            held.clear()
-            held.update(before)
-    elif isinstance(held, set):
-        if held != before:
-            held.clear()
-            held.update(before)
-    elif [*map(id, held)] != [*map(id, before)]:
+    elif held is not before and _contents(held) != _contents(before):
         held.clear()
-        held.extend(before)
+        (held.extend if isinstance(held, (list, deque)) else held.update)(before)
+
+
+def _contents(held: Any) -> Any:
+    if isinstance(held, dict):
+        return [(key, id(value)) for key, value in held.items()]
+    return held if isinstance(held, set) else [*map(id, held)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from attnreg.errors import CoverageWarning, NoAttentionError
+from attnreg.errors import CoverageWarning, NoAttentionError, listed
 from attnreg.injection.discovery.blocks import LISTS
 from attnreg.regularizer.abilities import PATIENCE
 
@@ -68,7 +68,7 @@ class Changes:
         self._silent = tuple(each for each in self._silent if not each.calls.done and acts_on(each.module))
         self._passes += 1
         if self._passes == PATIENCE and self._silent:
-            names = ", ".join(each.name for each in self._silent[:4]) + (", ..." if len(self._silent) > 4 else "")
+            names = listed([each.name for each in self._silent], 4)
             warnings.warn(
                 f"{len(self._silent)} masked module(s) did not run in {PATIENCE} training passes: {names}. If you "
                 "train without them, choose the others with `modules=...`; if not, attach with `example_inputs` like "

@@ -184,15 +184,9 @@ def _dropout(
     training = next((given for given in (training, train) if given is not None), func is F.dropout)
     if not training or p == 0 or not 0 <= p <= 1 or not input.numel():
         return func(input, p, training, **({"inplace": inplace} if func.__module__ == F.__name__ else {}))
-    feature = func in FEATURES
-    shape = (*input.shape[:2], *[1] * (input.dim() - 2)) if feature else tuple(input.shape)
+    shape = (*input.shape[:2], *[1] * (input.dim() - 2)) if func in FEATURES else tuple(input.shape)
     keep = own.numbers(input, p, shape=shape, kind=WEIGHTS if input.dim() > 3 else STATES)
-    if func in ALPHA:
-        noise = keep.to(input.dtype)
-        scale = 1 / ((SATURATION**2 * p + 1) * (1 - p)) ** 0.5 if p < 1 else 0.0
-        out = input * noise * scale + (noise - 1 + p) * (SATURATION * scale)
-    else:
-        out = input * (keep.to(input.dtype).div_(1 - p if p < 1 else 1))
+    out = input * (keep.to(input.dtype).div_(1 - p if p < 1 else 1))
     return input.copy_(out) if inplace or func in IN_PLACE else out
 
 
@@ -269,17 +263,14 @@ def _inside(own: OwnDraws, func: Any, *args: Any, **kwargs: Any) -> Any:
         own.heads = before
 
 
-SATURATION = 1.7580993408473766  # of SELU: alpha dropout sets dropped values to its negative
-FEATURES_OF_ALPHA: set[Any] = {F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_}
-FEATURES: set[Any] = {torch.feature_dropout, torch.feature_dropout_, *FEATURES_OF_ALPHA}
-ALPHA: set[Any] = {F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_, *FEATURES_OF_ALPHA}
-IN_PLACE: set[Any] = {torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_}
+FEATURES: set[Any] = {torch.feature_dropout, torch.feature_dropout_}
+IN_PLACE: set[Any] = {torch.dropout_, torch.feature_dropout_}
 INSIDE: dict[Any, Any] = {
     function: undispatched(function)
     for function in (F.dropout1d, F.dropout2d, F.dropout3d, F.gumbel_softmax, F.multi_head_attention_forward)
 }
 DRAWN: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys((F.dropout, torch.dropout, *FEATURES, *ALPHA, *IN_PLACE), _dropout),
+    **dict.fromkeys((F.dropout, torch.dropout, *FEATURES, *IN_PLACE), _dropout),
     **dict.fromkeys(INSIDE, _inside),
     **dict.fromkeys((torch.bernoulli, Tensor.bernoulli, Tensor.bernoulli_), _bernoulli),
     **dict.fromkeys((torch.rand, torch.rand_like, torch.randn, torch.randn_like), _new),

@@ -92,12 +92,7 @@ class Padding:
 
 
 def takes_two(names: Iterable[str]) -> bool:
-    """Whether a model with these inputs has an encoder and a decoder, each with its own masks.
-
-    Example:
-        >>> takes_two(["input_ids", "attention_mask"]), takes_two(["input_ids", "decoder_input_ids"])
-        (False, True)
-    """
+    """Whether a model with these inputs has an encoder and a decoder, each with its own masks."""
     return bool(DECODES & set(names))
 
 

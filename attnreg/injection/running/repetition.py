@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -119,14 +119,12 @@ class Checkpoint:
     is_repeated: bool = False
 
 
-@dataclass(eq=False)
-class Repetition:
+class Repetition(NamedTuple):
     """How far a checkpoint has been repeated."""
 
     checkpoint: Checkpoint
-
-    def __post_init__(self) -> None:
-        self.begun, self.acts = iter([*self.checkpoint.begun]), iter([*self.checkpoint.acts])
+    begun: Iterator[Pass]
+    acts: Iterator[bool]
 
 
 @dataclass(eq=False)
@@ -208,7 +206,7 @@ class Repeatable(State):
         """Run the function of a checkpoint again, in the state in which it began."""
         checkpoint.is_repeated = True
         state = checkpoint.state.now()
-        state.repeats = Repetition(checkpoint)
+        state.repeats = Repetition(checkpoint, iter([*checkpoint.begun]), iter([*checkpoint.acts]))
         before = {name: getattr(self, name) for name in (*vars(state), "rates")}, [each.done for each in self._calls]
         self._return_to({**vars(state), "rates": DropRates()}, checkpoint.calls)
         try:
