@@ -18,7 +18,7 @@ from attnreg.errors import InputError
 from attnreg.injection.backends import Tap
 from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
 from attnreg.injection.discovery.hidden import FoundHidden
-from attnreg.injection.report import SiteReport
+from attnreg.injection.report import Report, site_report
 from attnreg.injection.running.attached_attention import AttachedMethod, attached_methods, attached_modules
 from attnreg.injection.running.attached_block import attached_blocks
 from attnreg.injection.running.changes import Changes
@@ -128,11 +128,11 @@ class AttachHandle:
             counts[name] += count
         return dict(counts)
 
-    def report(self) -> SiteReport:
+    def report(self) -> Report:
         """Return a table of the sites: mean drop rate so far, the model's own dropout, and the module."""
         rates, why = self.rates.mean(), self._passes.why_plain()
         notes = [why] if why is not None and not (rates and self.attached) else []
-        return SiteReport.of(self.sites, self._modules, rates, [*effects(self.provider), *notes])
+        return site_report(self.sites, self._modules, rates, [*effects(self.provider), *notes])
 
     def step(self) -> None:
         """Advance the provider's schedules; call it after each optimizer step."""

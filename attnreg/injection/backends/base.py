@@ -112,7 +112,7 @@ class Watching(TorchFunctionMode):
         self.heads: int | None = None  # H, if the function that is running tells it
 
     @contextmanager
-    def of_heads(self, heads: int) -> Iterator[None]:
+    def of_heads(self, heads: int | None) -> Iterator[None]:
         """Read scores as ``(B, H, Q, K)`` or ``(B * H, Q, K)`` with this H within the block."""
         before, self.heads = self.heads, heads
         try:

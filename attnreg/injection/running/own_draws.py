@@ -11,11 +11,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from attnreg import functional
 from attnreg.errors import InputError
 from attnreg.functional.seeded import transformed
+from attnreg.injection.backends.base import Watching
 from attnreg.injection.backends.multihead import heads_of, undispatched
 from attnreg.injection.backends.sdpa import materialized, shape_of_scores, split_attention_mask
 from attnreg.injection.running.forward_pass import Pass
@@ -25,7 +25,7 @@ WEIGHTS, STATES, NUMBERS = range(3)  # what is drawn: attention weights (and ima
 BITS = {torch.bfloat16: 8, torch.float16: 11}  # of numbers in [0, 1) that are never rounded to 1
 
 
-class OwnDraws(TorchFunctionMode):
+class OwnDraws(Watching):
     """Draws each random number of the model from the seed of the pass, the running module, and the number of the draw.
 
     So numbers do not depend on what has run elsewhere. It is the ``own`` of the ``passes`` while it is active.
@@ -39,7 +39,6 @@ class OwnDraws(TorchFunctionMode):
         self.batch = now.batch
         self.counts = now.own_counts
         self.running: list[Any] = []  # the modules that run, each with a name and a digest of it
-        self.heads: int | None = None  # of an `nn.MultiheadAttention` that is running
         self.paused = False  # whether a regularizer draws now
         self._is_first = False  # whether it is the first of the model
         self._began: dict[str, Any] | None = None  # the states of all generators
@@ -255,12 +254,8 @@ def _by_generator(own: OwnDraws, func: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _inside(own: OwnDraws, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a function of torch that is written in Python, and draw in it."""
-    before, own.heads = own.heads, heads_of(args, kwargs) if func is F.multi_head_attention_forward else own.heads
-    try:
-        with own:
-            return INSIDE[func](*args, **kwargs)
-    finally:
-        own.heads = before
+    with own.of_heads(heads_of(args, kwargs) if func is F.multi_head_attention_forward else own.heads), own:
+        return INSIDE[func](*args, **kwargs)
 
 
 FEATURES: set[Any] = {torch.feature_dropout, torch.feature_dropout_}
