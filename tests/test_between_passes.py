@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from tests import handwritten
+from tests.test_own_draws import Recomputing
 
 IDS = torch.randint(1, 20, (3, 6), generator=torch.Generator().manual_seed(0))
 INPUTS = {"input_ids": IDS}
@@ -182,3 +183,17 @@ def test_parts_in_reentrant_checkpoints_are_plain_or_refused(enabled):
                 x.sum().backward()
         else:
             x.sum().backward()
+
+
+def test_a_checkpoint_of_another_library_is_refused():
+    model = checkpointed(None)
+    with attnreg.attach(model, attnreg.AttentionDropout(0.5), example_inputs=INPUTS) as handle:
+        plain = model.layers[1].forward
+        model.layers[1].forward = lambda x, *args: Recomputing.apply(lambda x: plain(x, *args), x)
+        with pytest.raises(RuntimeError, match=r"layers.1 runs in an autograd.Function \(Recomputing.forward\)"):
+            model(IDS)
+        with handle.disabled():
+            model(IDS).sum().backward()
+            loss = model(IDS).sum()
+        with pytest.raises(RuntimeError, match="it is not known whether it was masked: its forward pass was before"):
+            loss.backward()

@@ -77,10 +77,8 @@ class LazySite(AttentionSite):
 class Tap(nn.Module):
     """Passes attention weights or their replacement through, so that hooks (captum's too) see them as its output.
 
-    Args:
-        replacement: weights ``(B, H, Q, K)`` to return instead.
-        at_output: pass the output of a fused kernel through instead of the weights, where there is one, no weights are
-            dropped, and one call computes the site. The weights are then never computed.
+    With ``at_output``, the output of a fused kernel passes instead, where there is one, no weights are dropped, and one
+    call computes the site. The weights are then never computed.
     """
 
     def __init__(self, replacement: Tensor | None = None, *, at_output: bool = False) -> None:

@@ -48,19 +48,11 @@ def discover(
 
     The model runs once on a tiny input, in eval mode, without gradients and hooks, and is left unchanged. A computation
     is attention if it takes the softmax of products of queries and keys (or calls a fused kernel) and multiplies values
-    by the resulting weights. It is self-attention if its queries and keys come from the same sequence.
-
-    Args:
-        model: any model.
-        example_inputs: keyword arguments (or a tuple of positional ones) for one forward pass with at least two
-            samples. Default: made for most transformers models and for torch's own Transformer modules.
-        needs_attention: raise if no attention is found.
-
-    Returns:
-        the sites, and what is left out. A module that several layers share (as in ALBERT) has one site per call.
+    by the resulting weights. It is self-attention if its queries and keys come from the same sequence. A module that
+    several layers share (as in ALBERT) has one site per call.
 
     Raises:
-        NoAttentionError: if the model does not run, or no attention is found.
+        NoAttentionError: if the model does not run, or no attention is found although the caller ``needs_attention``.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(8, 2, 16)
