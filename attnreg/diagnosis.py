@@ -7,7 +7,7 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.running: list[str] = []
         self.draws: list[Draw] = []
+        self.returned: list[tuple[str, int]] = []  # a checksum of what each module returned, in order
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -129,24 +130,20 @@ class _Recorder(TorchDispatchMode):
 
     @contextmanager
     def naming(self, model: nn.Module) -> Iterator[None]:
-        """Know which module runs, within the block."""
+        """Know which module runs, and what it returns, within the block."""
 
-        def leave(*_: object) -> None:
-            self.running.pop()
+        def enter(name: str, *_: object) -> None:
+            self.running.append(name)
 
-        hooks: list[Any] = []
-        for name, module in model.named_modules():
-            enter = functools.partial(self._enter, name)
-            hooks.append(module.register_forward_pre_hook(enter, prepend=True))
-            hooks.append(module.register_forward_hook(leave, always_call=True))
-        try:
+        def leave(module: object, args: object, output: object) -> None:
+            self.returned.append((self.running.pop(), _bits(output)))
+
+        with ExitStack() as stack:
+            for name, module in model.named_modules():
+                before = module.register_forward_pre_hook(functools.partial(enter, name), prepend=True)
+                for hook in (before, module.register_forward_hook(leave, always_call=True)):
+                    stack.callback(hook.remove)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _enter(self, name: str, *_: object) -> None:
-        self.running.append(name)
 
 
 def _bits(output: Any) -> int:
@@ -182,18 +179,11 @@ class _Found:
             self.eval, self.eval_again = (self._pass(seed) for seed in _SEEDS)
 
     def _pass(self, seed: int) -> _Pass:
-        returned: list[tuple[str, int]] = []
         recorder = _Recorder()
         torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
         before = generator_states()
-        hooks = [module.register_forward_hook(lambda *args, name=name: returned.append((name, _bits(args[-1]))))
-                 for name, module in self.model.named_modules()]  # fmt: skip
-        try:
-            with recorder.naming(self.model), recorder:
-                outputs = [each.detach() for each in _floats(self.model(**self.inputs))]
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with recorder.naming(self.model), recorder:
+            outputs = [each.detach() for each in _floats(self.model(**self.inputs))]
         others = [name for name in UNSEEDED if generator_states()[name] != before[name]]
         parts = dict(self.model.named_modules())
         for handle in handles(self.model) if self.model.training else ():
@@ -203,7 +193,7 @@ class _Found:
                     each.p for each in parts[part].children() if isinstance(each, _DropoutNd) and each.p > 0
                 ]
                 recorder.draws += [Draw(part, SEEDED, rate, 0) for rate in (held or [None])]
-        return _Pass(recorder.draws, returned, outputs, others)
+        return _Pass(recorder.draws, recorder.returned, outputs, others)
 
     def _backward(self) -> tuple[int, list[str]] | None:
         """Return how many draws a backward pass repeats, and the modules that then draw others; `None` without one."""

@@ -96,14 +96,7 @@ class Draws:
         dtype: torch.dtype = torch.float32,
         by_query: bool | None = None,
     ) -> Tensor:
-        """Draw numbers in ``[0, 1)``, multiples of 2^-24.
-
-        Args:
-            shape: their shape, ``(B, H, Q, K)`` or another.
-            device: their device, which does not change them.
-            dtype: their dtype.
-            by_query: whether they differ by query (default: if the shape has several queries).
-        """
+        """Draw numbers in ``[0, 1)``, multiples of 2^-24, as :meth:`DrawsHere.uniform`, on any device."""
         seed = self.next_seed(whole=len(shape) < 2)
         return functional.seeded_uniform(seed, shape, device=device, **self.place(shape, by_query)).to(dtype)
 
@@ -115,14 +108,7 @@ class Draws:
         device: torch.device | None = None,
         by_query: bool | None = None,
     ) -> Tensor:
-        """Draw decisions, bool, ``True`` = kept, which is the case with probability 1 - p.
-
-        Args:
-            shape: their shape, ``(B, H, Q, K)`` or another.
-            p: drop probability; a tensor must be 0-d.
-            device: their device, which does not change them.
-            by_query: whether they differ by query (default: if the shape has several queries).
-        """
+        """Draw decisions, bool, ``True`` = kept, as :meth:`DrawsHere.keep`, on any device."""
         seed = self.next_seed(whole=len(shape) < 2)
         return functional.seeded_keep(seed, shape, p, device=device, **self.place(shape, by_query))
 
@@ -158,11 +144,7 @@ class DrawsHere:
         return self.draws.keep(shape, p, device=self.device, by_query=by_query)
 
     def uniform(
-        self,
-        shape: Sequence[int] | None = None,
-        *,
-        dtype: torch.dtype = torch.float32,
-        by_query: bool | None = None,
+        self, shape: Sequence[int] | None = None, *, dtype: torch.dtype = torch.float32, by_query: bool | None = None
     ) -> Tensor:
         """Draw numbers in ``[0, 1)``.
 
@@ -204,15 +186,7 @@ class Batch:
     ) -> Tensor:
         """Draw decisions that keep with probability 1 - p, or without p numbers in ``[0, 1)``, in this shape.
 
-        Args:
-            seed: the seed, of its own for each draw.
-            shape: the shape.
-            device: the device.
-            p: drop probability.
-            shared: whether the tensor is known to be the same for all samples.
-
-        Raises:
-            InputError: if samples are parts of a larger batch, and it is not known where the tensor has them.
+        Each draw has a seed of its own; ``shared`` tells that the tensor is known to be the same for all samples.
         """
         lead, *rest = shape if len(shape) else (1,)
         middle, (keys, *_) = rest[:-1], (*rest[-1:], 1)

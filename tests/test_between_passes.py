@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from tests import handwritten
+from tests.test_own_draws import Recomputing
 
 IDS = torch.randint(1, 20, (3, 6), generator=torch.Generator().manual_seed(0))
 INPUTS = {"input_ids": IDS}
@@ -65,11 +66,20 @@ def test_a_repetition_is_masked_if_and_only_if_the_first_was(forward, backward, 
 CHANGES = {
     "eval": (lambda model, handle: model.eval(), "or the training mode, have changed since the forward pass"),
     "provider.eval": (lambda model, handle: handle.provider.eval(), "have changed since the forward pass"),
-    "epoch": (lambda model, handle: handle.provider.on_epoch(2), "its settings or epoch"),
-    "rate": (lambda model, handle: setattr(handle.provider.provider, "p", 0.1), "its settings or epoch"),
-    "step": (lambda model, handle: handle.step(), "or before `attach` or `handle.step"),
-    "step and pass": (lambda model, handle: (handle.step(), model(IDS)), "or before `attach` or `handle.step"),
-    "step and eval": (lambda model, handle: (handle.step(), model.eval()), "or before `attach` or `handle.step"),
+    "epoch": (lambda model, handle: handle.provider.on_epoch(2), "because its settings, epoch or step, or"),
+    "rate": (
+        lambda model, handle: setattr(handle.provider.provider, "p", 0.1),
+        "because its settings, epoch or step, or",
+    ),
+    "step": (lambda model, handle: handle.step(), "epoch or step, or the training mode, have changed"),
+    "step and pass": (
+        lambda model, handle: (handle.step(), model(IDS)),
+        "epoch or step, or the training mode, have changed",
+    ),
+    "step and eval": (
+        lambda model, handle: (handle.step(), model.eval()),
+        "epoch or step, or the training mode, have changed",
+    ),
     "detach": (lambda model, handle: handle.detach(), "waits for its backward pass"),
     "leave": (lambda model, handle: handle.__exit__(None, None, None), "waits for its backward pass"),
 }
@@ -132,7 +142,7 @@ def test_attaching_before_the_backward_pass_is_refused(reentrant):
     model = checkpointed(reentrant)
     loss = model(IDS).pow(2).sum()
     handle = attnreg.attach(model, attnreg.AttentionDropout(0.5), example_inputs=INPUTS)
-    with pytest.raises(RuntimeError, match="or before `attach`"):
+    with pytest.raises(RuntimeError, match="its forward pass was before `attach`, or"):
         loss.backward()
     handle.detach()
 
@@ -158,3 +168,32 @@ def test_a_forward_pass_in_a_hook_of_a_backward_pass_is_a_new_one(reentrant):
             assert torch.allclose(model(IDS), outs[0])
     assert seeds[0] != seeds[1]
     assert torch.allclose(gradients(model), expected(attnreg.AttentionDropout(0.5)))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_parts_in_reentrant_checkpoints_are_plain_or_refused(enabled):
+    model = checkpointed(None)
+    with attnreg.attach(model, attnreg.AttentionDropout(0.5), example_inputs=INPUTS) as handle:
+        x = model.embeddings(IDS)
+        with nullcontext() if enabled else handle.disabled():
+            for layer in model.layers:
+                x = checkpoint(layer, x, None, use_reentrant=True)
+        if enabled:
+            with pytest.raises(RuntimeError, match="cannot mask a forward pass that repeats one without gradients"):
+                x.sum().backward()
+        else:
+            x.sum().backward()
+
+
+def test_a_checkpoint_of_another_library_is_refused():
+    model = checkpointed(None)
+    with attnreg.attach(model, attnreg.AttentionDropout(0.5), example_inputs=INPUTS) as handle:
+        plain = model.layers[1].forward
+        model.layers[1].forward = lambda x, *args: Recomputing.apply(lambda x: plain(x, *args), x)
+        with pytest.raises(RuntimeError, match=r"layers.1 runs in an autograd.Function \(Recomputing.forward\)"):
+            model(IDS)
+        with handle.disabled():
+            model(IDS).sum().backward()
+            loss = model(IDS).sum()
+        with pytest.raises(RuntimeError, match="it is not known whether it was masked: its forward pass was before"):
+            loss.backward()

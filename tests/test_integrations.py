@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 import attnreg
 from attnreg.errors import InputError
-from attnreg.injection.running import seeds
+from attnreg.injection.running import forward_pass
 from attnreg.integrations import ADDropTrainer, AttnRegCallback, RegularizedTrainer, Seq2SeqADDropTrainer
 from tests.cases import MODELS, SMALL, TEXT
 from tests.method_cases import weights
@@ -98,7 +98,7 @@ def test_without_dropping_it_is_the_stock_trainer(tmp_path, monkeypatch, variant
         torch.set_rng_state(state)
         return draws[-1]
 
-    monkeypatch.setattr(seeds, "new_seed", drawn)
+    monkeypatch.setattr(forward_pass, "new_seed", drawn)
     ours.train()
     assert draws
     assert column(ours, "loss") == column(stock, "loss")

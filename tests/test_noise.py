@@ -8,7 +8,7 @@ import torch
 import attnreg
 from attnreg import EmbeddingNoise, HiddenNoise, HiddenSite, functional
 from attnreg.draws import Draws
-from attnreg.injection.running.seeds import PLACES, STACKS
+from attnreg.injection.running.forward_pass import PLACES, STACKS
 from tests.cases import MODELS, output, refused
 from tests.commands import ran
 from tests.test_contract import run, same, without_dropout

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from attnreg import functional
 from attnreg.draws import Draws
-from attnreg.injection.running.seeds import PLACES, STACKS
+from attnreg.injection.running.forward_pass import PLACES, STACKS
 from tests.cases import MODELS, output
 from tests.test_contract import run, same, without_dropout, wrap_in_checkpoints
 

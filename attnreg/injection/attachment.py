@@ -83,8 +83,7 @@ def attach(
         raise TypeError(f"Expected `provider` to be a regularizer, got {described(provider)}.")
     a_regularizer(provider, "attach")
     one_of("own_dropout", own_dropout, ("torch", "seeded"))
-    _check_free(model, provider)
-    _check_bare(model)
+    _check(model, provider)
     masks_attention = any(isinstance(each, MaskProvider) for each in provider.parts())
     found = discover(model, example_inputs, needs_attention=masks_attention)
     chosen = choose(found, layers, stacks, modules) if found.sites else []
@@ -141,8 +140,7 @@ def seeded(model: nn.Module) -> AttachHandle:
     if not isinstance(model, nn.Module):
         raise TypeError(f"Expected `model` to be a torch module, got {model!r}.")
     nothing = Compose()
-    _check_free(model, nothing)
-    _check_bare(model)
+    _check(model, nothing)
     names = {module: name or type(model).__name__ for name, module in model.named_modules()}
     return AttachHandle(model, nothing, Discovery((), (), (), names, (), 0, (), None), set(), seeded=True)
 
@@ -181,7 +179,8 @@ def handles(model: nn.Module) -> list[AttachHandle]:
     return list({id(handle): handle for handle in handles if handle is not None}.values())
 
 
-def _check_free(model: nn.Module, provider: Regularizer) -> None:
+def _check(model: nn.Module, provider: Regularizer) -> None:
+    """Raise unless both are free, and the model is neither compiled, wrapped nor sharded."""
     if is_attached(model):
         raise RuntimeError(
             "The model already has a provider. Compose providers with `a & b`, or call `attnreg.detach(model)` first."
@@ -194,9 +193,6 @@ def _check_free(model: nn.Module, provider: Regularizer) -> None:
                 f"This {type(each).__name__} is already attached to another model. Create one provider per model, or "
                 "detach this one first."
             )
-
-
-def _check_bare(model: nn.Module) -> None:
     if any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()):
         raise InputError(f"{type(model).__name__} is already compiled. Attach first, then compile.")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from types import TracebackType
@@ -17,12 +18,11 @@ from attnreg.errors import InputError
 from attnreg.injection.backends import Tap
 from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
 from attnreg.injection.discovery.hidden import FoundHidden
-from attnreg.injection.discovery.padding import conventions_of
-from attnreg.injection.report import SiteReport
+from attnreg.injection.report import Report, site_report
 from attnreg.injection.running.attached_attention import AttachedMethod, attached_methods, attached_modules
-from attnreg.injection.running.attached_block import AttachedClassifier, attached_blocks
-from attnreg.injection.running.changes import Changes, Masked
-from attnreg.injection.running.forward_pass import Padding, takes_two
+from attnreg.injection.running.attached_block import attached_blocks
+from attnreg.injection.running.changes import Changes
+from attnreg.injection.running.padding import Padding, conventions_of, takes_two
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.shadow import (
     MARK,
@@ -63,20 +63,22 @@ class AttachHandle:
         self.provider = provider
         sites = [site for site in found.sites if site.info.name in chosen]
         everywhere: list[FoundSite | FoundHidden] = [*sites, *states]
-        self._sites: tuple[Site, ...] = tuple(each.info for each in everywhere)
+        #: the attention sites that the provider masks, then the hidden-state sites, each in running order
+        self.sites: tuple[Site, ...] = tuple(each.info for each in everywhere)
         self._modules = {each.info.name: each.module for each in everywhere}
-        self._left_out = found.left_out_besides(chosen) if chosen else ()
-        last = [each for each in states if each.info.where == "pooled"]
+        #: the attention that is not masked, and what only looks like attention; each with the reason
+        self.left_out: tuple[LeftOut, ...] = found.left_out_besides(chosen) if chosen else ()
         calls = [site.sighting.running for site in sites]
         around = [[call.module for call in running if not call.is_repeated] for running in calls]
-        around += [list(each.around) for each in states if each not in last or len(last) == len(self._sites)]
+        around += [list(each.around) for each in states if each.info.where != "pooled" or len(everywhere) == 1]
         begins = entries(model, around)
         parts = parts_of(begins, [*([call.module for call in running] for running in calls), *around[len(calls) :]])
         # A wrapper that takes `**inputs` does not tell what the model in it takes.
         has_two = any(takes_two(input_names(module)) for module in begins)
         padding = functools.partial(Padding, has_two=has_two, conventions=conventions_of(model, found.sites))
         passes = self._passes = Passes(model, provider, tuple(self._modules.values()), padding)
-        passes.seeds_own = seeded
+        #: whether the model's own randomness follows from the seed of the pass (``own_dropout="seeded"``)
+        self.seeds_own = passes.seeds_own = seeded
         self.rates = passes.rates
         modules = attached_modules(passes, found, chosen)
         methods = attached_methods(passes, modules.values())
@@ -86,7 +88,6 @@ class AttachHandle:
             *modules.values(),
             *methods,
             *attached_blocks(passes, found, chosen, states, modules),
-            *(AttachedClassifier(passes, each.module, [each.info], each.info.name) for each in last),
             *(reversed(seeded_modules(passes, found.names)) if seeded else ()),
             *(AttachedEntry(passes, module, found.names[module], whole=False) for module in reversed(parts)),
             *(AttachedEntry(passes, module, found.names[module], whole=True) for module in reversed(begins)),
@@ -95,21 +96,8 @@ class AttachHandle:
         for attached in self._shadows:
             attached.install(self)
         others = AttachedEntry, AttachedMethod, WatchedMethod
-        masked = [each for each in self._shadows if not isinstance(each, others)]
-        passes.changes = Changes(
-            model, [Masked(each.module, each.name, each.calls, each.installed) for each in masked], found.names
-        )
+        passes.changes = Changes(model, [each for each in self._shadows if not isinstance(each, others)], found.names)
         self._hooks = [model.register_forward_pre_hook(functools.partial(_refuse_replicas, model))]
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """The attention sites that the provider masks, then the hidden-state sites, each in running order."""
-        return self._sites
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """The attention that is not masked, and what only looks like attention; each with the reason."""
-        return self._left_out
 
     @property
     def attached(self) -> bool:
@@ -133,23 +121,18 @@ class AttachHandle:
         return self._passes.active
 
     @property
-    def seeds_own(self) -> bool:
-        """Whether the model's own randomness follows from the seed of the pass (``own_dropout="seeded"``)."""
-        return self._passes.seeds_own
-
-    @property
     def own_draws(self) -> dict[str, int]:
         """How often each module drew from the seed of the latest pass; empty without ``own_dropout="seeded"``."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for (name, _), count in self._passes.latest.own_counts.items():
-            counts[name] = counts.get(name, 0) + count
-        return counts
+            counts[name] += count
+        return dict(counts)
 
-    def report(self) -> SiteReport:
+    def report(self) -> Report:
         """Return a table of the sites: mean drop rate so far, the model's own dropout, and the module."""
         rates, why = self.rates.mean(), self._passes.why_plain()
         notes = [why] if why is not None and not (rates and self.attached) else []
-        return SiteReport.of(self._sites, self._modules, rates, [*effects(self.provider), *notes])
+        return site_report(self.sites, self._modules, rates, [*effects(self.provider), *notes])
 
     def step(self) -> None:
         """Advance the provider's schedules; call it after each optimizer step."""
@@ -158,7 +141,7 @@ class AttachHandle:
     @property
     def seed(self) -> int | None:
         """The seed of the latest masked pass, from which all its masks follow; ``None`` before the first."""
-        seed = self._passes.seeds.latest
+        seed = self._passes.seed
         return None if seed is None else int(seed)
 
     def drop_rates(self) -> dict[str, float]:
@@ -230,18 +213,14 @@ class AttachHandle:
                 f"{early[0]} decides for a whole batch before the pass, so masks of single samples cannot be repeated: "
                 "replay the whole batch, or use another regularizer."
             )
-        giving = self._passes.seeds.giving(torch.tensor(seed))
-        with self.probing(), self._passes.having(probing=True, rows=indices), giving:
+        with self.probing(), self._passes.having(rows=indices, given=torch.tensor(seed)):
             yield
 
     @contextmanager
     def tapped(self, taps: Mapping[str, Tap]) -> Iterator[None]:
-        """Run the plain model within the block, and pass the attention weights of the tapped sites through taps.
+        """Run the plain model within the block, and pass the attention weights of sites through taps, by their label.
 
         The tapped sites compute their weights explicitly, without a fused kernel.
-
-        Args:
-            taps: the taps, by ``label`` of their site.
         """
         with self._passes.having(taps=dict(taps), enabled=False), _written_out():
             yield
@@ -260,7 +239,7 @@ class AttachHandle:
         Raises:
             RuntimeError: if gradient checkpointing would then repeat a masked forward pass without its masks.
         """
-        if self.attached and self._passes.masked_calls.waits():
+        if self.attached and self._passes.waits():
             raise RuntimeError(
                 "A forward pass with gradient checkpointing waits for its backward pass, which repeats its masks. Run "
                 "the backward pass, or delete the loss, before `detach`."

@@ -23,12 +23,9 @@ class Report(str):
     def of_rows(cls, rows: Sequence[Sequence[str]], notes: Sequence[str], right: Collection[int] = ()) -> Self:
         """Make a report of rows, the first of which is the header; ``right`` has the columns to align so."""
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-        lines = []
-        for *cells, last in rows:
-            shown = [
-                f"{c:>{w}}" if n in right else f"{c:<{w}}" for n, (c, w) in enumerate(zip(cells, widths, strict=True))
-            ]
-            lines.append("  ".join([*shown, last]).rstrip())
+        columns = [f"{'>' if number in right else '<'}{width}" for number, width in enumerate(widths)]
+        shown = ([*map(format, cells, columns), last] for *cells, last in rows)
+        lines = ["  ".join(cells).rstrip() for cells in shown]
         made = cls("\n".join([*lines, *notes]))
         made.rows, made.notes = rows, notes
         return made
@@ -46,36 +43,26 @@ class Report(str):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{notes}"
 
 
-class SiteReport(Report):
-    """A table with a row per site.
+def site_report(
+    sites: Iterable[Site], modules: Mapping[str, nn.Module], rates: Mapping[str, float], notes: Sequence[str] = ()
+) -> Report:
+    """Return a table with a row per site, given their modules by name and their rates by label.
 
     Its columns are the site's label, the mean drop rate so far, the model's own dropout, and the module. Below it are
     sentences on regularizers that drop nothing by design, and why no pass was masked yet.
 
     Example:
         >>> attention = nn.MultiheadAttention(8, 2, dropout=0.1)
-        >>> SiteReport.of([Site(name="layer.0")], {"layer.0": attention}, {"encoder.0": 0.25})
+        >>> site_report([Site(name="layer.0")], {"layer.0": attention}, {"encoder.0": 0.25})
         site       drop rate  own dropout  module
         encoder.0      0.250  dropout=0.1  layer.0
     """
-
-    __slots__ = ()
-
-    @classmethod
-    def of(
-        cls,
-        sites: Iterable[Site],
-        modules: Mapping[str, nn.Module],
-        rates: Mapping[str, float],
-        notes: Sequence[str] = (),
-    ) -> Self:
-        """Make the report of some sites, given their modules by name and their rates by label."""
-        rows = [("site", "drop rate", "own dropout", "module")]
-        for site in sites:
-            rate = f"{rates[site.label]:.3f}" if site.label in rates else "none yet"
-            own = ", ".join(f"{name}={p:g}" for name, p in _dropouts(modules[site.name]).items()) or "none"
-            rows.append((site.label, rate, own, site.name))
-        return cls.of_rows(rows, notes, right=[1])
+    rows = [("site", "drop rate", "own dropout", "module")]
+    for site in sites:
+        rate = f"{rates[site.label]:.3f}" if site.label in rates else "none yet"
+        own = ", ".join(f"{name}={p:g}" for name, p in _dropouts(modules[site.name]).items()) or "none"
+        rows.append((site.label, rate, own, site.name))
+    return Report.of_rows(rows, notes, right=[1])
 
 
 def _dropouts(module: nn.Module) -> dict[str, float]:

@@ -29,23 +29,14 @@ BY_FUNCTION: dict[Callable[..., Any], Backend] = {}
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a function that may compute attention, as discovery sees it.
+    """One call of a function that may compute attention, as discovery sees it."""
 
-    Args:
-        shape: shape of the scores.
-        dim: the dimension of the keys.
-        scores: the scores, if they are an argument of the function.
-        query: ``(..., Q, D)``, if it is an argument of the function.
-        key: ``(..., K, D)``, given with ``query``; may have fewer heads.
-        valid: bool, broadcastable to ``shape``: the positions that the model allows; ``None`` allows all.
-    """
-
-    shape: tuple[int, ...]
-    dim: int = -1
-    scores: Tensor | None = None
-    query: Tensor | None = None
-    key: Tensor | None = None
-    valid: Tensor | None = None
+    shape: tuple[int, ...]  # of the scores
+    dim: int = -1  # the dimension of the keys
+    scores: Tensor | None = None  # if they are an argument of the function
+    query: Tensor | None = None  # ``(..., Q, D)``, if it is an argument of the function
+    key: Tensor | None = None  # ``(..., K, D)``, given with ``query``; may have fewer heads
+    valid: Tensor | None = None  # bool, broadcastable to ``shape``: what the model allows; ``None`` allows all
 
 
 @dataclass(frozen=True)
@@ -64,16 +55,7 @@ FindValid = Callable[[Tensor | None], Tensor | None]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LazySite(AttentionSite):
-    """An attention site of a kernel that holds nothing of the size of its scores.
-
-    Args:
-        find_valid: finds the valid positions.
-
-    Example:
-        >>> site = LazySite(shape=(1, 1, 4, 4), find_valid=lambda rows: print("now"))
-        >>> site.valid
-        now
-    """
+    """An attention site of a kernel that holds nothing of the size of its scores."""
 
     find_valid: FindValid = field(repr=False)
 
@@ -95,10 +77,8 @@ class LazySite(AttentionSite):
 class Tap(nn.Module):
     """Passes attention weights or their replacement through, so that hooks (captum's too) see them as its output.
 
-    Args:
-        replacement: weights ``(B, H, Q, K)`` to return instead.
-        at_output: pass the output of a fused kernel through instead of the weights, where there is one, no weights are
-            dropped, and one call computes the site. The weights are then never computed.
+    With ``at_output``, the output of a fused kernel passes instead, where there is one, no weights are dropped, and one
+    call computes the site. The weights are then never computed.
     """
 
     def __init__(self, replacement: Tensor | None = None, *, at_output: bool = False) -> None:
@@ -130,7 +110,7 @@ class Watching(TorchFunctionMode):
         self.heads: int | None = None  # H, if the function that is running tells it
 
     @contextmanager
-    def of_heads(self, heads: int) -> Iterator[None]:
+    def of_heads(self, heads: int | None) -> Iterator[None]:
         """Read scores as ``(B, H, Q, K)`` or ``(B * H, Q, K)`` with this H within the block."""
         before, self.heads = self.heads, heads
         try:

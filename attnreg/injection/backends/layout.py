@@ -16,37 +16,20 @@ STANDARD = "bhqk"
 
 @dataclass(frozen=True)
 class Layout:
-    """The meaning of each dimension of a tensor of attention scores.
+    """The meaning of each dimension of a tensor of attention scores, by letters, which may occur more than once.
 
-    Args:
-        dims: a letter for each dimension: ``b`` samples (or windows of them), ``h`` heads, ``q`` queries, ``k`` keys,
-            ``f`` samples times heads in one dimension, ``g`` heads times samples. A letter may occur more than once.
-            ``1`` is a dimension of size 1 whose meaning is unknown.
-        heads: H, if one dimension combines it with B.
-        sinks_before: number of leading columns that are not keys, such as learned sinks.
-        sinks_after: number of trailing columns that are not keys.
-        rest_asks: whether all other columns were as many as the queries when the model was attached.
-
-    Example:
-        >>> layout = Layout("fqk", heads=2)
-        >>> layout.canonical(torch.zeros(6, 5, 4)).shape
-        torch.Size([3, 2, 5, 4])
-        >>> layout.restored(torch.zeros(3, 2, 5, 4), (6, 5, 4)).shape
-        torch.Size([6, 5, 4])
+    ``b`` are samples (or windows of them), ``h`` heads, ``q`` queries, ``k`` keys, ``f`` samples times heads in one
+    dimension, ``g`` heads times samples. ``1`` is a dimension of size 1 whose meaning is unknown.
     """
 
     dims: str = STANDARD
-    heads: int = 1
-    sinks_before: int = 0
-    sinks_after: int = 0
-    rest_asks: bool = False
+    heads: int = 1  # H, if one dimension combines it with B
+    sinks_before: int = 0  # number of leading columns that are not keys, such as learned sinks
+    sinks_after: int = 0  # number of trailing columns that are not keys
+    rest_asks: bool = False  # whether all other columns were as many as the queries when the model was attached
 
     def of_pass(self, shape: tuple[int, ...]) -> Layout:
-        """Return the layout of scores of one pass, which may have no sinks, as when a prefix adapter is switched off.
-
-        Raises:
-            NoAttentionError: if they have fewer columns besides the queries' own than there were sinks.
-        """
+        """Return the layout of scores of one pass, which may have no sinks, as if a prefix adapter is switched off."""
         if not (self.has_sinks and self.rest_asks):
             return self
         _, _, queries, columns = self.sizes(shape)
@@ -75,11 +58,7 @@ class Layout:
         return [dim for letters in ("bf1", "hg", "q", "k") for dim, letter in enumerate(self.dims) if letter in letters]
 
     def sizes(self, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-        """Return the sizes ``(B, H, Q, K)``; sinks count as keys.
-
-        Raises:
-            NoAttentionError: if a dimension of unknown meaning has more than one entry.
-        """
+        """Return the sizes ``(B, H, Q, K)``; sinks count as keys."""
         if any(letter == "1" and n > 1 for n, letter in zip(shape, self.dims, strict=True)):
             raise NoAttentionError(
                 f"Attention scores of shape {shape} have a dimension whose meaning is unknown, because its size was 1 "

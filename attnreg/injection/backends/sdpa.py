@@ -19,11 +19,7 @@ class FusedAttention(Backend):
     name = "sdpa"
     functions = (F.scaled_dot_product_attention,)
 
-    def read(self, *args: Any, **kwargs: Any) -> Call:
-        """Read a call, which is always attention."""
-        return self._call(*args, **kwargs)
-
-    def _call(
+    def read(
         self,
         query: Tensor,
         key: Tensor,
@@ -33,6 +29,7 @@ class FusedAttention(Backend):
         is_causal: bool = False,
         **options: Any,
     ) -> Call:
+        """Read a call, which is always attention."""
         valid, _ = split_attention_mask(materialized(attn_mask), is_causal, query, key)
         return Call(shape_of_scores(query, key), query=query, key=key, valid=valid)
 
@@ -121,17 +118,7 @@ def _of_lead(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
 def split_attention_mask(
     attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Split the mask arguments of torch's fused attention into ``(valid, bias)``.
-
-    Args:
-        attn_mask: bool or float, broadcastable to ``(..., Q, K)``, or ``None``.
-        is_causal: whether each query may attend only to keys up to its own position.
-        query: ``(..., Q, D)``.
-        key: ``(..., K, D)``.
-
-    Returns:
-        valid: bool, ``True`` = allowed, or ``None``; bias: the float mask, or ``None``.
-    """
+    """Split the mask arguments of torch's fused attention into the valid positions, bool, and a float bias."""
     valid = bias = None
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         valid = attn_mask

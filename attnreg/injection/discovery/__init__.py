@@ -24,27 +24,16 @@ __all__ = ["Discovery", "FoundSite", "LeftOut", "discover"]
 
 @dataclass(frozen=True, eq=False)
 class Discovery:
-    """The result of a dry run of a model.
+    """The result of a dry run of a model."""
 
-    Args:
-        sites: the attention that can be masked, in the order in which it runs.
-        left_out: other attention, and what is named or looks like attention.
-        sightings: every computation that looked like attention, in order.
-        names: the names of the model's modules.
-        called: the modules that ran, in the order of their first calls.
-        samples: number of samples of the dry run.
-        entries: the calls of entries of lists, in order.
-        classifier: the call of the linear layer that takes the pooled state, if there is one.
-    """
-
-    sites: tuple[FoundSite, ...]
-    left_out: tuple[LeftOut, ...]
-    sightings: tuple[Sighting, ...]
-    names: Mapping[nn.Module, str]
-    called: tuple[nn.Module, ...]
-    samples: int
-    entries: tuple[ModuleCall, ...]
-    classifier: ModuleCall | None
+    sites: tuple[FoundSite, ...]  #: the attention that can be masked, in the order in which it runs
+    left_out: tuple[LeftOut, ...]  #: other attention, and what is named or looks like attention
+    sightings: tuple[Sighting, ...]  #: every computation that looked like attention, in order
+    names: Mapping[nn.Module, str]  #: the names of the model's modules
+    called: tuple[nn.Module, ...]  #: the modules that ran, in the order of their first calls
+    samples: int  #: number of samples of the dry run
+    entries: tuple[ModuleCall, ...]  #: the calls of entries of lists, in order
+    classifier: ModuleCall | None  #: the call of the linear layer that takes the pooled state, if there is one
 
     def left_out_besides(self, chosen: Set[str]) -> tuple[LeftOut, ...]:
         """Return what is left out if only the sites with these names are chosen."""
@@ -53,28 +42,17 @@ class Discovery:
 
 
 def discover(
-    model: nn.Module,
-    example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
-    *,
-    needs_attention: bool = True,
+    model: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any] | None = None, *, needs_attention: bool = True
 ) -> Discovery:
     """Find the attention sites of a model.
 
     The model runs once on a tiny input, in eval mode, without gradients and hooks, and is left unchanged. A computation
     is attention if it takes the softmax of products of queries and keys (or calls a fused kernel) and multiplies values
-    by the resulting weights. It is self-attention if its queries and keys come from the same sequence.
-
-    Args:
-        model: any model.
-        example_inputs: keyword arguments (or a tuple of positional ones) for one forward pass with at least two
-            samples. Default: made for most transformers models and for torch's own Transformer modules.
-        needs_attention: raise if no attention is found.
-
-    Returns:
-        the sites, and what is left out. A module that several layers share (as in ALBERT) has one site per call.
+    by the resulting weights. It is self-attention if its queries and keys come from the same sequence. A module that
+    several layers share (as in ALBERT) has one site per call.
 
     Raises:
-        NoAttentionError: if the model does not run, or no attention is found.
+        NoAttentionError: if the model does not run, or no attention is found although the caller ``needs_attention``.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(8, 2, 16)

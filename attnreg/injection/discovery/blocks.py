@@ -89,13 +89,7 @@ def block_of(model: nn.Module, name: str, calls: Sequence[ModuleCall]) -> Block 
 
 
 def lists_around(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield the lists that contain a module, outermost first: name, list, and the key of the entry around the module.
-
-    Example:
-        >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(1, 1)])})
-        >>> [(held, key) for held, _, key in lists_around(model, "layers.0")]
-        [('layers', '0')]
-    """
+    """Yield the lists that contain a module, outermost first: name, list, and the key of the entry around it."""
     parent, path = model, ""
     for key in name.split("."):
         child = parent._modules.get(key)
@@ -107,29 +101,17 @@ def lists_around(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, 
 
 
 def number_layers(model: nn.Module, names: Sequence[str]) -> tuple[list[int], int]:
-    """Number the attention modules of one stack.
+    """Return the layer numbers of the attention modules of one stack, named in running order, and of how many layers.
 
     A list of blocks is a ``ModuleList``, or a ``Sequential`` of modules of one class, each of whose entries contains at
     most one of these modules; the outermost such list counts. The layer number is the index in it, so blocks without
     attention count too. Numbers continue from list to list, in running order. A module in no such list is one layer.
-
-    Args:
-        model: the model.
-        names: names of the attention modules, in the order in which they run.
-
-    Returns:
-        the layer numbers, and the number of layers.
-
-    Example:
-        >>> model = nn.ModuleList([nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)])
-        >>> number_layers(model, ["0", "2"])
-        ([0, 2], 3)
     """
     entries = [
         [
             (path, list(held._modules).index(key), len(held._modules))
             for path, held, key in lists_around(model, name)
-            if _may_hold_blocks(held)
+            if may_hold_blocks(held)
         ]
         for name in names
     ]
@@ -147,14 +129,8 @@ def number_layers(model: nn.Module, names: Sequence[str]) -> tuple[list[int], in
     return layers, total
 
 
-def lists_of_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield all lists that may hold a model's blocks, with their names."""
-    for name, module in model.named_modules():
-        if _may_hold_blocks(module):
-            yield name, module
-
-
-def _may_hold_blocks(module: nn.Module) -> bool:
+def may_hold_blocks(module: nn.Module) -> bool:
+    """Whether a module is a list that may hold a model's blocks."""
     if isinstance(module, nn.Sequential):
         return len({type(child) for child in module.children()}) == 1
     return isinstance(module, nn.ModuleList) and len(module) > 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from attnreg.injection.discovery.blocks import lists_of_blocks
+from attnreg.injection.discovery.blocks import may_hold_blocks
 from attnreg.injection.discovery.finder import Finder
 
 _NAMED = re.compile(r"att(entio)?n", re.IGNORECASE)
@@ -30,19 +30,12 @@ NOT_RUN = "it did not run on the example inputs"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something in a model that :func:`attnreg.attach` does not mask.
+    """Something in a model that :func:`attnreg.attach` does not mask."""
 
-    Args:
-        name: name of the module.
-        seen: what was seen there.
-        reason: why it is left out.
-        is_attention: whether it is attention, or is named so.
-    """
-
-    name: str
-    seen: str
-    reason: str
-    is_attention: bool = True
+    name: str  #: name of the module
+    seen: str  #: what was seen there
+    reason: str  #: why it is left out
+    is_attention: bool = True  #: whether it is attention, or is named so
 
     def __str__(self) -> str:
         return f"{self.name} ({self.seen}: {self.reason})"
@@ -68,7 +61,9 @@ def stacks_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str]
     """
     attention = [each for each in left if each.is_attention]
     whole = {}
-    for name, blocks in lists_of_blocks(model):
+    for name, blocks in model.named_modules():
+        if not may_hold_blocks(blocks):
+            continue
         inside = [each for each in attention if each.name.startswith(f"{name}." if name else "")]
         if len(blocks._modules) > 1 and inside and not any(site.startswith(f"{name}.") for site in covered):
             held = {each.name.removeprefix(f"{name}.").split(".")[0] for each in inside}

@@ -26,10 +26,6 @@ def example_inputs(model: nn.Module) -> list[Inputs]:
 
     Covers torch's own Transformer modules, and transformers models whose inputs have usual names: token ids, images,
     videos, waveforms, spectrograms, text with one of these, time series. The list is empty for other models.
-
-    Example:
-        >>> example_inputs(nn.TransformerEncoderLayer(8, 2))[0]["src"].shape
-        torch.Size([2, 7, 8])
     """
     # Made on the device, not moved to it: a moved tensor that is query, key and value would become three.
     like = next(model.parameters(), torch.empty(0))
@@ -57,6 +53,7 @@ def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
         for form in FORMS.get(name, ()):
             with suppress(AttributeError, TypeError, ValueError, RuntimeError):  # the configuration is unusual
                 made = form(config)
+                made = {name: made} if isinstance(made, Tensor) else made
                 if name == main:
                     yield {**made, **target}
                 if "input_ids" in taken:
@@ -100,12 +97,12 @@ def _bands(config: Any) -> int:
     return _value(config, *names, default=80)
 
 
-def _series(config: Any) -> Inputs:
+def _series(config: Any) -> Tensor | Inputs:
     lags, features = _value(config, "lags_sequence"), _value(config, "num_time_features", default=0)
     future = _value(config, "prediction_length", default=LENGTH)
     length = _value(config, "context_length", default=LENGTH)
     if lags is None:  # patches of several channels
-        return {"past_values": torch.zeros(SAMPLES, length, _value(config, "num_input_channels", default=1))}
+        return torch.zeros(SAMPLES, length, _value(config, "num_input_channels", default=1))
     length += max(lags)
     return {
         "past_values": torch.zeros(SAMPLES, length),
@@ -116,32 +113,25 @@ def _series(config: Any) -> Inputs:
     }
 
 
-# The inputs to make for a name, in the shapes that models accept.
-FORMS: dict[str, tuple[Callable[[Any], Inputs], ...]] = {
-    "pixel_values": (
-        lambda config: {"pixel_values": _image(config)},
-        lambda config: {"pixel_values": _image(config, CLIP)},
-        lambda config: {"pixel_values": _video(config)},
-    ),
-    "pixel_values_videos": (
-        lambda config: {"pixel_values_videos": _image(config, CLIP)},
-        lambda config: {"pixel_values_videos": _video(config)},
-    ),
+# The input of a name, or it and others that it needs, in the shapes that models accept.
+FORMS: dict[str, tuple[Callable[[Any], Tensor | Inputs], ...]] = {
+    "pixel_values": (_image, lambda config: _image(config, CLIP), _video),
+    "pixel_values_videos": (lambda config: _image(config, CLIP), _video),
     "input_features": (
-        lambda config: {"input_features": torch.zeros(SAMPLES, _bands(config), FRAMES)},
-        lambda config: {"input_features": torch.zeros(SAMPLES, FRAMES, _bands(config))},
-        lambda config: {"input_features": torch.zeros(SAMPLES, 1, FRAMES, _bands(config))},
+        lambda config: torch.zeros(SAMPLES, _bands(config), FRAMES),
+        lambda config: torch.zeros(SAMPLES, FRAMES, _bands(config)),
+        lambda config: torch.zeros(SAMPLES, 1, FRAMES, _bands(config)),
         # Whisper and similar models accept only one length.
-        lambda config: {"input_features": torch.zeros(SAMPLES, _bands(config), 2 * config.max_source_positions)},
+        lambda config: torch.zeros(SAMPLES, _bands(config), 2 * config.max_source_positions),
     ),
     "input_values": (
-        lambda config: {"input_values": torch.zeros(SAMPLES, SOUND)},
-        lambda config: {"input_values": torch.zeros(SAMPLES, 1, SOUND)},
-        lambda config: {"input_values": torch.zeros(SAMPLES, config.max_length, _bands(config))},
+        lambda config: torch.zeros(SAMPLES, SOUND),
+        lambda config: torch.zeros(SAMPLES, 1, SOUND),
+        lambda config: torch.zeros(SAMPLES, config.max_length, _bands(config)),
     ),
-    "bbox": (lambda config: {"bbox": torch.zeros(SAMPLES, LENGTH, 4, dtype=torch.long)},),
+    "bbox": (lambda config: torch.zeros(SAMPLES, LENGTH, 4, dtype=torch.long),),
     "past_values": (_series,),
-}  # fmt: skip
+}
 
 
 def _torch_inputs(model: nn.Module) -> Iterator[Inputs]:

@@ -251,17 +251,13 @@ class Finder(Noting):
     def _methods(self, place: nn.Module) -> frozenset[Method]:
         """Return the methods of the model's modules that are running below the forward of a module."""
         found = set()
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:
-            code, local = frame.f_code, frame.f_locals
-            if code is Finder._forward.__code__ and local["module"] is place:
+        for frame, method in running_methods():
+            if frame.f_code is Finder._forward.__code__ and frame.f_locals["module"] is place:
                 break
-            first = local.get(code.co_varnames[0]) if code.co_argcount else None
-            if isinstance(first, nn.Module) and first in self.names and not hasattr(nn.Module, code.co_name):
-                method = inspect.unwrap(getattr(type(first), code.co_name, len))
-                if getattr(method, "__code__", None) is code:
-                    found.add((first, code.co_name))
-            frame = frame.f_back
+            if method is not None and method[0] in self.names and not hasattr(nn.Module, method[1]):
+                own = inspect.unwrap(getattr(type(method[0]), method[1], len))
+                if getattr(own, "__code__", None) is frame.f_code:
+                    found.add(method)
         return frozenset(found)
 
     def _confirm(self, number: int | None) -> None:
@@ -275,3 +271,13 @@ class Finder(Noting):
             for call in sighting.running:
                 call.attentions += 1
         sighting.weighted = True
+
+
+def running_methods() -> Iterator[tuple[FrameType, Method | None]]:
+    """Yield the frames that run now, innermost first, each with the method of a module that it runs, if any."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        yield frame, (first, code.co_name) if isinstance(first, nn.Module) else None
+        frame = frame.f_back

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import nn
 
@@ -13,20 +13,21 @@ from attnreg.injection.discovery.blocks import Block, ModuleCall, lists_around
 from attnreg.sites import HiddenInfo, Site, Where
 
 
-@dataclass(frozen=True, eq=False)
-class FoundHidden:
+class FoundHidden(NamedTuple):
     """A hidden-state site of a model."""
 
     info: HiddenInfo  # the site as providers see it
-    module: nn.Module  # the block, or the linear layer that takes the pooled state
-    index: int  # the call of the module
+    block: Block  # the call of the block, or of the linear layer that takes the pooled state
     axes: str  # the dimensions of the states, ``"btc"``, ``"tbc"`` or ``"bc"``; empty if they are unknown
-    block: Block | None  # the call as that of a block
     around: tuple[nn.Module, ...]  # the modules around it that run once in a pass, outermost first, and itself
 
+    @property
+    def module(self) -> nn.Module:
+        """The block or linear layer."""
+        return self.block.module
 
-@dataclass(frozen=True, eq=False)
-class _Place:
+
+class _Place(NamedTuple):
     """A block: its position, its call, the axes of its states, and whether it is chosen."""
 
     site: Site
@@ -45,32 +46,30 @@ def hidden_sites(
     that do. ``is_chosen`` tells of a block without attention.
     """
     places = _around_attention(found, {site.info.name for site in chosen})
-    places += list(_beside(found, places, is_chosen)) if places else list(_without_attention(model, found, is_chosen))
+    places += list(_beside(found, places, is_chosen) if places else _without_attention(model, found, is_chosen))
     order = {id(call): number for number, call in enumerate(found.entries)}
     places.sort(key=lambda place: order.get(id(place.call), -1))
     sites = []
     first: set[tuple[str, str]] = set()
-    for place in places:
-        held = place.site.stack, _outermost_list(model, found, place.call)
+    for site, call, axes, is_asked in places:
+        held = site.stack, _outermost_list(model, found, call)
         wheres: tuple[Where, ...] = ("input", "output", "residual")
         wheres = wheres if held in first else ("embeddings", *wheres)
         first.add(held)
-        if place.chosen:
-            sites += [_found(place, where) for where in wheres]
+        if is_asked and call.block is not None:
+            around = _around(call)
+            sites += [FoundHidden(HiddenInfo(**vars(site), where=where), call.block, axes, around) for where in wheres]
     classifier = found.classifier
     if classifier is not None and classifier.rows == found.samples and not classifier.is_repeated:
         last = next((place.site for place in reversed(places) if place.chosen), Site())
         info = HiddenInfo(**{**vars(last), "name": found.names[classifier.module]}, where="pooled")
-        around = tuple(call.module for call in (*classifier.around, classifier) if not call.is_repeated)
-        sites.append(FoundHidden(info, classifier.module, classifier.index, "bc", None, around))
+        block = Block(classifier.module, classifier.index, "input", alone=True)
+        sites.append(FoundHidden(info, block, "bc", _around(classifier)))
     return sites
 
 
-def _found(place: _Place, where: Where) -> FoundHidden:
-    info = HiddenInfo(**vars(place.site), where=where)
-    call = place.call
-    around = tuple(each.module for each in (*call.around, call) if not each.is_repeated)
-    return FoundHidden(info, call.module, call.index, place.axes, call.block, around)
+def _around(call: ModuleCall) -> tuple[nn.Module, ...]:
+    return tuple(each.module for each in (*call.around, call) if not each.is_repeated)
 
 
 def _named(found: Discovery, call: ModuleCall) -> str:
@@ -80,16 +79,14 @@ def _named(found: Discovery, call: ModuleCall) -> str:
 def _around_attention(found: Discovery, chosen: set[str]) -> list[_Place]:
     places: dict[int, _Place] = {}
     for site in found.sites:
-        if site.block is None or site.info.stack == "cross":
+        block, info = site.block, site.info
+        if block is None or info.stack == "cross":
             continue
-        running = site.sighting.running
-        call = next(call for call in running if call.module is site.block.module)
+        call = next(call for call in site.sighting.running if call.module is block.module)
         if id(call) not in places:
-            info = site.info
             name = _named(found, call)
             place = Site(name=name, layer=info.layer, num_layers=info.num_layers, stack=info.stack)
-            axes = _axes(site, found.samples)
-            places[id(call)] = _Place(place, call, axes, info.name in chosen)
+            places[id(call)] = _Place(place, call, _axes(site, block.shape, found.samples), info.name in chosen)
     return list(places.values())
 
 
@@ -100,34 +97,25 @@ def _beside(found: Discovery, places: Sequence[_Place], is_chosen: Callable[[Sit
         held, _, key = found.names[call.module].rpartition(".")
         if held not in lists or call.attentions or call.block is None:
             continue
-        other = lists[held]
-        try:
-            distance = int(key) - int(found.names[other.call.module].rpartition(".")[2])
-        except ValueError:
-            continue
-        site = Site(
-            name=_named(found, call),
-            layer=other.site.layer + distance,
-            num_layers=other.site.num_layers,
-            stack=other.site.stack,
-        )
-        yield _Place(site, call, other.axes, is_chosen(site))
+        other, beside, axes, _ = lists[held]
+        its_key = found.names[beside.module].rpartition(".")[2]
+        if key.isdigit() and its_key.isdigit():
+            layer = other.layer + int(key) - int(its_key)
+            site = Site(name=_named(found, call), layer=layer, num_layers=other.num_layers, stack=other.stack)
+            yield _Place(site, call, axes, is_chosen(site))
 
 
 def _without_attention(model: nn.Module, found: Discovery, is_chosen: Callable[[Site], bool]) -> Iterator[_Place]:
     """Yield the entries of outermost lists, of two or more, that return hidden states in their input shape."""
-    calls = [
-        call
-        for call in found.entries
-        if call.block is not None
-        and len(call.block.shape) == 3
-        and found.names[call.module].rpartition(".")[0] == _outermost_list(model, found, call)
-    ]
-    lists = [found.names[call.module].rpartition(".")[0] for call in calls]
-    calls = [call for call, held in zip(calls, lists, strict=True) if lists.count(held) > 1]
-    for number, call in enumerate(calls):
+    lists: dict[int, str] = {}
+    for number, call in enumerate(found.entries):
+        held = found.names[call.module].rpartition(".")[0]
+        if call.block is not None and len(call.block.shape) == 3 and held == _outermost_list(model, found, call):
+            lists[number] = held
+    calls = [found.entries[number] for number, held in lists.items() if list(lists.values()).count(held) > 1]
+    for layer, call in enumerate(calls):
         assert call.block is not None
-        site = Site(name=_named(found, call), layer=number, num_layers=len(calls))
+        site = Site(name=_named(found, call), layer=layer, num_layers=len(calls))
         axes = "btc" if call.block.shape[0] == found.samples != call.block.shape[1] else ""
         yield _Place(site, call, axes, is_chosen(site))
 
@@ -137,14 +125,8 @@ def _outermost_list(model: nn.Module, found: Discovery, call: ModuleCall) -> str
     return next((path for path, _, _ in lists_around(model, found.names[call.module])), "")
 
 
-def _axes(site: FoundSite, samples: int) -> str:
-    """Return the dimensions of a block's states, which follow from the number of samples and queries of its attention.
-
-    Raises:
-        InputError: if these numbers are equal.
-    """
-    assert site.block is not None
-    shape = site.block.shape
+def _axes(site: FoundSite, shape: tuple[int, ...], samples: int) -> str:
+    """Return the dimensions of a block's states, which follow from the numbers of samples and queries."""
     if len(shape) != 3:
         return ""
     batch, _, queries, _ = site.layout.sizes(site.sighting.shape)
@@ -153,8 +135,6 @@ def _axes(site: FoundSite, samples: int) -> str:
             f"Samples and tokens of the hidden states around {site.info.name} cannot be distinguished, because there "
             f"are {batch} of both: pass `example_inputs` with different numbers."
         )
-    if shape[:2] == (batch, queries):
-        return "btc"
     if shape[:2] == (queries, batch):
         return "tbc"
-    return "btc" if shape[0] == samples != shape[1] else ""
+    return "btc" if shape[:2] == (batch, queries) or shape[0] == samples != shape[1] else ""

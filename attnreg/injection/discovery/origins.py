@@ -36,14 +36,6 @@ class Origins:
     A *position* is one element of an input, or one row of an embedding's output. A *stream* is a range of positions
     made at once. Elements that depend on no input (parameters, constants) have no origin. Views share memory and so
     share origins; for other tensors, :class:`~attnreg.injection.discovery.tracing.Tracer` writes them.
-
-    Example:
-        >>> origins = Origins()
-        >>> x = torch.zeros(2, 3)
-        >>> origins.seed(x)
-        >>> origins.read(x.T[1:])[1]
-        tensor([[1, 4],
-                [2, 5]], dtype=torch.int32)
     """
 
     def __init__(self) -> None:
@@ -101,10 +93,8 @@ class Origins:
     def fresh(self, shape: Sequence[int], *, width: int = 1, learned: bool = False) -> Tensor:
         """Create a stream of new positions; returns their origins ``(2, *shape)``.
 
-        Args:
-            shape: shape of the positions.
-            width: number of consecutive positions that may be features of one.
-            learned: whether they are parameters inserted into a sequence, or attention output with such queries.
+        A ``width`` of consecutive positions may be features of one; ``learned`` are parameters inserted into a
+        sequence, or attention output with such queries.
         """
         if learned:
             self.learned.add(len(self._streams) - 1)

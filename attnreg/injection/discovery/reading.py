@@ -30,13 +30,9 @@ class Reading:
 
 
 def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None = None) -> Reading | None:
-    """Derive the kind of an attention; ``None`` if its scores are not products of queries and keys.
+    """Derive the kind of an attention; ``None`` if its scores, of this ``origin``, are no products of queries and keys.
 
-    Args:
-        origin: origins of the scores, ``(FIELDS, *shape)``.
-        call: the call that computes the attention.
-        origins: the record that ``origin`` was read from.
-        heads: H, if known (in ``nn.MultiheadAttention``).
+    ``heads`` is H, if known (in ``nn.MultiheadAttention``).
     """
     if origin is None or not (has(origin, PRODUCT) or is_pair(origin)):
         return None

@@ -17,21 +17,12 @@ PARTS = (FIRST, SECOND)
 
 aten = torch.ops.aten
 IN_FLOAT = (aten.im2col, aten.reflection_pad1d, aten.reflection_pad2d, aten.replication_pad1d, aten.replication_pad2d)
-OF_ONE: tuple[Any, ...] = (aten.constant_pad_nd, aten.flip, aten.gather, aten.index, aten.index_select)
-OF_ONE += (
-    aten.masked_select,
-    aten.repeat,
-    aten.roll,
-    aten.take,
-    aten.unfold_copy,
-    aten.pixel_shuffle,
-    aten.pixel_unshuffle,
-    *IN_FLOAT,
-)
+OF_ONE: tuple[Any, ...] = (aten.constant_pad_nd, aten.flip, aten.gather, aten.index, aten.index_select, aten.repeat)
+OF_ONE += (aten.masked_select, aten.roll, aten.take, aten.unfold_copy, aten.pixel_shuffle, aten.pixel_unshuffle)
 
 #: The arguments whose elements each operation moves. Views need no rule, because they share memory.
 MOVES: dict[Any, tuple[str, ...]] = {
-    **dict.fromkeys(OF_ONE, ("self",)),
+    **dict.fromkeys((*OF_ONE, *IN_FLOAT), ("self",)),
     **dict.fromkeys((aten.cat, aten.stack), ("tensors",)),
     **dict.fromkeys((aten.index_put, aten.index_put_, aten._index_put_impl_), ("self", "values")),
     **dict.fromkeys((aten.index_copy, aten.index_copy_, aten.index_add, aten.index_add_), ("self", "source")),
@@ -206,17 +197,10 @@ def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ori
 
 
 def of_queries(weights: Tensor, dim: int, keys: int | None, size: int | None) -> Tensor | None:
-    """Return the query origins of attention weights that are summed with values over a dimension.
+    """Return the query origins ``(2, ...)`` of attention weights that are summed with values over a dimension.
 
-    Args:
-        weights: origins of the weights.
-        dim: the dimension of the sum.
-        keys: which of the two origins is the keys' (0 or 1), if known.
-        size: K, if known.
-
-    Returns:
-        ``(2, ...)``, without that dimension; unknown origins if queries do not depend on the input. ``None`` if the sum
-        is not over keys.
+    They are unknown if queries do not depend on the input; ``None`` if the sum is not over keys. If known, ``keys`` is
+    which of the two origins of weights is the keys' (0 or 1), and ``size`` is K.
     """
     moving = [varies(weights[part], dim) for part in PARTS]
     if keys is None:

@@ -9,7 +9,7 @@ from typing import get_args
 
 from torch import nn
 
-from attnreg.errors import CoverageWarning, InputError, NoAttentionError
+from attnreg.errors import CoverageWarning, InputError, NoAttentionError, listed
 from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.coverage import stacks_left_out
 from attnreg.injection.discovery.hidden import FoundHidden
@@ -17,11 +17,9 @@ from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.providers import HiddenProvider
 from attnreg.sites import HiddenInfo, Site, Stack, Where, layer_indices, on_layers
 
+OF_BLOCKS = "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape."
 WHY: dict[Where, str] = {
     "embeddings": "They enter the first block of a list of blocks, and count as its layer.",
-    "input": "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape.",
-    "output": "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape.",
-    "residual": "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape.",
     "pooled": "It is the one vector per sample that the last linear layer of the model takes, as in a classifier on "
     "the first token; it counts as the last layer.",
 }
@@ -58,12 +56,7 @@ def choose(
 def asked_for(
     provider: Regularizer, found: Sequence[FoundHidden], chosen: Sequence[FoundSite], model: nn.Module
 ) -> list[FoundHidden]:
-    """Return the hidden-state sites, among those on the chosen layers, at which any provider inside this one is asked.
-
-    Raises:
-        InputError: if a provider has no site, if a chosen self-attention has no block around it, or if the dimensions
-            of the states are unknown.
-    """
+    """Return the hidden-state sites, of those on the chosen layers, at which a provider inside this one is asked."""
     asked = {each.info: _asked_at(provider, each.info) for each in found}
     for each in provider.parts():
         for where in each.places if isinstance(each, HiddenProvider) else ():
@@ -72,14 +65,13 @@ def asked_for(
             present = ", ".join(dict.fromkeys(site.label for site in asked)) or "none"
             raise InputError(
                 f"{type(each).__name__} acts on {where!r}, but {type(model).__name__} has no such hidden states on the "
-                f"chosen layers (found: {present}). {WHY[where]}"
+                f"chosen layers (found: {present}). {WHY.get(where, OF_BLOCKS)}"
             )
     sites = [each for each in found if asked[each.info]]
-    if any(each.block is not None for each in sites):
+    if any(each.info.where != "pooled" for each in sites):
         check_blocks("A provider of hidden states", chosen)
     for site in sites:
         if not site.axes:
-            assert site.block is not None
             raise InputError(
                 f"The hidden states of {site.info.name} have the shape {site.block.shape}, of which it is not known "
                 "which dimensions are samples and tokens: expected (B, T, C) or (T, B, C)."
@@ -120,11 +112,7 @@ def is_chosen(
 
 
 def warn_of_the_rest(model: nn.Module, found: Discovery, *, everything: bool) -> None:
-    """Warn of attention that cannot be masked.
-
-    Raises:
-        NoAttentionError: if ``everything`` is to be masked, and all attention in a list of blocks would be left out.
-    """
+    """Warn of attention that cannot be masked; raise if it is all in a list of blocks, and ``everything`` is to be."""
     whole = stacks_left_out(found.left_out, model, {site.info.name for site in found.sites})
     if everything and whole:
         name, example = next(iter(whole.items()))
@@ -150,7 +138,7 @@ def _check_patterns(patterns: Sequence[str], sites: Sequence[FoundSite]) -> None
         if not any(_matches(site.info.name, pattern) for site in sites):
             raise InputError(
                 f"No attention is in modules that match {pattern!r}. Modules with attention: "
-                f"{', '.join(site.info.name for site in sites[:6])}{', ...' if len(sites) > 6 else ''}."
+                f"{listed([site.info.name for site in sites], 6)}."
             )
 
 

@@ -39,53 +39,42 @@ class FoundSite:
 
 
 def sites_of(model: nn.Module, names: Mapping[nn.Module, str], sightings: Sequence[Sighting]) -> tuple[FoundSite, ...]:
-    """Return the attention sites of a model, given the names of its modules and the attention seen in them.
-
-    Raises:
-        NoAttentionError: if samples cannot be distinguished from heads.
-    """
+    """Return the attention sites of a model, given the names of its modules and the attention seen in them."""
     _settle(sightings, names)
     parts = _in_parts(sightings)
     later = {sighting for _, others in parts.values() for sighting in others}
     sightings = [sighting for sighting in sightings if sighting not in later]
-    paths = [names[sighting.place.module] for sighting in sightings]
     stacks = [_stack(sighting) for sighting in sightings]
-    layers: list[int] = [0] * len(sightings)
-    depth: dict[Stack, int] = {}
+    layers: dict[Sighting, tuple[int, int]] = {}  # and the depth of its stack
     for stack in dict.fromkeys(stacks):
-        places = [i for i, each in enumerate(stacks) if each == stack]
-        numbers, depth[stack] = number_layers(model, [paths[i] for i in places])
-        for i, number in zip(places, numbers, strict=True):
-            layers[i] = number
+        inside = [sighting for sighting, each in zip(sightings, stacks, strict=True) if each == stack]
+        numbers, depth = number_layers(model, [names[sighting.place.module] for sighting in inside])
+        layers |= {sighting: (number, depth) for sighting, number in zip(inside, numbers, strict=True)}
     seen: Counter[tuple[nn.Module, int]] = Counter()
     sites = []
-    for sighting, stack, path, layer in zip(sightings, stacks, paths, layers, strict=True):
-        place, reading = sighting.place, sighting.reading
+    for sighting, stack in zip(sightings, stacks, strict=True):
+        place, reading, path = sighting.place, sighting.reading, names[sighting.place.module]
         assert reading is not None
+        kind, others = parts.get(sighting, (None, []))
         seen[place.module, place.index] += 1
         again = seen[place.module, place.index]
         info = SiteInfo(
             name=path + (f"#{place.index + 1}" if place.index else "") + (f"@{again}" if again > 1 else ""),
-            layer=layer,
-            num_layers=depth[stack],
+            layer=layers[sighting][0],
+            num_layers=layers[sighting][1],
             stack=stack,
             heads=sighting.heads,
             head_size=sighting.head_size,
-            shares_keys=reading.layout.has_queries and parts.get(sighting, (None,))[0] != "blocks",
+            shares_keys=reading.layout.has_queries and kind != "blocks",
             in_parts=sighting in parts,
         )
         block = block_of(model, path, sighting.running)
-        kind, others = parts.get(sighting, (None, []))
         sites.append(FoundSite(info, sighting, reading.layout, block, kind, tuple(others)))
     return tuple(sites)
 
 
 def _settle(sightings: Sequence[Sighting], names: Mapping[nn.Module, str]) -> None:
-    """Give attention of unclear layout the layout of attention in modules of the same class, or of the same size.
-
-    Raises:
-        NoAttentionError: if there is none, and samples cannot be distinguished from heads.
-    """
+    """Give attention of unclear layout the layout of attention in modules of the same class, or of the same size."""
     layouts = [(each, each.reading.layout) for each in reversed(sightings) if each.reading and each.reading.sure]
     known: dict[Any, Layout] = {(each.shape[0], each.backend, each.rank): layout for each, layout in layouts}
     known |= {(type(each.place.module), each.backend, each.rank): layout for each, layout in layouts}

@@ -62,26 +62,17 @@ def undisturbed(model: nn.Module, *, training: bool = False) -> Iterator[None]:
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[list[Tensor]]:
     """Set a model to eval mode, without gradients and hooks, within the block; then as :func:`restored`."""
-    with (
-        restored(model) as tensors,
-        undisturbed(model),
-        _without_hooks(model),
-        torch.no_grad(),
-        warnings.catch_warnings(),
-    ):
+    quiet = warnings.catch_warnings()
+    with restored(model) as tensors, undisturbed(model), _without_hooks(model), torch.no_grad(), quiet:
         warnings.simplefilter("ignore")  # the first real forward pass repeats them
         yield tensors
 
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Restore every attribute of every module after the block.
+    """Restore every attribute of every module, and the random states of Python and numpy, after the block.
 
-    That is names, plain values, containers and their contents, objects such as the config. So are the random states of
-    Python and numpy.
-
-    Yields:
-        the tensors that the model holds, other than parameters and buffers.
+    Yields the tensors that the model holds, other than parameters and buffers.
     """
     tensors: list[Tensor] = []
     remembered = _remembered(model, tensors)
@@ -99,10 +90,8 @@ def restored(model: nn.Module) -> Iterator[list[Tensor]]:
 def materialized(model: nn.Module) -> Iterator[None]:
     """Hold zeros on the CPU in place of parameters and buffers on the meta device, within the block.
 
-    Zeros that nobody writes to take no memory. Attention is found by what depends on what, not by values.
-
-    Raises:
-        NoAttentionError: if a buffer may be a mask, whose values tell causal attention from other.
+    Zeros that nobody writes to take no memory. Attention is found by what depends on what, not by values; only those of
+    masks are needed.
     """
     zeros: dict[int, Tensor] = {}
     before: list[tuple[dict[str, Any], str, Tensor]] = []
@@ -186,17 +175,12 @@ def _restore(held: Any, before: Any) -> None:
     if isinstance(held, np.ndarray):
         if held.flags.writeable:
             np.copyto(held, before)
-    elif not held and not before:
-        return
-    elif isinstance(held, dict):
-        same = [*map(id, held.values())] == [*map(id, before.values())]
-        if held is not before and not (same and held.keys() == before.keys()):
-            held.clear()
-            held.update(before)
-    elif isinstance(held, set):
-        if held != before:
-            held.clear()
-            held.update(before)
-    elif [*map(id, held)] != [*map(id, before)]:
+    elif held is not before and _contents(held) != _contents(before):
         held.clear()
-        held.extend(before)
+        (held.extend if isinstance(held, (list, deque)) else held.update)(before)
+
+
+def _contents(held: Any) -> Any:
+    if isinstance(held, dict):
+        return [(key, id(value)) for key, value in held.items()]
+    return held if isinstance(held, set) else [*map(id, held)]

@@ -29,13 +29,8 @@ class Tracer(TorchDispatchMode):
     """Tracks origins through the ATen operations that torch's Python functions consist of.
 
     Products with large parameters are replaced by something cheaper of the same shape. In-place changes of the model's
-    own tensors and of its inputs are undone at the end of the block.
-
-    Args:
-        held: the model's parameters, buffers and other tensors, as opposed to computed ones.
-        inputs: the input tensors of the forward pass.
-        weighted: called when attention weights are multiplied by values, with the number of the softmax that computed
-            the weights; ``None`` if something else did.
+    own tensors (``held``) and of its inputs are undone at the end of the block. When weights are multiplied by values,
+    it calls ``weighted`` with the number of the softmax that computed the weights; ``None`` if something else did.
     """
 
     def __init__(

@@ -1,23 +1,251 @@
-"""Attached attention modules, and methods in which they compute their attention."""
+"""Attached attention modules: the mode that masks their attention, and the methods in which they compute it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg.errors import NoAttentionError
-from attnreg.injection.backends import BACKENDS
-from attnreg.injection.backends.layout import Layout
+from attnreg.draws import Draws
+from attnreg.errors import InputError, NoAttentionError
+from attnreg.functional.seeded import is_traced
+from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Asked, Call
+from attnreg.injection.backends.base import FindValid, LazySite, Masking, Parts
+from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.discovery import Discovery
-from attnreg.injection.running.attention_mode import AttentionMode, Planned
+from attnreg.injection.discovery.finder import Method
 from attnreg.injection.running.passes import Passes
+from attnreg.injection.running.repetition import checkpoint_around, foreign_function
 from attnreg.injection.running.shadow import Shadow
+from attnreg.injection.running.soft_masks import ADDS_OR_MULTIPLIES, SoftMasks
+from attnreg.masks import Mask
+from attnreg.sites import AttentionSite, SiteInfo
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One computation that looked like attention when the model was attached, in one call of a module."""
+
+    backend: str  # name of the backend that saw it
+    rank: int  # number of dimensions of its scores
+    info: SiteInfo | None = None  # its site; ``None`` if it is not attention, or not chosen
+    layout: Layout = field(default_factory=Layout)  # layout of its scores
+    # how it is split, if it is computed in several parts. ``"values"`` share one mask, each of the ``"rows"`` and
+    # ``"queries"`` gets its own (their number may vary), and each of the ``"blocks"`` is planned separately
+    parts: Parts | None = None
+    methods: frozenset[Method] = frozenset()  # the methods through which the module's forward reached it
+
+
+class AttentionMode(Masking):
+    """Applies the provider's masks to the attention of one module call, which must be as planned.
+
+    Torch switches a mode off while it handles a function, so providers and backends can call torch as usual.
+    """
+
+    def __init__(self, passes: Passes, plan: Sequence[Planned], name: str) -> None:
+        super().__init__()
+        self.passes = passes
+        self.name = name
+        self._plan = plan
+        self._at = 0
+        self._asked: set[int] = set()
+        self._latest: Mask | None = None
+        self._soft_masks = SoftMasks()
+        self._had_gradients = torch.is_grad_enabled()
+        self._around = None if torch.compiler.is_compiling() else checkpoint_around()
+        self._draws: dict[str, Draws] = {}
+        self._parts: dict[str, tuple[int, int]] = {}  # the numbers of parts and of their queries so far
+
+    def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a forward under this mode."""
+        with self:
+            return forward(*args, **kwargs)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        backend = BY_FUNCTION.get(func)
+        if self.passes.mode is not self:
+            return func(*args, **(kwargs or {}))
+        if backend is None:
+            if func in ADDS_OR_MULTIPLIES:
+                self._soft_masks.note(func, args, kwargs)
+            # torch.compile cannot trace the method under a mode.
+            func = torch.unflatten if func is Tensor.unflatten and torch.compiler.is_compiling() else func
+            return func(*args, **(kwargs or {}))
+        return backend.intercept(self, func, *args, **(kwargs or {}))
+
+    @override
+    def expect(self, backend: str, call: Call) -> Asked | None:
+        rank, heads = len(call.shape), self.heads
+        rest = range(self._at, len(self._plan))
+        matching = [i for i in rest if heads is not None or _is_as_planned(self._plan[i], backend, rank)]
+        if not matching:
+            if any(p.info is not None and _is_as_planned(p, backend, rank) for p in self._plan):
+                raise NoAttentionError(
+                    f"{self.name} computes more attention in this forward pass than when it was attached "
+                    f"(computations then: {len(self._asked)}). Attach with `example_inputs` like these inputs."
+                )
+            return None
+        number = matching[0]
+        planned = self._plan[number]
+        self._at = number if planned.parts in ("rows", "queries", "values") else number + 1
+        if planned.info is None:
+            return None
+        again = planned.parts == "values" and number in self._asked
+        self._asked.add(number)
+        self.tap = self.passes.taps.get(planned.info.label)
+        if self.passes.taps and self.tap is None:
+            return None
+        self.taps_output = self.tap is not None and self.tap.at_output and planned.parts is None
+        layout = planned.layout.of_pass(call.shape)
+        self._check_heads(planned.info, layout, call.shape, heads)
+        if heads is not None:
+            layout = replace(layout, dims="fqk" if rank == 3 else STANDARD, heads=heads if rank == 3 else 1)
+        return Asked(planned.info, layout, again, planned.parts)
+
+    @override
+    def allowed(self, scores: Tensor) -> Tensor:
+        return self._soft_masks.allowed(scores)
+
+    def _check_heads(self, info: SiteInfo, layout: Layout, shape: tuple[int, ...], heads: int | None) -> None:
+        now = heads
+        if now is None:
+            now = layout.heads
+            for n, letter in zip(shape, layout.dims, strict=True):  # torch.compile knows no generator in `math.prod`
+                now *= n if letter == "h" else 1
+        if info.heads is not None and now != info.heads:
+            raise NoAttentionError(
+                f"{info.name} has {now} heads in this forward pass, but had {info.heads} when it was attached, so it "
+                "would get the masks of other heads. Tensor parallelism is not supported; if heads were removed, call "
+                "`handle.detach()`, then `attach` again."
+            )
+
+    def check_seen(self, *, everything: bool) -> None:
+        """Raise if there was less attention than when the model was attached, or with ``everything=False``, none."""
+        planned = [each.info for each in self._plan if each.info is not None]
+        if len(self._asked) != len(planned) and (everything or not self._asked):
+            raise NoAttentionError(
+                f"{self.name} hides its attention in this forward pass: {len(self._asked)} of {len(planned)} "
+                f"computations were seen; {self.passes.why_hidden}"
+            )
+
+    @override
+    def ask(
+        self, site: Asked, shape: tuple[int, ...], valid: Tensor | FindValid | None, *, like: Tensor, **given: Any
+    ) -> Mask | None:
+        if self.tap is not None:
+            return None
+        if site.again:
+            return self._latest
+        given = {**vars(site.info), "device": like.device, "dtype": like.dtype, **given}
+        given["draws"] = draws = self._draws_of(site, shape[2])
+        if callable(valid):
+            asked: AttentionSite = LazySite(shape=shape, find_valid=valid, **given)  # type: ignore[arg-type]
+        else:
+            asked = AttentionSite(shape=shape, valid=valid, **given)  # type: ignore[arg-type]
+        if site.parts is None and site.info.stack == "decoder":
+            draws.first_query = _first_query(asked)
+        with self.passes.asking(like.device):
+            mask = self.passes.provider.mask_at(asked)
+        if mask is not None:
+            self._check_backward()
+        self._latest = None if mask is None else _checked(mask, asked, type(self.passes.provider).__name__)
+        self.passes.rates.note(asked, self._latest)
+        return self._latest
+
+    def _check_backward(self) -> None:
+        """Raise if the backward pass would compute the attention again, or its gradient, without its masks."""
+        if torch.compiler.is_compiling():
+            return
+        if checkpoint_around() is not self._around:
+            raise NoAttentionError(
+                f"{self.name} runs gradient checkpointing inside its own forward, which would repeat its attention "
+                "without masks. Checkpoint the block around it instead, or the module after `attach`."
+            )
+        function = foreign_function(AttentionMode.run.__code__) if self._had_gradients else None
+        if function is not None:
+            raise NoAttentionError(
+                f"{self.name} computes its attention in an autograd.Function ({function}), whose own backward pass "
+                "does not know the masks. Compute it with torch's operations, or leave the module out with "
+                "`modules=...`."
+            )
+
+    def _draws_of(self, site: Asked, queries: int) -> Draws:
+        """Return the source of draws. All parts of an attention have one seed, and queries go on from part to part."""
+        first = self._draws.get(site.info.name)
+        if first is None:
+            first = self._draws[site.info.name] = self.passes.draws_at(site.info, "attention")
+            self._parts[site.info.name] = 1, queries
+            return first
+        part, query = self._parts[site.info.name]
+        self._parts[site.info.name] = part + 1, query + queries
+        return first.at(part=part) if site.parts == "rows" else first.at(first_query=query)
+
+    @override
+    def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
+        own = layout.of_keys(weights)
+        if mask is not None and mask.has_factors:
+            mass = own.sum(-1, keepdim=True) if layout.has_sinks and mask.normalized is not None else None
+            own = mask.of_weights(own, valid)
+            own = own if mass is None else own * mass  # the mass that is not on sinks
+        if self.tap is not None:
+            own = self.tap(own)
+        return layout.with_keys(weights, own)
+
+
+def _is_as_planned(planned: Planned, backend: str, rank: int) -> bool:
+    # A transformers model may switch from a fused kernel to softmax, to return its weights.
+    return planned.rank == rank and (planned.backend == backend or planned.layout.dims == STANDARD)
+
+
+def _first_query(site: AttentionSite) -> int:
+    """Return the position of the first query among the keys of causal attention: after those of a cache."""
+    queries, keys = site.shape[2:]
+    if queries == keys:
+        return 0
+    valid = None if is_traced() else site.valid_of(torch.zeros(1, dtype=torch.long, device=site.device))
+    if valid is None:
+        return keys - queries
+    seen = valid.expand(*valid.shape[:-1], keys).flatten(0, -2).any(0).nonzero()  # the last key is the query's own
+    return int(seen[-1]) if len(seen) else keys - queries
+
+
+def _fits(shape: torch.Size, into: tuple[int, ...]) -> bool:
+    try:
+        return torch.broadcast_shapes(shape, into) == torch.Size(into)
+    except RuntimeError:
+        return False
+
+
+def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
+    mask = mask if site.in_kernel else mask.written_out(site.dtype)
+    tensors = {name: value for name, value in vars(mask).items() if isinstance(value, Tensor)}
+    for which, tensor in tensors.items():
+        if tensor.shape != site.shape and not _fits(tensor.shape, site.shape):
+            raise InputError(
+                f"Expected the {which} mask of {provider} to be broadcastable to (B, H, Q, K) = {tuple(site.shape)}, "
+                f"got {tuple(tensor.shape)}, at {site.name}."
+            )
+    scores = mask.scores
+    if scores is not None and scores.dim() == 0 and not torch.compiler.is_compiling() and bool(scores):
+        del tensors["scores"]  # the whole layer is kept
+    if not tensors.keys() - {"kept"} and not mask.drawn and not mask.drawn_weights:
+        return None
+    if mask.drops_layer:
+        return mask
+    return Mask(
+        **{name: tensor.to(site.device) for name, tensor in tensors.items()},
+        detach_sum=mask.detach_sum,
+        drawn=mask.drawn,
+        drawn_weights=mask.drawn_weights,
+    )
 
 
 class AttachedModule(Shadow[tuple[Planned, ...]]):
@@ -103,7 +331,7 @@ class AttachedMethod(AttachedModule):
 
     @override
     def acts(self) -> bool:
-        return self.passes.acts_at((self.name, self.method), self.name, self._attached.module)
+        return self.passes.acts_at(self.name, self._attached.module)
 
 
 def attached_methods(passes: Passes, modules: Iterable[AttachedModule]) -> list[AttachedMethod]:

@@ -9,25 +9,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from attnreg.draws import Draws
+from attnreg.errors import InputError
 from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.blocks import Block
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.running.attached_attention import AttachedModule
-from attnreg.injection.running.forward_pass import OF_BLOCKS
+from attnreg.injection.running.padding import OF_BLOCKS, Padding
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.rates import share
-from attnreg.injection.running.residual import ResidualConnections
+from attnreg.injection.running.repetition import checkpoint_around
 from attnreg.injection.running.shadow import Shadow, input_names
-from attnreg.sites import HiddenInfo, HiddenSite, Site, SiteInfo, Where
+from attnreg.injection.running.soft_masks import functions
+from attnreg.sites import HiddenSite, Site, SiteInfo, Where
+
+ADDS = functions("add", "add_", "__add__", "__radd__", "__iadd__")
+NORMS = frozenset({F.layer_norm, F.rms_norm, *functions("layer_norm", "rms_norm")})
 
 
 @dataclass(frozen=True)
 class BlockCall:
-    """One call of a block in a forward pass."""
+    """One call of a block, or of a classifier, in a forward pass."""
 
     block: Block
     info: SiteInfo | None  # of its self-attention, which the provider is asked about; None if it cannot be skipped
@@ -63,11 +70,11 @@ class AttachedBlock(Shadow[BlockCall]):
         compiling = torch.compiler.is_compiling()
         if skip is None or not (compiling or bool(skip)):
             return self._run(call, args, kwargs)
-        hidden: Tensor = args[0] if args else kwargs[call.block.first]
+        hidden = _first(call, args, kwargs)
         if call.block.alone and not compiling:
             for module in call.modules:
-                module.calls.pass_over()
-            output = hidden
+                module.calls.done += 1
+            output: Any = hidden
         else:
             # Compiled code would fix the decision. And a block's other outputs, returned or stored in an argument for
             # later blocks (T5's position bias, Gemma 3n's shared keys), must be computed.
@@ -76,18 +83,15 @@ class AttachedBlock(Shadow[BlockCall]):
             self.passes.rates.note_skipped(info, skip.to(hidden.device))
         if compiling:
             return _replaced(output, lambda computed: torch.where(skip.to(hidden.device), hidden, computed))
-        if len(self.whats) > 1:
-            # A tensor saved for the backward pass, so that gradient checkpointing counts this call like the others.
-            hidden = torch.where(skip.to(hidden.device), hidden, 0.0)
         return _replaced(output, lambda _: _touching(hidden, (*self.module.parameters(), *tree_leaves((args, kwargs)))))
 
     def _run(self, call: BlockCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = self._entered(call, "input", args, kwargs)
+        for where in ("input", "pooled"):
+            args, kwargs = self._entered(call, where, args, kwargs)
         if "residual" in call.states:
-            hidden = args[0] if args else kwargs[call.block.first]
             draws = self.passes.draws_at(call.states["residual"].info, "residual")  # one source for all of them
             change = functools.partial(self._changed, call, "residual", args=args, kwargs=kwargs, draws=draws)
-            output = ResidualConnections(self.name, hidden, change).run(self.plain, *args, **kwargs)
+            output = _ResidualConnections(self.name, _first(call, args, kwargs), change).run(self.plain, args, kwargs)
         else:
             output = self.plain(*args, **kwargs)
         if "output" not in call.states:
@@ -100,10 +104,8 @@ class AttachedBlock(Shadow[BlockCall]):
         """Return the arguments with changed hidden states."""
         if where not in call.states:
             return args, kwargs
-        if args:
-            return (self._changed(call, where, args[0], args, kwargs), *args[1:]), kwargs
-        states = self._changed(call, where, kwargs[call.block.first], args, kwargs)
-        return args, {**kwargs, call.block.first: states}
+        states = self._changed(call, where, _first(call, args, kwargs), args, kwargs)
+        return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, call.block.first: states})
 
     def _changed(
         self,
@@ -114,8 +116,33 @@ class AttachedBlock(Shadow[BlockCall]):
         kwargs: dict[str, Any],
         draws: Draws | None = None,
     ) -> Tensor:
-        masks = {name: args[at] if at < len(args) else kwargs.get(name) for name, at in self._masks_at.items()}
-        return changed_states(self.passes, call.states[where].info, states, call.states[where].axes, masks, draws)
+        """Return hidden states as the provider changes them, and record the share of values that it sets to zero."""
+        passes, info, axes = self.passes, call.states[where].info, call.states[where].axes
+        before = states.transpose(0, 1) if axes == "tbc" else states
+        if passes.taps:  # the model runs plainly
+            after = passes.taps[info.label](before) if info.label in passes.taps else before
+            return after.transpose(0, 1) if axes == "tbc" else after
+        shape, valid, unknown = tuple(before.shape), None, False
+        if axes != "bc":
+            masks = {name: args[at] if at < len(args) else kwargs.get(name) for name, at in self._masks_at.items()}
+            valid, unknown = (passes.latest.padding or Padding()).tokens(info.stack, shape, masks)
+            valid = None if valid is None else valid.to(states.device)
+        site = HiddenSite(
+            **vars(info),
+            shape=shape,
+            valid=valid,
+            padding_unknown=unknown,
+            draws=draws or passes.draws_at(info, info.where),
+            device=states.device,
+            dtype=states.dtype,
+        )
+        with passes.asking(states.device):
+            after = passes.provider.states_at(site, before)
+        with torch.no_grad():  # values that the model's own dropout has set to zero do not count
+            present = before != 0
+            dropped = present & (after == 0)
+            passes.rates.note_states(info, share(dropped.sum(-1), present.sum(-1), valid))
+        return after.transpose(0, 1) if axes == "tbc" else after
 
 
 def attached_blocks(
@@ -126,26 +153,22 @@ def attached_blocks(
     modules: Mapping[nn.Module, AttachedModule],
 ) -> list[AttachedBlock]:
     """Return the attached blocks of these hidden states and, if the provider skips blocks, of chosen self-attention."""
-    skips = passes.provider.may_skip_blocks
+    skips = chosen if passes.provider.may_skip_blocks else frozenset()
     inside: dict[tuple[nn.Module, int], list[FoundSite]] = defaultdict(list)
     for site in found.sites:
         if site.block is not None:
             inside[site.block.module, site.block.call].append(site)
     around: dict[tuple[nn.Module, int], dict[Where, FoundHidden]] = defaultdict(dict)
     for each in states:
-        if each.block is not None:
-            around[each.module, each.index][each.info.where] = each
-    last: dict[nn.Module, int] = {}
+        around[each.block.module, each.block.call][each.info.where] = each
+    calls: dict[nn.Module, list[BlockCall | None]] = {module: [] for module, _ in (*inside, *around)}
+    last: dict[nn.Module, int] = defaultdict(int)
     for module, index in (*inside, *((call.module, call.index) for call in found.entries)):
-        last[module] = max(index, last.get(module, 0))
-    calls: dict[nn.Module, list[BlockCall | None]] = {}
-    for module in dict.fromkeys(module for module, _ in (*inside, *around)):
-        each_call = range(last.get(module, 0) + 1)
-        calls[module] = [
-            _call(inside.get((module, i), ()), around.get((module, i), {}), chosen if skips else frozenset(), modules)
-            for i in each_call
-        ]
-    return [AttachedBlock(passes, module, each, found.names[module]) for module, each in calls.items() if any(each)]
+        last[module] = max(index, last[module])
+    for module, whats in calls.items():
+        for place in ((module, index) for index in range(last[module] + 1)):
+            whats.append(_call(inside.get(place, ()), around.get(place, {}), skips, modules))
+    return [AttachedBlock(passes, module, whats, found.names[module]) for module, whats in calls.items() if any(whats)]
 
 
 def _call(
@@ -154,20 +177,19 @@ def _call(
     chosen: Set[str],
     modules: Mapping[nn.Module, AttachedModule],
 ) -> BlockCall | None:
-    own = next((site for site in sites if site.info.stack != "cross" and site.info.name in chosen), None)
-    blocks = [each.block for each in (*(() if own is None else (own,)), *states.values()) if each.block is not None]
-    if not blocks:
+    inside = [site for site in sites if site.info.name in chosen]
+    own = next((site for site in inside if site.info.stack != "cross"), None)
+    blocks = [*([] if own is None else [own.block]), *(each.block for each in states.values())]
+    if not blocks or (block := blocks[0]) is None:
         return None
-    return BlockCall(
-        blocks[0],
-        None if own is None else own.info,
-        (
-            *(site.info for site in sites if site.info.name in chosen),
-            *(each.info for where, each in states.items() if where != "embeddings"),
-        ),
-        tuple(modules[site.module] for site in sites if site.module in modules),
-        states,
-    )
+    changed = (each.info for where, each in states.items() if where != "embeddings")
+    attached = tuple(modules[site.module] for site in sites if site.module in modules)
+    info = None if own is None else own.info
+    return BlockCall(block, info, (*(site.info for site in inside), *changed), attached, states)
+
+
+def _first(call: BlockCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return args[0] if args else kwargs[call.block.first]
 
 
 def _replaced(output: Any, by: Callable[[Tensor], Tensor]) -> Any:
@@ -187,52 +209,49 @@ def _touching(hidden: Tensor, used: Iterable[Any]) -> Tensor:
     return hidden
 
 
-class AttachedClassifier(Shadow[HiddenInfo]):
-    """Runs a linear layer on the pooled state as the provider changes it."""
+class _ResidualConnections(TorchFunctionMode):
+    """Changes what is added to the hidden states of a block, which must come from one addition to the next.
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer's forward, on changed states if the provider acts."""
-        info = self.next()
-        if info is None or not (self.acts() or self.passes.taps):
-            return self.plain(*args, **kwargs)
-        self.passes.check_entry(self.name)
-        if args:
-            return self.plain(changed_states(self.passes, info, args[0], "bc"), *args[1:], **kwargs)
-        return self.plain(**{**kwargs, "input": changed_states(self.passes, info, kwargs["input"], "bc")})
-
-
-def changed_states(
-    passes: Passes,
-    info: HiddenInfo,
-    states: Tensor,
-    axes: str,
-    masks: Mapping[str, Any] | None = None,
-    draws: Draws | None = None,
-) -> Tensor:
-    """Return hidden states as the provider changes them, and record the share of values that it sets to zero.
-
-    ``axes`` are their dimensions, ``"btc"``, ``"tbc"`` or ``"bc"``; ``masks`` the masks that the block is given.
+    A normalization between two additions, as after each of BERT's, goes along.
     """
-    before = states.transpose(0, 1) if axes == "tbc" else states
-    if passes.taps:  # the model runs plainly
-        after = passes.taps[info.label](before) if info.label in passes.taps else before
-        return after.transpose(0, 1) if axes == "tbc" else after
-    shape = tuple(before.shape)
-    valid, unknown = (None, False) if axes == "bc" else passes.padding_at(info).tokens(info.stack, shape, masks)
-    valid = None if valid is None else valid.to(states.device)
-    site = HiddenSite(
-        **vars(info),
-        shape=shape,
-        valid=valid,
-        padding_unknown=unknown,
-        draws=draws or passes.draws_at(info, info.where),
-        device=states.device,
-        dtype=states.dtype,
-    )
-    with passes.asking(states.device):
-        after = passes.provider.states_at(site, before)
-    with torch.no_grad():  # values that the model's own dropout has set to zero do not count
-        present = before != 0
-        dropped = present & (after == 0)
-        passes.rates.note_states(info, share(dropped.sum(-1), present.sum(-1), valid))
-    return after.transpose(0, 1) if axes == "tbc" else after
+
+    def __init__(self, name: str, states: Tensor, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._name, self._change = name, change
+        self._here = [states]  # the hidden states now, and normalized
+        self._around = None if torch.compiler.is_compiling() else checkpoint_around()
+        self._is_inside = False  # whether a checkpoint within the block would repeat an addition
+        self._count = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in ADDS and len(args) == 2 and not kwargs:
+            at = next((at for at in (0, 1) if self._holds(args[at])), None)
+            if at is not None and isinstance(args[1 - at], Tensor) and args[1 - at].shape == args[at].shape:
+                if not torch.compiler.is_compiling():
+                    self._is_inside |= checkpoint_around() is not self._around
+                update = self._change(args[1 - at])
+                self._here = [func(update, args[1]) if at else func(args[0], update)]
+                self._count += 1
+                return self._here[0]
+        result = func(*args, **kwargs)
+        if func in NORMS and self._holds(args[0]):
+            self._here.append(result)
+        return result
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the block's forward; raise unless its output is what its residual connections make of its input."""
+        with self:
+            output = forward(*args, **kwargs)
+        states = output if isinstance(output, Tensor) else output[0]
+        if self._is_inside or not (self._count and self._holds(states)):
+            why = "run in a checkpoint inside of it" if self._is_inside else "do not lead from its input to its output"
+            raise InputError(
+                f"The residual connections of {self._name} {why}: use `where='output'`, or leave its layer out."
+            )
+        return output
+
+    def _holds(self, value: Any) -> bool:
+        return any(value is each for each in self._here)

@@ -5,34 +5,25 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import CellType
 from typing import Any
 
 from torch import nn
 
-from attnreg.errors import CoverageWarning, NoAttentionError
+from attnreg.errors import CoverageWarning, NoAttentionError, listed
 from attnreg.injection.discovery.blocks import LISTS
-from attnreg.injection.running.repetition import Calls
 from attnreg.regularizer.abilities import PATIENCE
 
 AGAIN = "Call `handle.detach()`, then `attach` again"
 
 
-@dataclass(frozen=True, eq=False)
-class Masked:
-    """A module that is masked."""
-
-    module: nn.Module
-    name: str
-    calls: Calls  # its calls in the present forward pass
-    forward: Any  # what its forward was replaced by
-
-
 class Changes:
-    """Raises if masked modules or the modules around them were replaced, and warns of those that never run."""
+    """Raises if masked modules or the modules around them were replaced, and warns of those that never run.
 
-    def __init__(self, model: nn.Module, masked: Sequence[Masked], names: Mapping[nn.Module, str]) -> None:
+    ``masked`` are the shadows of masked modules.
+    """
+
+    def __init__(self, model: nn.Module, masked: Sequence[Any], names: Mapping[nn.Module, str]) -> None:
         self._masked = tuple(masked)
         self._silent = tuple(masked)  # those that have not run so far
         self._passes = 0
@@ -68,7 +59,7 @@ class Changes:
             if each.calls.done or not acts_on(each.module):
                 continue
             now = each.module.__dict__.get("forward")
-            if now is not each.forward and not _leads_to(now, each):
+            if now is not each.installed and not _leads_to(now, each):
                 raise NoAttentionError(
                     f"{each.name} was not masked, because its `forward` was replaced after it was attached. {AGAIN}."
                 )
@@ -77,7 +68,7 @@ class Changes:
         self._silent = tuple(each for each in self._silent if not each.calls.done and acts_on(each.module))
         self._passes += 1
         if self._passes == PATIENCE and self._silent:
-            names = ", ".join(each.name for each in self._silent[:4]) + (", ..." if len(self._silent) > 4 else "")
+            names = listed([each.name for each in self._silent], 4)
             warnings.warn(
                 f"{len(self._silent)} masked module(s) did not run in {PATIENCE} training passes: {names}. If you "
                 "train without them, choose the others with `modules=...`; if not, attach with `example_inputs` like "
@@ -88,11 +79,11 @@ class Changes:
             self._silent = ()
 
 
-def _leads_to(forward: Any, masked: Masked) -> bool:
+def _leads_to(forward: Any, masked: Any) -> bool:
     """Whether a forward that was wrapped since may still call the one that was installed."""
     waiting = [(forward, 4), *((value, 0) for name, value in vars(masked.module).items() if name != "forward")]
     for found, depth in waiting:  # grows during the loop
-        if found is masked.forward:
+        if found is masked.installed:
             return True
         if depth:
             waiting += [(each, depth - 1) for each in _held(found)]

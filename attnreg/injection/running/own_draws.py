@@ -2,102 +2,71 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from attnreg import functional
-from attnreg.draws import Batch
 from attnreg.errors import InputError
 from attnreg.functional.seeded import transformed
+from attnreg.injection.backends.base import Watching
 from attnreg.injection.backends.multihead import heads_of, undispatched
 from attnreg.injection.backends.sdpa import materialized, shape_of_scores, split_attention_mask
-from attnreg.injection.running.repetition import checkpoints_around, functions_around
+from attnreg.injection.running.forward_pass import Pass
+from attnreg.injection.running.repetition import foreign_function
 
 WEIGHTS, STATES, NUMBERS = range(3)  # what is drawn: attention weights (and images), hidden states, or mere numbers
 BITS = {torch.bfloat16: 8, torch.float16: 11}  # of numbers in [0, 1) that are never rounded to 1
 
 
-class Place(Protocol):
-    """A module that is running."""
-
-    name: str
-    digest: int  # of its name
-
-
-class Holder(Protocol):
-    """What holds the mode that is active."""
-
-    own: OwnDraws | None
-    mode: Any
-
-
-class OwnDraws(TorchFunctionMode):
+class OwnDraws(Watching):
     """Draws each random number of the model from the seed of the pass, the running module, and the number of the draw.
 
-    So numbers do not depend on what has run elsewhere. When gradient checkpointing repeats a part of the pass, a copy
-    of this mode from the beginning of that part is active.
+    So numbers do not depend on what has run elsewhere. It is the ``own`` of the ``passes`` while it is active.
     """
 
-    def __init__(
-        self, holder: Holder, seed: int | Tensor, batch: Batch, counts: dict[tuple[str, int], int], *, drew: bool
-    ) -> None:
+    def __init__(self, passes: Any, now: Pass, seed: int | Tensor) -> None:
         super().__init__()
-        self.holder = holder
+        self.passes = passes
         self.seed = seed
-        self.batch = batch
-        self.counts = counts  # the numbers of draws so far, by module and kind
-        self.is_first = False  # whether it is the first of the model
-        self.drew = drew  # whether the seed was drawn for it
-        self.running: list[
-            tuple[Place, Sequence[Any]]
-        ] = []  # the modules that run, each with the checkpoints around it
-        self.heads: int | None = None  # of an `nn.MultiheadAttention` that is running
+        assert now.batch is not None
+        self.batch = now.batch
+        self.counts = now.own_counts
+        self.running: list[Any] = []  # the modules that run, each with a name and a digest of it
         self.paused = False  # whether a regularizer draws now
-        self._outer: Sequence[Any] = ()  # the checkpoints in which the pass began
+        self._is_first = False  # whether it is the first of the model
         self._began: dict[str, Any] | None = None  # the states of all generators
 
-    def copied(self, within: Any = None) -> OwnDraws:
-        """Return a mode that will draw what this one draws next, in this checkpoint if it runs again."""
-        copied = OwnDraws(self.holder, self.seed, self.batch, dict(self.counts), drew=self.drew)
-        copied.running = [(place, ()) for place, around in self.running if within not in around]
-        return copied
+    def again(self, now: Pass) -> OwnDraws:
+        """Return a mode that will draw what this one draws next, in a pass that repeats its own."""
+        again = OwnDraws(self.passes, now, self.seed)
+        again.running = [*self.running]
+        return again
 
-    def enter(self, place: Place) -> None:
-        """Begin to run a module."""
-        self.running.append((place, () if torch.compiler.is_compiling() else checkpoints_around()))
-
-    def begin(self, again: Callable[..., Any] | None) -> None:
-        """Begin a pass; ``again`` runs the checkpoints around it again, given this mode, their function and inputs."""
-        if torch.compiler.is_compiling():
-            return
-        self._outer = checkpoints_around()
-        if again is not None:
-            for each in self._outer:
-                each.wrap(functools.partial(again, self.copied()))
-        self._began = generator_states()
+    def begin(self, *, is_first: bool) -> None:
+        """Begin to check that nothing else draws."""
+        self._is_first = is_first
+        self._began = None if torch.compiler.is_compiling() else generator_states()
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Draw all numbers within the block."""
-        before, self.holder.own = self.holder.own, self
+        before, self.passes.own = self.passes.own, self
         try:
             with self:
                 yield
         finally:
-            self.holder.own = before
+            self.passes.own = before
 
     def check(self, name: str) -> None:
         """Raise if the generator of torch, numpy or Python has moved since the pass began: the pass cannot repeat."""
-        if self._began is None or not (self.is_first or not self.running):
+        if self._began is None or not (self._is_first or not self.running):
             return
         moved = [which for which, state in generator_states().items() if state != self._began[which]]
         if moved:
@@ -131,13 +100,13 @@ class OwnDraws(TorchFunctionMode):
     @property
     def name(self) -> str:
         """The name of the module that is running."""
-        return self.running[-1][0].name
+        return self.running[-1].name
 
     def next_seed(self, kind: int) -> int | Tensor:
         """Return a seed of its own for each draw."""
         if not torch.compiler.is_compiling():
             self._check_repeatable()
-        place = self.running[-1][0]
+        place = self.running[-1]
         count = self.counts.get((place.name, kind), 0)
         self.counts[place.name, kind] = count + 1
         return functional.fold_seed(functional.fold_seed(self.seed, place.digest + kind), count)
@@ -153,7 +122,7 @@ class OwnDraws(TorchFunctionMode):
         """Draw numbers in ``[0, 1)``, or with p decisions that keep with probability 1 - p, for a tensor."""
         self.check_real(like)
         seed, shape = self.next_seed(kind), shape or like.shape
-        heads = self.heads if self.heads is not None else getattr(self.holder.mode, "heads", None)
+        heads = self.heads if self.heads is not None else getattr(self.passes.mode, "heads", None)
         if kind == STATES and heads is not None and len(shape) == 3:
             shape = shape[0] // heads, heads, *shape[1:]
         try:
@@ -172,24 +141,12 @@ class OwnDraws(TorchFunctionMode):
             raise RuntimeError(
                 f'{self.name} draws under torch.func (vmap, grad), which own_dropout="seeded" does not support yet.'
             )
-        around = checkpoints_around()
-        for each in around:
-            if each not in self._outer and not each.is_wrapped:
-                each.wrap(functools.partial(_resume, self.copied(each)))
-        if not torch.is_grad_enabled():
-            for function in functions_around():
-                if function.co_filename != torch.utils.checkpoint.__file__:
-                    raise RuntimeError(
-                        f"{self.name} draws within an autograd.Function "
-                        f"({getattr(function, 'co_qualname', function.co_name)}), whose backward pass may draw other "
-                        "numbers: use torch.utils.checkpoint for gradient checkpointing."
-                    )
-
-
-def _resume(mode: OwnDraws, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a part of a pass again, in a backward pass."""
-    with mode.copied().active():
-        return run(*args, **kwargs)
+        self.passes.checkpoints()
+        if function := foreign_function():
+            raise RuntimeError(
+                f"{self.name} draws within an autograd.Function ({function}), whose backward pass may draw other "
+                "numbers: use torch.utils.checkpoint for gradient checkpointing."
+            )
 
 
 SHARED = "_attnreg_shared"  # marks tensors made of parameters alone, which are the same for all samples
@@ -226,15 +183,9 @@ def _dropout(
     training = next((given for given in (training, train) if given is not None), func is F.dropout)
     if not training or p == 0 or not 0 <= p <= 1 or not input.numel():
         return func(input, p, training, **({"inplace": inplace} if func.__module__ == F.__name__ else {}))
-    feature = func in FEATURES
-    shape = (*input.shape[:2], *[1] * (input.dim() - 2)) if feature else tuple(input.shape)
+    shape = (*input.shape[:2], *[1] * (input.dim() - 2)) if func in FEATURES else tuple(input.shape)
     keep = own.numbers(input, p, shape=shape, kind=WEIGHTS if input.dim() > 3 else STATES)
-    if func in ALPHA:
-        noise = keep.to(input.dtype)
-        scale = 1 / ((SATURATION**2 * p + 1) * (1 - p)) ** 0.5 if p < 1 else 0.0
-        out = input * noise * scale + (noise - 1 + p) * (SATURATION * scale)
-    else:
-        out = input * (keep.to(input.dtype).div_(1 - p if p < 1 else 1))
+    out = input * (keep.to(input.dtype).div_(1 - p if p < 1 else 1))
     return input.copy_(out) if inplace or func in IN_PLACE else out
 
 
@@ -303,26 +254,18 @@ def _by_generator(own: OwnDraws, func: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _inside(own: OwnDraws, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a function of torch that is written in Python, and draw in it."""
-    before, own.heads = own.heads, heads_of(args, kwargs) if func is F.multi_head_attention_forward else own.heads
-    try:
-        with own:
-            return INSIDE[func](*args, **kwargs)
-    finally:
-        own.heads = before
+    with own.of_heads(heads_of(args, kwargs) if func is F.multi_head_attention_forward else own.heads), own:
+        return INSIDE[func](*args, **kwargs)
 
 
-SATURATION = 1.7580993408473766  # of SELU: alpha dropout sets dropped values to its negative
-FEATURES: set[Any] = {torch.feature_dropout, torch.feature_dropout_, F.feature_alpha_dropout}
-FEATURES |= {torch.feature_alpha_dropout, torch.feature_alpha_dropout_}
-ALPHA: set[Any] = {F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_, *FEATURES} - {torch.feature_dropout}
-ALPHA -= {torch.feature_dropout_}
-IN_PLACE: set[Any] = {torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_}
+FEATURES: set[Any] = {torch.feature_dropout, torch.feature_dropout_}
+IN_PLACE: set[Any] = {torch.dropout_, torch.feature_dropout_}
 INSIDE: dict[Any, Any] = {
     function: undispatched(function)
     for function in (F.dropout1d, F.dropout2d, F.dropout3d, F.gumbel_softmax, F.multi_head_attention_forward)
 }
 DRAWN: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys((F.dropout, torch.dropout, *FEATURES, *ALPHA, *IN_PLACE), _dropout),
+    **dict.fromkeys((F.dropout, torch.dropout, *FEATURES, *IN_PLACE), _dropout),
     **dict.fromkeys(INSIDE, _inside),
     **dict.fromkeys((torch.bernoulli, Tensor.bernoulli, Tensor.bernoulli_), _bernoulli),
     **dict.fromkeys((torch.rand, torch.rand_like, torch.randn, torch.randn_like), _new),

@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from typing_extensions import override
 
-from attnreg.draws import Draws, draws_from, new_seed
+from attnreg.draws import Draws, draws_from
 from attnreg.errors import AsleepWarning
-from attnreg.functional.seeded import is_traced
-from attnreg.injection.backends import Tap
+from attnreg.functional.seeded import is_traced, transformed
 from attnreg.injection.discovery.coverage import why_hidden
 from attnreg.injection.running.changes import Changes
-from attnreg.injection.running.forward_pass import Padding, Pass
-from attnreg.injection.running.own_draws import OwnDraws
-from attnreg.injection.running.rates import DropRates
-from attnreg.injection.running.repetition import (
-    Calls,
-    Computations,
-    MaskedCalls,
-    in_backward,
-    in_checkpoint,
-    in_hook,
-    mark,
-    waiting,
+from attnreg.injection.running.forward_pass import (
+    BEFORE_THE_SITES,
+    Pass,
+    Place,
+    at_site,
+    following,
+    seed_of_pass,
+    still,
 )
-from attnreg.injection.running.seeds import Place, Seeds
+from attnreg.injection.running.own_draws import OwnDraws
+from attnreg.injection.running.padding import Padding
+from attnreg.injection.running.repetition import Repeatable, foreign_function, in_hook
 from attnreg.regularizer.abilities import PATIENCE, Watch, that_look_at_batches
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site
 
-WAS_PLAIN = (
-    "{} cannot mask a forward pass that repeats one without gradients, because that one was not masked. Do not use "
-    "cached losses (GradCache), and use gradient checkpointing with `use_reentrant=False`."
-)
 
-
-class Passes:
+class Passes(Repeatable):
     """What the replaced forwards of an attached model share: the provider, and the forward pass that is running.
 
     It acts at ``modules``; ``padding`` makes the masks of a pass from its inputs and the names of all inputs.
@@ -51,34 +45,24 @@ class Passes:
     def __init__(
         self, model: nn.Module, provider: Regularizer, modules: Sequence[nn.Module], padding: Callable[..., Padding]
     ) -> None:
+        super().__init__()
         self.provider = provider
-        self.latest = Pass()
-        self._masked = Pass()  # the latest in which the provider acts
-        self.mode: object = None  # the mode of the innermost attention module that is running
-        self.rates = DropRates()
-        self.seeds = Seeds()
-        self.masked_calls = MaskedCalls(provider)
-        self.enabled = True
-        self.probing = False
-        self.taps: Mapping[str, Tap] = {}
         self.tapped_inputs: dict[str, Tensor] = {}
         self.why_hidden = why_hidden(model)
         self.model = model
-        self._modules = tuple(modules)
-        self._padding = padding
-        self._calls: list[Calls] = []
-        self._paddings: Computations[Padding] = Computations()
-        self._has_trained = False  # whether any pass so far had gradients
-        self._had_gradients = False  # whether the latest in training mode had
-        self._watch = Watch(provider)
-        self._steps_alone = 0  # since the latest training pass
+        self.seed: Tensor | None = None  # of the latest pass that drew
         self.attached = True
         self.changes = Changes(model, (), {})
         self.seeds_own = False  # whether the model's own randomness follows from the seed of a pass
-        self.own: OwnDraws | None = None  # draws the model's own randomness, while it runs
-        self.rows: Tensor | None = None  # index of each sample in a larger batch
-        self._has_drawn = False
-        self._to_repeat: list[OwnDraws] = []  # of the passes in the checkpoint that is repeated now
+        self._modules = tuple(modules)
+        self._padding = padding
+        self._prepared: Pass | None = None  # the latest pass before whose sites the provider was asked
+        self._had_gradients = False  # whether the latest pass in training mode had
+        self._has_drawn = False  # whether the model's own randomness was drawn in any pass
+        self._watch = Watch(provider)
+        self._steps = 0
+        self._steps_alone = 0  # since the latest training pass
+        self._after: Tensor | None = None
 
     @property
     def in_forward(self) -> bool:
@@ -96,61 +80,99 @@ class Passes:
             return self.active
         return module.training and self.active and self.latest.has_gradients
 
-    def acts_at(self, place: Hashable, name: str, module: nn.Module) -> bool:
+    def acts_at(self, name: str, module: nn.Module) -> bool:
         """Whether a call of a module is masked; if gradient checkpointing repeats it, whether it was."""
         acts = self.acts_on(module)
-        if in_backward():
-            return self.masked_calls.again(place, name, module, acts=acts)
-        self.masked_calls.note(place, module, acts=acts, has_gradients=self.latest.has_gradients)
+        if torch.compiler.is_compiling():
+            return acts
+        if self.repeats is not None:
+            could, was = acts, next(self.repeats.acts, None)
+            if was is None:
+                self.check_plain(name, module)
+            acts = bool(was)
+            if acts and not (could and self.repeats.checkpoint.settings == self.settings()):
+                raise RuntimeError(
+                    f"Gradient checkpointing cannot repeat the masks of {type(self.provider).__name__} at {name}, "
+                    "because its settings, epoch or step, or the training mode, have changed since the forward pass. "
+                    "Run the backward pass before `eval()`, `on_epoch()`, `handle.step()` and new rates."
+                )
+            if acts and (waits := self._drawing_in_prepare()) and self.latest.first is not self._prepared:
+                raise RuntimeError(
+                    f"{type(waits[0]).__name__} draws its masks when a forward pass begins, and gradient checkpointing "
+                    f"repeats {name} of an earlier one: run the backward pass of each forward pass before the next."
+                )
+        elif acts and self.latest.with_gradients and (function := foreign_function()):
+            raise RuntimeError(
+                f"{name} runs in an autograd.Function ({function}), whose backward pass may compute it without its "
+                "masks: use torch.utils.checkpoint for gradient checkpointing."
+            )
+        for each in self.checkpoints():
+            each.acts.append(acts)
         return acts
 
-    @contextmanager
-    def having(self, **settings: Any) -> Iterator[None]:
-        """Set attributes within the block, in which no pass from outside goes on."""
-        before = {name: getattr(self, name) for name in settings}
-        vars(self).update(settings)
-        self.latest.is_open = False
-        try:
-            yield
-        finally:
-            vars(self).update(before)
-            self.latest.is_open = False
+    def check_plain(self, name: str, module: nn.Module) -> None:
+        """Raise if a module would be masked now, in the repetition of what nobody has seen."""
+        if self.acts_on(module):
+            raise RuntimeError(
+                f"Gradient checkpointing repeats {name}, but it is not known whether it was masked: its forward pass "
+                "was before `attach`, or in a checkpoint of another library. Attach first, and use "
+                "`torch.utils.checkpoint`."
+            )
 
-    def counted(self, number: int) -> Calls:
-        """Return a counter of a module's calls, which begins anew with each pass."""
-        self._calls.append(Calls(number))
-        return self._calls[-1]
+    @override
+    def settings(self) -> tuple[Any, ...]:
+        settings = (
+            (name, value)
+            for each in self.provider.parts()
+            for name, value in vars(each).items()
+            if name == "training" or (name[0] != "_" and isinstance(value, (bool, int, float, str)))
+        )
+        return self._steps, self.provider.active, *settings
 
     def begin(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str], *, whole: bool = True) -> None:
         """Begin a forward pass of the model, or of a module in it, which may not contain the ``whole`` attention."""
-        padding = self._padding(inputs, names)
-        now = self.latest = Pass(
-            module, whole, not whole, with_gradients=torch.is_grad_enabled(), is_running=True, padding=padding
-        )
+        padding, is_compiling = self._padding(inputs, names), torch.compiler.is_compiling()
+        first = None if self.repeats is None else next(self.repeats.begun, None)
+        now = self.latest = Pass(module, whole, not whole, is_running=True, padding=padding, first=first)
+        now.with_gradients = torch.is_grad_enabled()
         if self.seeds_own or self.rows is not None:
             now.batch = padding.batch(inputs, self.rows)
+        was_plain = in_hook() and not self._had_gradients if first is None else not first.with_gradients
+        if was_plain and self.acts_on(module):
+            raise RuntimeError(
+                f"{type(self.provider).__name__} cannot mask a forward pass that repeats one without gradients, "
+                "because that one was not masked. Do not use cached losses (GradCache), and use gradient checkpointing "
+                "with `use_reentrant=False`."
+            )
+        if self.repeats is not None and first is None:
+            self.check_plain(type(module).__name__, module)
+        now.with_gradients = self.has_grad()
+        for checkpoint in self.checkpoints():
+            checkpoint.begun.append(first or now)
+        for calls in self._calls:
+            calls.done = 0
+        now.acts = self._acts()
+        if first is not None:
+            if first.drew_first:
+                self.seed_of(now)  # so that the generator is where it was
+            return
         if self.taps and not self.tapped_inputs:
             self.tapped_inputs = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-        if self.acts_on(module) and in_hook() and not self._had_gradients:
-            raise RuntimeError(WAS_PLAIN.format(type(self.provider).__name__))
-        if now.with_gradients:  # set without being read, or compiled code would be compiled again for the second pass
-            self._has_trained = True
         if module.training and not in_hook():
             self._had_gradients = now.with_gradients
-        for calls in self._calls:
-            calls.begin()
         training = module.training and now.with_gradients
         if training or self.probing:
             self.rates.clear()
         if training and self.enabled:
             self._watch.training_pass()
             self._steps_alone = 0
-        if self._acts():
-            if not torch.compiler.is_compiling():
+        if now.acts:
+            if not is_compiling:
                 self.changes.check_modules()
             self._check_trace()
-            self._masked = now
-            with draws_from(self.seeds.begin(now)), self.asking():
+            self._prepared = now
+            draws = Draws(functools.partial(self._before_the_sites, now), replayed=self.given is not None)
+            with draws_from(draws), self.asking():
                 if self.acts_on(module) and (whole or not self._drawing_in_prepare()):
                     self.provider.prepare(inputs)
 
@@ -174,7 +196,7 @@ class Passes:
     def go_on(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str], *, begins: bool) -> None:
         """Go on with a pass that consists of parts of the model, or begin another (if this part has run in it)."""
         now = self.latest
-        if begins or not now.is_open or now.with_gradients != torch.is_grad_enabled():
+        if begins or not now.is_open or now.with_gradients != self.has_grad():
             self.begin(inputs, module, names, whole=False)
         else:
             if self._acts() and not torch.compiler.is_compiling():
@@ -186,121 +208,80 @@ class Passes:
     def end(self, *, completed: bool = False) -> None:
         """End the forward pass, or what is called now of a pass that may go on in another part of the model."""
         now = self.latest
-        if now.whole and self._acts():
-            self.seeds.end(self._masked)
+        moves = now.seed is not None and (now.first is None or now.mark == now.first.mark)
+        if moves and now.whole and self._acts() and (torch.compiler.is_compiling() or not transformed()):
+            # What is drawn after the pass finds the generator elsewhere. Kept, or compiled code would leave it out.
+            self._after = seed_of_pass()
         now.is_running, now.padding = False, None
         now.is_open &= completed
         if torch.compiler.is_exporting():  # no pass has run: its seed and rates are those of no numbers
-            self.latest, self._masked, self.seeds.latest = Pass(), Pass(), None
+            self.latest, self.seed = Pass(), None
             self.rates.forget()
-            return
-        if completed and not torch.compiler.is_compiling():
+        elif completed and not torch.compiler.is_compiling() and self.repeats is None:
             self._check_ran()
 
     def _check_ran(self) -> None:
         """Check once after a whole pass, or if it was compiled, in :meth:`step`."""
         now = self.latest
-        if now.whole and now is self._masked and not now.is_checked:
+        if now.whole and now.acts and not now.is_checked:
             now.is_checked = True
             self.changes.check_ran(self.acts_on)
-
-    @contextmanager
-    def repeated(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str]) -> Iterator[None]:
-        """Repeat a forward pass within a backward pass; raise if it would be masked, and the first one was not."""
-        now = self.latest
-        is_latest = now.whole and now.module is module
-        if is_latest:
-            now.padding = self._padding(inputs, names)
-            if now is self._masked:
-                self.seeds.repeat(self._masked)
-        if self.acts_on(module) and not self._has_trained:
-            raise RuntimeError(WAS_PLAIN.format(type(self.provider).__name__))
-        try:
-            yield
-        finally:
-            if is_latest:
-                now.padding = None
-                if now is self._masked:
-                    self.seeds.end(self._masked)
 
     def _acts(self) -> bool:
         """Whether the provider masks any module."""
         return any(self.acts_on(module) for module in self._modules)
 
     @contextmanager
-    def own_draws(self) -> Iterator[OwnDraws | None]:
-        """Draw the model's own randomness within the block from the seed of the pass; in its repetition, again."""
-        if not in_backward():
-            now = self.latest
-            draws, seed = now.seed is None, self.seeds.of_pass(now)
-            assert now.batch is not None
-            mode = OwnDraws(self, seed if is_traced() else int(seed), now.batch, now.own_counts, drew=draws)
-        elif self._to_repeat:
-            mode = self._to_repeat.pop(0).copied()
-            if mode.drew:
-                new_seed()  # so that the generator is where it was
-        else:
-            yield None
-            return
-        mode.begin(self._repeat)
-        mode.is_first, self._has_drawn = not self._has_drawn, True
-        with mode.active():
-            yield mode
-
-    def _repeat(self, mode: OwnDraws, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a checkpoint around a pass again."""
-        before, self._to_repeat = self._to_repeat, [mode, *self._to_repeat]
-        try:
-            return run(*args, **kwargs)
-        finally:
-            self._to_repeat = before
+    def own_draws(self) -> Iterator[OwnDraws]:
+        """Draw the model's own randomness within the block from the seed of the pass."""
+        now = self.latest
+        seed = self.seed_of(now)
+        own = OwnDraws(self, now, seed if is_traced() else int(seed))
+        own.begin(is_first=not self._has_drawn)
+        self._has_drawn = True
+        with own.active():
+            yield own
 
     @contextmanager
     def asking(self, device: torch.device | None = None) -> Iterator[None]:
         """Check within the block, in which the provider is asked, that masks that are repeated can be."""
-        own = self.own
+        own, checks = self.own, self.given is not None and not torch.compiler.is_compiling()
         if own is not None:
             own.paused = True
         try:
-            with self.seeds.asking(self.provider, device):
+            with still(self.provider, device) if checks else nullcontext():
                 yield
         finally:
             if own is not None:
                 own.paused = False
 
+    def seed_of(self, now: Pass) -> Tensor:
+        """Return the seed of a pass, which is drawn when it is first needed."""
+        if now.seed is None:
+            now.mark = 0 if is_traced() else hash(torch.get_rng_state().numpy().tobytes())
+            if now.first is None:
+                now.seed = self.seed = seed_of_pass(self.given)
+            else:
+                now.seed = now.first.seed
+                if now.mark == now.first.mark:  # checkpointing has set the generator back, and moves it as before
+                    seed_of_pass()
+        assert now.seed is not None
+        return now.seed
+
+    def _before_the_sites(self, now: Pass) -> int | Tensor:
+        now.drew_first = True
+        return following(self.seed_of(now), BEFORE_THE_SITES)
+
     def draws_at(self, site: Site, place: Place) -> Draws:
         """Return the source of what is drawn now at a place."""
-        waits = self._drawing_in_prepare()
-        return self.seeds.of(
-            self._masked,
-            site,
-            place,
-            has_gradients=self.latest.has_gradients,
-            only_latest=type(waits[0]).__name__ if waits else None,
-        )
+        now = self.latest
+        rows = None if now.batch is None else now.batch.rows
+        return Draws(functools.partial(self._next_seed, now, place, site), samples=rows)
 
-    def padding_at(self, site: Site) -> Padding:
-        """Return the padding masks of the pass that computes hidden states now."""
-        padding, repeats = self.latest.padding, in_backward()
-        if padding is None and repeats:
-            return self._padding_again(site)
-        padding = padding or Padding()
-        if self.latest.has_gradients and not (repeats or is_traced()) and in_checkpoint():
-            self._paddings.note(site.label, mark(), padding)
-        return padding
-
-    def _padding_again(self, site: Site) -> Padding:
-        found = waiting(self._paddings.candidates(site.label)[0])
-        if not found:
-            return Padding()
-        if not all(each.what.same(found[0].what) for each in found):
-            raise RuntimeError(
-                f"Gradient checkpointing repeats {site.name}, and any of {len(found)} forward passes with different "
-                "padding may be the one: run the backward pass of each forward pass before the next, or call "
-                "`handle.step()` after each optimizer step."
-            )
-        found[-1].repeated = True
-        return found[-1].what
+    def _next_seed(self, now: Pass, place: Place, site: Site) -> int | Tensor:
+        count = now.counts.get((place, site.label), 0)
+        now.counts[place, site.label] = count + 1
+        return at_site(self.seed_of(now), count, place, site)
 
     def step(self) -> None:
         """Advance the provider's schedules, and forget what can no longer be repeated."""
@@ -308,6 +289,7 @@ class Passes:
             self.changes.check_modules()
             self._check_ran()
         self.provider.step()
+        self._steps += 1
         self.latest.is_open = False
         self._steps_alone += 1
         if self._steps_alone == PATIENCE and self.enabled:
@@ -316,9 +298,6 @@ class Passes:
             )
             text = f"{type(self.model).__name__} had no training pass in {PATIENCE} optimizer steps. {why}"
             warnings.warn(text, AsleepWarning, stacklevel=3)
-        self.seeds.forget()
-        self.masked_calls.forget()
-        self._paddings.forget()
 
     def why_plain(self) -> str | None:
         """Return why a pass would not be masked now, or the latest was not, with the fix; ``None`` if unknown."""
@@ -338,7 +317,7 @@ class Passes:
 
     def check_entry(self, name: str) -> None:
         """Raise if attention runs outside a forward pass of the model, and the provider must know when one begins."""
-        if self.latest.whole or self.taps or torch.compiler.is_compiling() or in_backward():
+        if self.latest.whole or self.taps or torch.compiler.is_compiling():
             return
         if waits := self._drawing_in_prepare():
             raise RuntimeError(
@@ -350,18 +329,6 @@ class Passes:
     def _drawing_in_prepare(self) -> list[Regularizer]:
         return [each for each in self.provider.parts() if each.draws_in_prepare]
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
-        # A copy made within a `with` block or a pass would never leave it.
-        return {
-            **self.__dict__,
-            "enabled": True,
-            "probing": False,
-            "taps": {},
-            "tapped_inputs": {},
-            "mode": None,
-            "latest": Pass(),
-            "_masked": Pass(),
-            "own": None,
-            "rows": None,
-            "_to_repeat": [],
-        }
+        return {**super().__getstate__(), "tapped_inputs": {}, "_prepared": None}

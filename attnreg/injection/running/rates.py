@@ -7,7 +7,6 @@ from torch import Tensor
 
 from attnreg import functional
 from attnreg.functional.seeded import transformed
-from attnreg.injection.running.repetition import in_backward
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, Site
 
@@ -51,8 +50,7 @@ class DropRates:
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Record the drop rate of a site."""
-        # Gradient checkpointing recomputes parts of a pass, and a tensor made under vmap must not outlive it.
-        if in_backward() or (not torch.compiler.is_compiling() and transformed()):
+        if not torch.compiler.is_compiling() and transformed():  # a tensor made under vmap must not outlive it
             return
         if mask is not None and (mask.drawn or mask.drawn_weights):
             rate = _of_some_rows(mask, site)
@@ -74,13 +72,10 @@ class DropRates:
 
     def note_states(self, site: Site, rate: Tensor) -> None:
         """Record the share of hidden values that are set to zero, 0-d."""
-        if not in_backward():
-            self._latest[site.label] = rate
+        self._latest[site.label] = rate
 
     def note_skipped(self, site: Site, skip: Tensor) -> None:
         """Record a drop rate of 1 for a site whose block is skipped, that is, if ``skip`` (0-d) is true."""
-        if in_backward():
-            return
         rate = self._latest.get(site.label, torch.zeros((), device=skip.device))
         self._latest[site.label] = torch.where(skip, torch.ones_like(rate), rate)
 
@@ -103,13 +98,7 @@ def _of_some_rows(mask: Mask, site: AttentionSite) -> Tensor:
 
 
 def share(part: Tensor, whole: Tensor, valid: Tensor | None) -> Tensor:
-    """Return the share of counts ``(B, T)`` in others, over all tokens that are not padding, 0-d.
-
-    Example:
-        >>> import torch
-        >>> share(torch.tensor([[1, 2]]), torch.tensor([[4, 2]]), torch.tensor([[True, False]]))
-        tensor(0.2500)
-    """
+    """Return the share of counts ``(B, T)`` in others, over all tokens that are not padding, 0-d."""
     if valid is not None:
         part, whole = part.masked_fill(~valid, 0), whole.masked_fill(~valid, 0)
     return part.sum() / whole.sum().clamp(min=1)

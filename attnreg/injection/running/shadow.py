@@ -6,7 +6,6 @@ import copy
 import functools
 import hashlib
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -16,8 +15,9 @@ from torch import nn
 from typing_extensions import override
 
 from attnreg.errors import NoAttentionError
+from attnreg.injection.running.forward_pass import Calls
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.repetition import Calls, in_backward
+from attnreg.injection.running.repetition import in_backward
 
 OWN_DROPOUT = nn.modules.dropout._DropoutNd
 MAY_DRAW = OWN_DROPOUT, nn.RNNBase
@@ -42,7 +42,7 @@ class Mark:
         return Mark, (None, None)  # a pickled handle fills it in
 
 
-class Shadow(ABC, Generic[What]):
+class Shadow(Generic[What]):
     """Replaces the ``forward``, or another method, of one module instance.
 
     Hooks would not work: any hook on a child of ``nn.TransformerEncoderLayer`` switches off its fast path, so that eval
@@ -68,9 +68,9 @@ class Shadow(ABC, Generic[What]):
         self.installed: Any = None
         self._shadowed: Any = None
 
-    @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the module's forward."""
+        return self.plain(*args, **kwargs)
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Go on with a forward pass that consists of parts, or begin one, because none is running."""
@@ -114,7 +114,7 @@ class Shadow(ABC, Generic[What]):
 
     def acts(self) -> bool:
         """Whether the provider acts in the call that begins now; if it is repeated, whether it did."""
-        return self.passes.acts_at((type(self).__name__, self.name, self.method), self.name, self.module)
+        return self.passes.acts_at(self.name, self.module)
 
     def next(self) -> What | None:
         """Return the record of the call that begins now; raise if there are more calls than when it was attached."""
@@ -141,7 +141,11 @@ def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
     if shadow.installed is None:
         return shadow.plain(*args, **kwargs)
     passes = shadow.passes
-    if passes.in_forward or in_backward() or not shadow.begins:
+    if passes.repeats is None and in_backward():
+        passes.check_plain(shadow.name, shadow.module)
+        return shadow.plain(*args, **kwargs)
+    passes.checkpoints()
+    if passes.in_forward or not shadow.begins:
         return shadow.forward(*args, **kwargs)
     try:
         shadow.enter(args, kwargs)
@@ -178,14 +182,6 @@ class AttachedEntry(Shadow[None]):
         else:
             self.passes.go_on(inputs, self.module, self._names, begins=any(calls.done for calls in self.inside))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's forward, again if gradient checkpointing recomputes it."""
-        if not in_backward():
-            return self.plain(*args, **kwargs)
-        inputs = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        with self.passes.repeated(inputs, self.module, self._names):
-            return self.plain(*args, **kwargs)
-
 
 class SeededModule(AttachedEntry):
     """A module whose own random numbers, such as dropout, are drawn from the seed of the pass."""
@@ -199,16 +195,16 @@ class SeededModule(AttachedEntry):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward; the first module of a pass that is in training mode begins to draw."""
         own = self.passes.own
-        self.calls.done += not in_backward()
+        self.calls.done += 1
         if own is None:
             if not (self.module.training and self.passes.enabled):
                 return self.plain(*args, **kwargs)
             with self.passes.own_draws() as own:
-                return self.plain(*args, **kwargs) if own is None else self.forward(*args, **kwargs)
+                return self.forward(*args, **kwargs)
         if not self._names_draws and own.running:
             return self.plain(*args, **kwargs)
         # Not a method of `own`, since torch.compile cannot follow many more calls in each other.
-        own.enter(self)
+        own.running.append(self)
         try:
             output = self.plain(*args, **kwargs)
         finally:
@@ -228,12 +224,7 @@ def seeded_modules(passes: Passes, names: Mapping[nn.Module, str]) -> list[Seede
 
 
 def input_names(module: nn.Module) -> list[str]:
-    """Return the names of the arguments of a module's forward.
-
-    Example:
-        >>> input_names(nn.Linear(1, 1))
-        ['input']
-    """
+    """Return the names of the arguments of a module's forward."""
     return list(inspect.signature(type(module).forward).parameters)[1:]
 
 
@@ -241,11 +232,6 @@ def entries(model: nn.Module, around: Sequence[Sequence[nn.Module]]) -> list[nn.
     """Return the model and the modules in it that contain all chosen attention, outermost first.
 
     ``around`` has the modules that contain each attention, outermost first; its own module is the last.
-
-    Example:
-        >>> bert, layers = nn.Module(), [nn.Module(), nn.Module()]
-        >>> entries(model := nn.Module(), [[model, bert, layer] for layer in layers]) == [model, bert]
-        True
     """
     shared = []
     for modules in zip(*around, strict=False):
@@ -256,16 +242,7 @@ def entries(model: nn.Module, around: Sequence[Sequence[nn.Module]]) -> list[nn.
 
 
 def parts_of(whole: Sequence[nn.Module], around: Sequence[Sequence[nn.Module]]) -> list[nn.Module]:
-    """Return the other modules that contain several attention modules, such as one of two encoders, outermost first.
-
-    ``around`` has the modules that contain each attention, outermost first; its own module is the last.
-
-    Example:
-        >>> text, image = nn.Module(), nn.Module()
-        >>> chains = [[text, nn.Module()], [text, nn.Module()], [image, nn.Module()]]
-        >>> parts_of([], chains) == [text]
-        True
-    """
+    """Return the other modules that contain several attention modules, such as one of two encoders, outermost first."""
     held: dict[nn.Module, set[nn.Module]] = {}
     for modules in around:
         for module in modules[:-1]:

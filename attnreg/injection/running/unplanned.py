@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Set
-from types import FrameType
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from typing_extensions import override
 
 from attnreg.errors import CoverageWarning
 from attnreg.injection.backends import BY_FUNCTION
-from attnreg.injection.discovery.finder import Method, Sighting
+from attnreg.injection.discovery.finder import Method, Sighting, running_methods
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.shadow import Shadow
 from attnreg.injection.running.soft_masks import MULTIPLIES
@@ -48,14 +46,10 @@ class Unplanned(TorchFunctionMode):
         return output
 
     def _is_known(self) -> bool:
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_code is not WatchedMethod.forward.__code__:
-            code = frame.f_code
-            first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-            if isinstance(first, nn.Module) and (first, code.co_name) in self._known:
-                return True
-            frame = frame.f_back
-        return False
+        frames = itertools.takewhile(
+            lambda each: each[0].f_code is not WatchedMethod.forward.__code__, running_methods()
+        )
+        return any(method in self._known for _, method in frames)
 
 
 class WatchedMethod(Shadow[None]):

@@ -1,0 +1,152 @@
+"""Which tokens are padding: what a model's mask arguments say, as they acted on attention in the dry run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attnreg.draws import Batch
+from attnreg.errors import InputError
+from attnreg.functional.seeded import is_traced
+from attnreg.functional.validity import allowed
+from attnreg.injection.discovery.blocks import ModuleCall
+from attnreg.injection.discovery.sites import FoundSite
+from attnreg.sites import Stack
+
+OF_ENCODERS = "attention_mask", "src_key_padding_mask"
+OF_DECODERS = "decoder_attention_mask", "tgt_key_padding_mask"
+NAMES = *OF_ENCODERS, *OF_DECODERS
+
+#: What True, or a number other than 0, is in a mask; ``"pairs"`` of a mask ``(Q, K)`` for all samples, which holds no
+#: padding; ``"other"`` if it is not known
+Convention = Literal["token", "padding", "pairs", "other"]
+DECODES = {"decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"}
+OF_BLOCKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
+
+
+class Padding:
+    """The padding masks of one forward pass, given its inputs and the names of all inputs that the model takes.
+
+    If the model has an encoder and a decoder (``has_two``), the masks of one are not those of the other.
+    """
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        names: Iterable[str] = (),
+        *,
+        has_two: bool = False,
+        conventions: Mapping[tuple[str, int], Convention] | None = None,
+    ) -> None:
+        given = inputs or {}
+        self.masks = {name: given[name] for name in NAMES if given.get(name) is not None}
+        self._conventions = conventions
+        self.has_two = has_two or takes_two([*names, *given]) or "tgt_key_padding_mask" in {*names, *given}
+
+    def tokens(
+        self, stack: Stack, shape: tuple[int, ...], own: Mapping[str, Any] | None = None
+    ) -> tuple[Tensor | None, bool]:
+        """Return which tokens of hidden states of this shape are not padding, given the block's ``own`` masks by name.
+
+        They are bool, ``(B, T)``, or ``None`` without a mask. Return also whether there is a mask, but of others.
+        """
+        names = OF_DECODERS if stack == "decoder" and self.has_two else OF_ENCODERS
+        masks = [(name, self.masks[name]) for name in names if name in self.masks]
+        given = list((own or {}).items())
+        # A block's attention mask comes last: it may let padding attend to everything, and then hides what is padding.
+        certain = [each for each in given if "padding" in each[0]]
+        for name, mask in (*certain, *masks, *given):
+            convention = self._convention(name, mask)
+            if convention in ("pairs", "other"):
+                continue
+            valid = tokens_in(mask, convention)
+            if valid.shape[1] == shape[1] and valid.shape[0] in (1, shape[0]):
+                return valid.expand(shape[:2]), False
+        return None, any(self._convention(name, mask) != "pairs" for name, mask in masks)
+
+    def batch(self, inputs: Mapping[str, Any], rows: Tensor | None) -> Batch:
+        """Return the samples and tokens of a pass with these inputs, which are ``rows`` of a larger batch."""
+        size, tokens = next((x.shape[:2] for x in inputs.values() if isinstance(x, Tensor) and x.dim() > 1), (0, 0))
+        if rows is not None and len(rows) != size:
+            raise InputError(f"Expected `rows` to have an index for each of {size} samples, got {len(rows)}.")
+        lengths = [each.get_seq_length() for each in inputs.values() if hasattr(each, "get_seq_length")]
+        cached = lengths[0] if lengths and not is_traced() else 0
+        valid = None if self.has_two else self.tokens("encoder", (size, tokens + cached, 0))[0]
+        first = None if valid is None else valid.int().argmax(1)
+        return Batch(size, tokens, first, cached, rows)
+
+    def _convention(self, name: str, mask: Any) -> Convention:
+        if not isinstance(mask, Tensor) or mask.dim() < 2:
+            return "other"
+        if self._conventions is not None and (name, mask.dim()) in self._conventions:
+            return self._conventions[name, mask.dim()]
+        if "padding" in name:
+            return "padding"
+        # In a model of one's own, True may be padding, and a mask of as many rows as samples may be one of pairs.
+        is_plain = self._conventions is None or mask.dim() > 2
+        return "token" if is_plain or not (mask.dtype == torch.bool or mask.is_floating_point()) else "other"
+
+
+def takes_two(names: Iterable[str]) -> bool:
+    """Whether a model with these inputs has an encoder and a decoder, each with its own masks."""
+    return bool(DECODES & set(names))
+
+
+def tokens_in(mask: Tensor, convention: Convention) -> Tensor:
+    """Return which tokens are not padding, bool, ``(B, T)``, given a mask of two or more dimensions."""
+    is_added = mask.is_floating_point() and (convention == "padding" or mask.dim() > 2)  # to scores
+    valid = allowed(mask) if is_added else mask.bool() ^ (convention == "padding")
+    return valid if valid.dim() == 2 else valid.flatten(1, -2).any(1)  # which keys any query may attend to
+
+
+def conventions_of(model: nn.Module, sites: Sequence[FoundSite]) -> dict[tuple[str, int], Convention] | None:
+    """Return the convention of each mask that modules around self-attention were given, by name and rank.
+
+    ``None`` for models of transformers, whose names tell it.
+    """
+    if hasattr(model, "config") and hasattr(model, "main_input_name"):
+        return None
+    found: dict[tuple[str, int], Convention] = {}
+    for site in sites:
+        tokens = site.sighting.tokens
+        if tokens is None or site.info.stack == "cross" or site.parts is not None:
+            continue
+        for number, call in enumerate(site.sighting.running):
+            names = OF_DECODERS if number == 0 and site.info.stack == "decoder" else OF_ENCODERS
+            for name, mask in _masks(call).items():
+                if mask.dim() < 2 or (number == 0 and name not in names and _masks(call).keys() & {*names}):
+                    continue
+                convention = _convention(mask, tokens.to(mask.device))
+                if convention is not None:
+                    key = name, mask.dim()
+                    found[key] = convention if found.get(key, convention) == convention else "other"
+    return found
+
+
+def _masks(call: ModuleCall) -> dict[str, Tensor]:
+    if hasattr(call.module, "config"):  # of transformers
+        return {}
+    names = list(inspect.signature(type(call.module).forward).parameters)[1:]
+    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    return {name: given[name] for name in NAMES if isinstance(given.get(name), Tensor)}
+
+
+def _convention(mask: Tensor, tokens: Tensor) -> Convention | None:
+    """Return the convention of a mask, given the keys ``(B, K)`` to which any query attends; ``None`` if unknown."""
+    batch, keys = tokens.shape
+    if mask.shape[-1] != keys:
+        return None  # of other tokens
+    if mask.dim() == 2 and mask.shape[0] not in (1, batch):
+        return "pairs" if mask.shape[0] == keys else "other"
+    either: tuple[Convention, ...] = "token", "padding"
+    for convention in either:
+        if mask.dim() > 2 and mask.is_floating_point() and convention == "padding":
+            break
+        read = tokens_in(mask, convention)
+        if read.shape[0] in (1, batch) and torch.equal(read.expand(batch, keys), tokens):
+            return convention
+    return "other"
