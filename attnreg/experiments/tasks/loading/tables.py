@@ -11,6 +11,7 @@ import lzma
 import re
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,12 @@ _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _FORMS: dict[str, tuple[str, Literal[0, 3]]] = {
     "csv": (",", csv.QUOTE_MINIMAL),
     "tsv": ("\t", csv.QUOTE_NONE),  # GLUE's format
+}
+_UNPACKERS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.decompress,
+    ".bz2": bz2.decompress,
+    ".xz": lzma.decompress,
+    ".zst": lambda frames: bytes(pyarrow.input_stream(pyarrow.py_buffer(frames), compression="zstd").read()),
 }
 _TYPES = (pyarrow.int64(), pyarrow.float64(), pyarrow.bool_())
 
@@ -119,8 +126,6 @@ def _text_of(file: Path) -> str:
     """Read a file of text, perhaps packed, or raise."""
     try:
         content = _UNPACKERS.get(file.suffix.lower(), bytes)(file.read_bytes())
-    except ImportError as error:
-        raise InputError(f"Reading {file} needs the package zstandard: pip install zstandard.") from error
     except _DAMAGED as error:
         raise InputError(f"Cannot read {file}: {one_line(error)}.") from error
     try:
@@ -133,42 +138,16 @@ def _text_of(file: Path) -> str:
         ) from None
 
 
-def _unpacked(frames: bytes) -> bytes:
-    """Unpack zstandard's frames; its own reader takes a file that is cut off for a whole one."""
-    import zstandard  # late: it is an extra of `datasets`
-
-    parts = []
-    while frames:
-        frame = zstandard.ZstdDecompressor().decompressobj()
-        try:
-            parts.append(frame.decompress(frames))
-        except zstandard.ZstdError as error:
-            raise ValueError(str(error)) from error
-        if not frame.eof:
-            raise EOFError("Compressed file ended before the end of a frame")
-        frames = frame.unused_data
-    return b"".join(parts)
-
-
-_UNPACKERS: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.decompress,
-    ".bz2": bz2.decompress,
-    ".xz": lzma.decompress,
-    ".zst": _unpacked,
-}
-
-
 def _table_in(file: Path, wanted: Collection[str]) -> Columns:
     """Read a table in text form, all fields as text; a short row ends in empty fields."""
     text, form = _text_of(file), format_of(file)
     separator, quoting = _FORMS[form]
     first = text.partition("\n")[0]
-    if separator not in first:
-        for other, name in _SEPARATORS.items():
-            if {field.strip('"\r ') for field in first.split(other)} & set(wanted) and other in first:
-                raise InputError(
-                    f"{file} has {name} between its columns: a .{form} file needs {_SEPARATORS[separator]}."
-                )
+    others = (mark for mark in _SEPARATORS if mark in first and separator not in first)
+    if other := next((mark for mark in others if _fields(first, mark) & {*wanted}), None):
+        raise InputError(
+            f"{file} has {_SEPARATORS[other]} between its columns: a .{form} file needs {_SEPARATORS[separator]}."
+        )
     if form == "tsv" and (alone := re.search(r"\r(?!\n)", text)) and "\n" in text:
         line = text.count("\n", 0, alone.start()) + 1
         raise InputError(f"Line {line} of {file} holds a carriage return within a row: remove it.")
@@ -195,6 +174,10 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
             raise InputError(f"Line {line} of {file} has {len(row)} fields instead of {len(names)}: {how}.")
     columns = zip(*(row + [""] * (len(names) - len(row)) for _, row in rows), strict=True)
     return {name: list(column) for name, column in zip(names, columns, strict=True) if name}
+
+
+def _fields(line: str, separator: str) -> set[str]:
+    return {field.strip('"\r ') for field in line.split(separator)}
 
 
 def _objects_in(file: Path) -> Columns:
@@ -248,7 +231,7 @@ def _parsed(text: str) -> Any:
     def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            twice = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
+            ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
             raise ValueError(f"it has {twice!r} twice")
         return found
 
