@@ -138,7 +138,7 @@ def test_rows_to_stop_on_are_held_out_of_everything_else(tmp_path):
     assert texts(run.dev_rows) == everything[-300:]
     assert held == everything[-370:-300]
     assert len(run.stopping.references) == 70
-    reward = sum(len(batch["labels"]) for batch in run.hold_out(40, epochs=2))
+    reward = sum(len(batch["labels"]) for batch in run.rows_in_order(run.hold_out_rows(40, epochs=2)))
     assert texts(run.train_rows) == everything[:-370]
     assert [trained_on(run, epoch) for epoch in range(4)] == [len(everything) - 370 - n for n in (reward, reward, 0, 0)]
     assert make(tmp_path, patience=1, stop_on="dev").stopping is None

@@ -85,10 +85,8 @@ def _fold(rows: Any, folds: int, number: int) -> tuple[Any, Any]:
     if folds > len(rows):
         raise InputError(f"Expected --folds of at most {len(rows)}, the number of training rows, got {folds}.")
     order = rows.shuffle(seed=_OF_FOLDS)
-    return (
-        order.select([row for row in range(len(order)) if row % folds != number]),
-        order.select(range(number, len(order), folds)),
-    )
+    others = [row for row in range(len(order)) if row % folds != number]
+    return order.select(others), order.shard(folds, number, contiguous=False)
 
 
 def _of_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:
@@ -99,8 +97,17 @@ def _of_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:
 
 
 def _check(settings: Settings, task: Task) -> None:
-    by_class = "--shots" if settings.shots is not None else "--stratified" if settings.stratified else None
-    if by_class is not None and not kind_class(task.kind).one_class_per_row:
-        raise UsageError(f"{by_class} is for classification, but {task.name} is a {task.kind} task: remove it.")
+    kind = kind_class(task.kind)
+    for name, is_for, what in (
+        ("shots", kind.one_class_per_row, "classification"),
+        ("stratified", kind.one_class_per_row, "classification"),
+        ("label_noise", kind.one_class_per_row, "classification"),
+        ("class_weights", kind.one_class_per_row and kind.has_classes, "classification"),
+        ("label_smoothing", not kind.one_number_per_row, "classes and tokens"),
+        ("prompt_weight", task.kind == "causal-lm", "causal-lm"),
+    ):
+        if getattr(settings, name) and not is_for:
+            flag = settings.flag(name)
+            raise UsageError(f"{flag} is for {what}, but {task.name} is a {task.kind} task: remove it.")
     if settings.shots is not None and settings.train_size is not None:
         raise UsageError("--shots and --train-size both say how many rows to train on: remove one of them.")

@@ -113,16 +113,12 @@ class Setup:
         if settings.noisy_tune:
             noisy_tune(self.model, settings.noisy_tune)
         max_length = longest_input(self.model, settings.max_length, self.task.max_length)
-        if (
-            settings.max_length is None
-            and max_length < self.task.max_length
-            and not kind_class(self.task.kind).reads_images
-        ):
+        train, dev = choose_rows(splits, settings, self.task)
+        self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, max_length)
+        if settings.max_length is None and max_length < self.task.max_length and not self.kind.reads_images:
             self.remarks.append(
                 f"Inputs have at most {max_length} tokens, which is what the model takes (--max-length)."
             )
-        train, dev = choose_rows(splits, settings, self.task)
-        self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, max_length)
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
         self.remarks += [
@@ -134,18 +130,8 @@ class Setup:
         self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
         if settings.label_noise:
             self._mislabel(settings.label_noise)
-        if settings.class_weights is not None and not (self.kind.has_classes and self.kind.one_class_per_row):
-            raise UsageError(
-                f"--class-weights is for classification, but {self.task.name} is a {self.task.kind} task: remove it."
-            )
         if settings.class_weights is not None and (settings.label_smoothing or settings.prompt_weight):
             raise UsageError(f"Each of {self.loss_flags} changes the training loss: use --class-weights alone.")
-        if settings.label_smoothing and self.task.kind == "regression":
-            raise UsageError(
-                f"--label-smoothing needs one class per row, but {self.task.name} is a {self.task.kind} task."
-            )
-        if settings.prompt_weight and self.task.kind != "causal-lm":
-            raise UsageError(f"--prompt-weight is for causal-lm, but {self.task.name} is a {self.task.kind} task.")
         if settings.prompt_weight and not any(IGNORED in row for row in self.train_rows["labels"][:]):
             raise UsageError(f"--prompt-weight needs prompts, but {self.task.name} has plain texts: remove it.")
         self.other_text = self._read_other_text(settings.score_on, max_length)
@@ -164,7 +150,7 @@ class Setup:
         return self.settings.epochs
 
     def train_batches(self, epoch: int) -> TrainBatches:
-        """Return the training batches of an epoch. Call :meth:`hold_out` before, if at all."""
+        """Return the training batches of an epoch. Call :meth:`hold_out_rows` before, if at all."""
         held = epoch < self._held_until
         if held not in self._batches:
             rows, settings = self._rows_left if held else self.train_rows, self.settings
@@ -210,10 +196,6 @@ class Setup:
         """Return the number of optimizer steps in the first ``epochs`` epochs."""
         return sum(len(self.train_batches(epoch)) for epoch in range(epochs))
 
-    def hold_out(self, size: int, epochs: int | None = None) -> list[Batch]:
-        """Hold rows out from the training data and return them as batches; see :meth:`hold_out_rows`."""
-        return self.rows_in_order(self.hold_out_rows(size, epochs))
-
     def hold_out_rows(self, size: int, epochs: int | None = None) -> Any:
         """Hold rows out from the training data (the last ones of the shuffled rows) and return them.
 
@@ -247,12 +229,9 @@ class Setup:
                 f"--model {settings.model} holds an adapter, not a whole model: merge it (`merge_and_unload` of peft) "
                 "and save the model in another folder, or train from the adapter's own model."
             )
-        model, tokenizer, new, self._doubts = load_pretrained(
-            self.task,
-            settings.model,
-            settings.model_dropout,
-            settings.pooling,  # type: ignore[arg-type]
-        )
+        pooling: Any = settings.pooling
+        loaded = load_pretrained(self.task, settings.model, settings.model_dropout, pooling)
+        model, tokenizer, new, self._doubts = loaded
         if settings.lora_rank is None:
             return model, tokenizer
         if new is None:
@@ -290,10 +269,6 @@ class Setup:
         return self.labelled(kind.encode(splits["validation"])), kind
 
     def _mislabel(self, share: float) -> None:
-        if not self.kind.one_class_per_row:
-            raise UsageError(
-                f"--label-noise is for classification, but {self.task.name} is a {self.task.kind} task: remove it."
-            )
         classes, seed = self.kind.num_classes, self.settings.seed
         self.train_rows, self.true_labels = mislabel(self.train_rows, share, classes, seed)
         if self.scored_on == "held-out":  # rows held out of noisy data are noisy
