@@ -235,7 +235,7 @@ def test_templates_that_do_not_fit_are_one_sentence(trained):
     ],
 )  # fmt: skip
 def test_rows_of_another_form_are_one_sentence(columns, says):
-    from attnreg.experiments.tasks.kinds.conversation import check_conversations
+    from attnreg.experiments.tasks.kinds.causal_lm import check_conversations
 
     with pytest.raises(InputError, match=says):
         check_conversations(columns, "here")

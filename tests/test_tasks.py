@@ -103,7 +103,7 @@ def test_tokenizers_without_words_are_refused():
         is_fast = False
 
     with pytest.raises(InputError, match=r"The tokenizer of --model some \(Slow.*\) cannot map tokens to words"):
-        kind_class("tokens").fit_tokenizer(Slow(), "some")
+        kind_class("tokens")(get_task("conll2003")).fit_tokenizer(Slow(), "some")
 
 
 def test_every_kind_has_a_head_of_transformers():

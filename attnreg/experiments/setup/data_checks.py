@@ -61,9 +61,9 @@ def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev")
     """Name a class of at most two training rows, and none in dev, where others have at least ten times as many."""
     if not (kind.has_classes and kind.one_class_per_row):
         return None
-    counts = Counter(kind.gold(kind.task, train))
+    counts = Counter(kind.gold(train))
     few = len(train) / (10 * len(kind.task.labels))
-    rare = [each for each in counts.keys() - {*kind.gold(kind.task, dev)} if counts[each] <= min(2, few)]
+    rare = [each for each in counts.keys() - {*kind.gold(dev)} if counts[each] <= min(2, few)]
     if not rare:
         return None
     names, number = kind.task.labels, min(rare)

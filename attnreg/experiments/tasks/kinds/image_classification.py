@@ -9,7 +9,6 @@ from typing_extensions import override
 from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks.kinds.classification import Classification
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
-from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -29,12 +28,11 @@ class ImageClassification(Classification):
     most_columns = 1
     usual_columns = ("image",)
 
-    @classmethod
     @override
-    def check(cls, task: Task, rows: Dataset, place: str) -> None:
+    def check(self, rows: Dataset, place: str) -> None:
         from datasets import Image
 
-        (column,) = task.columns
+        (column,) = self.task.columns
         if not isinstance(rows.features.get(column), Image):
             raise InputError(
                 f"Expected images in column {column} of {place}, got {rows.features.get(column)}: use --data-dir to "
@@ -49,11 +47,11 @@ class ImageClassification(Classification):
                 raise InputError(f"Cannot read the image in row {row + 1} of {place}: {reason}") from error
             if image is None:
                 raise InputError(f"Expected an image in column {column}, got None in row {row + 1} of {place}.")
-        cls.gold(task, rows, place)
+        self.gold(rows, place)
 
     @override
     def encode(self, rows: Dataset) -> Dataset:
-        (column,), gold = self.task.columns, self.gold(self.task, rows)
+        (column,), gold = self.task.columns, self.gold(rows)
         images = rows.select_columns([column])
         images = images if column == IMAGE else images.rename_column(column, IMAGE)
         return images.add_column("labels", gold).add_column(REFERENCE, gold)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.tasks.columns import NO_LISTS, column_of
-from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind, Record, kept
-from attnreg.experiments.tasks.task import Task
+from attnreg.experiments.tasks.kinds.kind import FAST, REFERENCE, Kind, Record, Splits, kept
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +40,8 @@ class QuestionAnswering(Kind):
     usual_columns = ("question", "context")
     usual_label = "answers"
     has_windows = True
+    config: ClassVar[Mapping[str, Any]] = {"num_labels": 2}  # start and end, whatever the model's own task has
+    tokenizer_needs = FAST
 
     @property
     @override
@@ -54,29 +55,27 @@ class QuestionAnswering(Kind):
     def _overlap(self) -> int:
         return self.max_length // 3
 
-    @classmethod
     @override
-    def plain(
-        cls, task: Task, splits: Mapping[str, Dataset], places: Mapping[str, str]
-    ) -> tuple[Task, Mapping[str, Dataset]]:
-        if len(task.columns) != 2:
+    def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
+        columns, metrics = self.task.columns, dict.fromkeys((*self.task.metrics, *self.metrics))
+        if len(columns) != 2:
             raise UsageError(
                 "Kind question-answering needs two --text-columns, that of the question and that of the context, got "
-                f"{', '.join(task.columns)}."
+                f"{', '.join(columns)}."
             )
-        return replace(task, metrics=tuple(dict.fromkeys((*task.metrics, *cls.metrics)))), splits
+        self.task = replace(self.task, metrics=tuple(metrics))
+        return splits
 
-    @classmethod
     @override
-    def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
+    def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
         """Return the answers of each row, and where in the context the first one begins and ends."""
-        contexts, answers = (column_of(rows, column) for column in (task.columns[1], task.label))
-        every = []
-        for row, (context, value) in enumerate(zip(contexts, answers, strict=True), 1):
+        (_, column), every = self.task.columns, []
+        for row, (context, value) in enumerate(zip(column_of(rows, column), self.labels_in(rows), strict=True), 1):
             found = f"got {value!r} in row {row} of {place}"
             if not _are_answers(value):
                 raise InputError(
-                    f"Expected answers as {FORM} in column {task.label}, {found}{NO_LISTS * isinstance(value, str)}."
+                    f"Expected answers as {FORM} in column {self.task.label}, {found}"
+                    f"{NO_LISTS * isinstance(value, str)}."
                 )
             for text, at in zip(value["text"], value["answer_start"], strict=True):
                 if not text.strip():
@@ -84,25 +83,11 @@ class QuestionAnswering(Kind):
                 if at < 0 or context[at : at + len(text)] != text:
                     there = context[max(0, at) : max(0, at) + len(text)]
                     raise InputError(
-                        f"The answer {text!r} does not begin at character {at} of column {task.columns[1]}, where "
-                        f"{there!r} is, in row {row} of {place}: count answer_start in characters from 0."
+                        f"The answer {text!r} does not begin at character {at} of column {column}, where {there!r} is, "
+                        f"in row {row} of {place}: count answer_start in characters from 0."
                     )
             every.append({"row": row, "answers": value["text"], "span": _span(value)})
         return every
-
-    @classmethod
-    @override
-    def head_options(cls, task: Task) -> dict[str, Any]:
-        return {"num_labels": 2}  # start and end; a model of another task may bring along its number of classes
-
-    @classmethod
-    @override
-    def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:
-        if not tokenizer.is_fast:
-            raise InputError(
-                f"The tokenizer of --model {name} ({type(tokenizer).__name__}) does not tell which characters a token "
-                "has: choose a model with a fast tokenizer (tokenizer.json)."
-            )
 
     @override
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
@@ -220,16 +205,10 @@ class QuestionAnswering(Kind):
 
 
 def _are_answers(value: Any) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    texts, starts = value.get("text"), value.get("answer_start")
-    return (
-        isinstance(texts, list)
-        and isinstance(starts, list)
-        and len(texts) == len(starts)
-        and all(isinstance(text, str) for text in texts)
-        and all(isinstance(at, int) for at in starts)
-    )
+    match value:
+        case {"text": list(texts), "answer_start": list(starts)} if len(texts) == len(starts):
+            return all(isinstance(text, str) for text in texts) and all(isinstance(at, int) for at in starts)
+    return False
 
 
 def _span(value: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -12,7 +12,8 @@ import datasets
 from attnreg.errors import InputError, did_you_mean
 from attnreg.experiments.tasks import agreement
 from attnreg.experiments.tasks.columns import class_names, column_of, may_be_class, names_of, plain_label, top_column
-from attnreg.experiments.tasks.kinds import KINDS, kind_class
+from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.loading.folder import (
     WHOLE,
     choose_names,
@@ -28,6 +29,11 @@ from attnreg.experiments.tasks.task import Task
 
 WITHOUT_LABELS = " To predict rows without labels, add --predict FILE.csv."  # ends a message of `attnreg evaluate`
 HEADER = " The first line of a .csv or .tsv file must hold the column names."
+# What to do with labels that are no classes, by their type.
+_OTHER_KINDS: dict[type, str] = {
+    float: ": to predict such numbers, use --kind regression",
+    list: ": to predict a label for each word, use --kind tokens",
+}
 _Found = Mapping[str, datasets.Dataset | list[Path]]  # rows or their files, by the name of the split
 
 
@@ -82,7 +88,7 @@ def load_data(
         raise InputError(f"Task {task.name!r} is not on the hub: use --data-dir to give a folder with its files.")
     else:
         splits = _from_hub(task)
-    kind, where = kind_class(task.kind), data_dir or task.hub or task.name
+    kind, where = kind_class(task.kind)(task), data_dir or task.hub or task.name
     places = {name: f"split {name} of {where}" for name in splits}
     if "test" in splits and task.label not in task.columns and not _has_labels(task, splits["test"]):
         del splits["test"]  # GLUE's test labels are not public
@@ -90,14 +96,13 @@ def load_data(
         _check_columns(task, rows, places[name])
     if classes:
         splits = _renamed(task, splits, classes)
-    task, plain = kind.plain(task, splits, places)
-    splits = dict(plain)
+    splits = dict(kind.plain(splits, places))
     if task.name == "custom" and kind.has_classes and not task.labels:
-        _check_classes(task, splits, places)
-    task = replace(task, labels=kind.label_names(task, splits, where))
+        _check_classes(kind, splits, places)
+    kind.task = replace(kind.task, labels=kind.label_names(splits, where))
     for name, rows in splits.items():
-        kind.check(task, rows, places[name])
-    return task, splits
+        kind.check(rows, places[name])
+    return kind.task, splits
 
 
 def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> datasets.Dataset:
@@ -116,7 +121,7 @@ def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> d
         rows = rows.remove_columns(task.label)
     rows = rows.add_column(task.label, [task.labels[0] if task.labels else 0] * len(rows))
     _check_columns(task, rows, place)
-    kind_class(task.kind).check(task, rows, place)
+    kind_class(task.kind)(task).check(rows, place)
     return rows
 
 
@@ -202,23 +207,21 @@ def _has_labels(task: Task, rows: datasets.Dataset) -> bool:
     return any(label not in (-1, None, "") for label in column_of(rows, task.label))
 
 
-def _check_classes(task: Task, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:
+def _check_classes(kind: Kind, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:
     """Raise if labels give no class names, or a split has a class that train lacks and the data does not declare."""
-    kind = kind_class(task.kind)
-    for name, rows in splits.items():
-        for label in kind.labels_in(task, rows):
-            if not may_be_class(label):
-                others = ((other, kind_class(other).predicts_such(label)) for other in KINDS if other != task.kind)
-                hint = next((f": to predict {what}, use --kind {other}" for other, what in others if what), "")
-                what = f"names or numbers of classes in column {task.label} of {places[name]}"
-                raise InputError(f"Expected {what}, got {label!r}{hint}.")
-    if "train" not in splits or any(class_names(rows, task.label) for rows in splits.values()):
+    column = kind.task.label
+    labels = {name: kind.labels_in(rows) for name, rows in splits.items()}
+    for name, found in labels.items():
+        if strange := [label for label in found if not may_be_class(label)]:
+            what = f"names or numbers of classes in column {column} of {places[name]}"
+            raise InputError(f"Expected {what}, got {strange[0]!r}{_OTHER_KINDS.get(type(strange[0]), '')}.")
+    if "train" not in splits or any(class_names(rows, column) for rows in splits.values()):
         return
-    found = {name: names_of(kind.labels_in(task, rows)) for name, rows in splits.items()}
-    for name, classes in found.items():
-        if strange := [label for label in classes if label not in found["train"]]:
+    classes = {name: names_of(found) for name, found in labels.items()}
+    for name, found in classes.items():
+        if strange := [label for label in found if label not in classes["train"]]:
             raise InputError(
-                f"Label {strange[0]!r} in column {task.label} of {places[name]} does not occur in split train: spell "
+                f"Label {strange[0]!r} in column {column} of {places[name]} does not occur in split train: spell "
                 "classes alike in all splits, and remove the rows of classes that train lacks."
             )
 

@@ -86,7 +86,7 @@ def load_pretrained(
     logging.set_verbosity_error()  # a new head is intended, so transformers need not warn about it
     logging.disable_progress_bar()
     name = name or task.model
-    kind = kind_class(task.kind)
+    kind = kind_class(task.kind)(task)
     if pooling is not None and not can_pool(kind.head):
         raise InputError(f"--pooling is for heads that read one state of a text, but not for {task.name}: remove it.")
     if name is None:
@@ -132,7 +132,7 @@ def load_pretrained(
                 f"({config.model_type})."
             )
         names = [str(config.id2label[number]) for number in sorted(config.id2label)]
-        options = {**dropout_options(config, dropout, name), **kind.head_options(task)}
+        options = {**dropout_options(config, dropout, name), **kind.head_options()}
         # A head with another number of classes is replaced by a new one.
         model, info = head.from_pretrained(name, ignore_mismatched_sizes=True, output_loading_info=True, **options)
     except InputError:

@@ -45,7 +45,7 @@ def _bert(task: Task, dropout: float | None) -> tuple[Any, Any]:
     import transformers
     from tokenizers import processors
 
-    kind = kind_class(task.kind)
+    kind = kind_class(task.kind)(task)
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     hidden = {} if kind.needs_labels else {"mask_token": "[MASK]"}
     tokenizer = _tokenizer([*agreement.vocabulary(), *hidden.values()], special, hidden)
@@ -58,7 +58,7 @@ def _bert(task: Task, dropout: float | None) -> tuple[Any, Any]:
         max_position_embeddings=LENGTH,
         type_vocab_size=2,
         **dropout_options(transformers.BertConfig(), dropout, "of the task"),
-        **kind.head_options(task),
+        **kind.head_options(),
     )
     return getattr(transformers, kind.head).from_config(config), tokenizer
 
