@@ -79,15 +79,11 @@ def load_data(
         classes: other names for classes, by their labels in the data.
     """
     datasets.disable_progress_bars()
-    if data_dir is not None:
-        splits = _from_folder(task, Path(data_dir), needs_validation)
-    elif task.embedded:
+    if data_dir is None and task.embedded:
         of_split = getattr(agreement, task.embedded)
         splits = {name: datasets.Dataset.from_list(of_split(name)) for name in agreement.SIZES}
-    elif task.hub is None:
-        raise InputError(f"Task {task.name!r} is not on the hub: use --data-dir to give a folder with its files.")
     else:
-        splits = _from_hub(task)
+        splits = _splits(task, data_dir, needs_validation)
     kind, where = kind_class(task.kind)(task), data_dir or task.hub or task.name
     places = {name: f"split {name} of {where}" for name in splits}
     if "test" in splits and task.label not in task.columns and not _has_labels(task, splits["test"]):
@@ -109,14 +105,11 @@ def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> d
     """Load a split, from where :func:`load_splits` would, or from a single file; each row gets the same label."""
     datasets.disable_progress_bars()
     place = f"split {split} of {data_dir or task.hub}"
-    if data_dir is None:
-        rows = read_hub(task, [split])[split]
-    else:
-        folder, found = _find(task, Path(data_dir), {split})
-        name = WHOLE if WHOLE in found else split
-        if name not in found:
-            raise missing_split(split, found, folder)
-        rows = _read(task, name, found[name])
+    where, found = _find(task, data_dir, {split})
+    name = WHOLE if WHOLE in found else split
+    if name not in found:
+        raise missing_split(split, found, where)
+    rows = _read(task, name, found[name])
     if task.label in rows.column_names:
         rows = rows.remove_columns(task.label)
     rows = rows.add_column(task.label, [task.labels[0] if task.labels else 0] * len(rows))
@@ -125,33 +118,24 @@ def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> d
     return rows
 
 
-def _from_hub(task: Task) -> dict[str, datasets.Dataset]:
-    primary, *further = task.validation
-    wanted = {"validation": primary, **{name: name for name in further}}
-    if not task.evaluation_only:
-        wanted["train"] = "train"
-    found = read_hub(task, wanted.values())
-    if "test" in found and primary != "test":
-        wanted["test"] = "test"
-    return {name: found[theirs] for name, theirs in wanted.items()}
-
-
 def names_in(task: Task, folder: Path) -> dict[str, str]:
     """Return the name under which a folder has each split; ``WHOLE`` for data that is not divided into splits."""
     return _named(task, folder)[2]
 
 
-def _named(task: Task, place: Path) -> tuple[Path, _Found, dict[str, str]]:
-    """Return the folder with the data, what it has, and the name of each split in it."""
+def _named(task: Task, data_dir: str | Path | None) -> tuple[Path | str, _Found, dict[str, str]]:
+    """Return where the data is, what is there, and the name of each split in it."""
     wanted = wanted_names(task)
-    folder, found = _find(task, place, {name for groups in wanted.values() for group in groups for name in group})
+    where, found = _find(task, data_dir, {name for groups in wanted.values() for group in groups for name in group})
     if WHOLE in found:
-        return folder, found, {"validation" if task.evaluation_only else "train": WHOLE}
-    return folder, found, choose_names(wanted, found, folder)
+        return where, found, {"validation" if task.evaluation_only else "train": WHOLE}
+    return where, found, choose_names(wanted, found, where)
 
 
-def _find(task: Task, place: Path, names: Collection[str]) -> tuple[Path, _Found]:
-    has_images = kind_class(task.kind).reads_images
+def _find(task: Task, data_dir: str | Path | None, names: Collection[str]) -> tuple[Path | str, _Found]:
+    if data_dir is None:
+        return read_hub(task)
+    has_images, place = kind_class(task.kind).reads_images, Path(data_dir)
     folder = place if has_images and place.is_dir() else folder_with_data(place, names)
     found: _Found = read_saved(folder) or find_files(folder, names)
     return folder, read_images(folder) if has_images and not found else found
@@ -164,16 +148,16 @@ def _read(task: Task, name: str, rows: datasets.Dataset | list[Path]) -> dataset
     return read_files(parts_of(name, rows), [*task.columns, *task.choices, *label], task.label)
 
 
-def _from_folder(task: Task, place: Path, needs_validation: bool) -> dict[str, datasets.Dataset]:
-    folder, found, chosen = _named(task, place)
-    needed = [*([] if task.evaluation_only else ["train"]), *(["validation"] if needs_validation else [])]
-    if missing := [split for split in needed if split not in chosen]:
-        hint = ""
-        if task.evaluation_only:
-            hint = ", or use --split test" if "test" in chosen else ""
-        elif missing == ["validation"]:
-            hint = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
-        raise missing_split(missing[0], found, folder, hint)
+def _splits(task: Task, data_dir: str | Path | None, needs_validation: bool) -> dict[str, datasets.Dataset]:
+    where, found, chosen = _named(task, data_dir)
+    for split, is_needed in (("train", not task.evaluation_only), ("validation", needs_validation)):
+        if is_needed and split not in chosen:
+            hint = ""
+            if task.evaluation_only:
+                hint = ", or use --split test" if "test" in chosen else ""
+            elif split == "validation":
+                hint = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
+            raise missing_split(split, found, where, hint)
     return {split: _read(task, name, found[name]) for split, name in chosen.items()}
 
 

@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,7 +95,7 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
             return datasets.Dataset(pyarrow.concat_tables(parquet.read_table(file) for file in files))
         parts = [_objects_in(file) if form.startswith("json") else _table_in(file, [*texts, label]) for file in files]
         if any(part.keys() != parts[0].keys() for part in parts):
-            raise InputError(_complaint(files, "not all have the same columns"))
+            raise ValueError("not all have the same columns")
         columns: dict[str, Any] = {name: [each for part in parts for each in part[name]] for name in parts[0]}
         if not form.startswith("json"):
             columns = {name: found if name in texts else _typed(found) for name, found in columns.items()}
@@ -102,13 +103,10 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
     except InputError:
         raise
     except (pyarrow.ArrowException, *_DAMAGED, OverflowError, TypeError) as error:
-        raise InputError(_complaint(files, one_line(error))) from error
-
-
-def _complaint(files: Sequence[Path], reason: str) -> str:
-    if len(files) > 1:
-        return f"Cannot read {shown(files)} as one table, their columns or types differ: {reason}"
-    return f"Cannot read {files[0]} as {suffix_of(files[0])}: {reason}"
+        what = f"{files[0]} as {suffix_of(files[0])}"
+        if len(files) > 1:
+            what = f"{shown(files)} as one table, their columns or types differ"
+        raise InputError(f"Cannot read {what}: {one_line(error)}") from error
 
 
 def _typed(texts: list[str]) -> pyarrow.Array:
@@ -172,8 +170,8 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
             how = "put a text with a comma in double quotes" if form == "csv" else "replace a tab in a text by a space"
             how = how if any(row[len(names) :]) else f"remove the {_SEPARATORS[separator][:-1]} at its end, or {how}"
             raise InputError(f"Line {line} of {file} has {len(row)} fields instead of {len(names)}: {how}.")
-    columns = zip(*(row + [""] * (len(names) - len(row)) for _, row in rows), strict=True)
-    return {name: list(column) for name, column in zip(names, columns, strict=True) if name}
+    columns = zip_longest(names, *(row for _, row in rows), fillvalue="")
+    return {name: column for name, *column in columns if name}
 
 
 def _fields(line: str, separator: str) -> set[str]:
