@@ -134,7 +134,12 @@ def test_stopped_by_hand_it_goes_on_to_the_same_end(whole, cli, tmp_path, monkey
 def test_rows_to_stop_on_are_held_out_of_everything_else(tmp_path):
     plain = make(tmp_path, train_size=None)
     run = make(tmp_path, train_size=None, validation_rows=300, patience=1, stopping_rows=70)
-    everything, held = texts(plain.train_rows), texts(run._stopping_rows)
+    everything = texts(plain.train_rows)
+    held = [
+        tuple(ids[seen.bool()].tolist())
+        for batch in run.stopping.batches
+        for ids, seen in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    ]
     assert texts(run.dev_rows) == everything[-300:]
     assert held == everything[-370:-300]
     assert len(run.stopping.references) == 70

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from datasets import Dataset
@@ -76,14 +78,12 @@ def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev")
 
 def empty_texts(task: Task, train: Dataset) -> str | None:
     """Say how many rows have no text, or a choice without text."""
-    empty = [[_is_empty(text) for text in column_of(train, name)] for name in (*task.columns, *task.choices)]
-    rows = list(zip(*empty, strict=True))
-    texts = len(task.columns)
-    for count, what in (
-        (sum(all(row[:texts]) for row in rows), f"no text in {' and '.join(task.columns)}"),
-        (sum(any(row[texts:]) for row in rows), "a choice without text"),
+    for columns, counts, what in (
+        (task.columns, all, f"no text in {' and '.join(task.columns)}"),
+        (task.choices, any, "a choice without text"),
     ):
-        if count:
+        rows = zip(*(map(_is_empty, column_of(train, name)) for name in columns), strict=True)
+        if count := sum(counts(row) for row in rows):
             verb = "has" if count == 1 else "have"
             return f"{count} of {len(train)} training rows {verb} {what}: remove or fill them."
     return None
@@ -99,33 +99,25 @@ def cut_inputs(kind: Kind, rows: Dataset, name: str = "training inputs") -> str 
     """Say how many inputs are cut and how long the longest one is, if more than a fifth are cut."""
     if kind.has_windows:
         return None
-    some = rows.select(range(min(CHECKED, len(rows))))
-    limit = kind.max_length
-    try:
-        uncut = type(kind)(kind.task, kind.tokenizer, _UNCUT)
-        lengths = uncut.lengths(uncut.encode(some))
-    except InputError:  # none of these rows has a token to predict; others may have one
-        return None
-    cut = sum(length > limit for length in lengths)
+    lengths = kind.lengths(encoded) if (encoded := _encoded(replace(kind, max_length=_UNCUT), rows, CHECKED)) else []
+    cut = sum(length > kind.max_length for length in lengths)
     if cut <= MUCH * len(lengths):
         return None
-    which = "" if len(some) == len(rows) else "the first "
+    which = "the first " if len(rows) > CHECKED else ""
     return (
-        f"{cut} of {which}{len(lengths)} {name} ({cut / len(lengths):.0%}) are cut by --max-length {limit}; "
+        f"{cut} of {which}{len(lengths)} {name} ({cut / len(lengths):.0%}) are cut by --max-length {kind.max_length}; "
         f"the longest has {max(lengths)} tokens."
     )
 
 
 def unknown_tokens(kind: Kind, rows: Dataset, name: str = "training inputs") -> str | None:
     """Say which share of the tokens is unknown to the tokenizer, if more than a third are, or that there are none."""
-    tokenizer = kind.tokenizer
     if kind.reads_images:
         return None
-    try:
-        # A copy, because encoding sets the tokenizer's truncation, which would be saved with the model.
-        encoded = copy.deepcopy(kind).encode(rows.select(range(min(_READ, len(rows)))))
-    except InputError:  # none of these rows has a token to predict; others may have one
+    # A copy, because encoding sets the tokenizer's truncation, which would be saved with the model.
+    if (encoded := _encoded(copy.deepcopy(kind), rows, _READ)) is None:
         return None
+    tokenizer = kind.tokenizer
     special, unknown = set(tokenizer.all_special_ids), tokenizer.unk_token_id
     marks = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id}
     if unknown in {*marks, tokenizer.pad_token_id}:  # GPT-2 has one token for all, and knows every byte
@@ -138,6 +130,13 @@ def unknown_tokens(kind: Kind, rows: Dataset, name: str = "training inputs") -> 
     if share <= _UNKNOWN:
         return None
     return f"{share:.0%} of the tokens in the {name} are unknown to the tokenizer ({tokenizer.unk_token}): {advice}"
+
+
+def _encoded(kind: Kind, rows: Dataset, most: int) -> Dataset | None:
+    """Encode the first rows; ``None`` if none of them has a token to predict, although others may."""
+    with suppress(InputError):
+        return kind.encode(rows.select(range(min(most, len(rows)))))
+    return None
 
 
 def _flat(ids: Any) -> Iterator[int]:

@@ -29,11 +29,13 @@ class Selection:
 
     def best(self, records: Sequence[Record]) -> Record:
         """Return the record of the best evaluation; the earliest one in a tie."""
-        return records[self._best(records)]
+        return max(records, key=lambda record: -math.inf if math.isnan(record[self.key]) else record[self.key])
 
     def is_over(self, records: Sequence[Record]) -> bool:
         """Whether the run is to stop after these evaluations."""
-        return bool(records) and self.patience is not None and len(records) - self._best(records) > self.patience
+        if not records or self.patience is None:
+            return False
+        return len(records) - list(records).index(self.best(records)) > self.patience
 
     def returned(self, records: Sequence[Record]) -> Record:
         """Return the record of the network to return, of the evaluations so far."""
@@ -50,10 +52,6 @@ class Selection:
         """Give a network the weights of the best evaluation, if that is the one to return."""
         if self._returns_best:
             network.load_state_dict(self.weights)
-
-    def _best(self, records: Sequence[Record]) -> int:
-        scores = [-math.inf if math.isnan(record[self.key]) else record[self.key] for record in records]
-        return scores.index(max(scores))
 
 
 def biased(scored_on: str) -> str:
