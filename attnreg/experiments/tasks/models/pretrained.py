@@ -15,18 +15,19 @@ from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.hub import offline_if_unreachable
 from attnreg.experiments.tasks.models.dropout import dropout_options
 from attnreg.experiments.tasks.models.lora import adapter_base, saved_modules, with_adapter
-from attnreg.experiments.tasks.models.pooling import Pooling, can_pool, pool, saved_pooling, usual_pooling
+from attnreg.experiments.tasks.models.pooling import POOLED, Pooling, pool, saved_pooling, usual_pooling
 from attnreg.experiments.tasks.models.tiny import tiny_model
 from attnreg.experiments.tasks.models.weights import class_warnings, new_weights, weight_warnings
 from attnreg.experiments.tasks.task import Task
 
-_NEEDED = {
-    "AutoTokenizer": ("tokenizer", "vocabulary, such as tokenizer.json or vocab.txt"),
-    "AutoImageProcessor": ("image processor", "preprocessor_config.json"),
-}
-_FILES = {
-    "AutoTokenizer": re.compile(r"^tokenizer\.json$|vocab|merges|spiece|spm|bpe|tiktoken|tekken|\.model$"),
-    "AutoImageProcessor": re.compile(r"processor_config\.json$"),
+# By the auto class of what prepares inputs: its name, its files for a message, and the pattern of their names.
+_PROCESSORS = {
+    "AutoTokenizer": (
+        "tokenizer",
+        "vocabulary, such as tokenizer.json or vocab.txt",
+        re.compile(r"^tokenizer\.json$|vocab|merges|spiece|spm|bpe|tiktoken|tekken|\.model$"),
+    ),
+    "AutoImageProcessor": ("image processor", "preprocessor_config.json", re.compile(r"processor_config\.json$")),
 }
 
 
@@ -87,15 +88,17 @@ def load_pretrained(
     logging.disable_progress_bar()
     name = name or task.model
     kind = kind_class(task.kind)(task)
-    if pooling is not None and not can_pool(kind.head):
+    if pooling is not None and kind.head != POOLED:
         raise InputError(f"--pooling is for heads that read one state of a text, but not for {task.name}: remove it.")
     if name is None:
         model, tokenizer = tiny_model(task, dropout)
         pool(model, pooling or "own")
         return Loaded(model, tokenizer, None)
     if (base := adapter_base(name)) is not None:
+        if pooling is None and (Path(name) / "config.json").is_file():  # of the model, as it was trained
+            pooling = saved_pooling(transformers.AutoConfig.from_pretrained(name))
         try:
-            adapted = load_pretrained(task, base, dropout, pooling or _adapter_pooling(name))
+            adapted = load_pretrained(task, base, dropout, pooling)
         except InputError as error:
             raise InputError(f"Cannot load the model that the adapter in {name} belongs to: {error}") from error
         model = with_adapter(adapted.model, name)
@@ -114,9 +117,8 @@ def load_pretrained(
                 f"The hub cannot be reached, and model {name} is not in the local cache: use --model to give a folder."
             )
     elif not (folder / "config.json").is_file() or (folder / "telemetry.jsonl").is_file():
-        found = (
-            f"the folder of a run: give {folder / 'model'}" if (folder / "model").is_dir() else "without config.json"
-        )
+        inner = folder / "model"
+        found = f"the folder of a run: give {inner}" if inner.is_dir() else "without config.json"
         raise InputError(f"Expected --model to be the folder of a model, got {name}, {found}.")
     try:
         reads_text = not kind.reads_images
@@ -150,7 +152,7 @@ def load_pretrained(
             f"as the model embeds; got {len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
         )
     kind.check_model(model, name)
-    if can_pool(kind.head):
+    if kind.head == POOLED:
         usual = usual_pooling(config, name)
         pool(model, pooling or usual, usual)
     said = weight_warnings(model, info, name, kind.head_is_new)
@@ -158,13 +160,6 @@ def load_pretrained(
     if kind.has_classes and not new:
         said += class_warnings(names, task.labels, name)
     return Loaded(model, tokenizer, new, tuple(said))
-
-
-def _adapter_pooling(folder: str) -> Pooling | None:
-    """Return the pooling that an adapter was trained with; its folder also has the configuration of the model."""
-    from transformers import AutoConfig
-
-    return saved_pooling(AutoConfig.from_pretrained(folder)) if (Path(folder) / "config.json").is_file() else None
 
 
 def longest_input(model: nn.Module, max_length: int | None, usual: int = 0) -> int:
@@ -197,37 +192,27 @@ def _load_processor(auto: str, name: str) -> Any:
     """Load the tokenizer or image processor of a model; transformers makes an empty tokenizer where there is none."""
     import transformers
 
+    (what, files, pattern), folder = _PROCESSORS[auto], Path(name)
+    missing = InputError(
+        f"--model {name} has no {what}: found no {files}. Save the model's own {what} in the same folder "
+        "(`save_pretrained`)."
+    )
     try:
         processor = getattr(transformers, auto).from_pretrained(name)
     except ImportError:  # a package is missing
         raise
     except Exception as error:  # for a broken file, any: the tokenizers library raises plain exceptions
-        if _lacks(auto, name):
-            raise _missing(auto, name) from error
+        if (folder / "config.json").is_file() and not any(pattern.search(path.name) for path in folder.iterdir()):
+            raise missing from error
         if isinstance(error, (OSError, ValueError)):
             raise
-        raise ValueError(f"its {_NEEDED[auto][0]} cannot be read: {error!r}") from error
-    if auto == "AutoTokenizer" and not has_vocabulary(processor):
-        raise _missing(auto, name)
+        raise ValueError(f"its {what} cannot be read: {error!r}") from error
+    if auto == "AutoTokenizer" and not _has_vocabulary(processor):
+        raise missing
     return processor
 
 
-def has_vocabulary(tokenizer: Any) -> bool:
+def _has_vocabulary(tokenizer: Any) -> bool:
     """Whether a tokenizer has tokens besides the special ones, or needs none because it reads bytes or characters."""
-    if not tokenizer.vocab_files_names:
-        return True
     special = {*tokenizer.all_special_tokens, "▁"}  # sentencepiece's space, which an empty T5 tokenizer has
-    return any(token not in special for token in tokenizer.get_vocab())
-
-
-def _lacks(auto: str, name: str) -> bool:
-    folder = Path(name)
-    return (folder / "config.json").is_file() and not any(_FILES[auto].search(path.name) for path in folder.iterdir())
-
-
-def _missing(auto: str, name: str) -> InputError:
-    what, files = _NEEDED[auto]
-    return InputError(
-        f"--model {name} has no {what}: found no {files}. Save the model's own {what} in the same folder "
-        "(`save_pretrained`)."
-    )
+    return not tokenizer.vocab_files_names or bool(tokenizer.get_vocab().keys() - special)

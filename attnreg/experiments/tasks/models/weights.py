@@ -23,22 +23,25 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
     A new head is not mentioned if it is usual (``head_is_new``), nor are unused weights of the checkpoint's own head.
     ``info`` is the loading information of transformers.
     """
-    inside = _backbone(model)
+    inside, other_sizes = _backbone(model), [each[0] for each in info["mismatched_keys"]]
     own = {key for key, _ in model.named_parameters() if key.startswith(inside)}
-    new = new_weights(info)
-    if own and own <= new:
-        others = sorted({*info["unexpected_keys"], *(each[0] for each in info["mismatched_keys"])})
+    if own and own <= new_weights(info):
+        others = sorted({*info["unexpected_keys"], *other_sizes})
         held = f"other names or sizes, such as {listed(others, _SHOWN)}" if others else "none of them"
         raise InputError(f"No pretrained weight of --model {name} fits {type(model).__name__}: its file has {held}.")
-    missing = [key for key in info["missing_keys"] if not head_is_new or key.startswith(inside)]
-    resized = [each[0] for each in info["mismatched_keys"] if not head_is_new or each[0].startswith(inside)]
-    unused = _unused(model, info["unexpected_keys"], inside)
-    found = (
-        (missing, "lacks pretrained weights, which are newly initialized"),
-        (resized, "has weights of other sizes than its configuration says, so they are newly initialized"),
-        (unused, "has weights for which its configuration has no place, so they are not used"),
+    missing, resized = (
+        [key for key in keys if not head_is_new or key.startswith(inside)]
+        for keys in (info["missing_keys"], other_sizes)
     )
-    return [f"--model {name} {what}: {listed(_modules(keys), _SHOWN)}." for keys, what in found if keys]
+    found = {
+        "lacks pretrained weights, which are newly initialized": missing,
+        "has weights of other sizes than its configuration says, so they are newly initialized": resized,
+        "has weights for which its configuration has no place, so they are not used": _unused(
+            model, info["unexpected_keys"], inside
+        ),
+    }
+    modules = {what: sorted({key.rpartition(".")[0] or key for key in keys}) for what, keys in found.items()}
+    return [f"--model {name} {what}: {listed(names, _SHOWN)}." for what, names in modules.items() if names]
 
 
 def class_warnings(names: Sequence[str], labels: Sequence[str], name: str) -> list[str]:
@@ -60,24 +63,15 @@ def _backbone(model: nn.Module) -> tuple[str, ...]:
 
 def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> list[str]:
     """Return unused weights inside modules that the backbone has; others, such as poolers, are left out on purpose."""
-    modules = dict(model.named_modules())
-    found = []
+    modules, found = dict(model.named_modules()), []
     for key in keys:
         whole = key if key.startswith(inside) else f"{inside[0]}{key}"
-        parent, _, leaf = whole.rpartition(".")
-        known = parent
+        known, _, leaf = whole.rpartition(".")
         while known and known not in modules:
             known = known.rpartition(".")[0]
-        deep = any(known.startswith(each) for each in inside)
+        first, *further = whole[len(known) + 1 :].split(".")  # what the module lacks
         # Buffers of older versions, such as GPT-2's `attn.bias`, belong to no leaf module.
-        if leaf in ("weight", "bias") and deep and (known != parent or _is_leaf(modules[parent])):
-            found.append(whole if known == parent else f"{known}.{whole[len(known) + 1 :].partition('.')[0]}.")
+        is_leaf = not any(modules[known].children()) and any(True for _ in modules[known].parameters())
+        if leaf in ("weight", "bias") and known.startswith(inside) and (further or is_leaf):
+            found.append(f"{known}.{first}." if further else whole)
     return found
-
-
-def _is_leaf(module: nn.Module) -> bool:
-    return not any(module.children()) and any(True for _ in module.parameters())
-
-
-def _modules(keys: Iterable[str]) -> list[str]:
-    return sorted({key.rpartition(".")[0] or key for key in keys})
