@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor, nn
 
-LABELLED = "a token to predict within --max-length"
 ANSWERS = "assistant"
 
 
@@ -43,6 +42,7 @@ class CausalLM(Kind):
     needs_labels = False
     has_text_labels = True
     scored_train_rows = 100  # generation is slow
+    learns_from = "a token to predict within --max-length"
     tokenizer_needs = (
         "eos_token",
         "has no end-of-text token, which tells where a completion ends: set `tokenizer.eos_token` and save it again, "
@@ -102,12 +102,8 @@ class CausalLM(Kind):
     @override
     def encode(self, rows: Dataset) -> Dataset:
         encoded = super().encode(rows)
-        kept(encoded, labelled(encoded), LABELLED)
+        kept(encoded, labelled(encoded), self.learns_from)
         return encoded
-
-    @override
-    def to_train_on(self, encoded: Dataset) -> Dataset:
-        return kept(encoded, labelled(encoded), LABELLED)
 
     @override
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
@@ -187,19 +183,15 @@ class CausalLM(Kind):
         counted = batch["labels"] != IGNORED
         counts = counted.sum(1).tolist()
         prompts = [ids[: int(row.int().argmax())] for ids, row in zip(batch["input_ids"], counted, strict=True)]
-        texts = [""] * len(counts)
+        tokenizer, texts = self.tokenizer, [""] * len(counts)
+        ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
         generate: Any = network.generate
         for rows in _groups([len(prompt) for prompt in prompts], counts, self.max_length):
             # On the left: a prompt ends where its completion begins.
             given = self._padded([prompts[row] for row in rows], "left").to(counted.device)
-            made = generate(
-                **given,
-                max_new_tokens=max(counts[row] for row in rows),
-                do_sample=False,
-                num_beams=1,
-                pad_token_id=self.tokenizer.pad_token_id,
-                eos_token_id=self.tokenizer.eos_token_id,
-            )[:, given["input_ids"].shape[1] :].tolist()
+            longest = max(counts[row] for row in rows)
+            made = generate(**given, **ends, max_new_tokens=longest, do_sample=False, num_beams=1)
+            made = made[:, given["input_ids"].shape[1] :].tolist()
             for row, new in zip(rows, made, strict=True):
                 texts[row] = self._text(new[: counts[row]])
         return texts
@@ -236,23 +228,19 @@ def _groups(prompts: Sequence[int], counts: Sequence[int], limit: int) -> Iterat
 
 def check_conversations(columns: Mapping[str, Sequence[Any]], place: str) -> None:
     """Raise unless one column, or a prompt and its completion, hold only texts, or only lists of messages."""
-    names = list(columns)
-    whole = " and ".join(names)
     first = next((values[0] for values in columns.values() if values), None)
     form = list if isinstance(first, list) else str
+    wanted = "text" if form is str else 'a list of {"role": ..., "content": ...}'
     for row, values in enumerate(zip(*columns.values(), strict=True), 1):
-        for name, value in zip(names, values, strict=True):
+        for name, value in zip(columns, values, strict=True):
             if not isinstance(value, form) or (form is list and not all(map(_is_message, value))):
-                wanted = "text" if form is str else 'a list of {"role": ..., "content": ...}'
                 raise InputError(f"Expected {wanted} in column {name}, got {value!r} in row {row} of {place}.")
-        if form is list:
-            messages = [message for value in values for message in value]
-            if len(messages) < 2 or messages[-1]["role"] != ANSWERS:
-                role = messages[-1]["role"] if messages else "of none"
-                raise InputError(
-                    f"Expected the last message of column {whole} to be of the role {ANSWERS}, after others, got the "
-                    f"role {role} in row {row} of {place}."
-                )
+        roles = [message["role"] for value in values for message in value] if form is list else ["user", ANSWERS]
+        if len(roles) < 2 or roles[-1] != ANSWERS:
+            raise InputError(
+                f"Expected the last message of column {' and '.join(columns)} to be of the role {ANSWERS}, after "
+                f"others, got the role {roles[-1] if roles else 'of none'} in row {row} of {place}."
+            )
 
 
 def in_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:

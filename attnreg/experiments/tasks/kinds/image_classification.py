@@ -57,10 +57,6 @@ class ImageClassification(Classification):
         return images.add_column("labels", gold).add_column(REFERENCE, gold)
 
     @override
-    def lengths(self, encoded: Dataset) -> list[int]:
-        return [1] * len(encoded)
-
-    @override
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         import torch
 

@@ -65,6 +65,7 @@ class Kind(ABC):
     has_windows: ClassVar[bool] = False  #: whether a long row becomes several encoded rows, instead of being cut
     scored_train_rows: ClassVar[int] = 1000  #: number of training rows that are scored after training
     config: ClassVar[Mapping[str, Any]] = {}  #: options of the model's configuration
+    learns_from: ClassVar[str] = ""  #: what a row must have to be trained on, if it may lack it, for a message
     #: what the tokenizer must have: an attribute, and what a message says of a tokenizer without it
     tokenizer_needs: ClassVar[tuple[str, str] | None] = None
 
@@ -84,11 +85,9 @@ class Kind(ABC):
         return []
 
     def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
-        """Bring the rows, and the task, into the form that the other methods take, or raise; by default as they are.
+        """Bring rows, and the task, into the form that the other methods take, or raise; by default as they are.
 
-        Args:
-            splits: rows by the name of their split; the columns are known to exist.
-            places: where the rows of each split are from, for messages.
+        The columns are known to exist. ``places`` says where the rows of each split are from, for messages.
         """
         return splits
 
@@ -151,7 +150,7 @@ class Kind(ABC):
 
     def to_train_on(self, encoded: Dataset) -> Dataset:
         """Drop encoded rows without labels, whose loss would be NaN, or raise if no rows remain."""
-        return encoded
+        return kept(encoded, labelled(encoded), self.learns_from) if self.learns_from else encoded
 
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
         """Return model inputs for a batch of rows, with ``labels`` and ``reference``."""
@@ -170,7 +169,7 @@ class Kind(ABC):
 
     def lengths(self, encoded: Dataset) -> list[int]:
         """Return the number of tokens of each encoded row; 1 for images."""
-        return [self.length(ids) for ids in encoded["input_ids"]]
+        return [1] * len(encoded) if self.reads_images else [self.length(ids) for ids in encoded["input_ids"]]
 
     def length(self, ids: list[Any]) -> int:
         """Return the number of tokens of a row, from its ``input_ids``."""

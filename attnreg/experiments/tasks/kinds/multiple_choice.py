@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 
 
 class MultipleChoice(Classification):
-    """One choice per row. :func:`plain_choices` reads choices and labels.
+    """One choice per row.
 
     The first text column is the first segment. The second segment is the other text column, if any, and one choice.
+
+    The choices are columns, or one column with a list in each row: of texts, of ``{"text": ..., "label": ...}``, or
+    ``{"text": [...], "label": [...]}`` as on the hub. The answer is one of these labels, a number from 0, a letter from
+    A, or the text of the right choice, in the same form in all rows; of choices in columns, it may also be the name of
+    the right column. :meth:`plain` refuses rows that do not fit and answers whose form is ambiguous, and returns one
+    column per choice and the number of the right one.
     """
 
     head = "AutoModelForMultipleChoice"
@@ -35,8 +41,30 @@ class MultipleChoice(Classification):
 
     @override
     def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
-        self.task, splits = plain_choices(self.task, splits, places)
-        return splits
+        from datasets import Dataset, concatenate_datasets
+
+        task = self.task
+        every = [
+            (answer, given, f"row {row} of {places[name]}")
+            for name, rows in splits.items()
+            for row, (answer, given) in enumerate(
+                zip(self.labels_in(rows), _choices_of(task, rows, places[name]), strict=True), 1
+            )
+        ]
+        count = _count(every, task.choices[0])
+        numbers, choices = _numbers(every, count, task.label), task.choices
+        if len(choices) == 1:
+            choices = tuple(f"{choices[0]}.{number}" for number in range(count))
+        plain, done = {}, 0
+        for name, rows in splits.items():
+            here = slice(done, done := done + len(rows))
+            new: dict[str, Any] = {task.label: numbers[here]}
+            if choices != task.choices:
+                new |= zip(choices, zip(*(given.texts for _, given, _ in every[here]), strict=True), strict=True)
+            others = rows.remove_columns([column for column in new if column in rows.column_names])
+            plain[name] = concatenate_datasets([others, Dataset.from_dict(new)], axis=1)
+        self.task = replace(task, choices=choices)
+        return plain
 
     @override
     def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
@@ -76,46 +104,6 @@ class Choices(NamedTuple):
 
     texts: Sequence[str]
     marks: Sequence[str] = ()
-
-
-def plain_choices(task: Task, splits: Splits, places: Mapping[str, str]) -> tuple[Task, Splits]:
-    """Return the task and its rows with one column per choice, and the number of the right one as the label.
-
-    The choices are columns, or one column with a list in each row: of texts, of ``{"text": ..., "label": ...}``, or
-    ``{"text": [...], "label": [...]}`` as on the hub. The answer is one of these labels, a number from 0, a letter from
-    A, or the text of the right choice, in the same form in all rows; of choices in columns, it may also be the name of
-    the right column. Rows that do not fit, and answers whose form is ambiguous, are refused.
-
-    Example:
-        >>> from datasets import Dataset
-        >>> from attnreg.experiments.tasks import choose_task
-        >>> task = choose_task("custom", kind="multiple-choice", text_columns="q", choice_columns="choices")
-        >>> rows = Dataset.from_list([{"q": "a colour", "choices": ["one", "red"], "label": "red"}])
-        >>> task, splits = plain_choices(task, {"train": rows}, {"train": "split train"})
-        >>> task.choices, splits["train"][0]["label"]
-        (('choices.0', 'choices.1'), 1)
-    """
-    from datasets import Dataset, concatenate_datasets
-
-    every = [
-        (answer, given, f"row {row} of {places[name]}")
-        for name, rows in splits.items()
-        for row, (answer, given) in enumerate(
-            zip(column_of(rows, task.label), _choices_of(task, rows, places[name]), strict=True), 1
-        )
-    ]
-    count = _count(every, task.choices[0])
-    numbers = _numbers(every, count, task.label)
-    columns = task.choices if len(task.choices) > 1 else tuple(f"{task.choices[0]}.{i}" for i in range(count))
-    plain, done = {}, 0
-    for name, rows in splits.items():
-        here = slice(done, done := done + len(rows))
-        new: dict[str, Any] = {task.label: numbers[here]}
-        if columns != task.choices:
-            new |= zip(columns, zip(*(given.texts for _, given, _ in every[here]), strict=True), strict=True)
-        kept = rows.remove_columns([column for column in new if column in rows.column_names])
-        plain[name] = concatenate_datasets([kept, Dataset.from_dict(new)], axis=1)
-    return replace(task, choices=columns), plain
 
 
 def _choices_of(task: Task, rows: Dataset, place: str) -> list[Choices]:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import NO_LISTS, Classes, class_names, column_of
-from attnreg.experiments.tasks.kinds.kind import (
-    FAST,
-    IGNORED,
-    REFERENCE,
-    Kind,
-    Record,
-    Splits,
-    absent_classes,
-    kept,
-    labelled,
-)
+from attnreg.experiments.tasks.columns import NO_LISTS, Classes, class_names, column_of, converted
+from attnreg.experiments.tasks.kinds.kind import FAST, IGNORED, REFERENCE, Kind, Record, Splits, absent_classes
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -43,17 +33,16 @@ class Tokens(Kind):
     most_columns = 1
     has_classes = True
     tokenizer_needs = FAST
+    learns_from = "a word that the model sees"
 
     @override
     def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
         for name, rows in splits.items():
             for column in (self.task.columns[0], self.task.label):
-                for row, value in enumerate(column_of(rows, column), 1):
-                    if not isinstance(value, list):
-                        raise InputError(
-                            f"Expected a list in column {column}, got {value!r} in row {row} of {places[name]}"
-                            f"{NO_LISTS * isinstance(value, str)}."
-                        )
+                values, what = column_of(rows, column), f"a list in column {column}"
+                converted(
+                    values, lambda value: value if isinstance(value, list) else None, what, places[name], NO_LISTS
+                )
         return splits
 
     @override
@@ -114,14 +103,11 @@ class Tokens(Kind):
         )
         labels, references = [], []
         for number, tags in enumerate(gold):
-            words = first_sub_words(encoded.word_ids(number))
+            # The word at its first sub-word, and nothing at the others.
+            words = [word if word != before else None for before, word in pairwise([None, *encoded.word_ids(number)])]
             labels.append([IGNORED if word is None else tags[word] for word in words])
             references.append({"labels": tags, "words": [word for word in words if word is not None]})
         return {**encoded, "labels": labels, REFERENCE: references}
-
-    @override
-    def to_train_on(self, encoded: Dataset) -> Dataset:
-        return kept(encoded, labelled(encoded), f"a word that the model sees in column {self.task.columns[0]}")
 
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
@@ -135,14 +121,3 @@ class Tokens(Kind):
         for word, number in zip(reference["words"], answer, strict=True):
             predicted[word] = names[self._read(number)]
         return {"label": [names[number] for number in reference["labels"]], "prediction": predicted}
-
-
-def first_sub_words(word_ids: Sequence[int | None]) -> list[int | None]:
-    """Return the word index at the first sub-word of each word, and ``None`` at all other positions.
-
-    Example:
-        >>> first_sub_words([None, 0, 0, 1, None])
-        [None, 0, None, 1, None]
-    """
-    before = [None, *word_ids[:-1]]
-    return [word if word != previous else None for word, previous in zip(word_ids, before, strict=True)]
