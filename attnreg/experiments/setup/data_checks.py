@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from datasets import Dataset
@@ -122,7 +123,9 @@ def unknown_tokens(kind: Kind, rows: Dataset, name: str = "training inputs") -> 
     marks = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id}
     if unknown in {*marks, tokenizer.pad_token_id}:  # GPT-2 has one token for all, and knows every byte
         unknown = None
-    tokens = [token for token in _flat(encoded["input_ids"]) if token == unknown or token not in special]
+    ids = chain.from_iterable(encoded["input_ids"][:])
+    ids = chain.from_iterable(ids) if kind.needs_choices else ids
+    tokens = [token for token in ids if token == unknown or token not in special]
     advice = "check that the tokenizer belongs to the model and fits the language of your texts."
     if not tokens and len(rows):
         return f"the tokenizer finds no token in the {name}: {advice}"
@@ -139,22 +142,11 @@ def _encoded(kind: Kind, rows: Dataset, most: int) -> Dataset | None:
     return None
 
 
-def _flat(ids: Any) -> Iterator[int]:
-    for each in ids:
-        if isinstance(each, int):
-            yield each
-        else:
-            yield from _flat(each)
-
-
 def _texts(task: Task, rows: Dataset) -> list[Any]:
-    columns = [column_of(rows, column) for column in (*task.columns, *task.choices)]
-    return [tuple(map(_hashable, row)) for row in zip(*columns, strict=True)]
+    """Return what tells rows apart: their texts, or the pixels of their images."""
+    columns = (column_of(rows, name) for name in (*task.columns, *task.choices))
+    return list(zip(*(map(_identity, column) for column in columns), strict=True))
 
 
-def _hashable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return tuple((name, _hashable(one)) for name, one in value.items())
-    if isinstance(value, list):
-        return tuple(map(_hashable, value))
-    return (value.size, value.mode, value.tobytes()) if hasattr(value, "tobytes") else value  # an image
+def _identity(value: Any) -> Any:
+    return (value.size, value.mode, value.tobytes()) if hasattr(value, "tobytes") else repr(value)
