@@ -22,14 +22,8 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 BINS = 15  # of confidence, for the calibration error
 
 
-def _both(feature: Any) -> datasets.Features:
-    return datasets.Features({"predictions": feature, "references": feature})
-
-
-_LABELS = _both(datasets.Value("int64"))
-_NUMBERS = _both(datasets.Value("float64"))
-_TAGS = _both(datasets.Sequence(datasets.Value("string")))
-_TEXTS = _both(datasets.Value("string"))
+_LABELS, _NUMBERS, _TEXTS = (datasets.Value(each) for each in ("int64", "float64", "string"))
+_TAGS = datasets.Sequence(_TEXTS)
 
 
 def _metric(
@@ -37,7 +31,7 @@ def _metric(
     about: str,
     function: Callable[[Any, Any], float],
     *,
-    features: datasets.Features = _LABELS,
+    feature: Any = _LABELS,
     bounds: tuple[float, float] = (0.0, 1.0),
     citation: str = "",
 ) -> Any:
@@ -45,6 +39,7 @@ def _metric(
 
     class Metric(evaluate.Metric):
         def _info(self) -> evaluate.MetricInfo:
+            features = datasets.Features({"predictions": feature, "references": feature})
             return evaluate.MetricInfo(description=about, citation=citation, features=features)
 
         def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
@@ -105,16 +100,16 @@ METRICS = {each.__name__: each for each in (
     _metric("macro_f1", "Mean F1 over the classes that occur in the labels or the predictions.",
             lambda ours, theirs: sk.f1_score(theirs, ours, average="macro", zero_division=0.0)),
     _metric("pearson", "Pearson correlation; 0 if all predictions, or all references, are equal.",
-            partial(_correlation, stats.pearsonr), features=_NUMBERS, bounds=(-1.0, 1.0), citation="Pearson, 1895"),
+            partial(_correlation, stats.pearsonr), feature=_NUMBERS, bounds=(-1.0, 1.0), citation="Pearson, 1895"),
     _metric("spearman", "Spearman rank correlation; 0 if all predictions, or all references, are equal.",
-            partial(_correlation, stats.spearmanr), features=_NUMBERS, bounds=(-1.0, 1.0), citation="Spearman, 1904"),
+            partial(_correlation, stats.spearmanr), feature=_NUMBERS, bounds=(-1.0, 1.0), citation="Spearman, 1904"),
     _metric("entity_f1", "Micro F1 of entities; type and both boundaries must match (by seqeval, as CoNLL's script).",
-            _entity_f1, features=_TAGS, citation="Nakayama, seqeval, 2018"),
+            _entity_f1, feature=_TAGS, citation="Nakayama, seqeval, 2018"),
     _metric("bleu", "Corpus BLEU from 0 to 100, by sacreBLEU with its defaults (13a tokenizer, case-sensitive).",
-            _bleu, features=_TEXTS, bounds=(0.0, 100.0), citation="Post, 2018"),
-    _metric("exact_match", "Fraction of texts that are exactly the right ones.", _mean(str.__eq__), features=_TEXTS),
+            _bleu, feature=_TEXTS, bounds=(0.0, 100.0), citation="Post, 2018"),
+    _metric("exact_match", "Fraction of texts that are exactly the right ones.", _mean(str.__eq__), feature=_TEXTS),
     _metric("answer_f1", "Mean F1 of the words of answers, normalized as SQuAD's.",
-            _mean(word_f1), features=_TEXTS, citation="Rajpurkar et al., 2016"),
+            _mean(word_f1), feature=_TEXTS, citation="Rajpurkar et al., 2016"),
 )}  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import mode
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
@@ -57,8 +57,7 @@ class Classification(Kind):
 
     @override
     def trivial(self, references: Sequence[Any]) -> tuple[str, Any]:
-        counts = Counter(references)
-        return "majority class", min(counts, key=lambda label: (-counts[label], label))
+        return "majority class", mode(sorted(references))  # the first, in a tie
 
     @override
     def calibration_error(self, records: Iterable[Record]) -> float | None:

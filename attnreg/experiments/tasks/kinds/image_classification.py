@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor
 
-IMAGE = "image"  # the column of encoded rows
-
 
 class ImageClassification(Classification):
     """One class per image. The model's image processor resizes and normalizes; images are not augmented.
@@ -51,14 +49,13 @@ class ImageClassification(Classification):
 
     @override
     def encode(self, rows: Dataset) -> Dataset:
-        (column,), gold = self.task.columns, self.gold(rows)
-        images = rows.select_columns([column])
-        images = images if column == IMAGE else images.rename_column(column, IMAGE)
+        images, gold = rows.select_columns([*self.task.columns]), self.gold(rows)
         return images.add_column("labels", gold).add_column(REFERENCE, gold)
 
     @override
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         import torch
 
-        pixels = self.tokenizer([row[IMAGE].convert("RGB") for row in rows], return_tensors="pt")["pixel_values"]
-        return {"pixel_values": pixels, "labels": torch.tensor([row["labels"] for row in rows])}
+        images = [row[self.task.columns[0]].convert("RGB") for row in rows]
+        labels = torch.tensor([row["labels"] for row in rows])
+        return {"pixel_values": self.tokenizer(images, return_tensors="pt")["pixel_values"], "labels": labels}

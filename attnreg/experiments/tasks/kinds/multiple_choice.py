@@ -57,7 +57,7 @@ class MultipleChoice(Classification):
             choices = tuple(f"{choices[0]}.{number}" for number in range(count))
         plain, done = {}, 0
         for name, rows in splits.items():
-            here = slice(done, done := done + len(rows))
+            here, done = slice(done, done + len(rows)), done + len(rows)
             new: dict[str, Any] = {task.label: numbers[here]}
             if choices != task.choices:
                 new |= zip(choices, zip(*(given.texts for _, given, _ in every[here]), strict=True), strict=True)

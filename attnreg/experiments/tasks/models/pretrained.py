@@ -1,23 +1,23 @@
-"""Load the model of a task, and its tokenizer or image processor."""
+"""Load the model of a task, and its tokenizer or image processor; say what transformers fills in without a word."""
 
 from __future__ import annotations
 
 import math
 import re
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from attnreg.errors import AttnRegWarning, InputError, one_line
+from attnreg.errors import AttnRegWarning, InputError, listed, one_line
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.hub import offline_if_unreachable
 from attnreg.experiments.tasks.models.dropout import dropout_options
 from attnreg.experiments.tasks.models.lora import adapter_base, saved_modules, with_adapter
 from attnreg.experiments.tasks.models.pooling import POOLED, Pooling, pool, saved_pooling, usual_pooling
 from attnreg.experiments.tasks.models.tiny import tiny_model
-from attnreg.experiments.tasks.models.weights import class_warnings, new_weights, weight_warnings
 from attnreg.experiments.tasks.task import Task
 
 # By the auto class of what prepares inputs: its name, its files for a message, and the pattern of their names.
@@ -29,6 +29,9 @@ _PROCESSORS = {
     ),
     "AutoImageProcessor": ("image processor", "preprocessor_config.json", re.compile(r"processor_config\.json$")),
 }
+
+
+_SHOWN = 5  # names in a warning
 
 
 class Loaded(NamedTuple):
@@ -156,7 +159,7 @@ def load_pretrained(
         usual = usual_pooling(config, name)
         pool(model, pooling or usual, usual)
     said = weight_warnings(model, info, name, kind.head_is_new)
-    new = new_weights(info)
+    new = frozenset(info["missing_keys"]) | {each[0] for each in info["mismatched_keys"]}
     if kind.has_classes and not new:
         said += class_warnings(names, task.labels, name)
     return Loaded(model, tokenizer, new, tuple(said))
@@ -216,3 +219,63 @@ def _has_vocabulary(tokenizer: Any) -> bool:
     """Whether a tokenizer has tokens besides the special ones, or needs none because it reads bytes or characters."""
     special = {*tokenizer.all_special_tokens, "▁"}  # sentencepiece's space, which an empty T5 tokenizer has
     return not tokenizer.vocab_files_names or bool(tokenizer.get_vocab().keys() - special)
+
+
+def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_is_new: bool = True) -> list[str]:
+    """Return one sentence for each kind of weights that were probably meant to be read, or raise if none was.
+
+    A new head is not mentioned if it is usual (``head_is_new``), nor are unused weights of the checkpoint's own head.
+    ``info`` is the loading information of transformers.
+    """
+    inside, other_sizes = _backbone(model), [each[0] for each in info["mismatched_keys"]]
+    own = {key for key, _ in model.named_parameters() if key.startswith(inside)}
+    if own and own <= {*info["missing_keys"], *other_sizes}:
+        others = sorted({*info["unexpected_keys"], *other_sizes})
+        held = f"other names or sizes, such as {listed(others, _SHOWN)}" if others else "none of them"
+        raise InputError(f"No pretrained weight of --model {name} fits {type(model).__name__}: its file has {held}.")
+    missing, resized = (
+        [key for key in keys if not head_is_new or key.startswith(inside)]
+        for keys in (info["missing_keys"], other_sizes)
+    )
+    found = {
+        "lacks pretrained weights, which are newly initialized": missing,
+        "has weights of other sizes than its configuration says, so they are newly initialized": resized,
+        "has weights for which its configuration has no place, so they are not used": _unused(
+            model, info["unexpected_keys"], inside
+        ),
+    }
+    modules = {what: sorted({key.rpartition(".")[0] or key for key in keys}) for what, keys in found.items()}
+    return [f"--model {name} {what}: {listed(names, _SHOWN)}." for what, names in modules.items() if names]
+
+
+def class_warnings(names: Sequence[str], labels: Sequence[str], name: str) -> list[str]:
+    """Say that a classifier, trained on the classes ``names``, is used for others, ``labels``, as many."""
+    if [each.casefold() for each in names] == [each.casefold() for each in labels]:
+        return []
+    unnamed = list(names) == [f"LABEL_{number}" for number in range(len(names))]
+    of = "it names no classes (id2label in config.json)" if unnamed else f"it was trained on {listed(names, _SHOWN)}"
+    return [f"the classifier of --model {name} is kept, but {of}: they become {listed(labels, _SHOWN)}."]
+
+
+def _backbone(model: nn.Module) -> tuple[str, ...]:
+    """Return how the names of pretrained weights begin."""
+    prefix = str(getattr(model, "base_model_prefix", ""))
+    if prefix and isinstance(getattr(model, prefix, None), nn.Module):
+        return (f"{prefix}.",)
+    return ("shared.", "encoder.", "decoder.")  # T5 with a language-model head
+
+
+def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> list[str]:
+    """Return unused weights inside modules that the backbone has; others, such as poolers, are left out on purpose."""
+    modules, found = dict(model.named_modules()), []
+    for key in keys:
+        whole = key if key.startswith(inside) else f"{inside[0]}{key}"
+        known, _, leaf = whole.rpartition(".")
+        while known and known not in modules:
+            known = known.rpartition(".")[0]
+        first, *further = whole[len(known) + 1 :].split(".")  # what the module lacks
+        # Buffers of older versions, such as GPT-2's `attn.bias`, belong to no leaf module.
+        is_leaf = not any(modules[known].children()) and any(True for _ in modules[known].parameters())
+        if leaf in ("weight", "bias") and known.startswith(inside) and (further or is_leaf):
+            found.append(f"{known}.{first}." if further else whole)
+    return found
