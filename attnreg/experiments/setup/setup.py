@@ -123,8 +123,7 @@ class Setup:
         self.remarks += [
             *([summary(self.model)] if is_adapted(self.model) else []),
             *self.kind.remarks,
-            *(f"Warning: {sentence}" for sentence in self._doubts),
-            *data_warnings(self.kind, train, dev, self.scored_on),
+            *(f"Warning: {each}" for each in (*self._doubts, *data_warnings(self.kind, train, dev, self.scored_on))),
         ]
         self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
         if settings.label_noise:
@@ -171,7 +170,7 @@ class Setup:
         """Return the rule that chooses the network to keep."""
         metric = self.task.metric
         key = metric if self.stopping is None else f"{STOPPING}_{metric}"
-        return Selection(key, self.settings.patience, best=self.settings.returns_best)
+        return Selection(key, self.settings.patience, self.settings.returns_best)
 
     @property
     def total_steps(self) -> int:
@@ -248,9 +247,9 @@ class Setup:
         except InputError as error:
             raise InputError(f"Cannot read --score-on {path}: {error}") from error
         kind = CausalLM(task, self.tokenizer, max_length)
-        if (sentence := cut_inputs(kind, splits["validation"], "texts of --score-on")) is not None:
-            self.remarks.append(f"Warning: {sentence}")
-        return self.labelled(kind.encode(splits["validation"])), kind
+        rows = splits["validation"]
+        self.remarks += [f"Warning: {sentence}" for sentence in cut_inputs(kind, rows, "texts of --score-on")]
+        return self.labelled(kind.encode(rows)), kind
 
     def rows_in_order(self, rows: Any) -> list[Batch]:
         """Batch encoded rows in their order."""
