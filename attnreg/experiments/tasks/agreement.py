@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 SIZES = {"train": 2000, "validation": 1000, "test": 1000}
 
@@ -44,8 +45,7 @@ _PLURALS = {
 _Row = dict[str, str | int]
 
 
-@dataclass(frozen=True)
-class _Word:
+class _Word(NamedTuple):
     text: str
     wrong: tuple[str, ...] = ()  # words that would break agreement here
 
@@ -75,16 +75,12 @@ def completions(split: str) -> list[_Row]:
 def _splits(seed: str, draw: Callable[[random.Random], _Row]) -> dict[str, list[_Row]]:
     """Draw the rows of all splits; the first field of a row is unique."""
     rng = random.Random(seed)
-    seen: set[str | int] = set()
-    splits: dict[str, list[_Row]] = {name: [] for name in SIZES}
-    for name, found in splits.items():
-        while len(found) < SIZES[name]:
-            row = draw(rng)
-            text = next(iter(row.values()))
-            if text not in seen:
-                seen.add(text)
-                found.append(row)
-    return splits
+    found: dict[str | int, _Row] = {}
+    while len(found) < sum(SIZES.values()):
+        row = draw(rng)
+        found.setdefault(next(iter(row.values())), row)
+    drawn = iter(found.values())
+    return {name: list(islice(drawn, size)) for name, size in SIZES.items()}
 
 
 def vocabulary() -> list[str]:

@@ -43,7 +43,7 @@ class Classification(Kind):
         return converted(self.labels_in(rows), classes.number, f"labels {classes}", place)
 
     @override
-    def label_warnings(self, rows: Dataset) -> list[str]:
+    def label_warnings(self, rows: Dataset) -> Iterable[str]:
         return absent_classes(self.task.labels, self.gold(rows))
 
     @override
@@ -61,12 +61,9 @@ class Classification(Kind):
 
     @override
     def calibration_error(self, records: Iterable[Record]) -> float | None:
-        if self.reading is not None:
-            return None
         import torch
 
         from attnreg.experiments.tasks.metrics import calibration_error
 
-        kept = list(records)
-        logits = torch.tensor([record["logits"] for record in kept])
-        return calibration_error(logits.softmax(-1), torch.tensor([record["label"] for record in kept]))
+        logits, labels = zip(*((record["logits"], record["label"]) for record in records), strict=True)
+        return calibration_error(torch.tensor(logits).softmax(-1), torch.tensor(labels))

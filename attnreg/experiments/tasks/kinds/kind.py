@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -120,9 +120,9 @@ class Kind(ABC):
         """Return the label of each row, in the form that :meth:`inputs` takes, or raise; by default a text."""
         return texts_of(rows, self.task.label, place)
 
-    def label_warnings(self, rows: Dataset) -> list[str]:
+    def label_warnings(self, rows: Dataset) -> Iterable[str]:
         """Return a sentence for each probable mistake in the labels of training rows, not yet encoded; or none."""
-        return []
+        return ()
 
     def head_options(self) -> dict[str, Any]:
         """Return the options of the model's configuration that depend on the task."""
@@ -221,21 +221,19 @@ class Kind(ABC):
         return [column_of(batch, column) for column in self.task.columns]
 
 
-def absent_classes(names: Sequence[str], numbers: Iterable[int]) -> list[str]:
+def absent_classes(names: Sequence[str], numbers: Iterable[int]) -> Iterator[str]:
     """Warn of classes that no training row has.
 
     Example:
-        >>> absent_classes(["no", "yes", "maybe"], [0, 2])
+        >>> list(absent_classes(["no", "yes", "maybe"], [0, 2]))
         ['no training row has the class yes: raise --train-size, or add such rows.']
     """
     there = set(numbers)
     if len(there) == 1:
-        return [f"all training rows have the class {names[there.pop()]}, so there is nothing to learn."]
-    absent = [name for number, name in enumerate(names) if number not in there]
-    if not absent:
-        return []
-    which = f"class {absent[0]}" if len(absent) == 1 else f"classes {listed(absent, _SHOWN)}"
-    return [f"no training row has the {which}: raise --train-size, or add such rows."]
+        yield f"all training rows have the class {names[there.pop()]}, so there is nothing to learn."
+    elif absent := [name for number, name in enumerate(names) if number not in there]:
+        which = f"class {absent[0]}" if len(absent) == 1 else f"classes {listed(absent, _SHOWN)}"
+        yield f"no training row has the {which}: raise --train-size, or add such rows."
 
 
 def kept(encoded: Dataset, wanted: Sequence[bool], what: str) -> Dataset:

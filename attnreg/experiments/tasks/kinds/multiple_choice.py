@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -73,10 +73,9 @@ class MultipleChoice(Classification):
         return converted(self.labels_in(rows), _classes(count).number, what, place)
 
     @override
-    def label_warnings(self, rows: Dataset) -> list[str]:
-        if 0 in self.gold(rows):
-            return []
-        return ["the first choice is right in no training row: numbers of choices count from 0, not from 1."]
+    def label_warnings(self, rows: Dataset) -> Iterable[str]:
+        if 0 not in self.gold(rows):
+            yield "the first choice is right in no training row: numbers of choices count from 0, not from 1."
 
     @override
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:

@@ -153,15 +153,8 @@ class QuestionAnswering(Kind):
 
     @override
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        import torch
-
-        names = [name for name in rows[0] if name in self.tokenizer.model_input_names]
         # On the right, whatever side the tokenizer pads: positions count from the left.
-        padded = self.tokenizer.pad(
-            {name: [row[name] for row in rows] for name in names}, padding_side="right", return_tensors="pt"
-        )
-        positions = {name: torch.tensor([row[name] for row in rows]) for name in ("start_positions", "end_positions")}
-        return {**padded, **positions}
+        return dict(self.tokenizer.pad(rows, padding_side="right", return_tensors="pt"))
 
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:

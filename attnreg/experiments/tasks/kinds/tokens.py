@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ class Tokens(Kind):
         self.gold(rows, place)
 
     @override
-    def label_warnings(self, rows: Dataset) -> list[str]:
+    def label_warnings(self, rows: Dataset) -> Iterable[str]:
         return absent_classes(self.task.labels, chain.from_iterable(self.gold(rows)))
 
     @override

@@ -186,9 +186,8 @@ def _visible(column: str) -> str:
 def _has_labels(task: Task, rows: datasets.Dataset) -> bool:
     if not len(rows):
         return True  # an empty split must reach the check that rejects it
-    if top_column(task.label, rows.column_names) not in rows.column_names:
-        return False
-    return any(label not in (-1, None, "") for label in column_of(rows, task.label))
+    there = top_column(task.label, rows.column_names) in rows.column_names
+    return there and any(label not in (-1, None, "") for label in column_of(rows, task.label))
 
 
 def _check_classes(kind: Kind, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:

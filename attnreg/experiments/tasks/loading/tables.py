@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import datasets
 import pyarrow
@@ -27,17 +27,12 @@ from attnreg.experiments.tasks.loading.folder import VALIDATION, WHOLE, format_o
 
 _DAMAGED = (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error)
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
-_FORMS: dict[str, tuple[str, Literal[0, 3]]] = {
-    "csv": (",", csv.QUOTE_MINIMAL),
-    "tsv": ("\t", csv.QUOTE_NONE),  # GLUE's format
-}
 _UNPACKERS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.decompress,
     ".bz2": bz2.decompress,
     ".xz": lzma.decompress,
     ".zst": lambda frames: bytes(pyarrow.input_stream(pyarrow.py_buffer(frames), compression="zstd").read()),
 }
-_TYPES = (pyarrow.int64(), pyarrow.float64(), pyarrow.bool_())
 
 Columns = dict[str, list[Any]]
 
@@ -114,7 +109,7 @@ def _typed(texts: list[str]) -> pyarrow.Array:
     column = pyarrow.array(texts)
     if any(re.match(r"[-+]?0\d", each) for each in texts):
         return column  # 007 is a name
-    for each in _TYPES:
+    for each in (pyarrow.int64(), pyarrow.float64(), pyarrow.bool_()):
         with suppress(pyarrow.ArrowInvalid):
             return column.cast(each)
     return column
@@ -139,8 +134,8 @@ def _text_of(file: Path) -> str:
 def _table_in(file: Path, wanted: Collection[str]) -> Columns:
     """Read a table in text form, all fields as text; a short row ends in empty fields."""
     text, form = _text_of(file), format_of(file)
-    separator, quoting = _FORMS[form]
-    first = text.partition("\n")[0]
+    first, separator = text.partition("\n")[0], "\t" if form == "tsv" else ","
+    quoting: Any = csv.QUOTE_NONE if form == "tsv" else csv.QUOTE_MINIMAL  # GLUE's .tsv has no quotes
     others = (mark for mark in _SEPARATORS if mark in first and separator not in first)
     if other := next((mark for mark in others if _fields(first, mark) & {*wanted}), None):
         raise InputError(

@@ -109,12 +109,10 @@ def load_pretrained(
         new = frozenset(each for each in adapted.new or () if each.rpartition(".")[0] not in saved_modules(model))
         return Loaded(model, adapted.tokenizer, new, adapted.warnings if new else ())
     if not (folder := Path(name)).is_dir():
-        if folder.is_absolute() or name.startswith((".", "~")):
-            raise InputError(f"Expected --model to be a folder or a hub name, got {name}: no such folder.")
         try:
             cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
-        except HFValidationError as error:
-            raise InputError(f"Expected --model to be a folder or a hub name, got {name}, which is neither.") from error
+        except HFValidationError as error:  # no hub name
+            raise InputError(f"Expected --model to be a folder or a hub name, got {name}: no such folder.") from error
         if not cached and not offline_if_unreachable():
             raise InputError(
                 f"The hub cannot be reached, and model {name} is not in the local cache: use --model to give a folder."
