@@ -84,7 +84,7 @@ BAD = [
     bad("recipe", "finetune", "--batch-size", 10**26, code=2, says="Expected at most 2147483647 for --batch-size"),
     bad("recipe", "attendout", "--round-steps", 10**20, code=2, says="Expected at most 2147483647 for --round-steps"),
     bad("recipe", "finetune", "--save-steps", 0, code=2, says="--save-steps"),
-    bad("recipe", "finetune", "--validation-rows", 2000, says="Holding out 2000 rows to score on needs at least 2001 training rows, got 2000"),
+    bad("recipe", "finetune", "--validation-rows", 2000, says="Holding out 2000 rows needs at least 2001 training rows, got 2000"),
     bad("recipe", "finetune", "--validation-rows", 1900, "--train-size", 200, says="Expected --train-size of at most 100, got 200"),
     bad("recipe", "finetune", "--evaluate-every", 0, code=2, says="--evaluate-every"),
     bad("recipe", "finetune", "--mixed-precision", "int8", code=2, says="'int8' is not one of 'bf16', 'fp16'"),

@@ -144,7 +144,7 @@ def test_prompts_that_leave_no_room_are_scored_but_not_trained_on(trained, monke
     with pytest.raises(InputError, match="None of 1 rows has a token to predict within --max-length"):
         kind.encode(rows.select([1]))
     monkeypatch.setattr(data_checks, "CHECKED", 1)  # such a row is the only one that is looked at
-    cut = data_checks.cut_inputs(kind, rows.select([1, 0]), "inputs")
+    (cut,) = data_checks.cut_inputs(kind, rows.select([1, 0]), "inputs")
     assert cut == "1 of the first 1 inputs (100%) are cut by --max-length 6; the longest has 10 tokens."
 
 
@@ -235,7 +235,7 @@ def test_templates_that_do_not_fit_are_one_sentence(trained):
     ],
 )  # fmt: skip
 def test_rows_of_another_form_are_one_sentence(columns, says):
-    from attnreg.experiments.tasks.kinds.conversation import check_conversations
+    from attnreg.experiments.tasks.kinds.causal_lm import check_conversations
 
     with pytest.raises(InputError, match=says):
         check_conversations(columns, "here")

@@ -122,4 +122,6 @@ def test_runs_train_with_it(cli, tmp_path, undrawn):
         made.write_rows(tmp_path / "scores" / f"{split}.jsonl", [{"text": "one", "label": n / 8} for n in range(8)])
     scores = ["--task", "custom", "--kind", "regression", "--text-columns", "text", "--data-dir", tmp_path / "scores"]
     refused = cli("recipe", "finetune", *scores, "--model", tmp_path / "bert", "--label-smoothing", 0.1)
-    assert_sentence(refused, 2, "--label-smoothing needs one class per row, but custom is a regression task")
+    assert_sentence(
+        refused, 2, "--label-smoothing is for classes and tokens, but custom is a regression task: remove it"
+    )

@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.tasks import choose_task, get_task, load_model
-from attnreg.experiments.tasks.models.pretrained import load_pretrained
-from attnreg.experiments.tasks.models.weights import weight_warnings
+from attnreg.experiments.tasks.models.pretrained import load_pretrained, weight_warnings
 from tests import task_data as made
 from tests.cases import TRANSFORMERS
 from tests.commands import assert_sentence, ran

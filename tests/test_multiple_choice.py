@@ -61,7 +61,7 @@ def test_every_form_means_the_same(tmp_path, form):
     texts, right = TEXTS[:3], RIGHT[:3]  # without the row in which letters are texts, too
     task, splits = load(tmp_path / "data", rows_of(choices, answer, texts, right), **options)
     for rows in splits.values():
-        assert kind_class("multiple-choice").gold(task, rows) == right
+        assert kind_class("multiple-choice")(task).gold(rows) == right
         assert [[row[column] for column in task.choices] for row in rows] == texts
 
 
@@ -70,7 +70,7 @@ def test_all_splits_are_read_alike(tmp_path):
     rows = rows_of(listed, lambda texts, right: texts[right], texts, [0, 2])
     # The second row alone could also be a number, of another choice.
     task, splits = load(tmp_path / "data", rows, rows[1:], **LISTED)
-    assert kind_class("multiple-choice").gold(task, splits["validation"]) == [2]
+    assert kind_class("multiple-choice")(task).gold(splits["validation"]) == [2]
     says = "Column answer may give a choice number from 0 to 2 or the text of a choice, which differ in row 1 of split train .*: write letters instead"
     with pytest.raises(InputError, match=says):
         load(tmp_path / "other", rows[1:], **LISTED)

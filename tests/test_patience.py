@@ -134,11 +134,16 @@ def test_stopped_by_hand_it_goes_on_to_the_same_end(whole, cli, tmp_path, monkey
 def test_rows_to_stop_on_are_held_out_of_everything_else(tmp_path):
     plain = make(tmp_path, train_size=None)
     run = make(tmp_path, train_size=None, validation_rows=300, patience=1, stopping_rows=70)
-    everything, held = texts(plain.train_rows), texts(run._stopping_rows)
+    everything = texts(plain.train_rows)
+    held = [
+        tuple(ids[seen.bool()].tolist())
+        for batch in run.stopping.batches
+        for ids, seen in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    ]
     assert texts(run.dev_rows) == everything[-300:]
     assert held == everything[-370:-300]
     assert len(run.stopping.references) == 70
-    reward = sum(len(batch["labels"]) for batch in run.hold_out(40, epochs=2))
+    reward = sum(len(batch["labels"]) for batch in run.rows_in_order(run.hold_out_rows(40, epochs=2)))
     assert texts(run.train_rows) == everything[:-370]
     assert [trained_on(run, epoch) for epoch in range(4)] == [len(everything) - 370 - n for n in (reward, reward, 0, 0)]
     assert make(tmp_path, patience=1, stop_on="dev").stopping is None

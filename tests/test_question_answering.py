@@ -66,7 +66,7 @@ def kind_of(loaded, max_length=16):
 def rows_of(count=20, maker=unanswered, most=10, seed=0):
     rng = random.Random(seed)
     rows = datasets.Dataset.from_list([maker(rng, most) for _ in range(count)])
-    kind_class("question-answering").check(choose_task("custom", kind="question-answering"), rows, "here")
+    kind_class("question-answering")(choose_task("custom", kind="question-answering")).check(rows, "here")
     return rows
 
 
@@ -255,7 +255,7 @@ ANSWER = {"text": ["red"], "answer_start": [2]}
 def test_rows_that_do_not_fit_are_one_sentence(change, says):
     rows = datasets.Dataset.from_list([{"question": "a", "context": "a red one", "answers": ANSWER, **change}])
     with pytest.raises(InputError, match=says):
-        kind_class("question-answering").check(choose_task("custom", kind="question-answering"), rows, "here")
+        kind_class("question-answering")(choose_task("custom", kind="question-answering")).check(rows, "here")
 
 
 def test_what_does_not_fit_is_one_sentence(loaded, tmp_path, bert):
@@ -271,8 +271,8 @@ def test_what_does_not_fit_is_one_sentence(loaded, tmp_path, bert):
     with pytest.raises(InputError, match=r"Missing columns in .*: context"):
         load_data(choose_task("custom", kind="question-answering"), tmp_path / "data")
     slow = SimpleNamespace(is_fast=False)
-    with pytest.raises(InputError, match="does not tell which characters a token has: choose a model with a fast"):
-        kind_class("question-answering").fit_tokenizer(slow, "x")
+    with pytest.raises(InputError, match="cannot map tokens to words of the text: choose a model with a fast"):
+        kind_class("question-answering")(choose_task("custom", kind="question-answering")).fit_tokenizer(slow, "x")
 
 
 @pytest.fixture

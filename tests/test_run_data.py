@@ -47,7 +47,7 @@ def trained_on(run, epoch):
 
 def test_rows_held_out_for_some_epochs_come_back(tmp_path):
     run = make(tmp_path)
-    held = run.hold_out(40, epochs=3)
+    held = run.rows_in_order(run.hold_out_rows(40, epochs=3))
     assert sum(len(batch["labels"]) for batch in held) == 40
     assert [trained_on(run, epoch) for epoch in range(4)] == [160, 160, 160, 200]
     assert run.total_steps == 3 * 5 + 7
@@ -57,7 +57,7 @@ def test_rows_held_out_for_some_epochs_come_back(tmp_path):
 
 def test_rows_held_out_for_good(tmp_path):
     run = make(tmp_path)
-    run.hold_out(40)
+    run.hold_out_rows(40)
     assert [trained_on(run, epoch) for epoch in range(4)] == [160] * 4
     assert len(run.train_rows) == 160
 

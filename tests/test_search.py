@@ -310,7 +310,7 @@ def test_data_of_ones_own(search, runs, tmp_path):
     ran(search("--runs", 2, "--seeds", 1, *own))
     assert len(runs.made) == 2
     refused = search("--runs", 2, "--seeds", 1, *own, "--search-rows", 60, "--output-dir", "other")
-    assert_sentence(refused, 1, "Holding out 60 rows to score on needs at least 61 training rows, got 60")
+    assert_sentence(refused, 1, "Holding out 60 rows needs at least 61 training rows, got 60")
     (tmp_path / "locked" / ".lock").mkdir(parents=True)
     refused = search("--runs", 2, "--seeds", 1, "--output-dir", "locked")
     assert_sentence(refused, 1, "Cannot write to --output-dir: .*locked/.lock")

@@ -17,7 +17,7 @@ SMALL = ["--epochs", 4, "--train-size", 128, "--batch-size", 32, "--learning-rat
 def test_the_last_or_the_best_record_is_returned():
     records = [{"accuracy": score} for score in (0.6, 0.8, 0.8, math.nan)]
     assert Selection("accuracy").returned(records) is records[3]
-    assert Selection("accuracy", best=True).returned(records) is records[1]
+    assert Selection("accuracy", returns_best=True).returned(records) is records[1]
     assert Selection("accuracy", patience=2).returned(records) is records[3]
 
 

@@ -304,7 +304,7 @@ def test_all_data_is_read_before_the_first_run(cli, tmp_path):
     assert_sentence(cli("compare", "--study", path), 1, "Expected --train-size of at most 180, got 181")
     search = {"methods": {"plain": "finetune", "high": "ad-drop --p {0.1,0.3}"}, "primary": None}
     path = file_of(tmp_path, tasks=tasks[:1], options={"folds": 2}, **search)
-    assert_sentence(cli("compare", "--study", path), 1, "Holding out 500 rows to score on needs at least 501 training")
+    assert_sentence(cli("compare", "--study", path), 1, "Holding out 500 rows needs at least 501 training")
     path = file_of(tmp_path, tasks=tasks, options={})
     says = "No validation file in good, .*, or score on rows of train with --validation-rows .in a comparison: --folds"
     assert_sentence(cli("compare", "--study", path), 1, says)

@@ -103,7 +103,7 @@ def test_tokenizers_without_words_are_refused():
         is_fast = False
 
     with pytest.raises(InputError, match=r"The tokenizer of --model some \(Slow.*\) cannot map tokens to words"):
-        kind_class("tokens").fit_tokenizer(Slow(), "some")
+        kind_class("tokens")(get_task("conll2003")).fit_tokenizer(Slow(), "some")
 
 
 def test_every_kind_has_a_head_of_transformers():
@@ -250,7 +250,7 @@ def test_rows_without_a_labelled_word_are_scored_and_not_trained_on(bert):
     kind = kind_class("tokens")(task, tokenizer, 32)
     rows = kind.encode(rows_of(unseen, seen, unseen))
     assert [row["labels"] for row in kind.to_train_on(rows)] == [rows[1]["labels"]]
-    with pytest.raises(InputError, match=r"None of 2 rows has a word that the model sees in column"):
+    with pytest.raises(InputError, match=r"None of 2 rows has a word that the model sees: check"):
         kind.to_train_on(kind.encode(rows_of(unseen, unseen)))
     alone = predict(model, in_order(rows, 1, kind, torch.device("cpu")), kind)
     assert math.isfinite(alone.loss)

@@ -193,9 +193,8 @@ def _model(
 
 def _warn_of_inputs(kind: Kind, sets: Mapping[str, Dataset]) -> None:
     for name, rows in sets.items():
-        for sentence in (cut_inputs(kind, rows, name), unknown_tokens(kind, rows, name)):
-            if sentence is not None:
-                warnings.warn(sentence, AttnRegWarning, stacklevel=3)
+        for sentence in (*cut_inputs(kind, rows, name), *unknown_tokens(kind, rows, name)):
+            warnings.warn(sentence, AttnRegWarning, stacklevel=3)
 
 
 def _config(run: Path) -> dict[str, Any]:

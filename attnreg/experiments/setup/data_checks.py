@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from datasets import Dataset
@@ -21,72 +24,59 @@ _UNKNOWN = 1 / 3  # of these tokens
 _UNCUT = 1_000_000
 
 
-def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> list[str]:
-    """Return one sentence for each probable mistake in rows that are not yet encoded."""
-    found = (
-        shared_rows(kind.task, train, dev, scored_on),
-        *kind.label_warnings(train),
-        similar_classes(kind.task.labels),
-        rare_class(kind, train, dev, scored_on),
-        None if kind.skips_empty_rows else empty_texts(kind.task, train),
-        cut_inputs(kind, train),
-        unknown_tokens(kind, train),
-    )
-    return [f"Warning: {sentence}" for sentence in found if sentence is not None]
+def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:
+    """Yield one sentence for each probable mistake in rows that are not yet encoded."""
+    yield from shared_rows(kind.task, train, dev, scored_on)
+    yield from kind.label_warnings(train)
+    yield from similar_classes(kind.task.labels)
+    if kind.has_classes and kind.one_class_per_row:
+        yield from rare_class(kind, train, dev, scored_on)
+    if not kind.skips_empty_rows:
+        yield from empty_texts(kind.task, train)
+    yield from cut_inputs(kind, train)
+    yield from unknown_tokens(kind, train)
 
 
-def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev") -> str | None:
+def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:
     """Say how many dev rows have the same texts as a training row."""
     known = set(_texts(task, train))
-    count = sum(texts in known for texts in _texts(task, dev))
-    if not count:
-        return None
-    return (
-        f"{count} of {len(dev)} {scored_on} rows {'is' if count == 1 else 'are'} also in train (same texts), so the "
-        "score is too high: remove such rows from train."
-    )
+    if count := sum(texts in known for texts in _texts(task, dev)):
+        shared = f"{count} of {len(dev)} {scored_on} rows {'is' if count == 1 else 'are'} also in train (same texts)"
+        yield f"{shared}, so the score is too high: remove such rows from train."
 
 
-def similar_classes(labels: Sequence[str]) -> str | None:
-    """Name two classes that differ only in case or in spaces around them."""
+def similar_classes(labels: Sequence[str]) -> Iterator[str]:
+    """Name the first two classes that differ only in case or in spaces around them."""
     known: dict[str, str] = {}
     for label in labels:
         if (other := known.setdefault(label.strip().casefold(), label)) != label:
             both = f"the classes {other!r} and {label!r}"
-            return f"{both} differ only in case or spaces: spell classes alike in all rows."
-    return None
+            yield f"{both} differ only in case or spaces: spell classes alike in all rows."
+            return
 
 
-def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> str | None:
+def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:
     """Name a class of at most two training rows, and none in dev, where others have at least ten times as many."""
-    if not (kind.has_classes and kind.one_class_per_row):
-        return None
-    counts = Counter(kind.gold(kind.task, train))
-    few = len(train) / (10 * len(kind.task.labels))
-    rare = [each for each in counts.keys() - {*kind.gold(kind.task, dev)} if counts[each] <= min(2, few)]
-    if not rare:
-        return None
-    names, number = kind.task.labels, min(rare)
-    others = [name for name in names if name != names[number]]
-    return (
-        f"class {names[number]!r} has {counts[number]} of {len(train)} training rows and none in {scored_on}."
-        f"{did_you_mean(names[number], others)}"
-    )
+    names, counts = kind.task.labels, Counter(kind.gold(train))
+    few = min(2, len(train) / (10 * len(names)))
+    if rare := [each for each in counts.keys() - {*kind.gold(dev)} if counts[each] <= few]:
+        number = min(rare)
+        others = [name for name in names if name != names[number]]
+        count = f"{counts[number]} of {len(train)} training rows and none in {scored_on}"
+        yield f"class {names[number]!r} has {count}.{did_you_mean(names[number], others)}"
 
 
-def empty_texts(task: Task, train: Dataset) -> str | None:
-    """Say how many rows have no text, or a choice without text."""
-    empty = [[_is_empty(text) for text in column_of(train, name)] for name in (*task.columns, *task.choices)]
-    rows = list(zip(*empty, strict=True))
-    texts = len(task.columns)
-    for count, what in (
-        (sum(all(row[:texts]) for row in rows), f"no text in {' and '.join(task.columns)}"),
-        (sum(any(row[texts:]) for row in rows), "a choice without text"),
+def empty_texts(task: Task, train: Dataset) -> Iterator[str]:
+    """Say how many rows have no text or, if all have some, a choice without text."""
+    for columns, counts, what in (
+        (task.columns, all, f"no text in {' and '.join(task.columns)}"),
+        (task.choices, any, "a choice without text"),
     ):
-        if count:
+        rows = zip(*(map(_is_empty, column_of(train, name)) for name in columns), strict=True)
+        if count := sum(counts(row) for row in rows):
             verb = "has" if count == 1 else "have"
-            return f"{count} of {len(train)} training rows {verb} {what}: remove or fill them."
-    return None
+            yield f"{count} of {len(train)} training rows {verb} {what}: remove or fill them."
+            return
 
 
 def _is_empty(text: Any) -> bool:
@@ -95,67 +85,51 @@ def _is_empty(text: Any) -> bool:
     return not text.strip() if isinstance(text, str) else not text  # an image, or a conversation
 
 
-def cut_inputs(kind: Kind, rows: Dataset, name: str = "training inputs") -> str | None:
+def cut_inputs(kind: Kind, rows: Dataset, name: str = "training inputs") -> Iterator[str]:
     """Say how many inputs are cut and how long the longest one is, if more than a fifth are cut."""
-    if kind.has_windows:
-        return None
-    some = rows.select(range(min(CHECKED, len(rows))))
-    limit = kind.max_length
-    try:
-        uncut = type(kind)(kind.task, kind.tokenizer, _UNCUT)
-        lengths = uncut.lengths(uncut.encode(some))
-    except InputError:  # none of these rows has a token to predict; others may have one
-        return None
+    if kind.has_windows or (encoded := _encoded(replace(kind, max_length=_UNCUT), rows, CHECKED)) is None:
+        return
+    lengths, limit = kind.lengths(encoded), kind.max_length
     cut = sum(length > limit for length in lengths)
-    if cut <= MUCH * len(lengths):
-        return None
-    which = "" if len(some) == len(rows) else "the first "
-    return (
-        f"{cut} of {which}{len(lengths)} {name} ({cut / len(lengths):.0%}) are cut by --max-length {limit}; "
-        f"the longest has {max(lengths)} tokens."
-    )
+    if cut > MUCH * len(lengths):
+        which = "the first " if len(rows) > CHECKED else ""
+        share = f"{cut} of {which}{len(lengths)} {name} ({cut / len(lengths):.0%})"
+        yield f"{share} are cut by --max-length {limit}; the longest has {max(lengths)} tokens."
 
 
-def unknown_tokens(kind: Kind, rows: Dataset, name: str = "training inputs") -> str | None:
+def unknown_tokens(kind: Kind, rows: Dataset, name: str = "training inputs") -> Iterator[str]:
     """Say which share of the tokens is unknown to the tokenizer, if more than a third are, or that there are none."""
+    # A copy, because encoding sets the tokenizer's truncation, which would be saved with the model.
+    if kind.reads_images or (encoded := _encoded(copy.deepcopy(kind), rows, _READ)) is None:
+        return
     tokenizer = kind.tokenizer
-    if kind.reads_images:
-        return None
-    try:
-        # A copy, because encoding sets the tokenizer's truncation, which would be saved with the model.
-        encoded = copy.deepcopy(kind).encode(rows.select(range(min(_READ, len(rows)))))
-    except InputError:  # none of these rows has a token to predict; others may have one
-        return None
     special, unknown = set(tokenizer.all_special_ids), tokenizer.unk_token_id
     marks = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id}
     if unknown in {*marks, tokenizer.pad_token_id}:  # GPT-2 has one token for all, and knows every byte
         unknown = None
-    tokens = [token for token in _flat(encoded["input_ids"]) if token == unknown or token not in special]
+    ids = chain.from_iterable(encoded["input_ids"][:])
+    ids = chain.from_iterable(ids) if kind.needs_choices else ids
+    tokens = [token for token in ids if token == unknown or token not in special]
+    share = sum(token == unknown for token in tokens) / max(1, len(tokens))
     advice = "check that the tokenizer belongs to the model and fits the language of your texts."
     if not tokens and len(rows):
-        return f"the tokenizer finds no token in the {name}: {advice}"
-    share = sum(token == unknown for token in tokens) / max(1, len(tokens))
-    if share <= _UNKNOWN:
-        return None
-    return f"{share:.0%} of the tokens in the {name} are unknown to the tokenizer ({tokenizer.unk_token}): {advice}"
+        yield f"the tokenizer finds no token in the {name}: {advice}"
+    elif share > _UNKNOWN:
+        yield f"{share:.0%} of the tokens in the {name} are unknown to the tokenizer ({tokenizer.unk_token}): {advice}"
 
 
-def _flat(ids: Any) -> Iterator[int]:
-    for each in ids:
-        if isinstance(each, int):
-            yield each
-        else:
-            yield from _flat(each)
+def _encoded(kind: Kind, rows: Dataset, most: int) -> Dataset | None:
+    """Encode the first rows; ``None`` if none of them has a token to predict, although others may."""
+    with suppress(InputError):
+        return kind.encode(rows.select(range(min(most, len(rows)))))
+    return None
 
 
 def _texts(task: Task, rows: Dataset) -> list[Any]:
-    columns = [column_of(rows, column) for column in (*task.columns, *task.choices)]
-    return [tuple(map(_hashable, row)) for row in zip(*columns, strict=True)]
+    """Return what tells rows apart: their texts, or the pixels of their images."""
+    columns = (column_of(rows, name) for name in (*task.columns, *task.choices))
+    return list(zip(*(map(_identity, column) for column in columns), strict=True))
 
 
-def _hashable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return tuple((name, _hashable(one)) for name, one in value.items())
-    if isinstance(value, list):
-        return tuple(map(_hashable, value))
-    return (value.size, value.mode, value.tobytes()) if hasattr(value, "tobytes") else value  # an image
+def _identity(value: Any) -> Any:
+    return (value.size, value.mode, value.tobytes()) if hasattr(value, "tobytes") else repr(value)

@@ -23,24 +23,30 @@ def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tu
     """Shuffle train; return the rows to train on, and the rows of dev or of train to score on."""
     _check(settings, task)
     rows, dev = splits["train"], splits.get("validation")
-    if settings.folds is not None:
-        rows, dev = _fold(rows, settings.folds, settings.seed % settings.folds)
+    if (folds := settings.folds) is not None:
+        if folds > len(rows):
+            raise InputError(f"Expected --folds of at most {len(rows)}, the number of training rows, got {folds}.")
+        order, fold = rows.shuffle(seed=_OF_FOLDS), settings.seed % folds
+        dev = order.shard(folds, fold, contiguous=False)
+        rows = order.select([row for row in range(len(order)) if row % folds != fold])
     train = rows.shuffle(seed=settings.seed)
-    held = settings.validation_rows or 0
-    left = len(train) - held
-    if left < 1:
-        rows = f"{held} row{'s' * (held > 1)}"
-        raise InputError(f"Holding out {rows} to score on needs at least {held + 1} training rows, got {len(train)}.")
-    if settings.train_size is not None and settings.train_size > left:
-        raise InputError(f"Expected --train-size of at most {left}, got {settings.train_size}.")
-    if settings.validation_rows is not None:
-        dev = train.select(range(left, len(train)))
-    train = train.select(range(left))
-    chosen: Sequence[int] = range(settings.train_size or left)
+    if (held := settings.validation_rows) is not None:
+        train, dev = split_off(train, held, len(train) - held)
+    if settings.train_size is not None and settings.train_size > len(train):
+        raise InputError(f"Expected --train-size of at most {len(train)}, got {settings.train_size}.")
+    chosen: Sequence[int] = range(settings.train_size or len(train))
     if settings.shots is not None or (settings.stratified and settings.train_size is not None):
         labels = [plain_label(label) for label in column_of(train, task.label)]
         chosen = stratified(labels, len(chosen)) if settings.shots is None else _shots(labels, settings.shots)
     return train.select(chosen), dev
+
+
+def split_off(rows: Dataset, size: int, left: int) -> tuple[Dataset, Dataset]:
+    """Split off the last rows, at least ``size``, so that ``left`` rows remain to train on, or raise if none does."""
+    if left < 1:
+        plural = "s" * (size > 1)
+        raise InputError(f"Holding out {size} row{plural} needs at least {size + 1} training rows, got {len(rows)}.")
+    return rows.select(range(left)), rows.select(range(left, len(rows)))
 
 
 def stratified(labels: Sequence[Hashable], size: int) -> list[int]:
@@ -81,16 +87,6 @@ def _shots(labels: Sequence[Hashable], each: int) -> list[int]:
     return sorted(row for rows in of_class.values() for row in rows[:each])
 
 
-def _fold(rows: Any, folds: int, number: int) -> tuple[Any, Any]:
-    if folds > len(rows):
-        raise InputError(f"Expected --folds of at most {len(rows)}, the number of training rows, got {folds}.")
-    order = rows.shuffle(seed=_OF_FOLDS)
-    return (
-        order.select([row for row in range(len(order)) if row % folds != number]),
-        order.select(range(number, len(order), folds)),
-    )
-
-
 def _of_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:
     of_class = defaultdict(list)
     for row, label in enumerate(labels):
@@ -99,8 +95,17 @@ def _of_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:
 
 
 def _check(settings: Settings, task: Task) -> None:
-    by_class = "--shots" if settings.shots is not None else "--stratified" if settings.stratified else None
-    if by_class is not None and not kind_class(task.kind).one_class_per_row:
-        raise UsageError(f"{by_class} is for classification, but {task.name} is a {task.kind} task: remove it.")
+    kind = kind_class(task.kind)
+    for name, is_for, what in (
+        ("shots", kind.one_class_per_row, "classification"),
+        ("stratified", kind.one_class_per_row, "classification"),
+        ("label_noise", kind.one_class_per_row, "classification"),
+        ("class_weights", kind.one_class_per_row and kind.has_classes, "classification"),
+        ("label_smoothing", not kind.one_number_per_row, "classes and tokens"),
+        ("prompt_weight", task.kind == "causal-lm", "causal-lm"),
+    ):
+        if getattr(settings, name) and not is_for:
+            flag = settings.flag(name)
+            raise UsageError(f"{flag} is for {what}, but {task.name} is a {task.kind} task: remove it.")
     if settings.shots is not None and settings.train_size is not None:
         raise UsageError("--shots and --train-size both say how many rows to train on: remove one of them.")

@@ -23,7 +23,7 @@ from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order
 from attnreg.experiments.setup.data_checks import cut_inputs, data_warnings
 from attnreg.experiments.setup.device import choose_device, set_threads
-from attnreg.experiments.setup.sampling import choose_rows, mislabel
+from attnreg.experiments.setup.sampling import choose_rows, mislabel, split_off
 from attnreg.experiments.setup.stopping import STOPPING, Selection
 from attnreg.experiments.setup.trackers import check_trackers, flattened, tracked
 from attnreg.experiments.tasks.choice import choose_task
@@ -58,12 +58,11 @@ class Setup:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.scored_on = settings.scored_on
+        self.scored_on, self.epochs = settings.scored_on, settings.epochs
         self.held_out: dict[str, int] | None = None
         self.folder = RunFolder(settings.output_dir)
-        self.task, splits = load_data(
-            settings.chosen_task(), settings.data_dir, needs_validation=settings.scored_on == "dev"
-        )
+        task, on_dev = settings.chosen_task(), settings.scored_on == "dev"
+        self.task, splits = load_data(task, settings.data_dir, needs_validation=on_dev)
         self.folder.check(settings)
         device = choose_device(settings.device)
         check_trackers(settings.report_to)
@@ -83,16 +82,16 @@ class Setup:
         except ValueError as error:
             wanted = settings.mixed_precision or "float32"
             raise InputError(f"Precision {wanted} is not available here: {error}") from error
-        processes = self.accelerator.num_processes
-        if settings.batch_size % processes:
+        processes, accumulation = self.accelerator.num_processes, settings.gradient_accumulation
+        each, left = divmod(settings.batch_size, processes)
+        if left:
             raise InputError(
                 f"Expected --batch-size, which counts the rows of all {processes} processes, to be a multiple of "
                 f"{processes}, got {settings.batch_size}."
             )
-        if settings.gradient_accumulation > settings.batch_size // processes:
+        if accumulation > each:
             raise InputError(
-                f"Expected --gradient-accumulation of at most {settings.batch_size // processes}, the rows of a batch, "
-                f"got {settings.gradient_accumulation}."
+                f"Expected --gradient-accumulation of at most {each}, the rows of a batch, got {accumulation}."
             )
         self.folder.writer = self.accelerator.is_main_process
         set_seed(settings.seed)
@@ -113,78 +112,54 @@ class Setup:
         if settings.noisy_tune:
             noisy_tune(self.model, settings.noisy_tune)
         max_length = longest_input(self.model, settings.max_length, self.task.max_length)
-        if (
-            settings.max_length is None
-            and max_length < self.task.max_length
-            and not kind_class(self.task.kind).reads_images
-        ):
+        train, dev = choose_rows(splits, settings, self.task)
+        self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, max_length)
+        if settings.max_length is None and max_length < self.task.max_length and not self.kind.reads_images:
             self.remarks.append(
                 f"Inputs have at most {max_length} tokens, which is what the model takes (--max-length)."
             )
-        train, dev = choose_rows(splits, settings, self.task)
-        self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, max_length)
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
         self.remarks += [
             *([summary(self.model)] if is_adapted(self.model) else []),
             *self.kind.remarks,
-            *(f"Warning: {sentence}" for sentence in self._doubts),
-            *data_warnings(self.kind, train, dev, self.scored_on),
+            *(f"Warning: {each}" for each in (*self._doubts, *data_warnings(self.kind, train, dev, self.scored_on))),
         ]
         self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
         if settings.label_noise:
-            self._mislabel(settings.label_noise)
-        if settings.class_weights is not None and not (self.kind.has_classes and self.kind.one_class_per_row):
-            raise UsageError(
-                f"--class-weights is for classification, but {self.task.name} is a {self.task.kind} task: remove it."
-            )
+            noise, classes = settings.label_noise, self.kind.num_classes
+            self.train_rows, self.true_labels = mislabel(self.train_rows, noise, classes, settings.seed)
+            if self.scored_on == "held-out":  # rows held out of noisy data are noisy
+                self.dev_rows, _ = mislabel(self.dev_rows, noise, classes, settings.seed + 1)
         if settings.class_weights is not None and (settings.label_smoothing or settings.prompt_weight):
             raise UsageError(f"Each of {self.loss_flags} changes the training loss: use --class-weights alone.")
-        if settings.label_smoothing and self.task.kind == "regression":
-            raise UsageError(
-                f"--label-smoothing needs one class per row, but {self.task.name} is a {self.task.kind} task."
-            )
-        if settings.prompt_weight and self.task.kind != "causal-lm":
-            raise UsageError(f"--prompt-weight is for causal-lm, but {self.task.name} is a {self.task.kind} task.")
         if settings.prompt_weight and not any(IGNORED in row for row in self.train_rows["labels"][:]):
             raise UsageError(f"--prompt-weight needs prompts, but {self.task.name} has plain texts: remove it.")
         self.other_text = self._read_other_text(settings.score_on, max_length)
-        self._further_rows = {
-            name.removeprefix("validation_"): self.kind.encode(splits[name])
+        #: the rows that the run is scored on, in order
+        self.dev = self.labelled(self.dev_rows)
+        #: further validation sets of the task, by name
+        self.further = {
+            name.removeprefix("validation_"): self.labelled(self.kind.encode(splits[name]))
             for name in self.task.validation[1:]
-            if name in splits and settings.scored_on == "dev"
+            if name in splits and on_dev
         }
-        self._stopping_rows = self._hold_out_to_stop()
+        #: the rows held out of the whole run, before any others, for ``--patience`` or ``--select best``, if any
+        self.stopping: Labelled | None = None
+        if settings.stop_on != "dev" and (settings.patience is not None or settings.returns_best):
+            size = settings.stopping_rows or min(256, max(1, len(self.train_rows) // 10))
+            self.train_rows, held = self._split(self.train_rows, size)
+            self.stopping = self.labelled(held)
         self._rows_left, self._held_until = self.train_rows, 0
         self._batches: dict[bool, TrainBatches] = {}  # by whether rows are held out
 
-    @property
-    def epochs(self) -> int:
-        """Number of epochs."""
-        return self.settings.epochs
-
     def train_batches(self, epoch: int) -> TrainBatches:
-        """Return the training batches of an epoch. Call :meth:`hold_out` before, if at all."""
+        """Return the training batches of an epoch. Call :meth:`hold_out_rows` before, if at all."""
         held = epoch < self._held_until
         if held not in self._batches:
             rows, settings = self._rows_left if held else self.train_rows, self.settings
             self._batches[held] = TrainBatches(rows, settings.batch_size, self.kind, settings.seed, self.accelerator)
         return self._batches[held]
-
-    @functools.cached_property
-    def dev(self) -> Labelled:
-        """The rows that the run is scored on, in order."""
-        return self.labelled(self.dev_rows)
-
-    @functools.cached_property
-    def further(self) -> dict[str, Labelled]:
-        """Further validation sets of the task, by name."""
-        return {name: self.labelled(rows) for name, rows in self._further_rows.items()}
-
-    @functools.cached_property
-    def stopping(self) -> Labelled | None:
-        """The rows held out of the whole run for ``--patience`` or ``--select best``, if any."""
-        return None if self._stopping_rows is None else self.labelled(self._stopping_rows)
 
     @property
     def evaluated(self) -> dict[str, Labelled]:
@@ -195,7 +170,7 @@ class Setup:
         """Return the rule that chooses the network to keep."""
         metric = self.task.metric
         key = metric if self.stopping is None else f"{STOPPING}_{metric}"
-        return Selection(key, self.settings.patience, best=self.settings.returns_best)
+        return Selection(key, self.settings.patience, self.settings.returns_best)
 
     @property
     def total_steps(self) -> int:
@@ -209,10 +184,6 @@ class Setup:
     def steps_in(self, epochs: int) -> int:
         """Return the number of optimizer steps in the first ``epochs`` epochs."""
         return sum(len(self.train_batches(epoch)) for epoch in range(epochs))
-
-    def hold_out(self, size: int, epochs: int | None = None) -> list[Batch]:
-        """Hold rows out from the training data and return them as batches; see :meth:`hold_out_rows`."""
-        return self.rows_in_order(self.hold_out_rows(size, epochs))
 
     def hold_out_rows(self, size: int, epochs: int | None = None) -> Any:
         """Hold rows out from the training data (the last ones of the shuffled rows) and return them.
@@ -233,12 +204,7 @@ class Setup:
 
     def _split(self, rows: Any, size: int) -> tuple[Any, Any]:
         """Split off the last rows; a few more where that would divide the windows of one."""
-        left = self.kind.divided(rows, max(0, len(rows) - size))
-        if left < 1:
-            raise InputError(
-                f"Holding out {size} row{'s' * (size > 1)} needs at least {size + 1} training rows, got {len(rows)}."
-            )
-        return rows.select(range(left)), rows.select(range(left, len(rows)))
+        return split_off(rows, size, self.kind.divided(rows, max(0, len(rows) - size)))
 
     def _load(self) -> tuple[Any, Any]:
         settings = self.settings
@@ -247,12 +213,8 @@ class Setup:
                 f"--model {settings.model} holds an adapter, not a whole model: merge it (`merge_and_unload` of peft) "
                 "and save the model in another folder, or train from the adapter's own model."
             )
-        model, tokenizer, new, self._doubts = load_pretrained(
-            self.task,
-            settings.model,
-            settings.model_dropout,
-            settings.pooling,  # type: ignore[arg-type]
-        )
+        own: list[Any] = [settings.model, settings.model_dropout, settings.pooling]
+        model, tokenizer, new, self._doubts = load_pretrained(self.task, *own)
         if settings.lora_rank is None:
             return model, tokenizer
         if new is None:
@@ -285,27 +247,9 @@ class Setup:
         except InputError as error:
             raise InputError(f"Cannot read --score-on {path}: {error}") from error
         kind = CausalLM(task, self.tokenizer, max_length)
-        if (sentence := cut_inputs(kind, splits["validation"], "texts of --score-on")) is not None:
-            self.remarks.append(f"Warning: {sentence}")
-        return self.labelled(kind.encode(splits["validation"])), kind
-
-    def _mislabel(self, share: float) -> None:
-        if not self.kind.one_class_per_row:
-            raise UsageError(
-                f"--label-noise is for classification, but {self.task.name} is a {self.task.kind} task: remove it."
-            )
-        classes, seed = self.kind.num_classes, self.settings.seed
-        self.train_rows, self.true_labels = mislabel(self.train_rows, share, classes, seed)
-        if self.scored_on == "held-out":  # rows held out of noisy data are noisy
-            self.dev_rows, _ = mislabel(self.dev_rows, share, classes, seed + 1)
-
-    def _hold_out_to_stop(self) -> Any:
-        """Hold the rows of ``--stop-on held-out`` out of the whole run, before any others; ``None`` without it."""
-        settings, rows = self.settings, len(self.train_rows)
-        if settings.stop_on == "dev" or (settings.patience is None and not settings.returns_best):
-            return None
-        self.train_rows, held = self._split(self.train_rows, settings.stopping_rows or min(256, max(1, rows // 10)))
-        return held
+        rows = splits["validation"]
+        self.remarks += [f"Warning: {sentence}" for sentence in cut_inputs(kind, rows, "texts of --score-on")]
+        return self.labelled(kind.encode(rows)), kind
 
     def rows_in_order(self, rows: Any) -> list[Batch]:
         """Batch encoded rows in their order."""

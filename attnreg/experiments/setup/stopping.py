@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,48 +13,40 @@ Record = Mapping[str, Any]
 STOPPING = "stopping"  # the rows held out for --patience, among the evaluated sets
 
 
+@dataclass
 class Selection:
-    """Chooses the network to return; with patience, decides when to stop.
+    """Chooses the network to return; with patience, decides when to stop."""
 
-    Args:
-        key: key of the score in the records of :attr:`attnreg.experiments.History.evaluations`.
-        patience: number of evaluations in a row without a better score after which the run stops; ``None``: never.
-        best: return the network of the best evaluation, whose weights are kept, instead of the last one.
-    """
-
-    def __init__(self, key: str, patience: int | None = None, *, best: bool = False) -> None:
-        self.key = key
-        self.patience = patience
-        self._returns_best = best
-        self.weights: dict[str, Tensor] = {}  # of the best network so far
+    key: str  #: key of the score in the records of :attr:`attnreg.experiments.History.evaluations`.
+    patience: int | None = None  #: evaluations in a row without a better score that end the run; ``None``: never.
+    returns_best: bool = False  #: whether the network of the best evaluation is returned, and not the last one.
+    weights: dict[str, Tensor] = field(default_factory=dict)  #: of the best network so far, if it is returned.
 
     def best(self, records: Sequence[Record]) -> Record:
         """Return the record of the best evaluation; the earliest one in a tie."""
-        return records[self._best(records)]
+        return max(records, key=lambda record: -math.inf if math.isnan(record[self.key]) else record[self.key])
 
     def is_over(self, records: Sequence[Record]) -> bool:
         """Whether the run is to stop after these evaluations."""
-        return bool(records) and self.patience is not None and len(records) - self._best(records) > self.patience
+        if not records or self.patience is None:
+            return False
+        return len(records) - list(records).index(self.best(records)) > self.patience
 
     def returned(self, records: Sequence[Record]) -> Record:
         """Return the record of the network to return, of the evaluations so far."""
-        return self.best(records) if self._returns_best else records[-1]
+        return self.best(records) if self.returns_best else records[-1]
 
     def note(self, records: Sequence[Record], network: nn.Module) -> bool:
         """Whether the network that was just evaluated is the one to return so far; keep the weights of a best one."""
         is_returned = self.returned(records) is records[-1]
-        if is_returned and self._returns_best:
+        if is_returned and self.returns_best:
             self.weights = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
         return is_returned
 
     def give_back(self, network: nn.Module) -> None:
         """Give a network the weights of the best evaluation, if that is the one to return."""
-        if self._returns_best:
+        if self.returns_best:
             network.load_state_dict(self.weights)
-
-    def _best(self, records: Sequence[Record]) -> int:
-        scores = [-math.inf if math.isnan(record[self.key]) else record[self.key] for record in records]
-        return scores.index(max(scores))
 
 
 def biased(scored_on: str) -> str:

@@ -35,7 +35,7 @@ def tracked(accelerator: Accelerator, options: Mapping[str, Any]) -> Iterator[No
             tracker.finish()  # not `end_training`, which would also destroy the process group
 
 
-def flattened(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+def flattened(record: Mapping[Any, Any], prefix: str = "") -> dict[str, float]:
     """Flatten the numbers of a nested record; keys become paths.
 
     Example:
@@ -44,10 +44,9 @@ def flattened(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """
     numbers: dict[str, float] = {}
     for name, value in record.items():
-        if isinstance(value, Mapping):
-            numbers |= flattened(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)):
-            numbers[prefix + name] = value
-        elif isinstance(value, list):
-            numbers |= flattened({str(number): item for number, item in enumerate(value)}, f"{prefix}{name}/")
+        inner = dict(enumerate(value)) if isinstance(value, list) else value
+        if isinstance(inner, Mapping):
+            numbers |= flattened(inner, f"{prefix}{name}/")
+        elif isinstance(inner, (int, float)):
+            numbers[f"{prefix}{name}"] = inner
     return numbers

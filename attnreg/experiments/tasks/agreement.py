@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 SIZES = {"train": 2000, "validation": 1000, "test": 1000}
 
@@ -44,8 +45,7 @@ _PLURALS = {
 _Row = dict[str, str | int]
 
 
-@dataclass(frozen=True)
-class _Word:
+class _Word(NamedTuple):
     text: str
     wrong: tuple[str, ...] = ()  # words that would break agreement here
 
@@ -75,16 +75,12 @@ def completions(split: str) -> list[_Row]:
 def _splits(seed: str, draw: Callable[[random.Random], _Row]) -> dict[str, list[_Row]]:
     """Draw the rows of all splits; the first field of a row is unique."""
     rng = random.Random(seed)
-    seen: set[str | int] = set()
-    splits: dict[str, list[_Row]] = {name: [] for name in SIZES}
-    for name, found in splits.items():
-        while len(found) < SIZES[name]:
-            row = draw(rng)
-            text = next(iter(row.values()))
-            if text not in seen:
-                seen.add(text)
-                found.append(row)
-    return splits
+    found: dict[str | int, _Row] = {}
+    while len(found) < sum(SIZES.values()):
+        row = draw(rng)
+        found.setdefault(next(iter(row.values())), row)
+    drawn = iter(found.values())
+    return {name: list(islice(drawn, size)) for name, size in SIZES.items()}
 
 
 def vocabulary() -> list[str]:
@@ -113,11 +109,9 @@ def _completion(rng: random.Random) -> _Row:
 
 def _parts(rng: random.Random) -> tuple[list[_Word], list[_Word]]:
     """Return the subject of a sentence, with its modifier, and the predicate."""
-    plural = rng.randrange(2)
-    noun = rng.choice(NOUNS)
+    plural, noun = rng.randrange(2), rng.choice(NOUNS)
     subject = _noun_phrase(rng, noun, plural)
-    modifier = rng.choice((_nothing, _prepositional, _prepositional, _subject_relative, _object_relative))
-    kind = rng.randrange(4)
+    modifier, kind = rng.randrange(5), rng.randrange(4)
     if kind == 0:
         predicate = [_agreeing(rng, COPULAS, plural), _Word(rng.choice(ADJECTIVES))]
     elif kind == 1:
@@ -128,22 +122,17 @@ def _parts(rng: random.Random) -> tuple[list[_Word], list[_Word]]:
         own = "themselves" if plural else noun[2]
         reflexive = _Word(own, tuple(word for word in REFLEXIVES if word != own))
         predicate = [_verb(rng, TRANSITIVES, plural), reflexive]
-    return subject + modifier(rng, plural), predicate
+    return subject + _modifier(rng, modifier, plural), predicate
 
 
-def _nothing(rng: random.Random, plural: int) -> list[_Word]:
-    return []
-
-
-def _prepositional(rng: random.Random, plural: int) -> list[_Word]:
-    return [_Word(rng.choice(PREPOSITIONS)), *_some_noun_phrase(rng)]
-
-
-def _subject_relative(rng: random.Random, plural: int) -> list[_Word]:
-    return [_Word("that"), _verb(rng, TRANSITIVES, plural), *_some_noun_phrase(rng)]
-
-
-def _object_relative(rng: random.Random, plural: int) -> list[_Word]:
+def _modifier(rng: random.Random, kind: int, plural: int) -> list[_Word]:
+    """Return nothing (0), a prepositional phrase (1, 2), or a relative clause of the subject (3) or the object (4)."""
+    if kind == 0:
+        return []
+    if kind in (1, 2):
+        return [_Word(rng.choice(PREPOSITIONS)), *_some_noun_phrase(rng)]
+    if kind == 3:
+        return [_Word("that"), _verb(rng, TRANSITIVES, plural), *_some_noun_phrase(rng)]
     inner = rng.randrange(2)
     return [_Word("that"), *_noun_phrase(rng, rng.choice(NOUNS), inner), _verb(rng, TRANSITIVES, inner)]
 

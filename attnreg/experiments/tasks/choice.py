@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from attnreg.errors import UsageError, did_you_mean
@@ -42,16 +41,13 @@ def choose_task(
         ('f1', 'accuracy')
     """
     task = get_task(name)
-    columns = {
-        "--kind": kind,
-        "--text-columns": text_columns,
-        "--label-column": label_column,
-        "--choice-columns": choice_columns,
-    }
+    given = (kind, text_columns, label_column, choice_columns)
     if task is TASKS["custom"]:
-        task = _custom(task, kind or "classification", text_columns, label_column, choice_columns)
-    elif given := [option for option, value in columns.items() if value is not None]:
-        raise UsageError(f"{given[0]} is only for --task custom: remove it for --task {name}.")
+        task = _custom(task, kind or "classification", *given[1:])
+    elif set(given) != {None}:
+        flags = ("--kind", "--text-columns", "--label-column", "--choice-columns")
+        flag = next(flag for flag, value in zip(flags, given, strict=True) if value is not None)
+        raise UsageError(f"{flag} is only for --task custom: remove it for --task {name}.")
     if metric is None:
         return task
     known = kind_class(task.kind).metrics
@@ -70,9 +66,8 @@ def _custom(template: Task, kind: str, texts: str | None, label: str | None, cho
         raise UsageError(f"Expected --kind to be one of {', '.join(KINDS)}, got {kind!r}.{did_you_mean(kind, KINDS)}")
     expected = kind_class(kind)
     columns, chosen_from = _names("--text-columns", texts), _names("--choice-columns", choices)
-    usual = () if columns else expected.usual_columns
-    label = label or (expected.usual_label if usual else None)
-    columns = columns or usual
+    if not columns and expected.usual_columns:
+        columns, label = expected.usual_columns, label or expected.usual_label
     if not columns:
         raise UsageError("--task custom needs --text-columns, for example --text-columns premise,hypothesis.")
     if len(columns) > expected.most_columns:
@@ -87,18 +82,12 @@ def _custom(template: Task, kind: str, texts: str | None, label: str | None, cho
     target = label or (template.label if expected.needs_labels else columns[0])
     if expected.needs_labels and target in (*columns, *chosen_from):
         raise UsageError(f"Column {target} holds the labels, so it cannot be a text or choice column, too.")
-    return replace(
-        template,
-        kind=kind,
-        columns=columns,
-        label=target,
-        choices=chosen_from,
-        metrics=expected.metrics[:1],
-    )
+    metrics = expected.metrics[:1]
+    return replace(template, kind=kind, columns=columns, label=target, choices=chosen_from, metrics=metrics)
 
 
 def _names(option: str, text: str | None) -> tuple[str, ...]:
-    names: Sequence[str] = [] if text is None else [name.strip() for name in text.split(",")]
+    names = () if text is None else tuple(name.strip() for name in text.split(","))
     if not all(names) or len(set(names)) < len(names):
         raise UsageError(f"Expected {option} to be different column names, separated by commas, got {text!r}.")
-    return tuple(names)
+    return names

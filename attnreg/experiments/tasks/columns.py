@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, listed
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-NO_LISTS = ": use .jsonl or .parquet, because .csv and .tsv cannot store lists"  # ends a message
+NO_LISTS = ": use .jsonl or .parquet, because .csv and .tsv cannot store lists"  # of a text that should be a list
 
 
 def top_column(column: str, names: Iterable[str]) -> str:
@@ -26,11 +26,9 @@ def column_of(rows: Dataset | Mapping[str, Any], column: str) -> list[Any]:
         >>> column_of({"translation": [{"en": "yes"}, {}]}, "translation.en")
         ['yes', None]
     """
-    names = list(rows) if isinstance(rows, Mapping) else rows.column_names
-    top = top_column(column, names)
+    top = top_column(column, rows if isinstance(rows, Mapping) else rows.column_names)
     values = list(rows[top][:])  # a slice, because reading row by row is slow
-    field = column[len(top) + 1 :]
-    for name in field.split(".") if field else ():
+    for name in filter(None, column[len(top) + 1 :].split(".")):
         values = [value.get(name) if isinstance(value, dict) else None for value in values]
     return values
 
@@ -41,12 +39,18 @@ def texts_of(rows: Dataset, column: str, place: str) -> list[str]:
     return converted(values, lambda text: text if isinstance(text, str) else None, f"text in column {column}", place)
 
 
-def converted(values: Iterable[Any], convert: Callable[[Any], Any], what: str, place: str) -> list[Any]:
-    """Convert the value of each row, or raise: a value that becomes ``None`` is not ``what`` was expected."""
+def converted(
+    values: Iterable[Any], convert: Callable[[Any], Any], what: str, place: str, of_text: str = ""
+) -> list[Any]:
+    """Convert the value of each row, or raise: a value that becomes ``None`` is not ``what`` was expected.
+
+    ``of_text`` ends the message if the value is a text.
+    """
     made = []
     for row, value in enumerate(values, 1):
         if (one := convert(value)) is None:
-            raise InputError(f"Expected {what}, got {value!r} in row {row} of {place}.")
+            hint = of_text if isinstance(value, str) else ""
+            raise InputError(f"Expected {what}, got {value!r} in row {row} of {place}{hint}.")
         made.append(one)
     return made
 
@@ -66,15 +70,11 @@ class Classes:
 
     def __init__(self, labels: Sequence[str], names: Sequence[str] | None = None) -> None:
         self.labels = labels
-        known: dict[Any, int] = {name: i for i, name in enumerate(labels)}
-        numbers = {name: _integer(name) for name in labels}
+        known = {name: number for number, name in enumerate(labels)}
+        integers = {whole: number for name, number in known.items() if (whole := _integer(name)) is not None}
         if names is not None and set(names) <= set(labels):
-            known.update({i: known[name] for i, name in enumerate(names)})
-        elif any(number is not None for number in numbers.values()):
-            known.update({number: known[name] for name, number in numbers.items() if number is not None})
-        else:
-            known.update({i: i for i in range(len(labels))})
-        self._known = known
+            integers = {number: known[name] for number, name in enumerate(names)}
+        self._known: dict[Any, int] = {**known, **(integers or dict(enumerate(range(len(labels)))))}
 
     def number(self, value: Any) -> int | None:
         """Return the class number of a label, or ``None`` if the label is unknown."""
@@ -86,8 +86,7 @@ class Classes:
         return self._known.get(label)
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{i} ({name})" for i, name in enumerate(self.labels[:20]))
-        return shown if len(self.labels) <= 20 else f"{shown}, ... ({len(self.labels)} in all)"
+        return listed([f"{number} ({name})" for number, name in enumerate(self.labels)], 20)
 
 
 def plain_label(value: Any) -> Any:
@@ -136,9 +135,7 @@ def number_of(value: Any) -> float | None:
 def class_names(rows: Dataset, label: str) -> list[str] | None:
     """Return the class names that the data declares for the integers of a label column, or ``None``."""
     feature = rows.features.get(top_column(label, rows.column_names))
-    feature = getattr(feature, "feature", feature)  # for a list column, the feature of its elements
-    names = getattr(feature, "names", None)
-    return None if names is None else list(names)
+    return getattr(getattr(feature, "feature", feature), "names", None)  # of a list column, those of its elements
 
 
 def _integer(text: str) -> int | None:

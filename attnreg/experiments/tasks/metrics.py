@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,44 +22,31 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 BINS = 15  # of confidence, for the calibration error
 
 
-def _both(feature: Any) -> datasets.Features:
-    return datasets.Features({"predictions": feature, "references": feature})
-
-
-_LABELS = _both(datasets.Value("int64"))
-_NUMBERS = _both(datasets.Value("float64"))
-_TAGS = _both(datasets.Sequence(datasets.Value("string")))
-_TEXTS = _both(datasets.Value("string"))
-
-
-class _Metric(evaluate.Metric):
-    """A metric, described to ``evaluate``; the subclasses are made by :func:`_metric`."""
-
-    key: str
-    bounds: tuple[float, float]  # the lowest and the highest possible score
-    described: Mapping[str, Any]
-    function: Callable[[Any, Any], float]
-
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(**self.described)
-
-    def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        return {self.key: float(type(self).function(predictions, references))}
+_LABELS, _NUMBERS, _TEXTS = (datasets.Value(each) for each in ("int64", "float64", "string"))
+_TAGS = datasets.Sequence(_TEXTS)
 
 
 def _metric(
-    key: str,
+    name: str,
     about: str,
     function: Callable[[Any, Any], float],
     *,
-    features: datasets.Features = _LABELS,
+    feature: Any = _LABELS,
     bounds: tuple[float, float] = (0.0, 1.0),
     citation: str = "",
-) -> type[_Metric]:
-    """Make the class of a metric from a function of predictions and references."""
-    described = {"description": about, "citation": citation, "features": features}
-    members = {"key": key, "bounds": bounds, "described": described, "function": staticmethod(function)}
-    return type(key, (_Metric,), {**members, "__doc__": about, "__module__": __name__})
+) -> Any:
+    """Make a class from a function of predictions and references; ``bounds`` are the lowest and the highest score."""
+
+    class Metric(evaluate.Metric):
+        def _info(self) -> evaluate.MetricInfo:
+            features = datasets.Features({"predictions": feature, "references": feature})
+            return evaluate.MetricInfo(description=about, citation=citation, features=features)
+
+        def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
+            return {name: float(function(predictions, references))}
+
+    Metric.__name__, Metric.__doc__, Metric.bounds = name, about, bounds
+    return Metric
 
 
 def _correlation(function: Callable[[Any, Any], Any], predictions: Any, references: Any) -> float:
@@ -104,7 +91,7 @@ def word_f1(prediction: str, reference: str) -> float:
 
 
 #: The classes of metrics by name, each a local ``evaluate.Metric`` that needs no network.
-METRICS = {each.key: each for each in (
+METRICS = {each.__name__: each for each in (
     _metric("matthews_correlation", "Matthews correlation coefficient, the metric of CoLA.",
             lambda ours, theirs: sk.matthews_corrcoef(theirs, ours), bounds=(-1.0, 1.0), citation="Matthews, 1975"),
     _metric("accuracy", "Fraction of correct predictions.", lambda ours, theirs: sk.accuracy_score(theirs, ours)),
@@ -113,16 +100,16 @@ METRICS = {each.key: each for each in (
     _metric("macro_f1", "Mean F1 over the classes that occur in the labels or the predictions.",
             lambda ours, theirs: sk.f1_score(theirs, ours, average="macro", zero_division=0.0)),
     _metric("pearson", "Pearson correlation; 0 if all predictions, or all references, are equal.",
-            partial(_correlation, stats.pearsonr), features=_NUMBERS, bounds=(-1.0, 1.0), citation="Pearson, 1895"),
+            partial(_correlation, stats.pearsonr), feature=_NUMBERS, bounds=(-1.0, 1.0), citation="Pearson, 1895"),
     _metric("spearman", "Spearman rank correlation; 0 if all predictions, or all references, are equal.",
-            partial(_correlation, stats.spearmanr), features=_NUMBERS, bounds=(-1.0, 1.0), citation="Spearman, 1904"),
+            partial(_correlation, stats.spearmanr), feature=_NUMBERS, bounds=(-1.0, 1.0), citation="Spearman, 1904"),
     _metric("entity_f1", "Micro F1 of entities; type and both boundaries must match (by seqeval, as CoNLL's script).",
-            _entity_f1, features=_TAGS, citation="Nakayama, seqeval, 2018"),
+            _entity_f1, feature=_TAGS, citation="Nakayama, seqeval, 2018"),
     _metric("bleu", "Corpus BLEU from 0 to 100, by sacreBLEU with its defaults (13a tokenizer, case-sensitive).",
-            _bleu, features=_TEXTS, bounds=(0.0, 100.0), citation="Post, 2018"),
-    _metric("exact_match", "Fraction of texts that are exactly the right ones.", _mean(str.__eq__), features=_TEXTS),
+            _bleu, feature=_TEXTS, bounds=(0.0, 100.0), citation="Post, 2018"),
+    _metric("exact_match", "Fraction of texts that are exactly the right ones.", _mean(str.__eq__), feature=_TEXTS),
     _metric("answer_f1", "Mean F1 of the words of answers, normalized as SQuAD's.",
-            _mean(word_f1), features=_TEXTS, citation="Rajpurkar et al., 2016"),
+            _mean(word_f1), feature=_TEXTS, citation="Rajpurkar et al., 2016"),
 )}  # fmt: skip
 
 
@@ -149,9 +136,7 @@ def matthews_correlation_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]
 
 def f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
     """F1 of class 1 in the form of :func:`accuracy_of`; 0 if it occurs neither in the labels nor the predictions."""
-    if confusion.shape[-1] < 2:
-        return np.zeros(confusion.shape[:-2])
-    return _f1_by_class(confusion)[0][..., 1]
+    return _f1_by_class(confusion)[0][..., 1] if confusion.shape[-1] > 1 else np.zeros(confusion.shape[:-2])
 
 
 def macro_f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -12,16 +12,11 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 FILES = {
-    "cola": {"test": "CoLA.tsv"},
-    "sst2": {"test": "SST-2.tsv"},
-    "mrpc": {"test": "MRPC.tsv"},
-    "qqp": {"test": "QQP.tsv"},
-    "stsb": {"test": "STS-B.tsv"},
+    "cola": {"test": "CoLA.tsv"}, "sst2": {"test": "SST-2.tsv"}, "mrpc": {"test": "MRPC.tsv"},
+    "qqp": {"test": "QQP.tsv"}, "stsb": {"test": "STS-B.tsv"},
     "mnli": {"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
-    "qnli": {"test": "QNLI.tsv"},
-    "rte": {"test": "RTE.tsv"},
-    "wnli": {"test": "WNLI.tsv"},
-}
+    "qnli": {"test": "QNLI.tsv"}, "rte": {"test": "RTE.tsv"}, "wnli": {"test": "WNLI.tsv"},
+}  # fmt: skip
 _BY_NAME = {"mnli", "qnli", "rte"}  # their classes are submitted as names, those of the others as numbers
 _RANGE = (0.0, 5.0)  # of the scores of STS-B
 

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks.columns import column_of
-from attnreg.experiments.tasks.kinds.conversation import check_conversations, in_template
-from attnreg.experiments.tasks.kinds.kind import IGNORED, REFERENCE, Kind, Record, kept, labelled
-from attnreg.experiments.tasks.task import Task
+from attnreg.experiments.tasks.kinds.kind import IGNORED, REFERENCE, Kind, Record, Splits, kept, labelled
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor, nn
 
-LABELLED = "a token to predict within --max-length"
+ANSWERS = "assistant"
 
 
 class CausalLM(Kind):
@@ -44,6 +42,12 @@ class CausalLM(Kind):
     needs_labels = False
     has_text_labels = True
     scored_train_rows = 100  # generation is slow
+    learns_from = "a token to predict within --max-length"
+    tokenizer_needs = (
+        "eos_token",
+        "has no end-of-text token, which tells where a completion ends: set `tokenizer.eos_token` and save it again, "
+        "or choose another model",
+    )
 
     @property
     @override
@@ -57,52 +61,36 @@ class CausalLM(Kind):
             return []
         return ["Prompts and completions are written by the chat template of the model's tokenizer."]
 
-    @classmethod
     @override
-    def plain(
-        cls, task: Task, splits: Mapping[str, Dataset], places: Mapping[str, str]
-    ) -> tuple[Task, Mapping[str, Dataset]]:
-        has_prompts = task.label not in task.columns or all(
-            isinstance(value, list) for rows in splits.values() for value in column_of(rows, task.label)
-        )
-        if has_prompts:
-            return replace(task, metrics=tuple(dict.fromkeys((*task.metrics, "exact_match")))), splits
-        if "exact_match" in task.metrics:
+    def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
+        labels = (value for rows in splits.values() for value in self.labels_in(rows))
+        if self.task.label not in self.task.columns or all(isinstance(value, list) for value in labels):
+            self.task = replace(self.task, metrics=tuple(dict.fromkeys((*self.task.metrics, "exact_match"))))
+        elif "exact_match" in self.task.metrics:
             raise InputError(
-                f"Metric exact_match needs prompts, but column {task.label} is plain text: use --metric accuracy."
+                f"Metric exact_match needs prompts, but column {self.task.label} is plain text: use --metric accuracy."
             )
-        return task, splits
+        return splits
 
-    @classmethod
     @override
-    def check(cls, task: Task, rows: Dataset, place: str) -> None:
-        columns = dict.fromkeys((*task.columns, task.label))
+    def check(self, rows: Dataset, place: str) -> None:
+        columns = dict.fromkeys((*self.task.columns, self.task.label))
         check_conversations({name: column_of(rows, name) for name in columns}, place)
 
-    @classmethod
     @override
-    def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
-        return [None] * len(rows) if task.label in task.columns else column_of(rows, task.label)
+    def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
+        return [None] * len(rows) if self.task.label in self.task.columns else self.labels_in(rows)
 
-    @classmethod
     @override
-    def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:
-        if tokenizer.eos_token is None:
-            raise InputError(
-                f"The tokenizer of --model {name} ({type(tokenizer).__name__}) has no end-of-text token, which tells "
-                "where a completion ends: set `tokenizer.eos_token` and save it again, or choose another model."
-            )
-
-    @classmethod
-    @override
-    def check_model(cls, model: nn.Module, name: str) -> None:
+    def check_model(self, model: nn.Module, name: str) -> None:
         import torch
 
-        device, training = next(model.parameters()).device, model.training
         # Two passes of the same shape: for tokens that do not see the last one, they differ by rounding at most.
-        each = (torch.tensor([[0, 1, last]], device=device) for last in (2, 3))
+        ids = [torch.tensor([[0, 1, last]], device=next(model.parameters()).device) for last in (2, 3)]
+        training = model.training
         with torch.no_grad():
-            ours, others = (model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids)).logits for ids in each)
+            model.eval()
+            ours, others = (model(input_ids=each, attention_mask=torch.ones_like(each)).logits for each in ids)
         model.train(training)
         rounding = 8 * torch.finfo(ours.dtype).eps * ours.abs().max()
         if (ours - others)[:, :2].abs().max() > rounding:
@@ -114,12 +102,8 @@ class CausalLM(Kind):
     @override
     def encode(self, rows: Dataset) -> Dataset:
         encoded = super().encode(rows)
-        kept(encoded, labelled(encoded), LABELLED)
+        kept(encoded, labelled(encoded), self.learns_from)
         return encoded
-
-    @override
-    def to_train_on(self, encoded: Dataset) -> Dataset:
-        return kept(encoded, labelled(encoded), LABELLED)
 
     @override
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
@@ -129,37 +113,26 @@ class CausalLM(Kind):
 
     def _row(self, value: Any, completion: Any) -> dict[str, Any]:
         """Return the token ids of a row, their labels and, if there is a prompt, the text to generate."""
-        prompt, ids, has_prompt = self._ids(value, completion)
-        whole = [*prompt, *ids]
-        # The first token has no label, because no token before it predicts it.
-        first = max(1, len(prompt))
-        labels = [IGNORED if place < first else token for place, token in enumerate(whole)]
+        eos = self.tokenizer.eos_token_id
+        has_prompt = isinstance(value, list) or completion is not None
+        if isinstance(value, str) and has_prompt and self.tokenizer.chat_template:
+            value, completion = [{"role": "user", "content": value}], [{"role": ANSWERS, "content": completion}]
+        if isinstance(value, list):  # the template writes the special tokens
+            prompt, ids = (self._tokens(text) for text in in_template(self.tokenizer, [*value, *(completion or ())]))
+            ids = ids[: len(ids) - ids[::-1].index(eos)] if eos in ids else [*ids, eos]
+        else:
+            prompt, ids = self._tokens(value) if has_prompt else [], self._tokens(completion if has_prompt else value)
+            ids = ids if ids[-1:] == [eos] else [*ids, eos]
+            beginning = self._beginning()
+            if [*prompt, *ids][: len(beginning)] != beginning:  # unless the text has it already
+                prompt = [*beginning, *prompt]
+        whole, first = [*prompt, *ids], max(1, len(prompt))  # no token before the first one predicts it
+        labels = [IGNORED] * first + whole[first:]
         return {
             "input_ids": whole[: self.max_length],
             "labels": labels[: self.max_length],
             REFERENCE: self._text(whole[first:]) if has_prompt else None,
         }
-
-    def _ids(self, value: Any, completion: Any) -> tuple[list[int], list[int], bool]:
-        """Return the token ids of the prompt and of the completion, and whether there is a prompt."""
-        eos = self.tokenizer.eos_token_id
-        messages = value if isinstance(value, list) else None
-        if isinstance(completion, list):
-            messages = [*value, *completion]
-        elif completion is not None and self.tokenizer.chat_template:
-            messages = [{"role": "user", "content": value}, {"role": "assistant", "content": completion}]
-        if messages is not None:  # the template writes the special tokens
-            prompt, ids = (self._tokens(text) for text in in_template(self.tokenizer, messages))
-            if eos in ids:
-                return prompt, ids[: len(ids) - ids[::-1].index(eos)], True
-            return prompt, [*ids, eos], True
-        prompt, text = ([], value) if completion is None else (self._tokens(value), completion)
-        ids = self._tokens(text)
-        ids = ids if ids[-1:] == [eos] else [*ids, eos]
-        beginning = self._beginning()
-        if [*prompt, *ids][: len(beginning)] != beginning:  # unless the text has it already
-            prompt = [*beginning, *prompt]
-        return prompt, ids, completion is not None
 
     def _tokens(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -178,19 +151,21 @@ class CausalLM(Kind):
     @override
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         import torch
+        from torch.nn.utils.rnn import pad_sequence
 
+        labels = pad_sequence([torch.tensor(row["labels"]) for row in rows], batch_first=True, padding_value=IGNORED)
         # On the right, whatever side the tokenizer pads for generation: models count positions from the left.
-        ids, labels = ([torch.tensor(row[name]) for row in rows] for name in ("input_ids", "labels"))
-        return {**self._padded(ids, "right"), "labels": _padded(labels, IGNORED, "right")}
+        return {**self._padded([row["input_ids"] for row in rows], "right"), "labels": labels}
 
-    def _padded(self, ids: Sequence[Tensor], side: str) -> dict[str, Tensor]:
-        mask = _padded([each.new_ones(len(each)) for each in ids], 0, side)
-        return {"input_ids": _padded(ids, self.tokenizer.pad_token_id, side), "attention_mask": mask}
+    def _padded(self, ids: list[Any], side: str) -> Any:
+        return self.tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
 
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
-        labels, found = batch["labels"][:, 1:], []
-        for logits, row in zip(output.logits[:, :-1], labels, strict=True):
+        labels = batch["labels"][:, 1:]
+        texts = self._generated(network, batch) if self.generates else [None] * len(labels)
+        found = []
+        for logits, row, text in zip(output.logits[:, :-1], labels, texts, strict=True):
             counted = row != IGNORED
             gold, log_p = row[counted], logits[counted].float().log_softmax(-1)
             found.append(
@@ -198,28 +173,25 @@ class CausalLM(Kind):
                     "tokens": len(gold),
                     "right": int((log_p.argmax(-1) == gold).sum()),
                     "log_likelihood": float(log_p.gather(-1, gold[:, None]).double().sum()),
+                    "prediction": text,
                 }
             )
-        texts = self._generated(network, batch) if self.generates else [None] * len(found)
-        return [{**answer, "prediction": text} for answer, text in zip(found, texts, strict=True)]
+        return found
 
     def _generated(self, network: nn.Module, batch: Mapping[str, Tensor]) -> list[str]:
         """Return the completion of each prompt, generated greedily."""
         counted = batch["labels"] != IGNORED
         counts = counted.sum(1).tolist()
         prompts = [ids[: int(row.int().argmax())] for ids, row in zip(batch["input_ids"], counted, strict=True)]
-        texts = [""] * len(counts)
+        tokenizer, texts = self.tokenizer, [""] * len(counts)
+        ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
         generate: Any = network.generate
         for rows in _groups([len(prompt) for prompt in prompts], counts, self.max_length):
-            given = self._padded([prompts[row] for row in rows], "left")  # a prompt ends where its completion begins
-            made = generate(
-                **given,
-                max_new_tokens=max(counts[row] for row in rows),
-                do_sample=False,
-                num_beams=1,
-                pad_token_id=self.tokenizer.pad_token_id,
-                eos_token_id=self.tokenizer.eos_token_id,
-            )[:, given["input_ids"].shape[1] :].tolist()
+            # On the left: a prompt ends where its completion begins.
+            given = self._padded([prompts[row] for row in rows], "left").to(counted.device)
+            longest = max(counts[row] for row in rows)
+            made = generate(**given, **ends, max_new_tokens=longest, do_sample=False, num_beams=1)
+            made = made[:, given["input_ids"].shape[1] :].tolist()
             for row, new in zip(rows, made, strict=True):
                 texts[row] = self._text(new[: counts[row]])
         return texts
@@ -242,12 +214,6 @@ class CausalLM(Kind):
         return [int(one) for one in right], [1] * len(right)
 
 
-def _padded(rows: Sequence[Tensor], value: int, side: str) -> Tensor:
-    from torch.nn.utils.rnn import pad_sequence
-
-    return pad_sequence(list(rows), batch_first=True, padding_value=value, padding_side=side)
-
-
 def _groups(prompts: Sequence[int], counts: Sequence[int], limit: int) -> Iterator[list[int]]:
     """Group rows so that the longest prompt and the longest completion of a group fit the limit together."""
     group: list[int] = []
@@ -258,3 +224,51 @@ def _groups(prompts: Sequence[int], counts: Sequence[int], limit: int) -> Iterat
         group.append(row)
     if group:
         yield group
+
+
+def check_conversations(columns: Mapping[str, Sequence[Any]], place: str) -> None:
+    """Raise unless one column, or a prompt and its completion, hold only texts, or only lists of messages."""
+    first = next((values[0] for values in columns.values() if values), None)
+    form = list if isinstance(first, list) else str
+    wanted = "text" if form is str else 'a list of {"role": ..., "content": ...}'
+    for row, values in enumerate(zip(*columns.values(), strict=True), 1):
+        for name, value in zip(columns, values, strict=True):
+            if not isinstance(value, form) or (form is list and not all(map(_is_message, value))):
+                raise InputError(f"Expected {wanted} in column {name}, got {value!r} in row {row} of {place}.")
+        roles = [message["role"] for value in values for message in value] if form is list else ["user", ANSWERS]
+        if len(roles) < 2 or roles[-1] != ANSWERS:
+            raise InputError(
+                f"Expected the last message of column {' and '.join(columns)} to be of the role {ANSWERS}, after "
+                f"others, got the role {roles[-1] if roles else 'of none'} in row {row} of {place}."
+            )
+
+
+def in_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Write a conversation by the tokenizer's chat template, which adds all special tokens, or raise.
+
+    Returns the prompt, which ends where the answer begins, and the completion, which is the last message.
+    """
+    from jinja2 import TemplateError
+
+    if not tokenizer.chat_template:
+        raise InputError(
+            "The data holds messages, but the model's tokenizer has no chat template to write them: choose another "
+            "model, or give a prompt and a completion in columns of text."
+        )
+    try:
+        prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+        whole = tokenizer.apply_chat_template(messages, tokenize=False)
+    except (TemplateError, TypeError, KeyError) as error:
+        reason = one_line(error).rstrip(".")
+        shown = str(messages)[:200]
+        raise InputError(f"The tokenizer's chat template does not take the messages {shown}: {reason}.") from error
+    if not whole.startswith(prompt):
+        raise InputError(
+            "The tokenizer's chat template writes a prompt in another way when an answer follows, so the answer cannot "
+            f"be told from it: {prompt[-100:]!r} is not in {whole[-200:]!r}."
+        )
+    return prompt, whole[len(prompt) :]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))

@@ -9,13 +9,10 @@ from typing_extensions import override
 from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks.kinds.classification import Classification
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
-from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor
-
-IMAGE = "image"  # the column of encoded rows
 
 
 class ImageClassification(Classification):
@@ -29,12 +26,11 @@ class ImageClassification(Classification):
     most_columns = 1
     usual_columns = ("image",)
 
-    @classmethod
     @override
-    def check(cls, task: Task, rows: Dataset, place: str) -> None:
+    def check(self, rows: Dataset, place: str) -> None:
         from datasets import Image
 
-        (column,) = task.columns
+        (column,) = self.task.columns
         if not isinstance(rows.features.get(column), Image):
             raise InputError(
                 f"Expected images in column {column} of {place}, got {rows.features.get(column)}: use --data-dir to "
@@ -49,22 +45,17 @@ class ImageClassification(Classification):
                 raise InputError(f"Cannot read the image in row {row + 1} of {place}: {reason}") from error
             if image is None:
                 raise InputError(f"Expected an image in column {column}, got None in row {row + 1} of {place}.")
-        cls.gold(task, rows, place)
+        self.gold(rows, place)
 
     @override
     def encode(self, rows: Dataset) -> Dataset:
-        (column,), gold = self.task.columns, self.gold(self.task, rows)
-        images = rows.select_columns([column])
-        images = images if column == IMAGE else images.rename_column(column, IMAGE)
+        images, gold = rows.select_columns([*self.task.columns]), self.gold(rows)
         return images.add_column("labels", gold).add_column(REFERENCE, gold)
-
-    @override
-    def lengths(self, encoded: Dataset) -> list[int]:
-        return [1] * len(encoded)
 
     @override
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         import torch
 
-        pixels = self.tokenizer([row[IMAGE].convert("RGB") for row in rows], return_tensors="pt")["pixel_values"]
-        return {"pixel_values": pixels, "labels": torch.tensor([row["labels"] for row in rows])}
+        images = [row[self.task.columns[0]].convert("RGB") for row in rows]
+        labels = torch.tensor([row["labels"] for row in rows])
+        return {"pixel_values": self.tokenizer(images, return_tensors="pt")["pixel_values"], "labels": labels}

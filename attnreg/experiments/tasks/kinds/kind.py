@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnreg.errors import InputError, listed
@@ -15,16 +18,19 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Record = dict[str, Any]
+Splits = Mapping[str, "Dataset"]  # rows by the name of their split
 _SHOWN = 5  # names in a warning
 IGNORED = -100  # transformers' label for positions without a loss
 REFERENCE = "reference"  # a column of encoded rows with the right answers; it is not a model input
+FAST = ("is_fast", "cannot map tokens to words of the text: choose a model with a fast tokenizer (tokenizer.json)")
 
 
+@dataclass(eq=False)
 class Kind(ABC):
     """A kind of task: checks, encodes and scores the rows of every task of this kind.
 
-    Class methods check rows and labels; an instance also has a tokenizer and encodes them. Methods that raise say with
-    an :class:`~attnreg.errors.InputError` what does not fit.
+    Rows are checked without a tokenizer. Methods that raise say with an :class:`~attnreg.errors.InputError` what does
+    not fit.
 
     Args:
         task: the task, with its class names filled in.
@@ -32,6 +38,11 @@ class Kind(ABC):
         max_length: maximum input length in tokens; longer inputs are truncated.
         reading: for a model that was trained on other classes: the task's class number for each class of the model.
     """
+
+    task: Task
+    tokenizer: Any = None
+    max_length: int = 0
+    reading: Sequence[int] | None = None
 
     head: ClassVar[str]  #: auto class of transformers with the head
     head_is_new: ClassVar[bool] = True  #: whether pretrained models usually lack the head, so that a new one is made
@@ -46,7 +57,6 @@ class Kind(ABC):
     one_class_per_row: ClassVar[bool] = False  #: whether the label of a row is one class, such as one of these
     #: whether the label of a row is one number that is no class, so that a prediction is not right or wrong
     one_number_per_row: ClassVar[bool] = False
-    labels_form: ClassVar[str] = ""  #: the form of a row's classes, before "at least two classes" in a message
     needs_labels: ClassVar[bool] = True  #: whether the data has a label column
     has_text_labels: ClassVar[bool] = False  #: whether labels stay text in files, even if they look like numbers
     reads_images: ClassVar[bool] = False  #: whether inputs are images, which an image processor prepares, and not text
@@ -54,12 +64,10 @@ class Kind(ABC):
     draws: ClassVar[bool] = False  #: whether :meth:`collate` uses torch's random generator
     has_windows: ClassVar[bool] = False  #: whether a long row becomes several encoded rows, instead of being cut
     scored_train_rows: ClassVar[int] = 1000  #: number of training rows that are scored after training
-
-    def __init__(self, task: Task, tokenizer: Any, max_length: int, reading: Sequence[int] | None = None) -> None:
-        self.task = task
-        self.tokenizer = tokenizer
-        self.max_length = max_length
-        self.reading = reading
+    config: ClassVar[Mapping[str, Any]] = {}  #: options of the model's configuration
+    learns_from: ClassVar[str] = ""  #: what a row must have to be trained on, if it may lack it, for a message
+    #: what the tokenizer must have: an attribute, and what a message says of a tokenizer without it
+    tokenizer_needs: ClassVar[tuple[str, str] | None] = None
 
     @property
     def generates(self) -> bool:
@@ -68,87 +76,72 @@ class Kind(ABC):
 
     @property
     def num_classes(self) -> int:
-        """The number of classes of which a row has one."""
-        return len(self.task.labels)
+        """The number of classes, or choices, of which a row has one."""
+        return len(self.task.choices or self.task.labels)
 
     @property
     def remarks(self) -> list[str]:
         """Sentences on how rows are encoded, for the report."""
         return []
 
-    @classmethod
-    def plain(
-        cls, task: Task, splits: Mapping[str, Dataset], places: Mapping[str, str]
-    ) -> tuple[Task, Mapping[str, Dataset]]:
-        """Return the task and its rows in the form that the other methods take, or raise; by default as they are.
+    def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
+        """Bring rows, and the task, into the form that the other methods take, or raise; by default as they are.
 
-        Args:
-            task: the task.
-            splits: its rows, by the name of the split; the columns are known to exist.
-            places: where the rows of each split are from, for messages.
+        The columns are known to exist. ``places`` says where the rows of each split are from, for messages.
         """
-        return task, splits
+        return splits
 
-    @classmethod
-    def label_names(cls, task: Task, splits: Mapping[str, Dataset], where: Any) -> tuple[str, ...]:
+    def label_names(self, splits: Splits, where: Any) -> tuple[str, ...]:
         """Return the class names, from the task or else from the data; empty if the kind has no classes.
 
         Raises if they do not fit the kind or the task's metrics.
         """
-        if task.labels or not cls.has_classes:
-            return task.labels
-        known = next((names for rows in splits.values() if (names := class_names(rows, task.label))), None)
-        labels = known or names_of(label for rows in splits.values() for label in cls.labels_in(task, rows))
+        label = self.task.label
+        if self.task.labels or not self.has_classes:
+            return self.task.labels
+        known = next((names for rows in splits.values() if (names := class_names(rows, label))), None)
+        labels = known or names_of(each for rows in splits.values() for each in self.labels_in(rows))
         if len(labels) < 2:
             found = ", ".join(labels) or "none"
-            raise InputError(
-                f"Column {task.label} of {where} needs {cls.labels_form}at least two classes, got {found}."
-            )
+            raise InputError(f"Column {label} of {where} needs at least two classes, got {found}.")
         return tuple(labels)
 
-    @classmethod
-    def labels_in(cls, task: Task, rows: Dataset) -> list[Any]:
+    def labels_in(self, rows: Dataset) -> list[Any]:
         """Return the labels of all rows, unconverted."""
-        return column_of(rows, task.label)
+        return column_of(rows, self.task.label)
 
-    @classmethod
-    def predicts_such(cls, label: Any) -> str | None:
-        """Say what the kind predicts, if it is for such a label, which can be no class; else ``None``."""
-        return None
-
-    @classmethod
-    def check(cls, task: Task, rows: Dataset, place: str) -> None:
+    def check(self, rows: Dataset, place: str) -> None:
         """Raise an ``InputError`` that names the first bad value and its place; the columns are known to exist."""
-        for column in (*task.columns, *task.choices):
+        for column in (*self.task.columns, *self.task.choices):
             texts_of(rows, column, place)
-        cls.gold(task, rows, place)
+        self.gold(rows, place)
 
-    @classmethod
-    def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
+    def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
         """Return the label of each row, in the form that :meth:`inputs` takes, or raise; by default a text."""
-        return texts_of(rows, task.label, place)
+        return texts_of(rows, self.task.label, place)
 
-    def label_warnings(self, rows: Dataset) -> list[str]:
+    def label_warnings(self, rows: Dataset) -> Iterable[str]:
         """Return a sentence for each probable mistake in the labels of training rows, not yet encoded; or none."""
-        return []
+        return ()
 
-    @classmethod
-    def head_options(cls, task: Task) -> dict[str, Any]:
+    def head_options(self) -> dict[str, Any]:
         """Return the options of the model's configuration that depend on the task."""
-        named = dict(enumerate(task.labels))
-        return {"id2label": named, "label2id": {name: i for i, name in named.items()}} if cls.has_classes else {}
+        named = dict(enumerate(self.task.labels))
+        both = {"id2label": named, "label2id": {name: number for number, name in named.items()}}
+        return {**(both if self.has_classes else {}), **self.config}
 
-    @classmethod
-    def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:
+    def fit_tokenizer(self, tokenizer: Any, name: str) -> None:
         """Adapt a loaded tokenizer to this kind, in place, or raise: it lacks what the kind needs."""
+        if self.tokenizer_needs and not getattr(tokenizer, self.tokenizer_needs[0]):
+            found = f"The tokenizer of --model {name} ({type(tokenizer).__name__})"
+            raise InputError(f"{found} {self.tokenizer_needs[1]}.")
 
-    @classmethod
-    def check_model(cls, model: nn.Module, name: str) -> None:
+    def check_model(self, model: nn.Module, name: str) -> None:
         """Raise if a loaded model does not fit the kind."""
 
     def encode(self, rows: Dataset) -> Dataset:
         """Tokenize rows: model inputs with ``labels``, and ``reference`` for scoring."""
-        gold = self.gold(self.task, rows)
+        gold = self.gold(rows)
 
         def encoded(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, Any]:
             return self.inputs(batch, [gold[number] for number in numbers])
@@ -157,7 +150,7 @@ class Kind(ABC):
 
     def to_train_on(self, encoded: Dataset) -> Dataset:
         """Drop encoded rows without labels, whose loss would be NaN, or raise if no rows remain."""
-        return encoded
+        return kept(encoded, labelled(encoded), self.learns_from) if self.learns_from else encoded
 
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
         """Return model inputs for a batch of rows, with ``labels`` and ``reference``."""
@@ -176,7 +169,7 @@ class Kind(ABC):
 
     def lengths(self, encoded: Dataset) -> list[int]:
         """Return the number of tokens of each encoded row; 1 for images."""
-        return [self.length(ids) for ids in encoded["input_ids"]]
+        return [1] * len(encoded) if self.reads_images else [self.length(ids) for ids in encoded["input_ids"]]
 
     def length(self, ids: list[Any]) -> int:
         """Return the number of tokens of a row, from its ``input_ids``."""
@@ -210,8 +203,12 @@ class Kind(ABC):
         return scores
 
     def compared(self, metric: str, records: Sequence[Record]) -> tuple[list[Any], list[Any]]:
-        """Return predictions and references in the form that a metric takes."""
-        return [record["prediction"] for record in records], [record["label"] for record in records]
+        """Return predictions and references in the form that a metric takes; accuracy counts each item of lists."""
+        sides = [[record[name] for record in records] for name in ("prediction", "label")]
+        if metric == "accuracy" and isinstance(sides[1][0], list):
+            numbers: defaultdict[Any, int] = defaultdict(count().__next__)
+            sides = [[numbers[item] for row in rows for item in row] for rows in sides]
+        return sides[0], sides[1]
 
     def calibration_error(self, records: Iterable[Record]) -> float | None:
         """Return the expected calibration error, or ``None`` unless each row is answered by one class."""
@@ -224,21 +221,19 @@ class Kind(ABC):
         return [column_of(batch, column) for column in self.task.columns]
 
 
-def absent_classes(names: Sequence[str], numbers: Iterable[int]) -> list[str]:
+def absent_classes(names: Sequence[str], numbers: Iterable[int]) -> Iterator[str]:
     """Warn of classes that no training row has.
 
     Example:
-        >>> absent_classes(["no", "yes", "maybe"], [0, 2])
+        >>> list(absent_classes(["no", "yes", "maybe"], [0, 2]))
         ['no training row has the class yes: raise --train-size, or add such rows.']
     """
     there = set(numbers)
     if len(there) == 1:
-        return [f"all training rows have the class {names[there.pop()]}, so there is nothing to learn."]
-    absent = [name for number, name in enumerate(names) if number not in there]
-    if not absent:
-        return []
-    which = f"class {absent[0]}" if len(absent) == 1 else f"classes {listed(absent, _SHOWN)}"
-    return [f"no training row has the {which}: raise --train-size, or add such rows."]
+        yield f"all training rows have the class {names[there.pop()]}, so there is nothing to learn."
+    elif absent := [name for number, name in enumerate(names) if number not in there]:
+        which = f"class {absent[0]}" if len(absent) == 1 else f"classes {listed(absent, _SHOWN)}"
+        yield f"no training row has the {which}: raise --train-size, or add such rows."
 
 
 def kept(encoded: Dataset, wanted: Sequence[bool], what: str) -> Dataset:

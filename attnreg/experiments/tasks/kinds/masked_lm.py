@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -34,15 +34,7 @@ class MaskedLM(Kind):
     needs_labels = False
     draws = True
     skips_empty_rows = True
-
-    @classmethod
-    @override
-    def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:
-        if tokenizer.mask_token is None:
-            raise InputError(
-                f"The tokenizer of --model {name} ({type(tokenizer).__name__}) has no mask token: choose a masked "
-                "language model, such as BERT."
-            )
+    tokenizer_needs = ("mask_token", "has no mask token: choose a masked language model, such as BERT")
 
     @override
     def encode(self, rows: Dataset) -> Dataset:
@@ -78,9 +70,3 @@ class MaskedLM(Kind):
     @override
     def record(self, answer: Any, reference: Any) -> Record:
         return {name: self.tokenizer.convert_ids_to_tokens(ids) for name, ids in answer.items()}
-
-    @override
-    def compared(self, metric: str, records: Sequence[Record]) -> tuple[list[Any], list[Any]]:
-        predictions, references = super().compared(metric, records)
-        ids = self.tokenizer.convert_tokens_to_ids
-        return [ids(token) for row in predictions for token in row], [ids(token) for row in references for token in row]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.tasks.columns import NO_LISTS, column_of
-from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind, Record, kept
-from attnreg.experiments.tasks.task import Task
+from attnreg.experiments.tasks.columns import NO_LISTS, column_of, converted
+from attnreg.experiments.tasks.kinds.kind import FAST, REFERENCE, Kind, Record, Splits, kept
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +40,8 @@ class QuestionAnswering(Kind):
     usual_columns = ("question", "context")
     usual_label = "answers"
     has_windows = True
+    config: ClassVar[Mapping[str, Any]] = {"num_labels": 2}  # start and end, whatever the model's own task has
+    tokenizer_needs = FAST
 
     @property
     @override
@@ -54,55 +55,39 @@ class QuestionAnswering(Kind):
     def _overlap(self) -> int:
         return self.max_length // 3
 
-    @classmethod
     @override
-    def plain(
-        cls, task: Task, splits: Mapping[str, Dataset], places: Mapping[str, str]
-    ) -> tuple[Task, Mapping[str, Dataset]]:
-        if len(task.columns) != 2:
+    def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
+        columns, metrics = self.task.columns, dict.fromkeys((*self.task.metrics, *self.metrics))
+        if len(columns) != 2:
             raise UsageError(
                 "Kind question-answering needs two --text-columns, that of the question and that of the context, got "
-                f"{', '.join(task.columns)}."
+                f"{', '.join(columns)}."
             )
-        return replace(task, metrics=tuple(dict.fromkeys((*task.metrics, *cls.metrics)))), splits
+        self.task = replace(self.task, metrics=tuple(metrics))
+        return splits
 
-    @classmethod
     @override
-    def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
+    def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
         """Return the answers of each row, and where in the context the first one begins and ends."""
-        contexts, answers = (column_of(rows, column) for column in (task.columns[1], task.label))
-        every = []
-        for row, (context, value) in enumerate(zip(contexts, answers, strict=True), 1):
-            found = f"got {value!r} in row {row} of {place}"
-            if not _are_answers(value):
-                raise InputError(
-                    f"Expected answers as {FORM} in column {task.label}, {found}{NO_LISTS * isinstance(value, str)}."
-                )
+        (_, column), every, what = self.task.columns, [], f"answers as {FORM} in column {self.task.label}"
+        answers = converted(self.labels_in(rows), _answers, what, place, NO_LISTS)
+        for row, (context, value) in enumerate(zip(column_of(rows, column), answers, strict=True), 1):
             for text, at in zip(value["text"], value["answer_start"], strict=True):
                 if not text.strip():
-                    raise InputError(f"An answer is empty: use empty lists for a question without an answer, {found}.")
+                    raise InputError(
+                        f"An answer is empty: use empty lists for a question without an answer, got {value!r} in row "
+                        f"{row} of {place}."
+                    )
                 if at < 0 or context[at : at + len(text)] != text:
                     there = context[max(0, at) : max(0, at) + len(text)]
                     raise InputError(
-                        f"The answer {text!r} does not begin at character {at} of column {task.columns[1]}, where "
-                        f"{there!r} is, in row {row} of {place}: count answer_start in characters from 0."
+                        f"The answer {text!r} does not begin at character {at} of column {column}, where {there!r} is, "
+                        f"in row {row} of {place}: count answer_start in characters from 0."
                     )
-            every.append({"row": row, "answers": value["text"], "span": _span(value)})
+            pairs = zip(value["text"], value["answer_start"], strict=True)
+            spans = ((at + len(text) - len(text.lstrip()), at + len(text.rstrip())) for text, at in pairs)
+            every.append({"row": row, "answers": value["text"], "span": next(spans, None)})
         return every
-
-    @classmethod
-    @override
-    def head_options(cls, task: Task) -> dict[str, Any]:
-        return {"num_labels": 2}  # start and end; a model of another task may bring along its number of classes
-
-    @classmethod
-    @override
-    def fit_tokenizer(cls, tokenizer: Any, name: str) -> None:
-        if not tokenizer.is_fast:
-            raise InputError(
-                f"The tokenizer of --model {name} ({type(tokenizer).__name__}) does not tell which characters a token "
-                "has: choose a model with a fast tokenizer (tokenizer.json)."
-            )
 
     @override
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
@@ -119,43 +104,38 @@ class QuestionAnswering(Kind):
             return_offsets_mapping=True,
         )
         rows, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
-        starts, ends, references = [], [], []
+        spans, references = [], []
         for window, row in enumerate(rows):
             places = [place for place, part in enumerate(encoded.sequence_ids(window)) if part == 1]
             characters = [offsets[window][place] for place in places]
             tokens = _tokens_of(gold[row]["span"], characters)
-            empty = self._empty(encoded["input_ids"][window])
-            starts.append(empty if tokens is None else places[tokens[0]])
-            ends.append(empty if tokens is None else places[tokens[1]])
-            begin, end = (characters[0][0], characters[-1][1]) if characters else (0, 0)
+            ids, no_answer = encoded["input_ids"][window], self.tokenizer.cls_token_id
+            empty = ids.index(no_answer) if no_answer in ids else 0
+            spans.append([empty, empty] if tokens is None else [places[token] for token in tokens])
+            first, last = (characters[0][0], characters[-1][1]) if characters else (0, 0)
             references.append(
                 {
                     "row": gold[row]["row"],
                     "answers": gold[row]["answers"],
-                    "text": contexts[row][begin:end],
-                    "characters": [[first - begin, last - begin] for first, last in characters],
+                    "text": contexts[row][first:last],
+                    "characters": [[begin - first, end - first] for begin, end in characters],
                     "places": places,
                     "empty": empty,
                     "has_answer": tokens is not None,
                 }
             )
-        return {**encoded, "start_positions": starts, "end_positions": ends, REFERENCE: references}
+        positions = {name: [span[i] for span in spans] for i, name in enumerate(("start_positions", "end_positions"))}
+        return {**encoded, **positions, REFERENCE: references}
 
     def _check_room(self, questions: Sequence[str]) -> None:
         taken = self.tokenizer.num_special_tokens_to_add(pair=True) + self._overlap
-        for question, ids in zip(
-            questions, self.tokenizer(list(questions), add_special_tokens=False)["input_ids"], strict=True
-        ):
+        tokens = self.tokenizer(list(questions), add_special_tokens=False)["input_ids"]
+        for question, ids in zip(questions, tokens, strict=True):
             if len(ids) + taken >= self.max_length:
                 raise InputError(
                     f"--max-length {self.max_length} has no room for the context after a question of {len(ids)} "
                     f"tokens, {question[:60]!r}: use --max-length of at least {(len(ids) + taken - self._overlap) * 2}."
                 )
-
-    def _empty(self, ids: Sequence[int]) -> int:
-        """Return the position that stands for no answer: that of CLS, or the first one."""
-        first = self.tokenizer.cls_token_id
-        return ids.index(first) if first in ids else 0
 
     @override
     def to_train_on(self, encoded: Dataset) -> Dataset:
@@ -173,22 +153,14 @@ class QuestionAnswering(Kind):
 
     @override
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        import torch
-
-        names = [name for name in rows[0] if name in self.tokenizer.model_input_names]
         # On the right, whatever side the tokenizer pads: positions count from the left.
-        padded = self.tokenizer.pad(
-            {name: [row[name] for row in rows] for name in names}, padding_side="right", return_tensors="pt"
-        )
-        positions = {name: torch.tensor([row[name] for row in rows]) for name in ("start_positions", "end_positions")}
-        return {**padded, **positions}
+        return dict(self.tokenizer.pad(rows, padding_side="right", return_tensors="pt"))
 
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
         # Arrays: the logits of all windows are kept until their rows are put together.
-        return list(
-            zip(*(each.float().cpu().numpy() for each in (output.start_logits, output.end_logits)), strict=True)
-        )
+        starts, ends = (logits.float().cpu().numpy() for logits in (output.start_logits, output.end_logits))
+        return list(zip(starts, ends, strict=True))
 
     @override
     def records(self, answers: Sequence[Any], references: Sequence[Any]) -> list[Record]:
@@ -219,26 +191,12 @@ class QuestionAnswering(Kind):
         return predictions, [max(texts, key=lambda text: (ours == text, word_f1(ours, text))) for ours, texts in pairs]
 
 
-def _are_answers(value: Any) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    texts, starts = value.get("text"), value.get("answer_start")
-    return (
-        isinstance(texts, list)
-        and isinstance(starts, list)
-        and len(texts) == len(starts)
-        and all(isinstance(text, str) for text in texts)
-        and all(isinstance(at, int) for at in starts)
-    )
-
-
-def _span(value: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return where the first answer begins and ends, without spaces around it; ``None`` without an answer."""
-    if not value["text"]:
-        return None
-    text, at = value["text"][0], value["answer_start"][0]
-    begin = at + len(text) - len(text.lstrip())
-    return begin, begin + len(text.strip())
+def _answers(value: Any) -> Any:
+    match value:
+        case {"text": list(texts), "answer_start": list(starts)} if len(texts) == len(starts):
+            fits = all(isinstance(text, str) and isinstance(at, int) for text, at in zip(texts, starts, strict=True))
+            return value if fits else None
+    return None
 
 
 def _tokens_of(span: tuple[int, int] | None, characters: Sequence[Sequence[int]]) -> tuple[int, int] | None:
@@ -261,7 +219,7 @@ def best_span(start: NDArray[np.floating], end: NDArray[np.floating], longest: i
     import numpy as np
 
     sums = start[:, None] + end[None, :]
-    size = np.arange(len(end))[None, :] - np.arange(len(start))[:, None]
-    sums = np.where((size >= 0) & (size < longest), sums, -np.inf)
+    allowed = np.tril(np.triu(np.ones_like(sums, bool)), longest - 1)
+    sums = np.where(allowed, sums, -np.inf)
     first, last = np.unravel_index(sums.argmax(), sums.shape)
     return int(first), int(last), float(sums[first, last])

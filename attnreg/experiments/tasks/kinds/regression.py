@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from attnreg.experiments.tasks.columns import column_of, converted, number_of
+from attnreg.experiments.tasks.columns import converted, number_of
 from attnreg.experiments.tasks.kinds.kind import Kind
-from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -23,21 +22,11 @@ class Regression(Kind):
     head = "AutoModelForSequenceClassification"
     metrics = ("pearson", "spearman")
     one_number_per_row = True
+    config: ClassVar[Mapping[str, Any]] = {"num_labels": 1, "problem_type": "regression"}
 
-    @classmethod
     @override
-    def predicts_such(cls, label: Any) -> str | None:
-        return "such numbers" if isinstance(label, float) else None
-
-    @classmethod
-    @override
-    def gold(cls, task: Task, rows: Dataset, place: str = "the data") -> list[Any]:
-        return converted(column_of(rows, task.label), number_of, f"finite numbers in column {task.label}", place)
-
-    @classmethod
-    @override
-    def head_options(cls, task: Task) -> dict[str, Any]:
-        return {"num_labels": 1, "problem_type": "regression"}
+    def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
+        return converted(self.labels_in(rows), number_of, f"finite numbers in column {self.task.label}", place)
 
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:

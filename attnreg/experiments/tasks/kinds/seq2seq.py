@@ -28,11 +28,7 @@ class Seq2Seq(Kind):
     most_columns = 1
     has_text_labels = True
     scored_train_rows = 100  # generation is slow
-
-    @property
-    @override
-    def generates(self) -> bool:
-        return True
+    generates = True
 
     @override
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import datasets
 from attnreg.errors import InputError, did_you_mean
 from attnreg.experiments.tasks import agreement
 from attnreg.experiments.tasks.columns import class_names, column_of, may_be_class, names_of, plain_label, top_column
-from attnreg.experiments.tasks.kinds import KINDS, kind_class
+from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.loading.folder import (
     WHOLE,
     choose_names,
@@ -28,6 +29,11 @@ from attnreg.experiments.tasks.task import Task
 
 WITHOUT_LABELS = " To predict rows without labels, add --predict FILE.csv."  # ends a message of `attnreg evaluate`
 HEADER = " The first line of a .csv or .tsv file must hold the column names."
+# What to do with labels that are no classes, by their type.
+_OTHER_KINDS: dict[type, str] = {
+    float: ": to predict such numbers, use --kind regression",
+    list: ": to predict a label for each word, use --kind tokens",
+}
 _Found = Mapping[str, datasets.Dataset | list[Path]]  # rows or their files, by the name of the split
 
 
@@ -73,16 +79,12 @@ def load_data(
         classes: other names for classes, by their labels in the data.
     """
     datasets.disable_progress_bars()
-    if data_dir is not None:
-        splits = _from_folder(task, Path(data_dir), needs_validation)
-    elif task.embedded:
+    if data_dir is None and task.embedded:
         of_split = getattr(agreement, task.embedded)
         splits = {name: datasets.Dataset.from_list(of_split(name)) for name in agreement.SIZES}
-    elif task.hub is None:
-        raise InputError(f"Task {task.name!r} is not on the hub: use --data-dir to give a folder with its files.")
     else:
-        splits = _from_hub(task)
-    kind, where = kind_class(task.kind), data_dir or task.hub or task.name
+        splits = _splits(task, data_dir, needs_validation)
+    kind, where = kind_class(task.kind)(task), data_dir or task.hub or task.name
     places = {name: f"split {name} of {where}" for name in splits}
     if "test" in splits and task.label not in task.columns and not _has_labels(task, splits["test"]):
         del splits["test"]  # GLUE's test labels are not public
@@ -90,45 +92,30 @@ def load_data(
         _check_columns(task, rows, places[name])
     if classes:
         splits = _renamed(task, splits, classes)
-    task, plain = kind.plain(task, splits, places)
-    splits = dict(plain)
+    splits = dict(kind.plain(splits, places))
     if task.name == "custom" and kind.has_classes and not task.labels:
-        _check_classes(task, splits, places)
-    task = replace(task, labels=kind.label_names(task, splits, where))
+        _check_classes(kind, splits, places)
+    kind.task = replace(kind.task, labels=kind.label_names(splits, where))
     for name, rows in splits.items():
-        kind.check(task, rows, places[name])
-    return task, splits
+        kind.check(rows, places[name])
+    return kind.task, splits
 
 
 def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> datasets.Dataset:
     """Load a split, from where :func:`load_splits` would, or from a single file; each row gets the same label."""
     datasets.disable_progress_bars()
     place = f"split {split} of {data_dir or task.hub}"
-    if data_dir is None:
-        rows = read_hub(task, [split])[split]
-    else:
-        folder, found = _find(task, Path(data_dir), {split})
-        name = WHOLE if WHOLE in found else split
-        if name not in found:
-            raise missing_split(split, found, folder)
-        rows = _read(task, name, found[name])
+    where, found = _find(task, data_dir, {split})
+    name = WHOLE if WHOLE in found else split
+    if name not in found:
+        raise missing_split(split, found, where)
+    rows = _read(task, name, found[name])
     if task.label in rows.column_names:
         rows = rows.remove_columns(task.label)
     rows = rows.add_column(task.label, [task.labels[0] if task.labels else 0] * len(rows))
     _check_columns(task, rows, place)
-    kind_class(task.kind).check(task, rows, place)
+    kind_class(task.kind)(task).check(rows, place)
     return rows
-
-
-def _from_hub(task: Task) -> dict[str, datasets.Dataset]:
-    primary, *further = task.validation
-    wanted = {"validation": primary, **{name: name for name in further}}
-    if not task.evaluation_only:
-        wanted["train"] = "train"
-    found = read_hub(task, wanted.values())
-    if "test" in found and primary != "test":
-        wanted["test"] = "test"
-    return {name: found[theirs] for name, theirs in wanted.items()}
 
 
 def names_in(task: Task, folder: Path) -> dict[str, str]:
@@ -136,17 +123,19 @@ def names_in(task: Task, folder: Path) -> dict[str, str]:
     return _named(task, folder)[2]
 
 
-def _named(task: Task, place: Path) -> tuple[Path, _Found, dict[str, str]]:
-    """Return the folder with the data, what it has, and the name of each split in it."""
+def _named(task: Task, data_dir: str | Path | None) -> tuple[Path | str, _Found, dict[str, str]]:
+    """Return where the data is, what is there, and the name of each split in it."""
     wanted = wanted_names(task)
-    folder, found = _find(task, place, {name for groups in wanted.values() for group in groups for name in group})
+    where, found = _find(task, data_dir, {name for groups in wanted.values() for group in groups for name in group})
     if WHOLE in found:
-        return folder, found, {"validation" if task.evaluation_only else "train": WHOLE}
-    return folder, found, choose_names(wanted, found, folder)
+        return where, found, {"validation" if task.evaluation_only else "train": WHOLE}
+    return where, found, choose_names(wanted, found, where)
 
 
-def _find(task: Task, place: Path, names: Collection[str]) -> tuple[Path, _Found]:
-    has_images = kind_class(task.kind).reads_images
+def _find(task: Task, data_dir: str | Path | None, names: Collection[str]) -> tuple[Path | str, _Found]:
+    if data_dir is None:
+        return read_hub(task)
+    has_images, place = kind_class(task.kind).reads_images, Path(data_dir)
     folder = place if has_images and place.is_dir() else folder_with_data(place, names)
     found: _Found = read_saved(folder) or find_files(folder, names)
     return folder, read_images(folder) if has_images and not found else found
@@ -159,16 +148,16 @@ def _read(task: Task, name: str, rows: datasets.Dataset | list[Path]) -> dataset
     return read_files(parts_of(name, rows), [*task.columns, *task.choices, *label], task.label)
 
 
-def _from_folder(task: Task, place: Path, needs_validation: bool) -> dict[str, datasets.Dataset]:
-    folder, found, chosen = _named(task, place)
-    needed = [*([] if task.evaluation_only else ["train"]), *(["validation"] if needs_validation else [])]
-    if missing := [split for split in needed if split not in chosen]:
-        hint = ""
-        if task.evaluation_only:
-            hint = ", or use --split test" if "test" in chosen else ""
-        elif missing == ["validation"]:
-            hint = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
-        raise missing_split(missing[0], found, folder, hint)
+def _splits(task: Task, data_dir: str | Path | None, needs_validation: bool) -> dict[str, datasets.Dataset]:
+    where, found, chosen = _named(task, data_dir)
+    for split, is_needed in (("train", not task.evaluation_only), ("validation", needs_validation)):
+        if is_needed and split not in chosen:
+            hint = ""
+            if task.evaluation_only:
+                hint = ", or use --split test" if "test" in chosen else ""
+            elif split == "validation":
+                hint = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
+            raise missing_split(split, found, where, hint)
     return {split: _read(task, name, found[name]) for split, name in chosen.items()}
 
 
@@ -197,28 +186,25 @@ def _visible(column: str) -> str:
 def _has_labels(task: Task, rows: datasets.Dataset) -> bool:
     if not len(rows):
         return True  # an empty split must reach the check that rejects it
-    if top_column(task.label, rows.column_names) not in rows.column_names:
-        return False
-    return any(label not in (-1, None, "") for label in column_of(rows, task.label))
+    there = top_column(task.label, rows.column_names) in rows.column_names
+    return there and any(label not in (-1, None, "") for label in column_of(rows, task.label))
 
 
-def _check_classes(task: Task, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:
+def _check_classes(kind: Kind, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:
     """Raise if labels give no class names, or a split has a class that train lacks and the data does not declare."""
-    kind = kind_class(task.kind)
-    for name, rows in splits.items():
-        for label in kind.labels_in(task, rows):
-            if not may_be_class(label):
-                others = ((other, kind_class(other).predicts_such(label)) for other in KINDS if other != task.kind)
-                hint = next((f": to predict {what}, use --kind {other}" for other, what in others if what), "")
-                what = f"names or numbers of classes in column {task.label} of {places[name]}"
-                raise InputError(f"Expected {what}, got {label!r}{hint}.")
-    if "train" not in splits or any(class_names(rows, task.label) for rows in splits.values()):
+    column = kind.task.label
+    labels = {name: kind.labels_in(rows) for name, rows in splits.items()}
+    for name, found in labels.items():
+        if strange := [label for label in found if not may_be_class(label)]:
+            what = f"names or numbers of classes in column {column} of {places[name]}"
+            raise InputError(f"Expected {what}, got {strange[0]!r}{_OTHER_KINDS.get(type(strange[0]), '')}.")
+    if "train" not in splits or any(class_names(rows, column) for rows in splits.values()):
         return
-    found = {name: names_of(kind.labels_in(task, rows)) for name, rows in splits.items()}
-    for name, classes in found.items():
-        if strange := [label for label in classes if label not in found["train"]]:
+    classes = {name: names_of(found) for name, found in labels.items()}
+    for name, found in classes.items():
+        if strange := [label for label in found if label not in classes["train"]]:
             raise InputError(
-                f"Label {strange[0]!r} in column {task.label} of {places[name]} does not occur in split train: spell "
+                f"Label {strange[0]!r} in column {column} of {places[name]} does not occur in split train: spell "
                 "classes alike in all splits, and remove the rows of classes that train lacks."
             )
 

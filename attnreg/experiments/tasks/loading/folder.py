@@ -51,7 +51,7 @@ def wanted_names(task: Task) -> dict[str, list[tuple[str, ...]]]:
 
 
 def choose_names(
-    wanted: Mapping[str, Iterable[Collection[str]]], found: Collection[str], folder: Path
+    wanted: Mapping[str, Iterable[Collection[str]]], found: Collection[str], where: Path | str
 ) -> dict[str, str]:
     """Choose one of the names found for each split, or raise if there are two; a split without any is left out.
 
@@ -64,7 +64,7 @@ def choose_names(
     for split, groups in wanted.items():
         there = next((same for group in groups if (same := [name for name in group if name in found])), [])
         if len(there) > 1:
-            raise InputError(f"{folder} has several splits for {split}, {' and '.join(there)}: keep only one of them.")
+            raise InputError(f"{where} has several splits for {split}, {' and '.join(there)}: keep only one of them.")
         if there and there[0] not in chosen.values():  # a test split may already be used as validation
             chosen[split] = there[0]
     return chosen
@@ -101,7 +101,7 @@ def find_files(place: Path, names: Collection[str]) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for entry in _entries(place):
         name = entry.name.lower() if entry.is_dir() else _PART.sub("", _stem(entry))
-        if name in names and (_has_data(entry) if entry.is_dir() else suffix_of(entry) is not None):
+        if name in names and _has_data(entry):
             if not entry.exists():
                 raise InputError(f"{entry} is a link to {entry.readlink()}, which does not exist.")
             found.setdefault(name, []).append(entry)
@@ -122,28 +122,31 @@ def parts_of(name: str, found: list[Path]) -> list[Path]:
         raise InputError(f"{where} has split {name} several times, {shown(found)}: keep one file, one folder or parts.")
     if len({suffix_of(file) for file in files}) > 1:
         raise InputError(f"{where} has split {name} in several formats, {shown(files)}: keep one format.")
-    _check_parts(where, files)
+    numbered = [match for file in files if (match := re.search(r"-(\d+)-of-(\d+)$", _stem(file)))]
+    for total in {match[2] for match in numbered}:
+        there = {int(match[1]) for match in numbered if match[2] == total}
+        if absent := sorted(set(range(int(total))) - there):
+            number = f"{str(absent[0]).zfill(len(total))}-of-{total}"
+            some = f"only {len(there)} of {int(total)} parts, {shown(files)}"
+            raise InputError(f"{where} has {some}: part {number} is missing.")
     return files
 
 
-def missing_split(split: str, found: Mapping[str, object], place: Path, hint: str = "") -> InputError:
+def missing_split(split: str, found: Mapping[str, object], place: Path | str, hint: str = "") -> InputError:
     """Return the error for a split that is not there: what is there, and what to do; ``hint`` is another way out."""
     if WHOLE in found:
         return InputError(f"{place} has no splits: use --data-dir to give a folder with train and validation{hint}.")
+    if (on_hub := isinstance(place, str)) or (place / "dataset_dict.json").exists():
+        advice = "use --data-dir to give a folder that has it" if on_hub else "save it too"
+        return InputError(f"No {split} split in {place}, which has {', '.join(found)}: {advice}{hint}.")
     inside = _entries(place)
-    if any(each.name == "dataset_dict.json" for each in inside):
-        return InputError(f"No {split} split in {place}, which has {', '.join(found)}: save it too{hint}.")
     if other := next((each for each in inside if _is_called(each, split)), None):
-        name = f"{split}{suffix_of(other) or ''}"
-        return InputError(
-            f"No {split} file in {place}, which has {shown(inside)}: rename {other.name} to {name}{hint}."
-        )
-    others = [f"{name}.*" for name in spellings(split)[1:]]
-    also = f", also as {', '.join(others)}" if others else ""
-    return InputError(
-        f"No {split} file in {place}, which {'has ' + shown(inside) if inside else 'is empty'}: add "
-        f"{split}.* ({_ANY}{also}){hint}."
-    )
+        advice = f"rename {other.name} to {split}{suffix_of(other) or ''}"
+    else:
+        others = [f"{name}.*" for name in spellings(split)[1:]]
+        advice = f"add {split}.* ({_ANY}{', also as ' * bool(others)}{', '.join(others)})"
+    there = f"has {shown(inside)}" if inside else "is empty"
+    return InputError(f"No {split} file in {place}, which {there}: {advice}{hint}.")
 
 
 def shown(files: Iterable[Path]) -> str:
@@ -159,25 +162,14 @@ def _stem(file: Path) -> str:
     return file.name.lower().removesuffix(suffix_of(file) or "")
 
 
-def _has_data(folder: Path) -> bool:
-    return is_saved(folder) or any(suffix_of(each) and each.is_file() for each in _entries(folder))
+def _has_data(entry: Path) -> bool:
+    if not entry.is_dir():
+        return suffix_of(entry) is not None
+    return is_saved(entry) or any(suffix_of(each) and each.is_file() for each in _entries(entry))
 
 
 def _is_called(entry: Path, split: str) -> bool:
     """Whether a data file or folder has the name of the split within its own, as ``my_train.csv``."""
     words = re.split(r"[^a-z]+", _stem(entry))
     names = {*spellings(split), *_SIMILAR.get(split, ())}
-    return bool(names & set(words)) and (_has_data(entry) if entry.is_dir() else suffix_of(entry) is not None)
-
-
-def _check_parts(where: Path, files: list[Path]) -> None:
-    """Raise if files are numbered as ``train-00000-of-00002`` and a number is missing."""
-    numbered = [match for file in files if (match := re.search(r"-(\d+)-of-(\d+)$", _stem(file)))]
-    for total in {match[2] for match in numbered}:
-        there = {int(match[1]) for match in numbered if match[2] == total}
-        if absent := sorted(set(range(int(total))) - there):
-            number = str(absent[0]).zfill(len(total))
-            raise InputError(
-                f"{where} has only {len(there)} of {int(total)} parts, {shown(files)}: part "
-                f"{number}-of-{total} is missing."
-            )
+    return bool(names & set(words)) and _has_data(entry)

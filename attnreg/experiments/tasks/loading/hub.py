@@ -6,7 +6,6 @@ import functools
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from attnreg.errors import InputError, one_line
@@ -19,46 +18,38 @@ TIMEOUT_S = 3.0
 
 
 @functools.cache
-def reachable() -> bool:
-    """Whether the hub answers within three seconds; checked once per process."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
-        return False
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    try:
-        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=TIMEOUT_S):
-            return True
-    except urllib.error.HTTPError:
-        return True  # an error status is an answer too
-    except (OSError, ValueError):
-        return False
-
-
 def offline_if_unreachable() -> bool:
-    """Return whether the hub can be reached; if not, switch the Hugging Face libraries to their local cache.
+    """Return whether the hub answers in time; if not, switch the Hugging Face libraries to their local cache.
 
-    Without this, ``datasets`` retries for 23 seconds and ``transformers`` for 24 before they fail.
+    It is asked once per process. Without this, ``datasets`` retries for 23 seconds and ``transformers`` for 24 before
+    they fail.
     """
-    if reachable():
-        return True
-    os.environ["HF_HUB_OFFLINE"] = "1"
     import datasets
-    import huggingface_hub.constants
+    from huggingface_hub import constants
 
-    huggingface_hub.constants.HF_HUB_OFFLINE = True
-    datasets.config.HF_HUB_OFFLINE = True
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=TIMEOUT_S):
+                return True
+        except urllib.error.HTTPError:
+            return True  # an error status is an answer too
+        except (OSError, ValueError):
+            pass
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     return False
 
 
-def read_hub(task: Task, names: Iterable[str]) -> dict[str, Dataset]:
-    """Return all splits of a task's data on the hub; ``names`` are those that must be there."""
+def read_hub(task: Task) -> tuple[str, dict[str, Dataset]]:
+    """Return the name of a task's data on the hub, and all of its splits."""
     import datasets
 
-    assert task.hub is not None
+    if task.hub is None:
+        raise InputError(f"Task {task.name!r} is not on the hub: use --data-dir to give a folder with its files.")
     online = offline_if_unreachable()
-    repository, configuration = task.hub
-    named = repository if configuration is None else f"{repository} ({configuration})"
+    named = "{} ({})".format(*task.hub) if task.hub[1] else task.hub[0]
     try:
-        found: dict[str, Dataset] = dict(datasets.load_dataset(repository, configuration))
+        return named, dict(datasets.load_dataset(*task.hub))
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         if not online:
             raise InputError(
@@ -66,6 +57,3 @@ def read_hub(task: Task, names: Iterable[str]) -> dict[str, Dataset]:
                 "--data-dir to give a folder with train and validation as .jsonl, .csv, .tsv or .parquet."
             ) from error
         raise InputError(f"Cannot load {named} from the hub: {one_line(error)}") from error
-    if missing := [name for name in names if name not in found]:
-        raise InputError(f"Split {missing[0]} is missing from {named}, which has {', '.join(found)}.")
-    return found

@@ -11,10 +11,12 @@ import lzma
 import re
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import datasets
 import pyarrow
@@ -25,11 +27,12 @@ from attnreg.experiments.tasks.loading.folder import VALIDATION, WHOLE, format_o
 
 _DAMAGED = (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error)
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
-_FORMS: dict[str, tuple[str, Literal[0, 3]]] = {
-    "csv": (",", csv.QUOTE_MINIMAL),
-    "tsv": ("\t", csv.QUOTE_NONE),  # GLUE's format
+_UNPACKERS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.decompress,
+    ".bz2": bz2.decompress,
+    ".xz": lzma.decompress,
+    ".zst": lambda frames: bytes(pyarrow.input_stream(pyarrow.py_buffer(frames), compression="zstd").read()),
 }
-_TYPES = (pyarrow.int64(), pyarrow.float64(), pyarrow.bool_())
 
 Columns = dict[str, list[Any]]
 
@@ -87,7 +90,7 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
             return datasets.Dataset(pyarrow.concat_tables(parquet.read_table(file) for file in files))
         parts = [_objects_in(file) if form.startswith("json") else _table_in(file, [*texts, label]) for file in files]
         if any(part.keys() != parts[0].keys() for part in parts):
-            raise InputError(_complaint(files, "not all have the same columns"))
+            raise ValueError("not all have the same columns")
         columns: dict[str, Any] = {name: [each for part in parts for each in part[name]] for name in parts[0]}
         if not form.startswith("json"):
             columns = {name: found if name in texts else _typed(found) for name, found in columns.items()}
@@ -95,13 +98,10 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
     except InputError:
         raise
     except (pyarrow.ArrowException, *_DAMAGED, OverflowError, TypeError) as error:
-        raise InputError(_complaint(files, one_line(error))) from error
-
-
-def _complaint(files: Sequence[Path], reason: str) -> str:
-    if len(files) > 1:
-        return f"Cannot read {shown(files)} as one table, their columns or types differ: {reason}"
-    return f"Cannot read {files[0]} as {suffix_of(files[0])}: {reason}"
+        what = f"{files[0]} as {suffix_of(files[0])}"
+        if len(files) > 1:
+            what = f"{shown(files)} as one table, their columns or types differ"
+        raise InputError(f"Cannot read {what}: {one_line(error)}") from error
 
 
 def _typed(texts: list[str]) -> pyarrow.Array:
@@ -109,7 +109,7 @@ def _typed(texts: list[str]) -> pyarrow.Array:
     column = pyarrow.array(texts)
     if any(re.match(r"[-+]?0\d", each) for each in texts):
         return column  # 007 is a name
-    for each in _TYPES:
+    for each in (pyarrow.int64(), pyarrow.float64(), pyarrow.bool_()):
         with suppress(pyarrow.ArrowInvalid):
             return column.cast(each)
     return column
@@ -119,8 +119,6 @@ def _text_of(file: Path) -> str:
     """Read a file of text, perhaps packed, or raise."""
     try:
         content = _UNPACKERS.get(file.suffix.lower(), bytes)(file.read_bytes())
-    except ImportError as error:
-        raise InputError(f"Reading {file} needs the package zstandard: pip install zstandard.") from error
     except _DAMAGED as error:
         raise InputError(f"Cannot read {file}: {one_line(error)}.") from error
     try:
@@ -133,42 +131,16 @@ def _text_of(file: Path) -> str:
         ) from None
 
 
-def _unpacked(frames: bytes) -> bytes:
-    """Unpack zstandard's frames; its own reader takes a file that is cut off for a whole one."""
-    import zstandard  # late: it is an extra of `datasets`
-
-    parts = []
-    while frames:
-        frame = zstandard.ZstdDecompressor().decompressobj()
-        try:
-            parts.append(frame.decompress(frames))
-        except zstandard.ZstdError as error:
-            raise ValueError(str(error)) from error
-        if not frame.eof:
-            raise EOFError("Compressed file ended before the end of a frame")
-        frames = frame.unused_data
-    return b"".join(parts)
-
-
-_UNPACKERS: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.decompress,
-    ".bz2": bz2.decompress,
-    ".xz": lzma.decompress,
-    ".zst": _unpacked,
-}
-
-
 def _table_in(file: Path, wanted: Collection[str]) -> Columns:
     """Read a table in text form, all fields as text; a short row ends in empty fields."""
     text, form = _text_of(file), format_of(file)
-    separator, quoting = _FORMS[form]
-    first = text.partition("\n")[0]
-    if separator not in first:
-        for other, name in _SEPARATORS.items():
-            if {field.strip('"\r ') for field in first.split(other)} & set(wanted) and other in first:
-                raise InputError(
-                    f"{file} has {name} between its columns: a .{form} file needs {_SEPARATORS[separator]}."
-                )
+    first, separator = text.partition("\n")[0], "\t" if form == "tsv" else ","
+    quoting: Any = csv.QUOTE_NONE if form == "tsv" else csv.QUOTE_MINIMAL  # GLUE's .tsv has no quotes
+    others = (mark for mark in _SEPARATORS if mark in first and separator not in first)
+    if other := next((mark for mark in others if _fields(first, mark) & {*wanted}), None):
+        raise InputError(
+            f"{file} has {_SEPARATORS[other]} between its columns: a .{form} file needs {_SEPARATORS[separator]}."
+        )
     if form == "tsv" and (alone := re.search(r"\r(?!\n)", text)) and "\n" in text:
         line = text.count("\n", 0, alone.start()) + 1
         raise InputError(f"Line {line} of {file} holds a carriage return within a row: remove it.")
@@ -193,8 +165,12 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
             how = "put a text with a comma in double quotes" if form == "csv" else "replace a tab in a text by a space"
             how = how if any(row[len(names) :]) else f"remove the {_SEPARATORS[separator][:-1]} at its end, or {how}"
             raise InputError(f"Line {line} of {file} has {len(row)} fields instead of {len(names)}: {how}.")
-    columns = zip(*(row + [""] * (len(names) - len(row)) for _, row in rows), strict=True)
-    return {name: list(column) for name, column in zip(names, columns, strict=True) if name}
+    columns = zip_longest(names, *(row for _, row in rows), fillvalue="")
+    return {name: column for name, *column in columns if name}
+
+
+def _fields(line: str, separator: str) -> set[str]:
+    return {field.strip('"\r ') for field in line.split(separator)}
 
 
 def _objects_in(file: Path) -> Columns:
@@ -248,7 +224,7 @@ def _parsed(text: str) -> Any:
     def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            twice = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
+            ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
             raise ValueError(f"it has {twice!r} twice")
         return found
 

@@ -18,16 +18,14 @@ def dropout_fields(config: Any) -> list[str]:
         ['attn_pdrop', 'embd_pdrop', 'resid_pdrop', 'summary_first_dropout']
     """
     values = {name: value for name, value in config.to_dict().items() if "dropout" in name or name.endswith("pdrop")}
-    numbers = (name for name, value in values.items() if isinstance(value, (int, float)))
-    return sorted(name for name in numbers if not isinstance(values[name], bool))
+    return sorted(name for name, value in values.items() if type(value) in (int, float))
 
 
 def dropout_options(config: Any, p: float | None, name: str) -> dict[str, Any]:
     """Return the options that set all dropout rates of a configuration; none if ``p`` is ``None``."""
     if p is None:
         return {}
-    fields = dropout_fields(config)
-    if not fields:
+    if not (fields := dropout_fields(config)):
         raise InputError(
             f"Model {name} ({config.model_type}) has no dropout rate in its configuration: remove --model-dropout."
         )

@@ -54,12 +54,7 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch], *, folds: Count 
     whole_number("folds", folds, least=2)
     if not batches:
         raise InputError("A linear probe needs batches to fit, got none.")
-    mode = model.training
-    model.eval()
-    try:
-        head, features, labels = _features(model, batches)
-    finally:
-        model.train(mode)
+    head, features, labels = _features(model, batches)
     if labels.dim() != 1 or len(labels) != len(features) or len(labels) < 2:
         raise InputError(
             f"A linear probe needs two rows or more with one label each, got labels of shape {tuple(labels.shape)}."
@@ -76,8 +71,7 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch], *, folds: Count 
                 f"A linear probe needs two rows or more of each of {needed} classes or more, got {counts.tolist()}."
             )
         estimator = LogisticRegression(max_iter=10_000, tol=1e-8, fit_intercept=head.bias is not None)
-        name, score = "C", "neg_log_loss"
-        parts = StratifiedKFold(min(folds, int(counts.min())))
+        name, score, parts = "C", "neg_log_loss", StratifiedKFold(min(folds, int(counts.min())))
     search = GridSearchCV(estimator, {name: STRENGTHS}, scoring=score, cv=parts).fit(x, y)
     found = search.best_estimator_
     weight = torch.from_numpy(found.coef_).reshape(-1, x.shape[1])
@@ -85,11 +79,10 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch], *, folds: Count 
     if not labels.is_floating_point():
         if len(weight) == 1:  # of two classes, the difference
             weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
-        absent = bias.min().repeat(head.out_features) - 100.0  # a class without rows
-        absent[found.classes_] = bias
-        rows = weight.new_zeros(head.out_features, weight.shape[1])
-        rows[found.classes_] = weight
-        weight, bias = rows, absent
+        classes = torch.from_numpy(found.classes_)
+        weight = weight.new_zeros(head.weight.shape).index_copy(0, classes, weight)
+        # The bias rules out a class without rows.
+        bias = (bias.min() - 100.0).repeat(head.out_features).index_copy(0, classes, bias)
     head.weight.copy_(weight)
     if head.bias is not None:
         head.bias.copy_(bias)
@@ -97,36 +90,35 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch], *, folds: Count 
 
 
 def _features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Tensor, Tensor]:
-    """Return the head, what it reads for each row, and the labels."""
+    """Return the head, what it reads for each row in eval mode, and the labels."""
     called: list[tuple[nn.Linear, Tensor, Tensor]] = []
     hooks = [
         each.register_forward_hook(lambda module, args, output: called.append((module, args[0], output)))
         for each in model.modules()
         if isinstance(each, nn.Linear)
     ]
-    features, labels = [], []
+    no_head = InputError(
+        f"{type(model).__name__} has no linear head that reads one state per row. Choose the state that it "
+        "reads (`--pooling mean`), or fine-tune the whole model."
+    )
+    features, labels, mode = [], [], model.training
+    model.eval()
     try:
         for batch in batches:
             called.clear()
             logits = predictions_of(model(**batch))
             if logits is None or not called:
-                raise _no_head(model)
+                raise no_head
             head, *both = called[-1]
             # A decoder has logits for each token; pooled states, and so their logits, are alike in all positions.
             states, of_head = (each[:, 0] if each.dim() == 3 else each for each in both)
             if of_head.shape != logits.shape or not torch.allclose(of_head, logits, atol=1e-7):
-                raise _no_head(model)
+                raise no_head
             features.append(states)
             given = needed_labels_of(batch, logits)
             labels.append(given.squeeze(-1) if given.dim() == 2 and given.shape[1] == 1 else given)
     finally:
+        model.train(mode)
         for hook in hooks:
             hook.remove()
     return head, torch.cat(features), torch.cat(labels)
-
-
-def _no_head(model: nn.Module) -> InputError:
-    return InputError(
-        f"{type(model).__name__} has no linear head that reads one state per row. Choose the state that it "
-        "reads (`--pooling mean`), or fine-tune the whole model."
-    )

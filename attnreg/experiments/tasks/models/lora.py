@@ -35,49 +35,46 @@ def with_lora(
 ) -> Any:
     r"""Wrap a pretrained model so that only adapters and new modules train.
 
-    The weight W of each adapted linear layer becomes :math:`W + \frac{\alpha}{r} B A`, with B zero at the start.
-
-    The model of peft changes ``model`` in place.
+    The weight W of each adapted linear layer becomes :math:`W + \frac{\alpha}{r} B A`, with B zero at the start. The
+    model of peft changes ``model`` in place.
 
     Args:
         model: a pretrained model.
         head: its auto class of transformers.
         new: names of the weights that were not pretrained, such as a new head's. Their modules train as a whole.
-        rank: r, the rank of the adapters.
-        targets: names of the modules to adapt, separated by commas, or ``all-linear`` (default: peft's choice for the
-            architecture).
-        alpha: scale of the adapters (default: the rank, so that the scale :math:`\alpha / r` is 1).
+        rank: r.
+        targets: modules to adapt, separated by commas, or ``all-linear`` (default: peft's choice).
+        alpha: by default the rank, so that the scale is 1.
         dropout: rate of dropout on the adapters' inputs.
 
     Reference:
         LoRA (arXiv 2106.09685), Section 4.1.
     """
-    peft = _peft()
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
     names = None if targets is None else [name.strip() for name in targets.split(",")]
-    modules = sorted({name.rpartition(".")[0] for name in new})
-    if "" in modules:
-        bare = next(name for name in new if "." not in name)
-        raise InputError(f"LoRA cannot train the new weight {bare}, which belongs to no module: remove --lora-rank.")
-    config = peft.LoraConfig(
-        task_type=_TASKS.get(head),
-        r=rank,
-        lora_alpha=rank if alpha is None else alpha,
-        lora_dropout=dropout,
-        target_modules=ALL if names == [ALL] else names,
-        modules_to_save=modules or None,
-    )
-    linear = _linear(model)
-    base = str(model.name_or_path)
-    try:
-        with _quiet():
+    if bare := [name for name in new if "." not in name]:
+        raise InputError(f"LoRA cannot train the new weight {bare[0]}, which belongs to no module: remove --lora-rank.")
+    layers = (name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D)))
+    linear, base = sorted({name.rpartition(".")[2] for name in layers}), str(model.name_or_path)
+    with _peft() as peft:
+        config = peft.LoraConfig(
+            task_type=_TASKS.get(head),
+            r=rank,
+            lora_alpha=rank if alpha is None else alpha,
+            lora_dropout=dropout,
+            target_modules=ALL if names == [ALL] else names,
+            modules_to_save=sorted({name.rpartition(".")[0] for name in new}) or None,
+        )
+        try:
             adapted = peft.get_peft_model(model, config)
-    except ValueError as error:
-        if names is None:
-            raise InputError(
-                f"peft has no default for {type(model).__name__}: choose --lora-targets among {', '.join(linear)}, or "
-                f"{ALL}."
-            ) from error
-        raise _no_such(names[0], linear) from error
+        except ValueError as error:
+            if names is not None:
+                raise _no_such(names[0], linear) from error
+            known = f"{', '.join(linear)}, or {ALL}"
+            what = f"peft has no default for {type(model).__name__}"
+            raise InputError(f"{what}: choose --lora-targets among {known}.") from error
     found = adapted.targeted_module_names
     for name in names or ():
         if name != ALL and not any(f".{each}".endswith(f".{name}") for each in found):
@@ -102,9 +99,8 @@ def with_adapter(model: Any, folder: str) -> Any:
     """Put a saved adapter on its model."""
     from safetensors import SafetensorError
 
-    peft = _peft()
     try:
-        with _quiet():
+        with _peft() as peft:
             return peft.PeftModel.from_pretrained(model, folder)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InputError(f"Cannot load the adapter in {folder}: {one_line(error)}") from error
@@ -112,12 +108,12 @@ def with_adapter(model: Any, folder: str) -> Any:
 
 def save_model(model: Any, folder: Path) -> None:
     """Save a model as transformers does; of a model of peft, the adapter and the model's configuration."""
-    if not is_adapted(model):
+    if is_adapted(model):
+        # Embeddings are never resized here; to find that out, peft would ask the hub.
+        model.save_pretrained(folder, save_embedding_layers=False)
+        model.get_base_model().config.save_pretrained(folder)
+    else:
         model.save_pretrained(folder)
-        return
-    # Embeddings are never resized here; to find that out, peft would ask the hub.
-    model.save_pretrained(folder, save_embedding_layers=False)
-    model.get_base_model().config.save_pretrained(folder)
 
 
 def is_adapted(model: Any) -> bool:
@@ -135,8 +131,7 @@ def summary(model: Any) -> str:
     """Say in one sentence what trains in a model of peft."""
     counts, config = parameter_counts(model), model.peft_config["default"]
     targets = sorted({name.rpartition(".")[2] for name in model.targeted_module_names})
-    new = sorted(saved_modules(model))
-    also = f", and {', '.join(new)}" if new else ""
+    also = f", and {', '.join(sorted(new))}" if (new := saved_modules(model)) else ""
     return (
         f"LoRA trains {counts['trained']} of {counts['all']} parameters ({counts['trained'] / counts['all']:.2%}): "
         f"adapters of rank {config.r} of {', '.join(targets)} in {len(model.targeted_module_names)} modules{also}."
@@ -149,15 +144,6 @@ def saved_modules(model: Any) -> set[str]:
     return {name.removeprefix("base_model.model.") for name, sign, _ in parts if sign}
 
 
-def _linear(model: Any) -> list[str]:
-    """Return the last names of all linear layers."""
-    from torch import nn
-    from transformers.pytorch_utils import Conv1D
-
-    layers = (name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D)))
-    return sorted({name.rpartition(".")[2] for name in layers})
-
-
 def _no_such(name: str, known: Collection[str]) -> InputError:
     return InputError(
         f"Expected --lora-targets to be linear layers of the model, such as {', '.join(known)}, or {ALL}, got {name!r}."
@@ -165,19 +151,14 @@ def _no_such(name: str, known: Collection[str]) -> InputError:
     )
 
 
-def _peft() -> Any:
-    try:
-        with _quiet():
-            import peft
-    except ImportError as error:
-        raise InputError(f"LoRA needs peft, which cannot be imported ({error}): install attnreg[lora].") from error
-    return peft
-
-
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Ignore peft's warnings of what it then does right: transposed weights (GPT-2), a deprecated attribute."""
+def _peft() -> Iterator[Any]:
+    """Import peft; ignore its warnings of what it then does right: transposed weights (GPT-2), a deprecated name."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*fan_in_fan_out", UserWarning)
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        yield
+        try:
+            import peft
+        except ImportError as error:
+            raise InputError(f"LoRA needs peft, which cannot be imported ({error}): install attnreg[lora].") from error
+        yield peft

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from pathlib import Path
@@ -15,7 +16,7 @@ if TYPE_CHECKING:  # the options of recipes name the poolings, and do not wait f
 Pooling = Literal["own", "cls", "mean", "last"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 _KEY = "attnreg_pooling"  # in a model's configuration
-_HEAD = "AutoModelForSequenceClassification"
+POOLED = "AutoModelForSequenceClassification"  # the auto class of heads that read one state
 
 
 def pool(model: Any, pooling: Pooling, usual: Pooling = "own") -> None:
@@ -25,13 +26,10 @@ def pool(model: Any, pooling: Pooling, usual: Pooling = "own") -> None:
     it. The choice is kept in the model's configuration and saved with it; transformers alone does not know it.
 
     Args:
-        model: a model of transformers for sequence classification.
+        model: a model of transformers for sequence classification, with an encoder or a decoder, not both.
         pooling: ``"cls"`` (the first token's state), ``"mean"`` (of all tokens that are no padding), ``"last"`` (the
             last such token's), or ``"own"``, which is what the model's own head reads.
         usual: what the checkpoint would get; an ``"own"`` that differs from it is kept in the configuration, too.
-
-    Raises:
-        InputError: if the model has an encoder and a decoder.
 
     Reference:
         The mean: Sentence-BERT (arXiv 1908.10084), Section 3.
@@ -58,7 +56,8 @@ def pool(model: Any, pooling: Pooling, usual: Pooling = "own") -> None:
     pooler = getattr(model.base_model, "pooler", None)
     if isinstance(pooler, nn.Module):  # nothing reads it now, and several processes would wait for its gradients
         pooler.requires_grad_(False)
-    model.base_model.register_forward_hook(_Pool(pooling), with_kwargs=True)
+    # No closure, so that it is copied and pickled with the model.
+    model.base_model.register_forward_hook(functools.partial(_put_pooled, pooling), with_kwargs=True)
 
 
 def usual_pooling(config: Any, name: str) -> Pooling:
@@ -76,40 +75,26 @@ def usual_pooling(config: Any, name: str) -> Pooling:
 
 def saved_pooling(config: Any) -> Pooling | None:
     """Return the pooling in a configuration, if there is any."""
-    saved: Pooling | None = getattr(config, _KEY, None)
-    return saved
+    return getattr(config, _KEY, None)
 
 
-def can_pool(head: str) -> bool:
-    """Whether a head, an auto class of transformers, reads one state of a sequence."""
-    return head == _HEAD
+def _put_pooled(pooling: Pooling, base: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    """Replace each token's state by the pooled one; a forward hook of a model without its head."""
+    import torch
 
-
-class _Pool:
-    """A forward hook of a model without its head; a class, so that it is copied and pickled with the model."""
-
-    def __init__(self, pooling: Pooling) -> None:
-        self.pooling = pooling
-
-    def __call__(self, base: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        mask = inspect.signature(base.forward).bind_partial(*args, **kwargs).arguments.get("attention_mask")
-        states: Tensor | None = getattr(output, "last_hidden_state", None)
-        if states is None or (mask is not None and mask.shape != states.shape[:2]):
-            raise InputError(f"--pooling needs a state for each token, but {type(base).__name__} has none: remove it.")
-        mask = states.new_ones(states.shape[:2]) if mask is None else mask
-        pooled = self._pooled(states, mask)
-        output["last_hidden_state"] = pooled[:, None].expand_as(states)
-        if getattr(output, "pooler_output", None) is not None:
-            output["pooler_output"] = pooled
-        return output
-
-    def _pooled(self, states: Tensor, mask: Tensor) -> Tensor:
-        import torch
-
-        if self.pooling == "mean":
-            exact = torch.promote_types(states.dtype, torch.float32)
-            weights = (mask / mask.sum(1, keepdim=True).clamp(min=1)).to(exact)
-            return (weights[:, None] @ states.to(exact))[:, 0].to(states.dtype)
-        # the first or last of the tokens that are no padding, which may stand on either side
-        place = mask.argmax(1) if self.pooling == "cls" else mask.shape[1] - 1 - mask.flip(1).argmax(1)
-        return states[range(len(states)), place]
+    mask = inspect.signature(base.forward).bind_partial(*args, **kwargs).arguments.get("attention_mask")
+    states: Tensor | None = getattr(output, "last_hidden_state", None)
+    if states is None or (mask is not None and mask.shape != states.shape[:2]):
+        raise InputError(f"--pooling needs a state for each token, but {type(base).__name__} has none: remove it.")
+    mask = states.new_ones(states.shape[:2]) if mask is None else mask
+    if pooling == "mean":
+        exact = torch.promote_types(states.dtype, torch.float32)
+        weights = (mask / mask.sum(1, keepdim=True).clamp(min=1)).to(exact)
+        pooled = (weights[:, None] @ states.to(exact))[:, 0].to(states.dtype)
+    else:  # the first or last of the tokens that are no padding, which may stand on either side
+        place = mask.argmax(1) if pooling == "cls" else mask.shape[1] - 1 - mask.flip(1).argmax(1)
+        pooled = states[range(len(states)), place]
+    output["last_hidden_state"] = pooled[:, None].expand_as(states)
+    if getattr(output, "pooler_output", None) is not None:
+        output["pooler_output"] = pooled
+    return output

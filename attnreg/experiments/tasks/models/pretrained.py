@@ -1,33 +1,37 @@
-"""Load the model of a task, and its tokenizer or image processor."""
+"""Load the model of a task, and its tokenizer or image processor; say what transformers fills in without a word."""
 
 from __future__ import annotations
 
 import math
 import re
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from attnreg.errors import AttnRegWarning, InputError, one_line
+from attnreg.errors import AttnRegWarning, InputError, listed, one_line
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.hub import offline_if_unreachable
 from attnreg.experiments.tasks.models.dropout import dropout_options
 from attnreg.experiments.tasks.models.lora import adapter_base, saved_modules, with_adapter
-from attnreg.experiments.tasks.models.pooling import Pooling, can_pool, pool, saved_pooling, usual_pooling
+from attnreg.experiments.tasks.models.pooling import POOLED, Pooling, pool, saved_pooling, usual_pooling
 from attnreg.experiments.tasks.models.tiny import tiny_model
-from attnreg.experiments.tasks.models.weights import class_warnings, new_weights, weight_warnings
 from attnreg.experiments.tasks.task import Task
 
-_NEEDED = {
-    "AutoTokenizer": ("tokenizer", "vocabulary, such as tokenizer.json or vocab.txt"),
-    "AutoImageProcessor": ("image processor", "preprocessor_config.json"),
+# By the auto class of what prepares inputs: its name, its files for a message, and the pattern of their names.
+_PROCESSORS = {
+    "AutoTokenizer": (
+        "tokenizer",
+        "vocabulary, such as tokenizer.json or vocab.txt",
+        re.compile(r"^tokenizer\.json$|vocab|merges|spiece|spm|bpe|tiktoken|tekken|\.model$"),
+    ),
+    "AutoImageProcessor": ("image processor", "preprocessor_config.json", re.compile(r"processor_config\.json$")),
 }
-_FILES = {
-    "AutoTokenizer": re.compile(r"^tokenizer\.json$|vocab|merges|spiece|spm|bpe|tiktoken|tekken|\.model$"),
-    "AutoImageProcessor": re.compile(r"processor_config\.json$"),
-}
+
+
+_SHOWN = 5  # names in a warning
 
 
 class Loaded(NamedTuple):
@@ -86,16 +90,18 @@ def load_pretrained(
     logging.set_verbosity_error()  # a new head is intended, so transformers need not warn about it
     logging.disable_progress_bar()
     name = name or task.model
-    kind = kind_class(task.kind)
-    if pooling is not None and not can_pool(kind.head):
+    kind = kind_class(task.kind)(task)
+    if pooling is not None and kind.head != POOLED:
         raise InputError(f"--pooling is for heads that read one state of a text, but not for {task.name}: remove it.")
     if name is None:
         model, tokenizer = tiny_model(task, dropout)
         pool(model, pooling or "own")
         return Loaded(model, tokenizer, None)
     if (base := adapter_base(name)) is not None:
+        if pooling is None and (Path(name) / "config.json").is_file():  # of the model, as it was trained
+            pooling = saved_pooling(transformers.AutoConfig.from_pretrained(name))
         try:
-            adapted = load_pretrained(task, base, dropout, pooling or _adapter_pooling(name))
+            adapted = load_pretrained(task, base, dropout, pooling)
         except InputError as error:
             raise InputError(f"Cannot load the model that the adapter in {name} belongs to: {error}") from error
         model = with_adapter(adapted.model, name)
@@ -103,20 +109,17 @@ def load_pretrained(
         new = frozenset(each for each in adapted.new or () if each.rpartition(".")[0] not in saved_modules(model))
         return Loaded(model, adapted.tokenizer, new, adapted.warnings if new else ())
     if not (folder := Path(name)).is_dir():
-        if folder.is_absolute() or name.startswith((".", "~")):
-            raise InputError(f"Expected --model to be a folder or a hub name, got {name}: no such folder.")
         try:
             cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
-        except HFValidationError as error:
-            raise InputError(f"Expected --model to be a folder or a hub name, got {name}, which is neither.") from error
+        except HFValidationError as error:  # no hub name
+            raise InputError(f"Expected --model to be a folder or a hub name, got {name}: no such folder.") from error
         if not cached and not offline_if_unreachable():
             raise InputError(
                 f"The hub cannot be reached, and model {name} is not in the local cache: use --model to give a folder."
             )
     elif not (folder / "config.json").is_file() or (folder / "telemetry.jsonl").is_file():
-        found = (
-            f"the folder of a run: give {folder / 'model'}" if (folder / "model").is_dir() else "without config.json"
-        )
+        inner = folder / "model"
+        found = f"the folder of a run: give {inner}" if inner.is_dir() else "without config.json"
         raise InputError(f"Expected --model to be the folder of a model, got {name}, {found}.")
     try:
         reads_text = not kind.reads_images
@@ -132,7 +135,7 @@ def load_pretrained(
                 f"({config.model_type})."
             )
         names = [str(config.id2label[number]) for number in sorted(config.id2label)]
-        options = {**dropout_options(config, dropout, name), **kind.head_options(task)}
+        options = {**dropout_options(config, dropout, name), **kind.head_options()}
         # A head with another number of classes is replaced by a new one.
         model, info = head.from_pretrained(name, ignore_mismatched_sizes=True, output_loading_info=True, **options)
     except InputError:
@@ -150,21 +153,14 @@ def load_pretrained(
             f"as the model embeds; got {len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
         )
     kind.check_model(model, name)
-    if can_pool(kind.head):
+    if kind.head == POOLED:
         usual = usual_pooling(config, name)
         pool(model, pooling or usual, usual)
     said = weight_warnings(model, info, name, kind.head_is_new)
-    new = new_weights(info)
+    new = frozenset(info["missing_keys"]) | {each[0] for each in info["mismatched_keys"]}
     if kind.has_classes and not new:
         said += class_warnings(names, task.labels, name)
     return Loaded(model, tokenizer, new, tuple(said))
-
-
-def _adapter_pooling(folder: str) -> Pooling | None:
-    """Return the pooling that an adapter was trained with; its folder also has the configuration of the model."""
-    from transformers import AutoConfig
-
-    return saved_pooling(AutoConfig.from_pretrained(folder)) if (Path(folder) / "config.json").is_file() else None
 
 
 def longest_input(model: nn.Module, max_length: int | None, usual: int = 0) -> int:
@@ -197,37 +193,87 @@ def _load_processor(auto: str, name: str) -> Any:
     """Load the tokenizer or image processor of a model; transformers makes an empty tokenizer where there is none."""
     import transformers
 
+    (what, files, pattern), folder = _PROCESSORS[auto], Path(name)
+    missing = InputError(
+        f"--model {name} has no {what}: found no {files}. Save the model's own {what} in the same folder "
+        "(`save_pretrained`)."
+    )
     try:
         processor = getattr(transformers, auto).from_pretrained(name)
     except ImportError:  # a package is missing
         raise
     except Exception as error:  # for a broken file, any: the tokenizers library raises plain exceptions
-        if _lacks(auto, name):
-            raise _missing(auto, name) from error
+        if (folder / "config.json").is_file() and not any(pattern.search(path.name) for path in folder.iterdir()):
+            raise missing from error
         if isinstance(error, (OSError, ValueError)):
             raise
-        raise ValueError(f"its {_NEEDED[auto][0]} cannot be read: {error!r}") from error
-    if auto == "AutoTokenizer" and not has_vocabulary(processor):
-        raise _missing(auto, name)
+        raise ValueError(f"its {what} cannot be read: {error!r}") from error
+    if auto == "AutoTokenizer" and not _has_vocabulary(processor):
+        raise missing
     return processor
 
 
-def has_vocabulary(tokenizer: Any) -> bool:
+def _has_vocabulary(tokenizer: Any) -> bool:
     """Whether a tokenizer has tokens besides the special ones, or needs none because it reads bytes or characters."""
-    if not tokenizer.vocab_files_names:
-        return True
     special = {*tokenizer.all_special_tokens, "▁"}  # sentencepiece's space, which an empty T5 tokenizer has
-    return any(token not in special for token in tokenizer.get_vocab())
+    return not tokenizer.vocab_files_names or bool(tokenizer.get_vocab().keys() - special)
 
 
-def _lacks(auto: str, name: str) -> bool:
-    folder = Path(name)
-    return (folder / "config.json").is_file() and not any(_FILES[auto].search(path.name) for path in folder.iterdir())
+def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_is_new: bool = True) -> list[str]:
+    """Return one sentence for each kind of weights that were probably meant to be read, or raise if none was.
 
-
-def _missing(auto: str, name: str) -> InputError:
-    what, files = _NEEDED[auto]
-    return InputError(
-        f"--model {name} has no {what}: found no {files}. Save the model's own {what} in the same folder "
-        "(`save_pretrained`)."
+    A new head is not mentioned if it is usual (``head_is_new``), nor are unused weights of the checkpoint's own head.
+    ``info`` is the loading information of transformers.
+    """
+    inside, other_sizes = _backbone(model), [each[0] for each in info["mismatched_keys"]]
+    own = {key for key, _ in model.named_parameters() if key.startswith(inside)}
+    if own and own <= {*info["missing_keys"], *other_sizes}:
+        others = sorted({*info["unexpected_keys"], *other_sizes})
+        held = f"other names or sizes, such as {listed(others, _SHOWN)}" if others else "none of them"
+        raise InputError(f"No pretrained weight of --model {name} fits {type(model).__name__}: its file has {held}.")
+    missing, resized = (
+        [key for key in keys if not head_is_new or key.startswith(inside)]
+        for keys in (info["missing_keys"], other_sizes)
     )
+    found = {
+        "lacks pretrained weights, which are newly initialized": missing,
+        "has weights of other sizes than its configuration says, so they are newly initialized": resized,
+        "has weights for which its configuration has no place, so they are not used": _unused(
+            model, info["unexpected_keys"], inside
+        ),
+    }
+    modules = {what: sorted({key.rpartition(".")[0] or key for key in keys}) for what, keys in found.items()}
+    return [f"--model {name} {what}: {listed(names, _SHOWN)}." for what, names in modules.items() if names]
+
+
+def class_warnings(names: Sequence[str], labels: Sequence[str], name: str) -> list[str]:
+    """Say that a classifier, trained on the classes ``names``, is used for others, ``labels``, as many."""
+    if [each.casefold() for each in names] == [each.casefold() for each in labels]:
+        return []
+    unnamed = list(names) == [f"LABEL_{number}" for number in range(len(names))]
+    of = "it names no classes (id2label in config.json)" if unnamed else f"it was trained on {listed(names, _SHOWN)}"
+    return [f"the classifier of --model {name} is kept, but {of}: they become {listed(labels, _SHOWN)}."]
+
+
+def _backbone(model: nn.Module) -> tuple[str, ...]:
+    """Return how the names of pretrained weights begin."""
+    prefix = str(getattr(model, "base_model_prefix", ""))
+    if prefix and isinstance(getattr(model, prefix, None), nn.Module):
+        return (f"{prefix}.",)
+    return ("shared.", "encoder.", "decoder.")  # T5 with a language-model head
+
+
+def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> list[str]:
+    """Return unused weights inside modules that the backbone has; others, such as poolers, are left out on purpose."""
+    modules, found = dict(model.named_modules()), []
+    for key in keys:
+        whole = key if key.startswith(inside) else f"{inside[0]}{key}"
+        known, _, leaf = whole.rpartition(".")
+        while known and known not in modules:
+            known = known.rpartition(".")[0]
+        first, *further = whole[len(known) + 1 :].split(".")  # what the module lacks
+        # Buffers of older versions, such as GPT-2's `attn.bias`, belong to no leaf module.
+        is_leaf = not any(modules[known].children()) and any(True for _ in modules[known].parameters())
+        if leaf in ("weight", "bias") and known.startswith(inside) and (further or is_leaf):
+            found.append(f"{known}.{first}." if further else whole)
+    return found
