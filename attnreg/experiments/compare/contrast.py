@@ -39,10 +39,17 @@ def contrasts(pairs: Iterable[tuple[Group, Group]]) -> list[Contrast]:
     return [Contrast(mine, other) for mine, other in both if mine is not None and other is not None]
 
 
-def difference_rows(found: Sequence[Contrast]) -> list[list[str]]:
-    """Return the :func:`difference_cells` of each, with p adjusted over all of these contrasts."""
-    adjusted = holm([each.difference.p for each in found])
-    return [difference_cells(each.difference, p, len(each.gaps)) for each, p in zip(found, adjusted, strict=True)]
+def corrected(found: Sequence[Contrast]) -> list[float]:
+    """Return p of each contrast, with Holm's correction over all of them; NaN without a test."""
+    return holm([each.difference.p for each in found])
+
+
+def difference_rows(found: Sequence[Contrast]) -> list[dict[str, str]]:
+    """Return the cells of each contrast in a table, by column, with p corrected over all of them."""
+    columns = ("difference", "95 % over seeds", "p", "p (Holm)")
+    tested = zip(found, corrected(found), strict=True)
+    cells = [difference_cells(each.difference, p, len(each.gaps)) for each, p in tested]
+    return [dict(zip(columns, row, strict=True)) for row in cells]
 
 
 def difference_cells(result: Difference, adjusted: float, seeds: int) -> list[str]:
@@ -72,11 +79,12 @@ def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Seque
         return None
     if max(len(each.gaps) for each in found) < 2:
         return ONE_SEED
-    baseline, corrected = found[0].other.name, _corrected(found)
-    rest = [each for each in found if corrected[each.mine.name] >= LEVEL]
-    said = [_sentence(each, corrected[each.mine.name]) for each in found if each not in rest]
+    baseline, tested = found[0].other.name, list(zip(found, corrected(found), strict=True))
+    said = [_sentence(each, p) for each, p in tested if p < LEVEL]
+    rest = [each for each, p in tested if not p < LEVEL]  # also without a test, whose p is NaN
     better = {each.mine.name for each in found if each not in rest and each.difference.mean > 0}
-    if lost := sorted(name for name, p in _corrected(same_time).items() if name in better and p >= LEVEL):
+    again = zip(same_time, corrected(same_time), strict=True)
+    if lost := sorted(each.mine.name for each, p in again if each.mine.name in better and not p < LEVEL):
         said.append(f"With the same training time, no difference to {baseline} found for {', '.join(lost)}.")
     if rest:
         names = f" for {', '.join(each.mine.name for each in rest)}" if len(found) > 1 else ""
@@ -90,17 +98,12 @@ def _learned(group: Group) -> bool:
     return better and len(group.collapsed) < len(group.runs)
 
 
-def _corrected(found: Sequence[Contrast]) -> dict[str, float]:
-    """Return p after correction by method; 1 without a test."""
-    adjusted = holm([each.difference.p for each in found])
-    return {each.mine.name: 1.0 if math.isnan(p) else p for each, p in zip(found, adjusted, strict=True)}
-
-
 def _sentence(each: Contrast, p: float) -> str:
     gap = each.difference
+    side = "above" if gap.mean > 0 else "below"
+    interval = f"95 % interval {gap.low:+.4f} to {gap.high:+.4f}"
     return (
-        f"{each.mine.name} scores {abs(gap.mean):.4f} {'above' if gap.mean > 0 else 'below'} {each.other.name} "
-        f"(95 % interval {gap.low:+.4f} to {gap.high:+.4f}, corrected p {p_cell(p)})."
+        f"{each.mine.name} scores {abs(gap.mean):.4f} {side} {each.other.name} ({interval}, corrected p {p_cell(p)})."
     )
 
 

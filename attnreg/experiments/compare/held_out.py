@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun
@@ -60,10 +60,10 @@ def best(trials: Sequence[Trial]) -> Trial | None:
 class HeldOut:
     """How trials are scored: on rows held out from train, with the same seeds (from 1000) for all.
 
-    ``options`` are those of every run, as typed; ``folder`` is the output folder of the comparison or the search.
+    ``options`` are those of every run, by name; ``folder`` is the output folder of the comparison or the search.
     """
 
-    options: Sequence[str]
+    options: Mapping[str, Any]
     folder: Path
     seeds: int
     rows: int
@@ -71,8 +71,8 @@ class HeldOut:
     def run(self, method: Method, number: int) -> PlannedRun:
         """Return the run of a method with a seed, given by its number from 0."""
         seed = FIRST_SEED + number
-        options = (*self.options, "--validation-rows", str(self.rows))
-        return PlannedRun(method, "search", seed, options, self.folder / "search" / method.slug / f"seed{seed}")
+        folder = self.folder / "search" / method.slug / f"seed{seed}"
+        return PlannedRun(method, "search", seed, {**self.options, "validation_rows": self.rows}, folder)
 
     def runs(self, method: Method) -> list[PlannedRun]:
         """Return the runs of a complete trial."""

@@ -29,15 +29,10 @@ def _make(
 ) -> None:
     """Run one command in a child process, which ends when this process ends."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-m", "attnreg.experiments.cli.child", *words]
     with Path(log).open("wb") as file:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "attnreg.experiments.cli.child", *words],
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            cwd=folder,
-        )
+        stdin, stderr = subprocess.PIPE, subprocess.STDOUT
+        child = subprocess.Popen(command, stdin=stdin, stdout=file, stderr=stderr, env=environment, cwd=folder)
         if begun is not None:
             begun(child)
         child.wait()
@@ -83,8 +78,7 @@ def local(jobs: int, threads: int) -> Launcher:
 
         with ThreadPoolExecutor(jobs) as pool:
             try:
-                for _ in pool.map(make, runs):
-                    pass
+                list(pool.map(make, runs))
             except BaseException:
                 stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare.method import Method
+from attnreg.experiments.compare.method import Method, typed_words
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.content import changed
 from attnreg.experiments.options.settings import Settings, with_defaults
@@ -22,21 +22,21 @@ class PlannedRun:
     """A run that the comparison needs, finished or not.
 
     Its role is ``"final"`` (reported), ``"search"`` or ``"equal time"`` (longer baseline); ``options`` are those of all
-    runs of the comparison, and those that the role adds.
+    runs of the comparison, by name, and those that the role adds.
     """
 
     method: Method
     role: Role
     seed: int
-    options: tuple[str, ...]
+    options: Mapping[str, Any]
     folder: Path
     keep_model: bool = False
 
     @property
     def arguments(self) -> list[str]:
         """Arguments of ``attnreg recipe NAME``, without ``--resume``."""
-        own = [*self.options, *self.method.options]
-        return [*own, "--seed", str(self.seed), "--output-dir", str(self.folder)]
+        place = typed_words({"seed": self.seed, "output_dir": self.folder})
+        return [*typed_words(self.options), *self.method.options, *place]
 
     @property
     def settings(self) -> Settings:
@@ -83,8 +83,9 @@ class PlannedRun:
         """Duration of the run in seconds, without start-up."""
         return float(self.reader.result["seconds"])
 
+    @property
     def predictions(self) -> list[dict[str, Any]]:
-        """Return label and prediction of each dev row, in order."""
+        """Label and prediction of each dev row, in order."""
         self.reader.check_files()
         return self.reader.predictions
 
@@ -149,8 +150,3 @@ class PlannedRun:
         if self.finished and (self.folder / "checkpoints").is_dir() and not self.reader.running:
             for name in (*(() if self.keep_model else ("model", "provider")), "checkpoints"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-
-
-def finished_of(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Return the runs that have a result."""
-    return [run for run in runs if run.finished]

@@ -14,7 +14,7 @@ from attnreg.experiments.compare.board import Board
 from attnreg.experiments.compare.folder import OutputFolder
 from attnreg.experiments.compare.held_out import HeldOut, Trial
 from attnreg.experiments.compare.launch import Launcher
-from attnreg.experiments.compare.method import OF_ALL, Method, Winner, values_of
+from attnreg.experiments.compare.method import OF_ALL, Method, Winner
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.compare.search.space import Space
 from attnreg.experiments.compare.search.trials import Trials
@@ -25,12 +25,10 @@ from attnreg.experiments.results.document import say
 class Search:
     """A search for the best options and the best composition of providers.
 
-    ``layers`` is the number of layers of the model, if known; ``runs`` the budget; ``prune_p`` the p below which a
-    trial is stopped.
+    ``runs`` is the budget; ``prune_p`` the p below which a trial is stopped.
     """
 
     space: Space
-    layers: int | None
     held_out: HeldOut
     runs: int
     sampler_seed: int
@@ -46,7 +44,7 @@ class Search:
         if self.runs < self.held_out.seeds:
             raise UsageError(f"Expected --runs of at least --seeds ({self.held_out.seeds}), got {self.runs}.")
         for flag in self.space.options:
-            if (name := flag.lstrip("-").replace("-", "_")) in OF_ALL or (name == "provider" and self.space.candidates):
+            if (name := flag.lstrip("-").replace("-", "_")) in OF_ALL or (name == "provider" and self.space.providers):
                 raise UsageError(f"{flag} cannot be in the search space.")
         self._output.check()
         if different := self._output.read(lambda old: [name for name, v in self._settings.items() if old[name] != v]):
@@ -54,7 +52,7 @@ class Search:
                 f"The search in {self._output.path} has other {', '.join(different)}. Give the same, or another "
                 "--output-dir; only --runs may differ."
             )
-        for text in self.space.extremes(self.layers):
+        for text in self.space.extremes():
             expression = self.held_out.run(Method(text), 0).settings.own.get("provider")
             if expression is not None and model is not None:
                 parse_provider(expression, model, total_steps=1)
@@ -63,14 +61,10 @@ class Search:
     @property
     def _settings(self) -> dict[str, Any]:
         """What must be the same when a search goes on."""
-        return {
-            "space": self.space.content,
-            "options": values_of(self.held_out.options),  # in any order
-            "seeds": self.held_out.seeds,
-            "search_rows": self.held_out.rows,
-            "sampler_seed": self.sampler_seed,
-            "prune_p": self.prune_p,
-        }
+        options = {name: value if value is True else str(value) for name, value in self.held_out.options.items()}
+        held_out = {"options": options, "seeds": self.held_out.seeds, "search_rows": self.held_out.rows}
+        drawn = {"sampler_seed": self.sampler_seed, "prune_p": self.prune_p}
+        return {"space": self.space.content, **held_out, **drawn}
 
     @property
     def _output(self) -> OutputFolder:
@@ -82,18 +76,15 @@ class Search:
         with self._output.locked():
             self._output.write(self._settings)
             path = self._output.path / "optuna.log"
-            trials = Trials(path, self.space, self.layers, self.held_out.seeds, self.sampler_seed, self.prune_p)
-            self._check_runs(trials)
+            trials = Trials(path, self.space, self.held_out.seeds, self.sampler_seed, self.prune_p)
+            for run in self.known(trials):
+                run.check()
+                if changed := run.changed:
+                    raise InputError(
+                        f"{' and '.join(changed).capitalize()} changed since the search in {self._output.path} began, "
+                        "so its scores cannot be compared: choose another --output-dir."
+                    )
             yield trials
-
-    def _check_runs(self, trials: Trials) -> None:
-        for run in self.known(trials):
-            run.check()
-            if changed := run.changed:
-                raise InputError(
-                    f"{' and '.join(changed).capitalize()} changed since the search in {self._output.path} began, so "
-                    "its scores cannot be compared: choose another --output-dir."
-                )
 
     def make(self, trials: Trials, launch: Launcher, jobs: int, console: Console) -> None:
         """Make runs until the budget is spent, or nothing is left to try.
