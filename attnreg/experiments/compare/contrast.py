@@ -3,53 +3,50 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from statistics import fmean, stdev
+from typing import TypeVar
 
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.statistics import Difference, detectable, holm, paired_difference
 
+Label = TypeVar("Label", bound=Hashable)
 LEVEL = 0.05  # of p, after correction
 ONE_SEED = "One seed is no evidence: repeat the command with --seeds 5 or more."
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Runs of a method, and those with the same seeds that they are compared with."""
+    """Runs of a method, those with the same seeds that they are compared with, and their paired difference.
+
+    ``p`` is corrected over all contrasts that were made with it; NaN without a test.
+    """
 
     mine: Group
     other: Group
+    difference: Difference
+    p: float
 
     @property
     def gaps(self) -> list[float]:
         """The difference of the scores, per seed."""
         return [a - b for a, b in zip(self.mine.scores, self.other.scores, strict=True)]
 
-    @cached_property
-    def difference(self) -> Difference:
-        """The mean difference, paired by seed."""
-        return paired_difference(self.mine.scores, self.other.scores)
+    @property
+    def cells(self) -> dict[str, str]:
+        """The cells of a table of differences, by column."""
+        columns = ("difference", "95 % over seeds", "p", "p (Holm)")
+        return dict(zip(columns, difference_cells(self.difference, self.p, len(self.gaps)), strict=True))
 
 
-def contrasts(pairs: Iterable[tuple[Group, Group]]) -> list[Contrast]:
+def contrasts(pairs: Mapping[Label, tuple[Group, Group]]) -> dict[Label, Contrast]:
     """Compare the groups of each pair on the seeds that both have; leave out pairs without a common seed."""
-    both = [(mine.on(other), other.on(mine)) for mine, other in pairs]
-    return [Contrast(mine, other) for mine, other in both if mine is not None and other is not None]
-
-
-def corrected(found: Sequence[Contrast]) -> list[float]:
-    """Return p of each contrast, with Holm's correction over all of them; NaN without a test."""
-    return holm([each.difference.p for each in found])
-
-
-def difference_rows(found: Sequence[Contrast]) -> list[dict[str, str]]:
-    """Return the cells of each contrast in a table, by column, with p corrected over all of them."""
-    columns = ("difference", "95 % over seeds", "p", "p (Holm)")
-    tested = zip(found, corrected(found), strict=True)
-    cells = [difference_cells(each.difference, p, len(each.gaps)) for each, p in tested]
-    return [dict(zip(columns, row, strict=True)) for row in cells]
+    both = {label: (mine.on(other), other.on(mine)) for label, (mine, other) in pairs.items()}
+    known = {label: (mine, other) for label, (mine, other) in both.items() if mine is not None and other is not None}
+    differences = [paired_difference(mine.scores, other.scores) for mine, other in known.values()]
+    tested = zip(known.items(), differences, holm([each.p for each in differences]), strict=True)
+    return {label: Contrast(*groups, difference, p) for (label, groups), difference, p in tested}
 
 
 def difference_cells(result: Difference, adjusted: float, seeds: int) -> list[str]:
@@ -68,10 +65,7 @@ def p_cell(value: float) -> str:
 def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Sequence[Contrast]) -> str | None:
     """Say whether anything was learned, which methods differ from the baseline, and what the seeds could have shown.
 
-    Args:
-        groups: the runs of all methods.
-        found: the methods against the baseline; without any, there is a verdict only if nothing was learned.
-        same_time: methods against the baseline with the same training time.
+    ``found`` are the methods against the baseline, ``same_time`` those against the baseline with the same time.
     """
     if not any(map(_learned, groups)):
         return "No method learned the task: train for more epochs, or on more rows."
@@ -79,12 +73,11 @@ def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Seque
         return None
     if max(len(each.gaps) for each in found) < 2:
         return ONE_SEED
-    baseline, tested = found[0].other.name, list(zip(found, corrected(found), strict=True))
-    said = [_sentence(each, p) for each, p in tested if p < LEVEL]
-    rest = [each for each, p in tested if not p < LEVEL]  # also without a test, whose p is NaN
-    better = {each.mine.name for each in found if each not in rest and each.difference.mean > 0}
-    again = zip(same_time, corrected(same_time), strict=True)
-    if lost := sorted(each.mine.name for each, p in again if each.mine.name in better and not p < LEVEL):
+    baseline, hold = found[0].other.name, [each for each in found if each.p < LEVEL]
+    rest = [each for each in found if each not in hold]
+    better = [each.mine.name for each in hold if each.difference.mean > 0]
+    said = [_sentence(each) for each in hold]
+    if lost := sorted(each.mine.name for each in same_time if each.mine.name in better and not each.p < LEVEL):
         said.append(f"With the same training time, no difference to {baseline} found for {', '.join(lost)}.")
     if rest:
         names = f" for {', '.join(each.mine.name for each in rest)}" if len(found) > 1 else ""
@@ -98,13 +91,11 @@ def _learned(group: Group) -> bool:
     return better and len(group.collapsed) < len(group.runs)
 
 
-def _sentence(each: Contrast, p: float) -> str:
+def _sentence(each: Contrast) -> str:
     gap = each.difference
-    side = "above" if gap.mean > 0 else "below"
+    side = f"{abs(gap.mean):.4f} {'above' if gap.mean > 0 else 'below'} {each.other.name}"
     interval = f"95 % interval {gap.low:+.4f} to {gap.high:+.4f}"
-    return (
-        f"{each.mine.name} scores {abs(gap.mean):.4f} {side} {each.other.name} ({interval}, corrected p {p_cell(p)})."
-    )
+    return f"{each.mine.name} scores {side} ({interval}, corrected p {p_cell(each.p)})."
 
 
 def _could_be_found(rest: Sequence[Contrast]) -> str:

@@ -38,13 +38,14 @@ def write_report(comparison: Comparison) -> list[str | Table]:
         return []
     baseline = next((group for group in groups if group.name == comparison.baseline.name), groups[0])
     others = [group for group in groups if group is not baseline] if baseline.name == comparison.baseline.name else []
-    compared = contrasts((group, baseline) for group in others)
+    compared = list(contrasts({group.name: (group, baseline) for group in others}).values())
     longer = {
         method.name: Group.of(more.name, comparison.final_runs(more, "equal time"))
         for method, more in comparison.equal_time_methods().items()
     }
     plain = {name: group for name, group in longer.items() if group is not None}
-    equal = contrasts((group, plain[group.name]) for group in others if group.name in plain)
+    same_time = {group.name: (group, plain[group.name]) for group in others if group.name in plain}
+    equal = list(contrasts(same_time).values())
     if baseline.has_classes:
         check_rows([*groups, *plain.values()])
     _write_csv(comparison)

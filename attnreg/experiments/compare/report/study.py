@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from attnreg._files import replaced_file
 from attnreg.experiments.compare import statistics
-from attnreg.experiments.compare.contrast import (
-    LEVEL,
-    ONE_SEED,
-    Contrast,
-    contrasts,
-    corrected,
-    difference_rows,
-    p_cell,
-)
+from attnreg.experiments.compare.contrast import LEVEL, ONE_SEED, Contrast, contrasts, p_cell
 from attnreg.experiments.compare.group import Group
-from attnreg.experiments.compare.report.latex import latex
 from attnreg.experiments.compare.report.tables import one_point, table
 from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.compare.study import Study
@@ -28,9 +20,13 @@ from attnreg.experiments.results.document import Block, Contents, Heading, Parag
 from attnreg.experiments.results.plots.comparison import plot_forest
 
 Groups = Mapping[str, Mapping[str, Group]]  # by comparison and method
-Declared = Mapping[
-    tuple[str, str], Mapping[str, Contrast]
-]  # by methods, the second subtracted from the first, and task
+Declared = Mapping[tuple[tuple[str, str], str], Contrast]  # by methods (the second is subtracted) and task
+_COMMANDS = str.maketrans(
+    {
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$"},
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    }
+)
 _OVER_TASKS = (
     "The mean difference to the baseline is over tasks, with a bootstrap over tasks and seeds; with few tasks its "
     "interval is too narrow. P(improvement) is the probability that a run of the method scores higher than a run of "
@@ -97,16 +93,9 @@ def _declared(study: Study, groups: Groups) -> Declared:
     """Return the contrasts that were declared, the primary one or else all with the baseline, on each task."""
     baseline = study.first.baseline.name
     others = [(method.name, baseline) for method in study.first.methods if method.name != baseline]
-    found: dict[tuple[str, str], dict[str, Contrast]] = {}
-    for pair in others if study.primary is None else [study.primary]:
-        mine, other = ({task: each[name] for task, each in groups.items() if name in each} for name in pair)
-        both = {task: contrasts([(mine[task], other[task])]) for task in mine if task in other}
-        found[pair] = {task: each for task, some in both.items() for each in some}
-    return found
-
-
-def _rows(declared: Declared) -> list[tuple[tuple[str, str], str, Contrast]]:
-    return [(pair, task, each) for pair, by_task in declared.items() for task, each in by_task.items()]
+    pairs = others if study.primary is None else [study.primary]
+    known = [(pair, task) for pair in pairs for task, methods in groups.items() if {*pair} <= methods.keys()]
+    return contrasts({(pair, task): (groups[task][pair[0]], groups[task][pair[1]]) for pair, task in known})
 
 
 def _scores(study: Study, groups: Groups) -> Table:
@@ -126,46 +115,39 @@ def _mean(values: Sequence[float]) -> str:
 
 def _verdict(declared: Declared) -> Iterator[str]:
     """Say in one sentence which of the declared differences hold."""
-    found = _rows(declared)
-    hold = [
-        f"{' - '.join(pair)} on {task} ({each.difference.mean:+.4f})"
-        for (pair, task, each), p in zip(found, corrected([each for *_, each in found]), strict=True)
-        if p < LEVEL
-    ]
-    if found and max(len(each.gaps) for *_, each in found) < 2:
+    hold = {label: each for label, each in declared.items() if each.p < LEVEL}
+    if declared and max(len(each.gaps) for each in declared.values()) < 2:
         yield ONE_SEED
     elif hold:
-        yield f"Of {len(found)} differences, {len(hold)} hold after correction: {'; '.join(hold)}."
-    elif found:
-        yield f"No difference found: none of {len(found)} holds after one correction over all of them."
+        names = [f"{' - '.join(pair)} on {task} ({each.difference.mean:+.4f})" for (pair, task), each in hold.items()]
+        yield f"Of {len(declared)} differences, {len(hold)} hold after correction: {'; '.join(names)}."
+    elif declared:
+        yield f"No difference found: none of {len(declared)} holds after one correction over all of them."
 
 
 def _differences(study: Study, declared: Declared) -> Table:
     """The declared differences on each task, with one correction over all of them."""
-    found = _rows(declared)
     rows = []
-    for (pair, task, each), cells in zip(found, difference_rows([each for *_, each in found]), strict=True):
-        rows.append({"difference of": " - ".join(pair), "task": task, **cells})
+    for (pair, task), each in declared.items():
+        row = {"difference of": " - ".join(pair), "task": task, **each.cells}
         if study.equivalence is not None:
             equal = statistics.practically_equal(each.gaps, study.equivalence)
-            rows[-1][f"p (equal within {study.equivalence:g})"] = "1 seed" if math.isnan(equal) else p_cell(equal)
+            row[f"p (equal within {study.equivalence:g})"] = "1 seed" if math.isnan(equal) else p_cell(equal)
+        rows.append(row)
     return table(rows, texts=(0, 1))
 
 
 def _against_best_rung(study: Study, groups: Groups) -> Table:
     """Each method that is no rung minus the best rung of each task, with one correction over all of them."""
-    found: list[tuple[dict[str, str], Contrast]] = []
-    for task, methods in groups.items():
-        best = study.comparisons[task].best_of(study.rungs) if study.rungs else None
-        if best is None or (rung := methods.get(best)) is None:
-            continue
-        for group in methods.values():
-            if group.name not in study.rungs:
-                time = f"{group.training_time / rung.training_time:.2f}"
-                row = {"task": task, "method": group.name, "best rung": rung.name, "time / rung's": time}
-                found += [(row, each) for each in contrasts([(group, rung)])]
-    cells = difference_rows([each for _, each in found])
-    return table([row | more for (row, _), more in zip(found, cells, strict=True)], texts=(0, 1, 2))
+    best = {task: study.comparisons[task].best_of(study.rungs) if study.rungs else None for task in groups}
+    rungs = {task: groups[task][name] for task, name in best.items() if name is not None and name in groups[task]}
+    others = [(task, each) for task in rungs for each in groups[task].values() if each.name not in study.rungs]
+    found = contrasts({(task, each.name): (each, rungs[task]) for task, each in others})
+    rows = []
+    for (task, name), each in found.items():
+        time = f"{groups[task][name].training_time / rungs[task].training_time:.2f}"
+        rows.append({"task": task, "method": name, "best rung": each.other.name, "time / rung's": time, **each.cells})
+    return table(rows, texts=(0, 1, 2))
 
 
 def _across(study: Study, groups: Groups) -> Table | None:
@@ -233,13 +215,14 @@ def _published(study: Study, groups: Groups) -> Table | None:
 
 
 def _pictures(study: Study, declared: Declared) -> Iterator[Picture]:
-    for number, ((mine, other), found) in enumerate(declared.items(), 1):
-        if found:
-            estimates = {task: each.difference.estimate for task, each in found.items()}
-            metrics = dict.fromkeys(each.mine.metric for each in found.values())
-            path = study.folder / "plots" / f"difference-{number}.png"
-            plot_forest(estimates, other, " or ".join(metrics), path)
-            yield Picture(path, f"{mine} minus {other} by task, with 95 % intervals over seeds.")
+    for number, pair in enumerate(dict.fromkeys(pair for pair, _ in declared), 1):
+        found = {task: each for (both, task), each in declared.items() if both == pair}
+        metrics = dict.fromkeys(each.mine.metric for each in found.values())
+        path = study.folder / "plots" / f"difference-{number}.png"
+        plot_forest(
+            {task: each.difference.estimate for task, each in found.items()}, pair[1], " or ".join(metrics), path
+        )
+        yield Picture(path, f"{pair[0]} minus {pair[1]} by task, with 95 % intervals over seeds.")
 
 
 def _tests(study: Study) -> Iterator[str]:
@@ -251,6 +234,39 @@ def _tests(study: Study) -> Iterator[str]:
             f"p (equal within {study.equivalence:g}) is of two one-sided tests: if it is small, the true difference "
             f"is less than {study.equivalence:g} either way, which the study file calls equal in practice."
         )
+
+
+def latex(table: Table, caption: str) -> str:
+    r"""Return a table in LaTeX with booktabs' rules; put ``\usepackage{booktabs}`` in the preamble.
+
+    Example:
+        >>> print(latex(Table(["method", "a_b"], [["50 %", "[-0.5, 0.1]"]]), "Scores"))
+        \begin{table}
+        \centering
+        \caption{Scores}
+        \begin{tabular}{lr}
+        \toprule
+        method & a\_b \\
+        \midrule
+        50 \% & $[-0.5, 0.1]$ \\
+        \bottomrule
+        \end{tabular}
+        \end{table}
+        <BLANKLINE>
+    """
+    from pandas import DataFrame  # late: it is slow to import
+
+    columns = "".join(table.align(column, "l", "r") for column in range(len(table.header)))
+    cells = DataFrame([list(map(_cell, row)) for row in table.rows], columns=list(map(_cell, table.header)))
+    options = {"column_format": columns, "caption": _cell(caption), "position_float": "centering", "hrules": True}
+    return str(cells.style.hide(axis="index").to_latex(**options))
+
+
+def _cell(text: str) -> str:
+    """Escape what LaTeX reads as commands; numbers and intervals go to math mode, which has a minus sign."""
+    if re.fullmatch(r"[\[\]+\-0-9., <]*\d[\[\]+\-0-9., <]*", text) and "-" in text:
+        return f"${text}$"
+    return text.translate(_COMMANDS)
 
 
 def _csv_rows(study: Study, groups: Groups) -> Iterator[dict[str, object]]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, stdev
 
 from attnreg.experiments.compare.comparison import Comparison
-from attnreg.experiments.compare.contrast import Contrast, difference_rows
+from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import score_cells
 from attnreg.experiments.compare.statistics import bootstrap_over_rows, detectable, seeds_needed
@@ -38,8 +38,8 @@ def scores(groups: Sequence[Group], baseline: Group) -> Table:
 def differences(found: Sequence[Contrast], baseline: Group) -> Table:
     """Each method's score minus the baseline's, paired by seed."""
     rows, point = [], one_point(baseline)
-    for each, cells in zip(found, difference_rows(found), strict=True):
-        row = {"method": each.mine.name, **cells}
+    for each in found:
+        row = {"method": each.mine.name, **each.cells}
         if baseline.counts_rows:
             predictions = each.mine.predictions, each.other.predictions
             low, high = bootstrap_over_rows(CONFUSION[each.mine.metric], each.other.labels, *predictions)
@@ -125,12 +125,12 @@ def cost(groups: Sequence[Group], baseline: Group) -> Table:
 def equal_time(found: Sequence[Contrast]) -> Table:
     """Each method's score minus that of the baseline with the same training time."""
     rows = []
-    for each, cells in zip(found, difference_rows(found), strict=True):
+    for each in found:
         mine, longer = each.mine, each.other
         row = {"method": mine.name, "longer baseline": longer.name}
         row |= {"baseline time (s)": f"{longer.training_time:.0f}"}
         row |= {"time ratio": f"{longer.training_time / mine.training_time:.2f}"}
-        rows.append(row | {"baseline mean": f"{fmean(longer.scores):.4f}", **cells})
+        rows.append(row | {"baseline mean": f"{fmean(longer.scores):.4f}", **each.cells})
     return table(rows, texts=(0, 1))
 
 
