@@ -203,7 +203,7 @@ class Comparison:
 
     def _decided(self) -> dict[str, int | None]:
         """Return the equal-time epochs of the baseline per method; ``None`` for a method that takes no longer."""
-        return self._output.read(lambda content: dict(content["equal_time_epochs"])) or {}
+        return dict(self._output.read().get("equal_time_epochs", {}))
 
     def _write(self, decided: dict[str, int | None]) -> None:
         methods, options = [method.typed for method in self.methods], typed_words(self.options)

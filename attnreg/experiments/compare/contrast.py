@@ -73,15 +73,22 @@ def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Seque
         return None
     if max(len(each.gaps) for each in found) < 2:
         return ONE_SEED
-    baseline, hold = found[0].other.name, [each for each in found if each.p < LEVEL]
-    rest = [each for each in found if each not in hold]
+    baseline, said = found[0].other.name, list[str]()
+    hold = [each for each in found if each.p < LEVEL]
+    for each in hold:
+        gap = each.difference
+        side = f"{abs(gap.mean):.4f} {'above' if gap.mean > 0 else 'below'} {baseline}"
+        interval = f"95 % interval {gap.low:+.4f} to {gap.high:+.4f}"
+        said.append(f"{each.mine.name} scores {side} ({interval}, corrected p {p_cell(each.p)}).")
     better = [each.mine.name for each in hold if each.difference.mean > 0]
-    said = [_sentence(each) for each in hold]
     if lost := sorted(each.mine.name for each in same_time if each.mine.name in better and not each.p < LEVEL):
         said.append(f"With the same training time, no difference to {baseline} found for {', '.join(lost)}.")
-    if rest:
+    if rest := [each for each in found if each not in hold]:
         names = f" for {', '.join(each.mine.name for each in rest)}" if len(found) > 1 else ""
-        said.append(f"No difference to {baseline} found{names}{_could_be_found(rest)}.")
+        known = [(detectable(stdev(each.gaps), len(each.gaps)), len(each.gaps)) for each in rest if len(each.gaps) > 1]
+        largest, seeds = max(known, default=(math.nan, 0))
+        detects = f"; {seeds} seeds detect one of {largest:.2g}" if largest > 1e-12 else ""
+        said.append(f"No difference to {baseline} found{names}{detects}.")
     return " ".join(said)
 
 
@@ -89,17 +96,3 @@ def _learned(group: Group) -> bool:
     """Whether a method is better than the trivial predictor, and at least one network has not collapsed."""
     better = group.trivial is None or fmean(group.scores) > fmean(group.trivial[1])
     return better and len(group.collapsed) < len(group.runs)
-
-
-def _sentence(each: Contrast) -> str:
-    gap = each.difference
-    side = f"{abs(gap.mean):.4f} {'above' if gap.mean > 0 else 'below'} {each.other.name}"
-    interval = f"95 % interval {gap.low:+.4f} to {gap.high:+.4f}"
-    return f"{each.mine.name} scores {side} ({interval}, corrected p {p_cell(each.p)})."
-
-
-def _could_be_found(rest: Sequence[Contrast]) -> str:
-    """Say which true difference so many seeds would find with a probability of 0.8; the largest of several."""
-    known = [(detectable(stdev(each.gaps), len(each.gaps)), len(each.gaps)) for each in rest if len(each.gaps) > 1]
-    largest, seeds = max(known, default=(math.nan, 0))
-    return f"; {seeds} seeds detect one of {largest:.2g}" if largest > 1e-12 else ""

@@ -73,10 +73,7 @@ class Group:
 
     @property
     def trivial(self) -> tuple[str, list[float]] | None:
-        """Name and dev scores, per seed, of a predictor that ignores its input.
-
-        ``None`` if the kind of task has none, or if the runs are from before it was measured.
-        """
+        """Name and dev scores, per seed, of a predictor that ignores its input, if it was measured."""
         known = all(result.get("trivial") for result in self.results)
         return (self.first["trivial"]["predictor"], self.values("trivial", "dev", self.metric)) if known else None
 

@@ -17,9 +17,9 @@ State = Literal["running", "complete", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Trial:
-    """A method that is tried, and its scores on held-out rows so far, in the order of the seeds.
+    """A method that is tried, its scores on held-out rows so far, by seed, and why it has failed, if so.
 
-    ``failure`` is why it has failed; ``ended_after`` is the number of runs that the search had made when it ended.
+    ``ended_after`` is the number of runs that the search had made when the trial ended.
     """
 
     number: int
@@ -58,10 +58,7 @@ def best(trials: Sequence[Trial]) -> Trial | None:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How trials are scored: on rows held out from train, with the same seeds (from 1000) for all.
-
-    ``options`` are those of every run, by name; ``folder`` is the output folder of the comparison or the search.
-    """
+    """How trials are scored: on rows held out from train, with the same seeds (from 1000) and options for all."""
 
     options: Mapping[str, Any]
     folder: Path
@@ -80,8 +77,6 @@ class HeldOut:
 
     def grid(self, methods: Sequence[Method]) -> list[Trial]:
         """Return a trial for each of several given methods, from the runs that have finished."""
-        trials = []
-        for number, method in enumerate(methods):
-            scores = [run.score for run in self.runs(method) if run.finished]
-            trials.append(Trial(number, method, scores, "complete" if len(scores) == self.seeds else "running"))
-        return trials
+        scores = [[run.score for run in self.runs(method) if run.finished] for method in methods]
+        states: list[State] = ["complete" if len(each) == self.seeds else "running" for each in scores]
+        return list(map(Trial, range(len(methods)), methods, scores, states))

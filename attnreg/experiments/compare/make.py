@@ -20,10 +20,9 @@ from attnreg.experiments.results.document import say
 
 
 def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file: bool) -> None:
-    """Make the runs of comparisons that have not finished, and show the results.
+    """Make the runs of comparisons that have not finished, and show the results; a study file has its own report.
 
-    ``launcher`` is ``"local"``, ``"ray"`` or ``"commands"``; ``of_file``: a study file has a report of its own. Raises
-    an ``InputError`` in the end if runs have failed or were stopped by hand.
+    Raises an ``InputError`` in the end if runs have failed or were stopped by hand.
     """
     console, troubles, stopped = Console(), list[str](), False
     for comparison in study.comparisons.values():
@@ -83,11 +82,13 @@ def _make_runs(comparison: Comparison, launcher: str, jobs: int | None, threads:
 
 def _print_commands(comparison: Comparison, threads: int) -> bool:
     """Print commands for the unfinished runs; return whether there are any."""
-    for text in comparison.set_outdated_aside():
-        click.echo(text, err=True)
+    said = comparison.set_outdated_aside()
     if pending := [run for run in comparison.runs() if not run.finished]:
         count = launch.commands(pending, threads, click.echo)
-        text = f"{count} runs to start, {len(pending) - count} running. Repeat this command when they have finished."
+        said.append(
+            f"{count} runs to start, {len(pending) - count} running. Repeat this command when they have finished."
+        )
+    for text in said:
         click.echo(text, err=True)
     return bool(pending)
 

@@ -31,11 +31,7 @@ _SEARCHED_OPTION = re.compile(r"(--[\w-]+)[ =]['\"]?\{([^{}]*)\}")
 
 @dataclass(frozen=True)
 class Winner:
-    """The best method of a search, and what finding it took.
-
-    ``score`` is the mean over ``seeds`` (per complete trial, from 1000) on ``rows`` held out from train; ``trials`` and
-    ``runs`` are how many were made.
-    """
+    """The best method of a search, its mean score over seeds (from 1000) on held-out rows, and what finding it took."""
 
     method: str
     score: float
@@ -66,10 +62,9 @@ class Winner:
 
 @dataclass(frozen=True)
 class Method:
-    """A recipe and its options, as typed after ``attnreg recipe``.
+    """A recipe and its options, as typed after ``attnreg recipe``; values in braces are searched on held-out rows.
 
-    Values in braces, as in ``ad-drop --q {0.1,0.3}``, are searched with rows held out from train. ``alias`` is a short
-    name for reports and folders, ``folder`` that of the search that the method won, if any.
+    ``alias`` is a short name for reports and folders, ``folder`` that of the search that the method won, if any.
 
     Example:
         >>> [variant.text for variant in Method("ad-drop --p 0.3 --q {0.1,0.3}").variants]

@@ -21,8 +21,7 @@ Role = Literal["final", "search", "equal time"]
 class PlannedRun:
     """A run that the comparison needs, finished or not.
 
-    Its role is ``"final"`` (reported), ``"search"`` or ``"equal time"`` (longer baseline); ``options`` are those of all
-    runs of the comparison, by name, and those that the role adds.
+    It is reported, part of a search, or of a longer baseline; ``options`` are by name, with those that the role adds.
     """
 
     method: Method
@@ -143,10 +142,7 @@ class PlannedRun:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
 
     def tidy(self) -> None:
-        """Remove a finished run's checkpoints and, unless it is to be kept, its model and provider.
-
-        A run without checkpoints has been tidied before and is left alone.
-        """
+        """Remove a finished run's checkpoints and, unless it is to be kept, its model and provider, once."""
         if self.finished and (self.folder / "checkpoints").is_dir() and not self.reader.running:
-            for name in (*(() if self.keep_model else ("model", "provider")), "checkpoints"):
+            for name in ("checkpoints",) if self.keep_model else ("model", "provider", "checkpoints"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,19 +17,13 @@ POWER = 0.8
 MOST_SEEDS = 100_000
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """A mean paired difference, the ends of its confidence interval, and the two-sided p-value that the mean is 0."""
 
     mean: float
     low: float
     high: float
     p: float
-
-    @property
-    def estimate(self) -> tuple[float, float, float]:
-        """The mean and its interval."""
-        return self.mean, self.low, self.high
 
 
 def paired_difference(scores: ArrayLike, others: ArrayLike, confidence: float = 0.95) -> Difference:

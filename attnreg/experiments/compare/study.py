@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from attnreg.arguments import one_of, positive, true_or_false, whole_number
-from attnreg.errors import InputError
+from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.change import change
 from attnreg.experiments.compare.comparison import DESIGN, Comparison
 from attnreg.experiments.compare.method import Method, default_baseline, texts_of
@@ -30,19 +30,6 @@ _SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
 
 
 @dataclass(frozen=True)
-class Published:
-    """Figures of a paper, to set beside the measured ones: where they are from, and those of each comparison.
-
-    ``figures`` are by comparison, method and the data that they are of (``dev``, or a name in ``score_on``), and
-    ``metrics`` by comparison, where they are of another metric than the task's first.
-    """
-
-    source: str
-    figures: Mapping[str, Mapping[str, Mapping[str, float]]]
-    metrics: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class Study:
     """Comparisons of the same methods on several tasks, by name; the output folder has a folder for each of them.
 
@@ -51,6 +38,9 @@ class Study:
     ``report_on`` the name of the one that the report compares scores on, if not on dev. ``rungs`` are baselines; the
     best of them on held-out rows is what the other methods are also compared with. ``notes`` say what differs from the
     study file.
+
+    ``published`` says where figures of a paper are from; ``figures`` are by comparison, method and the data that they
+    are of (``dev``, or a name in ``score_on``), ``metrics`` by comparison, where they are not of the task's first one.
     """
 
     comparisons: Mapping[str, Comparison]
@@ -59,7 +49,9 @@ class Study:
     equivalence: float | None = None
     score_on: Mapping[str, Sequence[Scoring]] = field(default_factory=dict)
     report_on: str | None = None
-    published: Published | None = None
+    published: str | None = None
+    figures: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    metrics: Mapping[str, str] = field(default_factory=dict)
     rungs: Sequence[str] = ()
     notes: Sequence[str] = ()
 
@@ -74,8 +66,7 @@ def read_study(
 ) -> Study:
     """Read a study file; the output folder is by default the file's ``output_dir``, or else ``runs/NAME`` after it.
 
-    ``changed`` holds options as typed, which replace those of the file; ``small`` makes it small before. See
-    :mod:`attnreg.experiments.compare.change`.
+    ``changed`` and ``small`` are as in :func:`attnreg.experiments.compare.change.change`.
     """
     content = load_yaml(path, f"the study {path}")
     try:
@@ -84,6 +75,20 @@ def read_study(
         return _study(whole, place, notes)
     except InputError as error:
         raise type(error)(f"In {path}: {error}") from error
+
+
+def typed_study(
+    typed: Sequence[str], baseline: str | None, options: Mapping[str, Any], folder: Path, design: Mapping[str, Any]
+) -> Study:
+    """Return the comparison that was given on the command line, as a study."""
+    if not typed:
+        raise UsageError("Expected METHODs to compare, or --study FILE.")
+    methods = [Method.parse(text) for text in typed]
+    named = (method for method in methods if baseline in (method.name, method.text, method.typed))
+    chosen = default_baseline(methods) if baseline is None else next(named, None)
+    if chosen is None:
+        raise UsageError(f"Expected --baseline to be one of the methods, got {baseline!r}.")
+    return Study({options["task"]: Comparison(methods, chosen, options, folder, **design)}, folder)
 
 
 def written(comparison: Comparison) -> str:
@@ -138,8 +143,8 @@ def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Stud
     metrics: dict[str, str] = {}
     for number, task in enumerate(whole["tasks"], 1):
         scorings = _scorings([*whole.get("score_on", []), *task.get("score_on", [])])
-        published = mapping(task.get("published"), "`published`")
-        for name in published:
+        of_paper = mapping(task.get("published"), "`published`")
+        for name in of_paper:
             named("published", name)
         for name, options in _expanded(task, whole["options"], f"task {number}"):
             if name in comparisons:
@@ -149,9 +154,9 @@ def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Stud
             if scorings and not comparisons[name].keep_models:
                 raise InputError("`score_on` needs the models: remove `keep_models: false`.")
             score_on[name] = scorings
-            figures |= {name: published} if published else {}
+            figures |= {name: of_paper} if of_paper else {}
             metrics |= {name: str(task["measured"])} if task.get("measured") else {}
-    equivalence, report_on, source = (whole.get(name) for name in ("equivalence", "report_on", "published"))
+    equivalence, report_on, published = (whole.get(name) for name in ("equivalence", "report_on", "published"))
     if equivalence is not None:
         positive("equivalence", equivalence)
     for scorings in score_on.values() if report_on is not None else ():
@@ -166,9 +171,8 @@ def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Stud
     for rung in rungs:
         searched = "methods with values in braces, which held-out rows choose from"
         _check(len(rung.variants) > 1, "rungs", searched, rung.name)
-    paper = None if source is None else Published(str(source), figures, metrics)
-    names = [rung.name for rung in rungs]
-    return Study(comparisons, folder, primary, equivalence, score_on, report_on, paper, names, notes)
+    asked = (primary, equivalence, score_on, report_on, published, figures, metrics)
+    return Study(comparisons, folder, *asked, [rung.name for rung in rungs], notes)
 
 
 def _check(right: object, key: str, expected: str, value: object) -> None:

@@ -19,11 +19,10 @@ from attnreg.experiments.results.report import COLLAPSED, rounds_played
 _MOST_CLASSES = 20  # to show one by one
 _COST = (
     "Values are means over seeds; ratios are relative to the baseline. Time is training time, without evaluation, "
-    "checkpoints and searches; on a CPU it is CPU time, which other work on the machine hardly changes. Forward "
-    "and backward passes are counted in rows of the fine-tuned networks; a Generator's passes appear only in the "
-    "time. Memory is the peak of the process on a CPU, and of tensors on a GPU. The drop rate is the mean over "
-    "active steps and over the layers in the column before it; a method without "
-    "an attention regularizer has none."
+    "checkpoints and searches; on a CPU it is CPU time, which other work on the machine hardly changes. Forward and "
+    "backward passes are counted in rows of the fine-tuned networks; a Generator's passes appear only in the time. "
+    "Memory is the peak of the process on a CPU, and of tensors on a GPU. The drop rate is the mean over active steps "
+    "and over the layers in the column before it; a method without an attention regularizer has none."
 )
 _CLASSES = (
     "Values are means over seeds. Precision: of the rows that are predicted to be in the class, the share that is. "
@@ -65,7 +64,7 @@ def write_report(comparison: Comparison) -> list[str | Table]:
         *map(Paragraph, _trivial(groups, baseline)),
         figures.seeds([*groups, *plain.values()], baseline, folder),
         Heading("Learning curves"),
-        *figures.learning(groups, folder),
+        figures.learning(groups, folder),
         *_titled("Drop rates", figures.drop_rates(groups, folder)),
         Heading("Fit"),
         tables.fit(groups, baseline),
@@ -90,18 +89,15 @@ def _titled(title: str, blocks: Sequence[Block]) -> list[Block]:
 
 
 def _differences(table: Table, compared: Sequence[Contrast], baseline: Group, folder: Path) -> Iterator[Block]:
+    over_rows = (
+        f"There is no interval over dev rows: a confusion matrix does not determine {baseline.metric} on this task. "
+        "The interval over seeds does not show what other dev rows would change."
+    )
     if baseline.counts_rows:
-        over_rows = (
-            "The interval over dev rows is a percentile bootstrap with 2000 resamples: it shows what other dev rows "
-            "would change for the same networks."
-        )
+        bootstrap = "The interval over dev rows is a percentile bootstrap with 2000 resamples"
+        over_rows = f"{bootstrap}: it shows what other dev rows would change for the same networks."
     elif baseline.own_rows is not None:
         over_rows = "There is no interval over dev rows, because each seed is scored on its own rows of train."
-    else:
-        over_rows = (
-            f"There is no interval over dev rows: a confusion matrix does not determine {baseline.metric} on this "
-            "task. The interval over seeds does not show what other dev rows would change."
-        )
     yield Heading(f"Differences to {baseline.name}")
     yield figures.differences(compared, baseline, folder)
     yield table
@@ -117,10 +113,12 @@ def _differences(table: Table, compared: Sequence[Contrast], baseline: Group, fo
 
 def _fit(groups: Sequence[Group], baseline: Group) -> str:
     text = f"Train is the score on {baseline.first['train_rows_scored']} of the training rows. "
-    if baseline.calibrated:
-        text += "The calibration error is the expected calibration error on dev, with 15 bins."
-    else:
-        text += "There is no calibration error, because predictions are not one class per row."
+    measured = "The calibration error is the expected calibration error on dev, with 15 bins."
+    text += (
+        measured
+        if baseline.calibrated
+        else "There is no calibration error, because predictions are not one class per row."
+    )
     if any(group.first.get("other_text") for group in groups):
         text += " Forgetting is the loss per token on the text of --score-on, after training minus before."
     if any(group.first.get("mislabelled") for group in groups):

@@ -30,18 +30,23 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
         if failures:
             raise InputError(f"No trial has finished. {failures[0]}")
         return []
-    folder, said = search.held_out.folder, _summary(search, trials)
+    held_out, said = search.held_out, _summary(search, trials)
+    folder, last = held_out.folder, FIRST_SEED + held_out.seeds - 1
+    seeds = f"seeds {FIRST_SEED} to {last}" if held_out.seeds > 1 else f"seed {FIRST_SEED}"
     winner.write(folder)
     ranked = sorted((trial for trial in trials.all if trial.state == "complete"), key=lambda trial: -trial.mean)
     best = _table(ranked[:_BEST])
-    metric = str(search.runs_of(ranked[0])[0].reader.result["metric"])
-    words, options = ["attnreg", "compare", "finetune"], typed_words(search.held_out.options)
+    metric = str(held_out.run(ranked[0].method, 0).reader.result["metric"])
+    words, options = ["attnreg", "compare", "finetune"], typed_words(held_out.options)
     by_folder, pasted = (shlex.join([*words, f"best={each}", *options]) for each in (f"@{folder}", winner.method))
     blocks: list[Block] = [
         Heading(f"Search on {winner.task}: {metric} on held-out rows"),
         Code([shlex.join(command)]),
         Paragraph(said),
-        Paragraph(_scored(search)),
+        Paragraph(
+            f"Each trial is scored on {held_out.rows} rows held out from train, with {seeds}. Dev was not used. The "
+            f"sampler's seed is {search.sampler_seed}."
+        ),
         Heading("Winner"),
         Paragraph(
             "The best mean of many is too high by chance. Compare the winner on dev, with other seeds, in one of these "
@@ -51,7 +56,7 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
         Heading(f"The best {len(best.rows)} trials"),
         best,
         Heading("Progress"),
-        _progress(trials, metric, search.held_out.seeds, folder / "plots"),
+        _progress(trials, metric, held_out.seeds, folder / "plots"),
         *(_importances(trials) if len(ranked) >= _ENOUGH else ()),
         Heading("All trials"),
         _table(trials.all),
@@ -79,29 +84,19 @@ def _summary(search: Search, trials: Trials) -> str:
     return f"{len(states)} trials ({told}) in {trials.runs} runs of at most {search.runs}. The runs took {cost}."
 
 
-def _scored(search: Search) -> str:
-    held_out, last = search.held_out, FIRST_SEED + search.held_out.seeds - 1
-    seeds = f"seeds {FIRST_SEED} to {last}" if held_out.seeds > 1 else f"seed {FIRST_SEED}"
-    return (
-        f"Each trial is scored on {held_out.rows} rows held out from train, with {seeds}. Dev was not used. The "
-        f"sampler's seed is {search.sampler_seed}."
-    )
-
-
 def _table(trials: Sequence[Trial]) -> Table:
     rows = [[str(trial.number), *trial.cells, trial.state, trial.method.text] for trial in trials]
     return Table(["trial", "mean", f"seeds, from {FIRST_SEED}", "state", "method"], rows, texts=(0, 2, 3, 4))
 
 
 def _progress(trials: Trials, metric: str, seeds: int, folder: Path) -> Picture:
-    points: dict[str, list[tuple[int, float]]] = {"complete": [], "stopped": []}
-    for trial in sorted(trials.all, key=lambda trial: trial.ended_after or 0):
-        if trial.state in points and trial.ended_after is not None:
-            points[trial.state].append((trial.ended_after, trial.mean))
+    complete, stopped = (
+        sorted((trial.ended_after or 0, trial.mean) for trial in trials.all if trial.state == state)
+        for state in ("complete", "stopped")
+    )
     path = folder / "progress.png"
-    plot_progress(points["complete"], points["stopped"], metric, seeds, path)
-    caption = "Mean score of each trial at the number of runs when it ended; the line is the best so far."
-    return Picture(path, caption)
+    plot_progress(complete, stopped, metric, seeds, path)
+    return Picture(path, "Mean score of each trial at the number of runs when it ended; the line is the best so far.")
 
 
 def _importances(trials: Trials) -> list[Block]:

@@ -21,12 +21,8 @@ from attnreg.experiments.results.plots.comparison import plot_forest
 
 Groups = Mapping[str, Mapping[str, Group]]  # by comparison and method
 Declared = Mapping[tuple[tuple[str, str], str], Contrast]  # by methods (the second is subtracted) and task
-_COMMANDS = str.maketrans(
-    {
-        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$"},
-        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    }
-)
+_COMMANDS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$"}
+_COMMANDS |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 _OVER_TASKS = (
     "The mean difference to the baseline is over tasks, with a bootstrap over tasks and seeds; with few tasks its "
     "interval is too narrow. P(improvement) is the probability that a run of the method scores higher than a run of "
@@ -64,7 +60,7 @@ def write_study_report(study: Study) -> list[Table]:
             blocks += [Heading(title.partition(" (")[0]), *pictures, found_table, *map(Paragraph, texts)]
             shown.append((title, found_table))
     if study.published is not None:
-        blocks += [Heading("The paper"), Paragraph(study.published.source)]
+        blocks += [Heading("The paper"), Paragraph(str(study.published))]
     folders = {name: comparison.folder for name, comparison in study.comparisons.items() if name in groups}
     blocks += [Heading("Each comparison"), Reports(folders)]
     study.folder.mkdir(parents=True, exist_ok=True)
@@ -194,19 +190,17 @@ def _further(study: Study, groups: Groups) -> Table:
     return table(rows, texts=(0, 1, 2))
 
 
-def _published(study: Study, groups: Groups) -> Table | None:
+def _published(study: Study, groups: Groups) -> Table:
     """The figures of a paper beside the measured means, as percentages where the paper has them so."""
     rows = []
-    if (paper := study.published) is None:
-        return None
-    for task, methods in groups.items():
+    for task, methods in groups.items() if study.published is not None else ():
         scorings = {"dev": None, **{scoring.name: scoring for scoring in study.score_on.get(task, ())}}
-        for method, figures in paper.figures.get(task, {}).items():
+        for method, figures in study.figures.get(task, {}).items():
             for data, figure in figures.items():
                 mean, values = "not run", list[float]()
                 if (group := methods.get(method)) is not None:
                     if data in scorings:
-                        values = _measured(group, scorings[data], paper.metrics.get(task) or group.metric)
+                        values = _measured(group, scorings[data], study.metrics.get(task) or group.metric)
                     scale = 1 / one_point(group)
                     mean = f"{np.mean([scale * value for value in values]):.1f}" if values else "not scored"
                 row = {"task": task, "method": method, "data": data, "published": f"{figure:.1f}"}
@@ -219,9 +213,7 @@ def _pictures(study: Study, declared: Declared) -> Iterator[Picture]:
         found = {task: each for (both, task), each in declared.items() if both == pair}
         metrics = dict.fromkeys(each.mine.metric for each in found.values())
         path = study.folder / "plots" / f"difference-{number}.png"
-        plot_forest(
-            {task: each.difference.estimate for task, each in found.items()}, pair[1], " or ".join(metrics), path
-        )
+        plot_forest({task: each.difference[:3] for task, each in found.items()}, pair[1], " or ".join(metrics), path)
         yield Picture(path, f"{pair[0]} minus {pair[1]} by task, with 95 % intervals over seeds.")
 
 
@@ -266,7 +258,7 @@ def _cell(text: str) -> str:
     """Escape what LaTeX reads as commands; numbers and intervals go to math mode, which has a minus sign."""
     if re.fullmatch(r"[\[\]+\-0-9., <]*\d[\[\]+\-0-9., <]*", text) and "-" in text:
         return f"${text}$"
-    return text.translate(_COMMANDS)
+    return "".join(_COMMANDS.get(sign, sign) for sign in text)
 
 
 def _csv_rows(study: Study, groups: Groups) -> Iterator[dict[str, object]]:

@@ -67,15 +67,14 @@ def _power(gaps: Sequence[float], point: float) -> tuple[str, str]:
 
 def fit(groups: Sequence[Group], baseline: Group) -> Table:
     """Scores, losses, calibration, and what became of training rows with a wrong label; last, the trivial predictor."""
-    noisy, scored = (any(group.first.get(name) for group in groups) for name in ("mislabelled", "other_text"))
+    noisy = any(group.first.get("mislabelled") for group in groups)
     rows = []
     for group in groups:
         row = {"method": group.name, **_gap(*(group.mean(split, group.metric) for split in ("train", "dev")))}
         row |= {f"{split} loss": f"{group.mean(split, 'loss'):.3f}" for split in ("train", "dev")}
         row["calibration error"] = f"{group.mean('dev', 'calibration_error'):.3f}" if group.calibrated else "none"
-        if scored:
-            measured = group.first.get("other_text")
-            row["forgetting"] = f"{group.mean('other_text', 'forgetting'):+.4f}" if measured else "none"
+        if group.first.get("other_text"):
+            row["forgetting"] = f"{group.mean('other_text', 'forgetting'):+.4f}"
         for name in ("memorized", "recovered") if noisy else ():
             row[name] = f"{group.mean('mislabelled', name):.3f}" if group.first.get("mislabelled") else "no noise"
         rows.append(row)
@@ -102,23 +101,20 @@ def classes(groups: Sequence[Group], names: Sequence[str]) -> Table:
 
 def cost(groups: Sequence[Group], baseline: Group) -> Table:
     """Time, memory and passes relative to the baseline, and the drop rate."""
+    measured = {"memory": "peak_memory_bytes", "forward": "forward_rows", "backward": "backward_rows"}
     rows = []
     for group in groups:
-        # 0 stands for "not measured": memory on some systems, passes of a network without logits.
         pairs = {"time": (group.training_time, baseline.training_time)}
-        for name in ("peak_memory_bytes", "forward_rows", "backward_rows"):
-            short = name.removeprefix("peak_").partition("_")[0]
-            pairs[short] = group.mean(name), baseline.mean(name)
-        ratios = {name: f"{mine / plain:.2f}" if plain else "not measured" for name, (mine, plain) in pairs.items()}
+        pairs |= {name: (group.mean(key), baseline.mean(key)) for name, key in measured.items()}
         row = {"method": group.name, "training time (s)": f"{group.training_time:.0f}"}
-        row |= {f"{name} ratio": ratio for name, ratio in ratios.items()}
+        for name, (mine, plain) in pairs.items():  # 0: memory on some systems, passes of a network without logits
+            row[f"{name} ratio"] = f"{mine / plain:.2f}" if plain else "not measured"
         by_layer = [result["drop_rates"] for result in group.results]
         layers = {name for rates in by_layer for name, rate in rates.items() if rate > 0}
         rates = [rates.get(name, 0.0) for rates in by_layer for name in layers] or [0.0]
-        active = f"{group.mean('active_steps') / group.mean('steps'):.0%}"
-        acted = (active, f"{len(layers)} of {len(by_layer[0])}", f"{fmean(rates):.3f}")
-        row |= dict(zip(("active steps", "layers", "drop rate"), acted if any(by_layer) else ["none"] * 3, strict=True))
-        rows.append(row)
+        acted = {"active steps": f"{group.mean('active_steps') / group.mean('steps'):.0%}"}
+        acted |= {"layers": f"{len(layers)} of {len(by_layer[0])}", "drop rate": f"{fmean(rates):.3f}"}
+        rows.append(row | (acted if any(by_layer) else dict.fromkeys(acted, "none")))
     return table(rows)
 
 
@@ -127,10 +123,10 @@ def equal_time(found: Sequence[Contrast]) -> Table:
     rows = []
     for each in found:
         mine, longer = each.mine, each.other
-        row = {"method": mine.name, "longer baseline": longer.name}
-        row |= {"baseline time (s)": f"{longer.training_time:.0f}"}
-        row |= {"time ratio": f"{longer.training_time / mine.training_time:.2f}"}
-        rows.append(row | {"baseline mean": f"{fmean(longer.scores):.4f}", **each.cells})
+        times = {"baseline time (s)": f"{longer.training_time:.0f}"}
+        times["time ratio"] = f"{longer.training_time / mine.training_time:.2f}"
+        means = {"baseline mean": f"{fmean(longer.scores):.4f}", **each.cells}
+        rows.append({"method": mine.name, "longer baseline": longer.name, **times, **means})
     return table(rows, texts=(0, 1))
 
 

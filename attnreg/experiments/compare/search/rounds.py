@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,10 +36,7 @@ class Search:
     prune_p: float
 
     def check(self, model: Any) -> None:
-        """Check the space, its lowest and highest values, the folder and the data, before any run starts.
-
-        Each provider is built once for ``model``, that of the task; ``None`` if there are no providers.
-        """
+        """Check the space, the folder and the data; providers are built with extreme values for the task's model."""
         from attnreg.regularizer.expressions import parse_provider  # late: it imports torch
 
         if self.runs < self.held_out.seeds:
@@ -47,7 +45,8 @@ class Search:
             if (name := flag.lstrip("-").replace("-", "_")) in OF_ALL or (name == "provider" and self.space.providers):
                 raise UsageError(f"{flag} cannot be in the search space.")
         self._output.check()
-        if different := self._output.read(lambda old: [name for name, v in self._settings.items() if old[name] != v]):
+        old = self._output.read()
+        if different := [name for name, value in self._settings.items() if old and old.get(name) != value]:
             raise InputError(
                 f"The search in {self._output.path} has other {', '.join(different)}. Give the same, or another "
                 "--output-dir; only --runs may differ."
@@ -89,8 +88,7 @@ class Search:
     def make(self, trials: Trials, launch: Launcher, jobs: int, console: Console) -> None:
         """Make runs until the budget is spent, or nothing is left to try.
 
-        The runs of a round are made at the same time, one per trial, and their scores are told in order. So the draws
-        do not depend on how long the runs take.
+        The runs of a round are told in order, so that the draws do not depend on how long they take.
         """
         while pending := self._round(trials, jobs, console):
             running = {trial.number: trial for trial in trials.running}
@@ -109,18 +107,17 @@ class Search:
         left = {(trial.number, len(trial.scores)) for trial in trials.running}
         if rest := [entry for entry in trials.round if entry in left]:
             return rest
-        while len(trials.running) < jobs and self._affords(trials):
+        seeds = self.held_out.seeds
+        while len(trials.running) < jobs:
+            reserved = sum(seeds - len(trial.scores) for trial in trials.running)
+            if trials.runs + reserved + seeds > self.runs:  # the budget is not enough for another trial
+                break
             if (new := trials.ask()) is None:
                 say(console, "The search space has nothing left to try.")
                 break
             say(console, f"trial-{new.number}: {new.method.text}")
         trials.round = [(trial.number, len(trial.scores)) for trial in trials.running]
         return trials.round
-
-    def _affords(self, trials: Trials) -> bool:
-        """Whether the budget is enough for another trial, besides what the present ones may need."""
-        reserved = sum(self.held_out.seeds - len(trial.scores) for trial in trials.running)
-        return trials.runs + reserved + self.held_out.seeds <= self.runs
 
     def _told(self, trials: Trials, trial: Trial, run: PlannedRun) -> Iterator[str]:
         """Tell how a run has ended; say what that means for its trial."""
@@ -131,23 +128,17 @@ class Search:
             yield f"{name} failed: {reason} (see {run.log})"
             return
         trial = trials.report(trial, run.score)
+        other, top = ("", -math.inf) if best is None else (f"trial-{best.number}", best.mean)
         if trial.state == "stopped":
-            assert best is not None
-            yield f"{name} stopped after {len(trial.scores)} seeds: it is worse than trial-{best.number}."
+            yield f"{name} stopped after {len(trial.scores)} seeds: it is worse than {other}."
         elif trial.state == "complete":
-            rank = ", the best so far"
-            if best is not None and trial.mean <= best.mean:
-                rank = f" (best: trial-{best.number}, {best.mean:.4f})"
+            rank = ", the best so far" if trial.mean > top else f" (best: {other}, {top:.4f})"
             yield f"{name}: mean {trial.mean:.4f}{rank}"
 
-    def runs_of(self, trial: Trial) -> list[PlannedRun]:
-        """Return the runs that a trial has made, and the next one of a running trial."""
-        count = len(trial.scores) + (trial.state in ("running", "failed"))
-        return self.held_out.runs(trial.method)[:count]
-
     def known(self, trials: Trials) -> list[PlannedRun]:
-        """Return the runs of all trials so far."""
-        return [run for trial in trials.all for run in self.runs_of(trial)]
+        """Return the runs of all trials so far, and the next one of each running trial."""
+        made = [(each.method, len(each.scores) + (each.state in ("running", "failed"))) for each in trials.all]
+        return [run for method, count in made for run in self.held_out.runs(method)[:count]]
 
     def winner(self, trials: Trials) -> Winner | None:
         """Return the best method and what finding it took; ``None`` before any trial is complete."""

@@ -118,24 +118,15 @@ class Space:
         return replace(self, providers=providers, layers=layers)
 
     def starts(self) -> list[dict[str, Any]]:
-        """Return the parameters of the first trials: no provider, which is plain fine-tuning, and each one alone.
-
-        A range is in its middle, and a list at its first value.
-        """
+        """Return the parameters of the first trials: no provider, which is plain fine-tuning, and each one alone."""
         if not self.providers:
             return []
         plain = _starts(self.options) | dict.fromkeys(self.providers, False)
-        alone = {
-            name: _starts({f"{name} {key}": values for key, values in arguments.items()})
-            for name, arguments in self.providers.items()
-        }
-        return [plain, *({**plain, name: True, **start} for name, start in alone.items())]
+        named = {name: {f"{name} {key}": each for key, each in own.items()} for name, own in self.providers.items()}
+        return [plain, *({**plain, name: True, **_starts(own)} for name, own in named.items())]
 
     def draw(self, trial: Trial, order: random.Random) -> str:
-        """Draw a method: a recipe with its options.
-
-        The providers are asked for in a random ``order``, which matters if not all may be in.
-        """
+        """Draw a method; providers are asked for in a random ``order``, which matters if not all may be in."""
         options = {flag: values.draw(trial, flag) for flag, values in self.options.items()}
         parts: dict[str, str] = {}
         for name in order.sample(list(self.providers), len(self.providers)):
@@ -146,12 +137,8 @@ class Space:
 
     def extremes(self) -> Iterator[str]:
         """Return the methods to check before the search starts."""
-        parts = [
-            [self._expression(name, drawn)]
-            for name, arguments in self.providers.items()
-            for drawn in _cycled({key: values.extremes for key, values in arguments.items()})
-        ]
-        for drawn in _cycled({"": parts or [[]], **{flag: values.extremes for flag, values in self.options.items()}}):
+        parts = [[self._expression(name, drawn)] for name, own in self.providers.items() for drawn in _cycled(own)]
+        for drawn in _cycled({"": Choice(parts or [[]]), **self.options}):
             part = drawn.pop("")
             yield self._method(drawn, part)
 
@@ -271,7 +258,8 @@ def _starts(values: Mapping[str, Values]) -> dict[str, Any]:
     return {name: each.start for name, each in values.items() if each.start is not None}
 
 
-def _cycled(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Combine each value with some of the others, so that all of them are there."""
-    count = max(map(len, values.values()))
-    return [{name: each[number % len(each)] for name, each in values.items()} for number in range(count)]
+def _cycled(values: Mapping[str, Values]) -> list[dict[str, Any]]:
+    """Combine each extreme value with some of the others, so that all of them are there."""
+    ends = {name: each.extremes for name, each in values.items()}
+    count = max(map(len, ends.values()))
+    return [{name: each[number % len(each)] for name, each in ends.items()} for number in range(count)]

@@ -99,7 +99,7 @@ class Trials:
 
     @property
     def _repeats(self) -> int:
-        """The number of last draws in a row that were repeated ones."""
+        """The number of last draws in a row that were not new."""
         last = max((trial.number for trial in self._frozen), default=-1)
         trials = self._study.get_trials(deepcopy=False)
         return sum(trial.number > last for trial in trials if trial.state.is_finished())
