@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 
 from rich.console import Console
 
-from attnreg.experiments.compare.planned import PlannedRun
+from attnreg.experiments.compare.planned import PlannedRun, seconds_left
 from attnreg.experiments.results.document import say
 
 
@@ -49,16 +48,10 @@ class Board:
         return f"{done} of {self._budget} runs done{self._time_left()}"
 
     def _time_left(self) -> str:
-        left = [run for run in self._runs if not run.finished and run.folder not in self._failed]
-        known: dict[str, list[float]] = {}
-        for run in self._runs:
-            if run.finished:
-                known.setdefault(run.method.words[0], []).append(run.seconds)
-        if not (left or self._budget > len(self._runs)) or not known:
+        going_on = [run for run in self._runs if run.folder not in self._failed]
+        each = seconds_left(going_on, self._budget - len(self._runs))
+        if not each:
             return ""
-        usual = fmean(seconds for times in known.values() for seconds in times)
-        each = [fmean(known.get(run.method.words[0], [usual])) for run in left]
-        each += [usual] * (self._budget - len(self._runs))
         seconds = sum(each) / min(self._jobs, len(each))
         return f", about {seconds / 60:.0f} min left" if seconds >= 90 else f", about {seconds:.0f} s left"
 

@@ -34,19 +34,11 @@ class Trial:
         """The mean score over the seeds so far."""
         return fmean(self.scores)
 
-    @property
-    def runs(self) -> int:
-        """The number of runs that the trial has made."""
-        return len(self.scores) + (self.state == "failed")
-
-    @property
-    def cells(self) -> list[str]:
-        """The mean and the scores for a table."""
-        return score_cells(self.scores) if self.scores else ["none", "none"]
-
 
 def score_cells(scores: Sequence[float]) -> list[str]:
     """Return the mean and the scores of single seeds for a table."""
+    if not scores:
+        return ["none", "none"]
     return [f"{fmean(scores):.4f}", "  ".join(f"{score:.3f}" for score in scores)]
 
 

@@ -50,10 +50,7 @@ def usual_jobs(threads: int, on_cpu: bool) -> int:
 
 
 def local(jobs: int, threads: int) -> Launcher:
-    """Return a launcher that runs several processes at a time on this machine.
-
-    ``threads`` of each do not depend on ``jobs``, because results depend on them in their last bits.
-    """
+    """Return a launcher that runs several processes at a time on this machine, each with so many threads."""
 
     def launch(runs: Sequence[PlannedRun], board: Board) -> None:
         children: list[subprocess.Popen[bytes]] = []
@@ -90,10 +87,7 @@ def local(jobs: int, threads: int) -> Launcher:
 
 
 def ray(threads: int, on_cpu: bool) -> Launcher:
-    """Return a launcher for the Ray cluster at ``RAY_ADDRESS``, or on this machine. All nodes must share the folder.
-
-    Each run gets ``threads`` CPUs and, unless ``on_cpu``, one GPU, if the cluster has any.
-    """
+    """Return a launcher for the Ray cluster at ``RAY_ADDRESS``, or on this machine. All nodes must share the folder."""
     try:
         import ray as engine
     except ImportError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
 
 import click
 from rich.console import Console
@@ -12,6 +11,7 @@ from attnreg.errors import InputError
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.board import Board
 from attnreg.experiments.compare.comparison import Comparison
+from attnreg.experiments.compare.planned import seconds_left
 from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.compare.report.study import write_study_report
 from attnreg.experiments.compare.scoring import score_further
@@ -106,8 +106,6 @@ def describe(study: Study) -> None:
             say(console, f"  {', '.join(unknown)}: {comparison.seeds} more runs of each, once its search has finished")
         for run in runs:
             say(console, f"  {run.method.name}, {run.role}, seed {run.seed}: {'finished' if run in done else 'to run'}")
-            if run not in done and done:
-                same = [each.seconds for each in done if each.method == run.method]
-                left += fmean(same or [each.seconds for each in done])
+        left += sum(seconds_left(runs))
     estimate = f"about {left / 60:.0f} min of computing left" if known else "no estimate of time before a run of each"
     say(console, f"{total} runs in all; {estimate}.")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from attnreg.errors import InputError
@@ -146,3 +147,13 @@ class PlannedRun:
         if self.finished and (self.folder / "checkpoints").is_dir() and not self.reader.running:
             for name in ("checkpoints",) if self.keep_model else ("model", "provider", "checkpoints"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
+
+
+def seconds_left(runs: Sequence[PlannedRun], more: int = 0) -> list[float]:
+    """Estimate the duration of each unfinished run, and of more runs, by those of its recipe, or else of all."""
+    known: dict[str, list[float]] = {}
+    for run in (run for run in runs if run.finished):
+        known.setdefault(run.method.words[0], []).append(run.seconds)
+    usual = [seconds for times in known.values() for seconds in times]
+    left = [known.get(run.method.words[0], usual) for run in runs if not run.finished]
+    return [fmean(times) for times in [*left, *[usual] * more]] if usual else []

@@ -171,8 +171,10 @@ def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Stud
     for rung in rungs:
         searched = "methods with values in braces, which held-out rows choose from"
         _check(len(rung.variants) > 1, "rungs", searched, rung.name)
-    asked = (primary, equivalence, score_on, report_on, published, figures, metrics)
-    return Study(comparisons, folder, *asked, [rung.name for rung in rungs], notes)
+    names = [rung.name for rung in rungs]
+    return Study(
+        comparisons, folder, primary, equivalence, score_on, report_on, published, figures, metrics, names, notes
+    )
 
 
 def _check(right: object, key: str, expected: str, value: object) -> None:

@@ -16,12 +16,12 @@ from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.results.document import Block, Paragraph, Picture
 from attnreg.experiments.results.plots import comparison as plots
 from attnreg.experiments.results.plots.run import plot_drop_rates
-from attnreg.experiments.tasks.metrics import BINS, METRICS
+from attnreg.experiments.tasks.metrics import BINS
 
 
 def differences(found: Sequence[Contrast], baseline: Group, folder: Path) -> Picture:
     """Plot the paired differences to the baseline."""
-    low, high = _bounds(baseline)
+    low, high = baseline.bounds
     estimates, path = {each.mine.name: each.difference[:3] for each in found}, folder / "differences.png"
     plots.plot_forest(estimates, baseline.name, baseline.metric, path, largest=high - low)
     return Picture(
@@ -35,7 +35,7 @@ def seeds(groups: Sequence[Group], baseline: Group, folder: Path) -> Picture:
     """Plot the score of every seed."""
     trivial = None if baseline.trivial is None else (baseline.trivial[0], fmean(baseline.trivial[1]))
     scores, path = {group.name: group.scores for group in groups}, folder / "seeds.png"
-    plots.plot_seeds(scores, baseline.metric, path, trivial=trivial, bounds=_bounds(baseline))
+    plots.plot_seeds(scores, baseline.metric, path, trivial=trivial, bounds=baseline.bounds)
     caption = "Points: seeds, in the same order for each method. Bars: mean and 95 % interval (Student's t)."
     return Picture(path, caption)
 
@@ -115,11 +115,6 @@ def searches(comparison: Comparison, metric: str, folder: Path) -> list[Picture]
             caption = f"Search of {method.name}: the mean score of each try. The framed one was chosen."
             pictures.append(Picture(path, caption))
     return pictures
-
-
-def _bounds(group: Group) -> tuple[float, float]:
-    metric = METRICS.get(group.metric)
-    return plots.ANYTHING if metric is None else metric.bounds
 
 
 def _returned(run: PlannedRun) -> list[dict[str, Any]]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare.held_out import FIRST_SEED, Trial
-from attnreg.experiments.compare.method import typed_words
+from attnreg.experiments.compare.held_out import FIRST_SEED, Trial, best, score_cells
+from attnreg.experiments.compare.method import Winner, typed_words
 from attnreg.experiments.compare.search.rounds import Search
 from attnreg.experiments.compare.search.trials import Trials
 from attnreg.experiments.results import document
@@ -26,17 +26,19 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
     none is complete.
     """
     failures = [f"trial-{trial.number} failed: {trial.failure}" for trial in trials.all if trial.failure is not None]
-    if (winner := search.winner(trials)) is None:
+    if (first := best(trials.all)) is None:
         if failures:
             raise InputError(f"No trial has finished. {failures[0]}")
         return []
     held_out, said = search.held_out, _summary(search, trials)
+    run = held_out.run(first.method, 0)
+    counts = len(trials.all), trials.runs, held_out.seeds, held_out.rows
+    winner = Winner(first.method.text, first.mean, run.settings.task, *counts)
     folder, last = held_out.folder, FIRST_SEED + held_out.seeds - 1
     seeds = f"seeds {FIRST_SEED} to {last}" if held_out.seeds > 1 else f"seed {FIRST_SEED}"
     winner.write(folder)
     ranked = sorted((trial for trial in trials.all if trial.state == "complete"), key=lambda trial: -trial.mean)
-    best = _table(ranked[:_BEST])
-    metric = str(held_out.run(ranked[0].method, 0).reader.result["metric"])
+    leaders, metric = _table(ranked[:_BEST]), str(run.reader.result["metric"])
     words, options = ["attnreg", "compare", "finetune"], typed_words(held_out.options)
     by_folder, pasted = (shlex.join([*words, f"best={each}", *options]) for each in (f"@{folder}", winner.method))
     blocks: list[Block] = [
@@ -53,8 +55,8 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
             "ways; the first also tells the number of tries."
         ),
         Code([by_folder, pasted]),
-        Heading(f"The best {len(best.rows)} trials"),
-        best,
+        Heading(f"The best {len(leaders.rows)} trials"),
+        leaders,
         Heading("Progress"),
         _progress(trials, metric, held_out.seeds, folder / "plots"),
         *(_importances(trials) if len(ranked) >= _ENOUGH else ()),
@@ -68,7 +70,7 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
     ]
     document.save(blocks, folder)
     compare = "The winner as a method of `attnreg compare`:"
-    return [best, said, compare, pasted, f"or {by_folder}", f"Report saved to {folder}/report.md and report.html."]
+    return [leaders, said, compare, pasted, f"or {by_folder}", f"Report saved to {folder}/report.md and report.html."]
 
 
 def _summary(search: Search, trials: Trials) -> str:
@@ -85,7 +87,7 @@ def _summary(search: Search, trials: Trials) -> str:
 
 
 def _table(trials: Sequence[Trial]) -> Table:
-    rows = [[str(trial.number), *trial.cells, trial.state, trial.method.text] for trial in trials]
+    rows = [[str(trial.number), *score_cells(trial.scores), trial.state, trial.method.text] for trial in trials]
     return Table(["trial", "mean", f"seeds, from {FIRST_SEED}", "state", "method"], rows, texts=(0, 2, 3, 4))
 
 

@@ -12,7 +12,7 @@ from attnreg.experiments.compare.held_out import score_cells
 from attnreg.experiments.compare.statistics import bootstrap_over_rows, detectable, seeds_needed
 from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.results.document import Table
-from attnreg.experiments.tasks.metrics import CONFUSION, METRICS
+from attnreg.experiments.tasks.metrics import CONFUSION
 
 
 def table(rows: Sequence[Mapping[str, str]], texts: Collection[int] = (0,)) -> Table:
@@ -51,8 +51,7 @@ def differences(found: Sequence[Contrast], baseline: Group) -> Table:
 
 def one_point(group: Group) -> float:
     """Return one point of the metric: 0.01, or 1 for a metric whose best score is 100."""
-    metric = METRICS.get(group.metric)
-    return 1.0 if metric is not None and metric.bounds[1] == 100 else 0.01
+    return 1.0 if group.bounds[1] == 100 else 0.01
 
 
 def _power(gaps: Sequence[float], point: float) -> tuple[str, str]:

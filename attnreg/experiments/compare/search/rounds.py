@@ -13,9 +13,9 @@ from rich.console import Console
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.board import Board
 from attnreg.experiments.compare.folder import OutputFolder
-from attnreg.experiments.compare.held_out import HeldOut, Trial
+from attnreg.experiments.compare.held_out import HeldOut, Trial, best
 from attnreg.experiments.compare.launch import Launcher
-from attnreg.experiments.compare.method import OF_ALL, Method, Winner
+from attnreg.experiments.compare.method import OF_ALL, Method
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.compare.search.space import Space
 from attnreg.experiments.compare.search.trials import Trials
@@ -121,14 +121,14 @@ class Search:
 
     def _told(self, trials: Trials, trial: Trial, run: PlannedRun) -> Iterator[str]:
         """Tell how a run has ended; say what that means for its trial."""
-        best, name = trials.best, f"trial-{trial.number}"
+        name, leader = f"trial-{trial.number}", best(trials.all)
         if not run.finished:
             reason = run.failure or "no output"
             trials.fail(trial, reason)
             yield f"{name} failed: {reason} (see {run.log})"
             return
         trial = trials.report(trial, run.score)
-        other, top = ("", -math.inf) if best is None else (f"trial-{best.number}", best.mean)
+        other, top = ("", -math.inf) if leader is None else (f"trial-{leader.number}", leader.mean)
         if trial.state == "stopped":
             yield f"{name} stopped after {len(trial.scores)} seeds: it is worse than {other}."
         elif trial.state == "complete":
@@ -139,10 +139,3 @@ class Search:
         """Return the runs of all trials so far, and the next one of each running trial."""
         made = [(each.method, len(each.scores) + (each.state in ("running", "failed"))) for each in trials.all]
         return [run for method, count in made for run in self.held_out.runs(method)[:count]]
-
-    def winner(self, trials: Trials) -> Winner | None:
-        """Return the best method and what finding it took; ``None`` before any trial is complete."""
-        if (best := trials.best) is None:
-            return None
-        task, each = self.held_out.run(best.method, 0).settings.task, self.held_out
-        return Winner(best.method.text, best.mean, task, len(trials.all), trials.runs, each.seeds, each.rows)

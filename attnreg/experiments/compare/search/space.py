@@ -44,10 +44,6 @@ class Range:
     log: bool = False
 
     @property
-    def _whole(self) -> bool:
-        return isinstance(self.low, int) and isinstance(self.high, int)
-
-    @property
     def extremes(self) -> Sequence[Any]:
         """The values to check before the search starts."""
         return [self.low, self.high]
@@ -56,11 +52,11 @@ class Range:
     def start(self) -> Any:
         """The value of a first trial, as optuna stores it: the middle."""
         middle = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
-        return round(middle) if self._whole else middle
+        return round(middle) if isinstance(self.low + self.high, int) else middle
 
     def draw(self, trial: Trial, name: str) -> Any:
         """Draw a number; one that is not whole has three significant digits, so that it is easy to read and type."""
-        if self._whole:
+        if isinstance(self.low + self.high, int):
             return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
         value = trial.suggest_float(name, self.low, self.high, log=self.log)
         return min(max(float(f"{value:.3g}"), self.low), self.high)

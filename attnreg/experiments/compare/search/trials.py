@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare.held_out import State, Trial, best
+from attnreg.experiments.compare.held_out import State, Trial
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.search.space import Space
 
@@ -71,14 +71,9 @@ class Trials:
         return [trial for trial in self.all if trial.state == "running"]
 
     @property
-    def best(self) -> Trial | None:
-        """The complete trial with the best mean score; the first of several."""
-        return best(self.all)
-
-    @property
     def runs(self) -> int:
         """The number of runs that have been made."""
-        return sum(trial.runs for trial in self.all)
+        return sum(len(trial.scores) + (trial.state == "failed") for trial in self.all)
 
     @property
     def importances(self) -> dict[str, float]:
