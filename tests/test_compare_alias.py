@@ -48,7 +48,7 @@ def test_a_recipe_of_ones_own_may_have_such_a_file(tmp_path, monkeypatch):
 
 
 def test_folders_of_runs_differ(tmp_path):
-    comparison = comparison_of(tmp_path, "plain=finetune", HIGH, TRIED, options=["--epochs", "2"])
+    comparison = comparison_of(tmp_path, "plain=finetune", HIGH, TRIED, options={"epochs": 2})
     finish(comparison)
     folders = {run.folder.parent.relative_to(comparison.folder).as_posix() for run in comparison.runs()}
     assert folders == {"plain", "high", "search/tried=0.1", "search/tried=0.2", "tried=0.2", "plain--epochs4"}
@@ -56,7 +56,7 @@ def test_folders_of_runs_differ(tmp_path):
 
 
 def test_the_report_shows_names_and_tells_options(tmp_path):
-    comparison = comparison_of(tmp_path, "plain=finetune", HIGH, TRIED, options=["--epochs", "2"])
+    comparison = comparison_of(tmp_path, "plain=finetune", HIGH, TRIED, options={"epochs": 2})
     finish(comparison)
     with keeping() as figures:
         (_, scores, differences) = write_report(comparison)

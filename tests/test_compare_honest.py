@@ -151,5 +151,5 @@ def test_a_report_opens_with_what_was_found(tmp_path, mine, others, says):
             for run, score in zip(comparison.final_runs(method), scores, strict=True):
                 write(run, score, trivial=TRIVIAL)
         printed, *_ = write_report(comparison)
-    assert re.search(says, printed.text), printed.text
-    assert reported(comparison).index(printed.text) < reported(comparison).index("```")
+    assert re.search(says, printed), printed
+    assert reported(comparison).index(printed) < reported(comparison).index("```")

@@ -84,7 +84,7 @@ def test_seeds_begin_where_they_are_told_to_and_never_meet_those_of_a_search(tmp
 
 def test_the_baseline_is_searched_like_any_other(tmp_path):
     methods = ("finetune --learning-rate {1e-4,2e-4}", "ad-drop --q {0.1,0.3}", "attention-layerdrop")
-    comparison = comparison_of(tmp_path, *methods, options=["--epochs", "10"])
+    comparison = comparison_of(tmp_path, *methods, options={"epochs": 10})
     for run in comparison.runs():
         further = {"mismatched_accuracy": 0.5} if run.role == "final" else {}  # a search scores on less
         score = 0.6 if "2e-4" in run.method.text else 0.5

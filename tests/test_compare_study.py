@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def comparison_of(tmp_path, *methods, **options):
-    options = {"options": [], "seeds": 2, "folder": tmp_path / "study", "search_rows": 10, **options}
+    options = {"options": {}, "seeds": 2, "folder": tmp_path / "study", "search_rows": 10, **options}
     chosen = [Method.parse(text) for text in methods]
     return Comparison(chosen, chosen[0], **options)
 
@@ -156,7 +156,7 @@ def test_environments_that_differ_are_told(tmp_path):
 
 def test_on_a_cpu_times_are_cpu_times_and_elsewhere_the_clocks(tmp_path):
     for device, ratio in {"cpu": "2.00", "H200": "9.00"}.items():
-        comparison = comparison_of(tmp_path / device, "finetune", "attention-dropout", options=["--epochs", "10"])
+        comparison = comparison_of(tmp_path / device, "finetune", "attention-dropout", options={"epochs": 10})
         for run in comparison.runs():
             plain = run.method.text == "finetune"
             environment = {"device": device, "threads": 1}
@@ -172,12 +172,12 @@ def test_on_a_cpu_times_are_cpu_times_and_elsewhere_the_clocks(tmp_path):
 @pytest.mark.parametrize(
     ("option", "rows"),
     [
-        ("--folds", "its seed's part of train, one of 2"),
-        ("--validation-rows", "2 rows held out of train, drawn by the seed"),
+        ("folds", "its seed's part of train, one of 2"),
+        ("validation_rows", "2 rows held out of train, drawn by the seed"),
     ],
 )
 def test_with_rows_of_train_each_seed_has_its_own(tmp_path, option, rows):
-    comparison = comparison_of(tmp_path, "finetune", "attention-dropout", options=[option, "2"])
+    comparison = comparison_of(tmp_path, "finetune", "attention-dropout", options={option: 2})
     told = f"Each method is scored on {rows}, instead of dev, after the last epoch"
     for run in comparison.runs():
         write(run, 0.5 + 0.1 * run.seed)
@@ -205,7 +205,7 @@ def test_rounds_and_rewards_from_dev_are_told(tmp_path):
 
 
 def test_memorized_labels_are_in_the_report(tmp_path):
-    comparison = comparison_of(tmp_path, "finetune", "attention-dropout", options=["--label-noise", "0.4"])
+    comparison = comparison_of(tmp_path, "finetune", "attention-dropout", options={"label_noise": 0.4})
     for run in comparison.runs():
         share = 0.5 if run.method.text == "finetune" else 0.25
         write(run, 0.5, mislabelled={"rows": 40, "memorized": share + 0.1 * run.seed, "recovered": 0.3})
@@ -226,7 +226,7 @@ def test_rows_held_out_are_told(tmp_path):
 
 
 def test_early_stopping_is_told_and_ends_the_same_time(tmp_path):
-    options = ["--epochs", "20", "--patience", "3"]
+    options = {"epochs": 20, "patience": 3}
     comparison = comparison_of(tmp_path, "finetune", "ad-drop --stop-on dev", options=options)
     with comparison.begun():
         pass
@@ -308,7 +308,7 @@ def test_a_finished_run_is_tidied_once(tmp_path):
 
 def test_the_baseline_gets_the_same_time(tmp_path):
     times = {"finetune": (10.0, 12.0), "attendout": (24.0, 26.0), "ad-drop": (12.0, 12.3), "sam": (11.9, 12.1)}
-    comparison = comparison_of(tmp_path, *times, options=["--epochs", "10"])
+    comparison = comparison_of(tmp_path, *times, options={"epochs": 10})
     with comparison.begun():
         pass
     for run in comparison.runs():

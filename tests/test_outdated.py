@@ -51,7 +51,7 @@ def files(cli, tmp_path):
 
 def comparison(folder):
     methods = [Method(text) for text in METHODS]
-    options = ["--data-dir", "data", "--epochs", "1"]
+    options = {"data_dir": "data", "epochs": 1}
     return Comparison(methods, methods[0], options, folder / "study", seeds=2, equal_time=False)
 
 

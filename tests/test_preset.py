@@ -112,6 +112,6 @@ def test_a_comparison_passes_on_only_what_was_given(cli, tmp_path):
     args = ["finetune", "ad-drop --regime paper", "--seeds", 1, "--launcher", "commands", "--output-dir", "study"]
     printed = ran(cli("compare", *args)).stdout
     assert "--schedule" not in printed
-    comparison = Comparison([method := Method("ad-drop --regime paper")], method, ["--epochs", "7"], tmp_path, seeds=1)
+    comparison = Comparison([method := Method("ad-drop --regime paper")], method, {"epochs": 7}, tmp_path, seeds=1)
     (run,) = comparison.runs()
     assert (run.settings.schedule, run.settings.patience, run.settings.epochs) == ("constant", 5, 7)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", study_files())
 def test_each_built_in_study_can_be_planned(name, tmp_path):
     published = read_study(study_files()[name]).published
-    assert name == "ladder" or published.source  # the others are tables and figures of the papers
+    assert name == "ladder" or published  # the others are tables and figures of the papers
     options = {"data_dir": str(tmp_path)} if name == "ladder" else {}
     for task in ("sst2_sentences", "cr", "subj", "trec"):
         (tmp_path / task).mkdir()
@@ -61,6 +61,12 @@ def test_small_changes_sizes_and_leaves_the_file_alone():
     assert notes[1] == "Changed from the study file: --epochs 3."
     assert CONTENT["tasks"][0]["epochs"] == 9
     assert change(CONTENT, {}, small=False) == (CONTENT, [])
+
+
+def test_other_text_to_score_on_is_not_the_further_data_of_a_task():
+    content = {**CONTENT, "tasks": [{"task": "cola", "score_on": [{"split": "test"}]}]}
+    whole, _ = change(content, {"score_on": "text.txt"}, small=False)
+    assert (whole["tasks"], whole["options"]["score_on"]) == (content["tasks"], "text.txt")
 
 
 def test_a_task_is_chosen_or_replaces_all():

@@ -5,34 +5,30 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from attnreg._files import replaced_file
 from attnreg.errors import UsageError
-from attnreg.experiments.cli.shared import given, without_rows
+from attnreg.experiments.cli.shared import RUNNING, THREADS, given, jobs_option, of_all_runs
 from attnreg.experiments.options.catalogue import find_study, recipe_files
 from attnreg.experiments.options.option import GroupedCommand, argument, names_like, option, together
-from attnreg.experiments.options.settings import OUTPUT, data_name, shared_options
+from attnreg.experiments.options.settings import OUTPUT, data_name
 from attnreg.experiments.runs.command import load_command
 
-if TYPE_CHECKING:
-    from attnreg.experiments.compare.study import Study
-
-COMPARISON, RUNNING = "Comparison", "Running"
+COMPARISON = "Comparison"
 _COMPARISON = "attnreg.experiments.compare.comparison:Comparison"
+_DESIGN = ("seeds", "first_seed", "equal_time", "search_seeds", "search_rows", "keep_models")
 _OPTIONS = (
-    *(argument(_COMPARISON, name, group=COMPARISON) for name in ("seeds", "first_seed")),
     option("--baseline", group=COMPARISON,
            help="Method that the others are compared with (default: finetune if given, else the first)."),
-    *(argument(_COMPARISON, name, group=COMPARISON) for name in ("equal_time", "search_seeds", "search_rows")),
-    option("--jobs", group=RUNNING, type=click.IntRange(min=1),
-           help="Runs at a time on this machine (default: cores / threads, at most four; one on a GPU)."),
-    option("--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
-           help="CPU threads per run; results may differ in the last digits."),
+    *(argument(_COMPARISON, name, group=COMPARISON) for name in _DESIGN[:-1]),
+    jobs_option("Runs at a time on this machine"),
+    THREADS,
     option("--launcher", group=RUNNING, type=click.Choice(["local", "ray", "commands"]), default="local",
            help="Run on this machine, on a Ray cluster, or print commands for your scheduler."),
-    argument(_COMPARISON, "keep_models", group=OUTPUT),
+    argument(_COMPARISON, _DESIGN[-1], group=OUTPUT),
     option("--study", group=COMPARISON,
            help="Study with methods, tasks and options: a YAML file, or a name of `attnreg list studies`. METHODs "
                 "beside it are added, options replace its own."),
@@ -41,12 +37,10 @@ _OPTIONS = (
     option("--write-study", group=COMPARISON, type=click.Path(path_type=Path),
            help="Write this comparison as a YAML file for --study, and end."),
     option("--dry-run", group=RUNNING, is_flag=True, help="Print the runs and an estimate of their time, and end."),
-    option("--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
-           help="Folder for the results (default: runs/compare-TASK; of a custom task, the data's name)."),
+    *of_all_runs("compare", "use --folds to score on rows of train"),
 )  # fmt: skip
-_DESIGN = ("seeds", "first_seed", "equal_time", "search_seeds", "search_rows", "keep_models")
-_OF_MAKING = ("jobs", "threads", "launcher", "dry_run", "output_dir")
-_OWN = ("baseline", "study", "scale", "write_study", *_OF_MAKING, *_DESIGN)
+_OF_STUDY, _OF_MAKING = ("study", "scale"), ("jobs", "threads", "launcher", "dry_run", "output_dir")
+_OWN = ("baseline", "write_study", *_OF_STUDY, *_OF_MAKING, *_DESIGN)
 EPILOG = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --task cola --seeds 5"
 
 
@@ -58,26 +52,20 @@ class _Compare(GroupedCommand):
         place = next((number for number, word in enumerate(typed) if word.partition("=")[0] == flag), len(typed))
         for method in (*reversed(typed[:place]), *typed[place:]):
             name = method.partition(" ")[0].rpartition("=")[2]
-            if name not in recipe_files() and not (name.endswith(".py") and Path(name).is_file()):
-                continue
-            found = next((each for each in load_command(name).params if flag in each.opts), None)
-            if found is not None and found.name not in OF_ALL:
+            is_recipe = name in recipe_files() or (name.endswith(".py") and Path(name).is_file())
+            params = load_command(name).params if is_recipe else []
+            found = next((each for each in params if flag in each.opts and each.name not in OF_ALL), None)
+            if found is not None:
                 takes_value = typed[place] == flag and not getattr(found, "is_flag", False)
-                words = [shlex.quote(word) for word in typed[place : place + 1 + takes_value]]
-                whole = " ".join([method, *words])
+                whole = " ".join([method, *map(shlex.quote, typed[place : place + 1 + takes_value])])
                 mark = '"' if "'" in whole else "'"
                 return f" Put a method's options in quotes with the method: {mark}{whole}{mark}."
         return super().instead(ctx, flag, typed)
 
 
 @click.command("compare", cls=_Compare, epilog=EPILOG)
-@click.argument(
-    "methods",
-    nargs=-1,
-    metavar="[METHOD...]",
-    shell_complete=names_like(recipe_files),
-)
-@together((*_OPTIONS, *shared_options("task", "all"), without_rows("use --folds to score on rows of train")))
+@click.argument("methods", nargs=-1, metavar="[METHOD...]", shell_complete=names_like(recipe_files))
+@together(_OPTIONS)
 def compare(methods: tuple[str, ...], **options: Any) -> None:
     """Compare training methods over several seeds.
 
@@ -88,72 +76,42 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
 
     To continue after a stop, or to add seeds or methods, run the command again; finished runs are reused.
     """
+    from attnreg.experiments.compare.make import describe, make
+    from attnreg.experiments.compare.study import read_study, typed_study, written
     from attnreg.experiments.setup.trackers import check_trackers
 
     check_trackers(options["report_to"])
+    typed = given(click.get_current_context().params)
     own = {name: options.pop(name) for name in _OWN}
+    file, write_to, folder = own["study"], own["write_study"], own["output_dir"]
     if own["jobs"] is not None and own["launcher"] != "local":
         raise UsageError(f"--jobs is only for --launcher local: remove it for --launcher {own['launcher']}.")
-    if own["study"] is None and own["scale"] != "full":
+    if file is None and own["scale"] != "full":
         raise UsageError("--scale is for --study: remove it.")
-    study = _from_file(own) if own["study"] is not None else _from_command(own, methods, options)
+    if file is None:
+        folder = folder or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
+        of_runs = {**given(options), "task": options["task"]}
+        study = typed_study(methods, own["baseline"], of_runs, folder, {name: own[name] for name in _DESIGN})
+    else:
+        for name in ("baseline", "write_study"):
+            if own[name]:
+                flag = name.replace("_", "-")
+                raise UsageError(f"--{flag} belongs into the study file: remove it, or remove --study.")
+        changed = {name: value for name, value in typed.items() if name not in (*_OF_STUDY, *_OF_MAKING)}
+        study = read_study(find_study(file), folder, changed, small=own["scale"] == "small")
+        for note in study.notes:
+            click.echo(note, err=True)
     for comparison in study.comparisons.values():
         comparison.check()
-    if own["write_study"] is not None:
-        _write(study, own["write_study"])
+    if write_to is not None:
+        if write_to.exists():
+            raise UsageError(f"{write_to} exists: choose another file for --write-study.")
+        if len(options["report_to"]) > 1:
+            raise UsageError("A study file holds one --report-to: remove the others for --write-study.")
+        with replaced_file(write_to) as opened:
+            opened.write(written(study.first))
+        click.echo(f"Study written to {write_to}. Run it with: attnreg compare --study {write_to}")
+    elif own["dry_run"]:
+        describe(study)
     else:
-        from attnreg.experiments.compare.make import describe, make
-
-        if own["dry_run"]:
-            describe(study)
-        else:
-            make(study, own["launcher"], own["jobs"], own["threads"], of_file=own["study"] is not None)
-
-
-def _from_command(own: dict[str, Any], methods: tuple[str, ...], options: dict[str, Any]) -> Study:
-    from attnreg.experiments.compare.comparison import Comparison
-    from attnreg.experiments.compare.method import Method, common_options, default_baseline
-    from attnreg.experiments.compare.study import Study
-
-    if not methods:
-        raise UsageError("Expected METHODs to compare, or --study FILE.")
-    chosen = [Method.parse(text) for text in methods]
-    wanted = own["baseline"]
-    named = (method for method in chosen if wanted in (method.name, method.text, method.typed))
-    baseline = default_baseline(chosen) if wanted is None else next(named, None)
-    if baseline is None:
-        raise UsageError(f"Expected --baseline to be one of the methods, got {wanted!r}.")
-    folder = own["output_dir"] or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
-    design = {name: own[name] for name in _DESIGN}
-    comparison = Comparison(chosen, baseline, common_options(given(options)), folder, **design)
-    return Study({options["task"]: comparison}, folder)
-
-
-def _from_file(own: dict[str, Any]) -> Study:
-    from attnreg.experiments.compare.study import read_study
-
-    context = click.get_current_context()
-    typed = {name: value for name, value in context.params.items()
-             if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}  # fmt: skip
-    for name in ("baseline", "write_study"):
-        if typed.get(name):
-            raise UsageError(f"--{name.replace('_', '-')} belongs into the study file: remove it, or remove --study.")
-    changed = {name: value for name, value in typed.items() if name not in ("study", "scale", *_OF_MAKING)}
-    study = read_study(find_study(own["study"]), own["output_dir"], changed, small=own["scale"] == "small")
-    for note in study.notes:
-        click.echo(note, err=True)
-    return study
-
-
-def _write(study: Study, path: Path) -> None:
-    from attnreg._files import replaced_file
-    from attnreg.experiments.compare.study import written
-
-    if path.exists():
-        raise UsageError(f"{path} exists: choose another file for --write-study.")
-    (comparison,) = study.comparisons.values()
-    if comparison.options.count("--report-to") > 1:
-        raise UsageError("A study file holds one --report-to: remove the others for --write-study.")
-    with replaced_file(path) as file:
-        file.write(written(comparison))
-    click.echo(f"Study written to {path}. Run it with: attnreg compare --study {path}")
+        make(study, own["launcher"], own["jobs"], own["threads"], of_file=file is not None)

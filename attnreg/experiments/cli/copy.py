@@ -11,10 +11,10 @@ from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.catalogue import find_recipe, recipe_files
 from attnreg.experiments.options.option import GroupedCommand, names_like
 
+EPILOG = "Example: attnreg copy attendout mine.py && attnreg recipe mine.py --epochs 5"
 
-@click.command(
-    "copy", cls=GroupedCommand, epilog="Example: attnreg copy attendout mine.py && attnreg recipe mine.py --epochs 5"
-)
+
+@click.command("copy", cls=GroupedCommand, epilog=EPILOG)
 @click.argument("name", shell_complete=names_like(recipe_files))
 @click.argument("file", type=click.Path(path_type=Path))
 def copy(name: str, file: Path) -> None:

@@ -21,22 +21,16 @@ _NOT_BY_NAME = {"Regularizer", "MaskProvider", "HiddenProvider", "Compose"}
 @click.argument("what", type=click.Choice(["recipes", "studies", "tasks", "providers"]))
 def list_(what: str) -> None:
     """List the recipes, studies, tasks or providers."""
-    rows = {"recipes": _recipes, "studies": _studies, "tasks": _tasks, "providers": _providers}[what]()
-    width = max(len(name) for name in rows)
+    if what == "recipes":
+        rows = {name: summary(path) for name, path in recipe_files().items()}
+    elif what == "studies":
+        texts = {name: path.read_text(encoding="utf-8") for name, path in study_files().items()}
+        rows = {name: yaml.safe_load(text)["summary"] for name, text in texts.items()}
+    else:
+        rows = {name: task.summary for name, task in TASKS.items()} if what == "tasks" else _providers()
+    width = max(map(len, rows))
     for name, text in rows.items():
         click.echo(f"{name:<{width}}  {text}")
-
-
-def _recipes() -> dict[str, str]:
-    return {name: summary(path) for name, path in recipe_files().items()}
-
-
-def _studies() -> dict[str, str]:
-    return {name: yaml.safe_load(path.read_text(encoding="utf-8"))["summary"] for name, path in study_files().items()}
-
-
-def _tasks() -> dict[str, str]:
-    return {name: task.summary for name, task in TASKS.items()}
 
 
 def _providers() -> dict[str, str]:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from attnreg.errors import InputError
-from attnreg.experiments.cli.shared import given, without_rows
+from attnreg.experiments.cli.shared import THREADS, given, jobs_option, of_all_runs
 from attnreg.experiments.options.option import GroupedCommand, option, together
-from attnreg.experiments.options.settings import OUTPUT, TASK_OPTIONS, data_name, shared_options
+from attnreg.experiments.options.settings import TASK_OPTIONS, data_name
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from attnreg.experiments.compare.search.rounds import Search
-    from attnreg.experiments.compare.search.trials import Trials
-
-SEARCH, RUNNING = "Search", "Running"
+SEARCH = "Search"
 _OPTIONS = (
     option("--space", group=SEARCH, metavar="FILE.yaml|YAML",
            help="What to vary, as YAML: options, providers, or both (default: compositions of five providers)."),
@@ -34,27 +27,16 @@ _OPTIONS = (
            help="Stop a trial that is worse than the best one with p below this (Wilcoxon's test over seeds)."),
     option("--sampler-seed", group=SEARCH, type=click.IntRange(0, 2**31 - 1), default=0,
            help="Seed of the draws; with the same --jobs, the same seed repeats a search."),
-    option("--jobs", group=RUNNING, type=click.IntRange(min=1),
-           help="Trials at a time (default: cores / threads, at most four; one on a GPU)."),
-    option("--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
-           help="CPU threads per run; results may differ in the last digits."),
-    option("--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
-           help="Folder for the results (default: runs/search-TASK; of a custom task, the data's name)."),
+    jobs_option("Trials at a time"),
+    THREADS,
+    *of_all_runs("search", "use --search-rows"),
 )  # fmt: skip
 EPILOG = "Example: attnreg search --task cola --runs 60 --space 'providers: {DropHead: {p: 0.05..0.5}}'"
 
 
 @click.command("search", cls=GroupedCommand, epilog=EPILOG)
-@together((*_OPTIONS, *shared_options("task", "all"), without_rows("use --search-rows")))
-def search(
-    space: str | None,
-    seeds: int,
-    search_rows: int,
-    jobs: int | None,
-    threads: int,
-    output_dir: Path | None,
-    **options: Any,
-) -> None:
+@together(_OPTIONS)
+def search(space: str | None, jobs: int | None, threads: int, output_dir: Path | None, **options: Any) -> None:
     """Search for good options and compositions of providers.
 
     Trials are drawn with optuna and scored on rows held out from train. The winner is saved for `attnreg compare`.
@@ -65,26 +47,32 @@ def search(
 
     from attnreg.experiments.compare import launch
     from attnreg.experiments.compare.held_out import HeldOut
-    from attnreg.experiments.compare.method import common_options
+    from attnreg.experiments.compare.method import typed_words
+    from attnreg.experiments.compare.report.search import write_report
     from attnreg.experiments.compare.search.rounds import Search
     from attnreg.experiments.compare.search.space import read_space
+    from attnreg.experiments.results.document import say
 
-    read = read_space(space)
-    model = _model(options) if read.candidates else None
+    own = {name: options.pop(name) for name in ("runs", "seeds", "search_rows", "prune_p", "sampler_seed")}
+    of_runs, varied = {**given(options), "task": options["task"]}, read_space(space)
+    model = _model(options) if varied.providers else None
+    layers = getattr(model.config, "num_hidden_layers", None) if model is not None else None
+    if varied.needs_layers and layers is None:
+        raise InputError("The number of layers of the model is unknown: give `layers: [all, first, last]` in --space.")
     folder = output_dir or Path("runs") / f"search-{data_name(options['task'], options['data_dir'])}"
-    own = {name: options.pop(name) for name in ("runs", "sampler_seed", "prune_p")}
-    held_out = HeldOut(common_options(given(options)), folder, seeds, search_rows)
-    made = Search(read, _layers(model) if read.needs_layers else None, held_out, **own)
+    held_out = HeldOut(of_runs, folder, own["seeds"], own["search_rows"])
+    made = Search(varied.for_layers(layers), held_out, own["runs"], own["sampler_seed"], own["prune_p"])
     made.check(model)
     del model
     console, stopped = Console(), False
     jobs = jobs or launch.usual_jobs(threads, options["device"] == "cpu")
+    words = typed_words({**of_runs, "space": space, **own, "jobs": jobs, "output_dir": folder})
     with made.begun() as trials:
         try:
             made.make(trials, launch.local(jobs, threads), jobs, console)
         except KeyboardInterrupt:
             stopped = True
-        _show(made, trials, console, _words(made, space, jobs))
+        say(console, *write_report(made, trials, ["attnreg", "search", *words]))
         if stopped:
             raise InputError("Stopped. Repeat the command to continue.")
 
@@ -97,35 +85,3 @@ def _model(options: dict[str, Any]) -> Any:
     task = choose_task(options["task"], **{name: options[name] for name in TASK_OPTIONS})
     labels = task.labels or ("0", "1")  # providers do not depend on the head
     return load_model(replace(task, labels=labels), options["model"])[0]
-
-
-def _layers(model: Any) -> int:
-    layers = getattr(model.config, "num_hidden_layers", None)
-    if layers is None:
-        raise InputError("The number of layers of the model is unknown: give `layers: [all, first, last]` in --space.")
-    return int(layers)
-
-
-def _show(made: Search, trials: Trials, console: Console, command: Sequence[str]) -> None:
-    from attnreg.experiments.compare.report import search as report
-    from attnreg.experiments.results.document import print_table, say
-
-    table, winner = report.write_report(made, trials, command), made.winner(trials)
-    if table is None or winner is None:
-        if failed := [trial for trial in trials.all if trial.failure is not None]:
-            raise InputError(f"No trial has finished. trial-{failed[0].number} failed: {failed[0].failure}")
-        return
-    print_table(console, table)
-    say(console, report.summary(made, trials), "The winner as a method of `attnreg compare`:")
-    by_folder, pasted = report.to_compare(made, winner)
-    say(console, pasted, f"or {by_folder}")
-    say(console, f"Report saved to {made.held_out.folder}/report.md and report.html.")
-
-
-def _words(made: Search, space: str | None, jobs: int) -> list[str]:
-    """Return the words of this command, defaults included."""
-    each = made.held_out
-    words = ["attnreg", "search", *each.options, *([] if space is None else ["--space", space])]
-    numbers: dict[str, object] = {"runs": made.runs, "seeds": each.seeds, "search-rows": each.rows}
-    numbers |= {"prune-p": made.prune_p, "sampler-seed": made.sampler_seed, "jobs": jobs, "output-dir": each.folder}
-    return [*words, *(word for name, value in numbers.items() for word in (f"--{name}", str(value)))]

@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from attnreg.errors import UsageError
+from attnreg.experiments.options.option import option
+from attnreg.experiments.options.settings import OUTPUT, shared_options
+
+RUNNING = "Running"
+THREADS = option(
+    "--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
+    help="CPU threads per run; results may differ in the last digits.",
+)  # fmt: skip
 
 
-def given(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that were given, and the task; a recipe may have other defaults."""
-    source = click.get_current_context().get_parameter_source
-    default = click.core.ParameterSource.DEFAULT
-    return {name: value for name, value in options.items() if name == "task" or source(name) is not default}
+def jobs_option(what: str) -> Callable[[Any], Any]:
+    """Make the option for how many runs, or trials, are made at a time."""
+    usual = "(default: cores / threads, at most four; one on a GPU)."
+    return option("--jobs", group=RUNNING, type=click.IntRange(min=1), help=f"{what} {usual}")
 
 
-def without_rows(instead: str) -> Callable[[Any], Any]:
-    """Make a hidden option that refuses ``--validation-rows``, and says what to do instead."""
+def of_all_runs(command: str, instead: str) -> list[Callable[[Any], Any]]:
+    """Make the options of all runs, the output folder, and one that refuses ``--validation-rows``.
+
+    ``instead`` is what to do instead of giving the last.
+    """
 
     def refuse(context: click.Context, parameter: click.Parameter, value: int | None) -> None:
         if value is not None:
             raise UsageError(f"--validation-rows is only for `attnreg recipe`: {instead}.")
 
-    return click.option("--validation-rows", type=int, hidden=True, expose_value=False, callback=refuse)
+    folder = option(
+        "--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
+        help=f"Folder for the results (default: runs/{command}-TASK; of a custom task, the data's name).",
+    )  # fmt: skip
+    rows = click.option("--validation-rows", type=int, hidden=True, expose_value=False, callback=refuse)
+    return [folder, *shared_options("task", "all"), rows]
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that were given; a recipe may have other defaults."""
+    source, default = click.get_current_context().get_parameter_source, click.core.ParameterSource.DEFAULT
+    return {name: value for name, value in options.items() if source(name) is not default}

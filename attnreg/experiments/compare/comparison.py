@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -14,8 +14,8 @@ from attnreg.errors import UsageError
 from attnreg.experiments.compare.folder import OutputFolder
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import FIRST_SEED, HeldOut, Trial, best
-from attnreg.experiments.compare.method import OF_ALL, Method
-from attnreg.experiments.compare.planned import PlannedRun, Role, finished_of
+from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
+from attnreg.experiments.compare.planned import PlannedRun, Role
 
 EQUAL_TIME_FROM = 1.1
 
@@ -24,7 +24,7 @@ EQUAL_TIME_FROM = 1.1
 class Comparison:
     """A comparison of methods over seeds; the fields with a default are options of ``attnreg compare``.
 
-    ``baseline`` is one of ``methods``; ``options`` are those of every run, as typed.
+    ``baseline`` is one of ``methods``; ``options`` are those of every run, by name.
 
     Args:
         seeds: number of seeds.
@@ -37,7 +37,7 @@ class Comparison:
 
     methods: Sequence[Method]
     baseline: Method
-    options: Sequence[str]
+    options: Mapping[str, Any]
     folder: Path
     seeds: Count = 5
     first_seed: Index = 0
@@ -58,19 +58,18 @@ class Comparison:
             raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
         own = [self.search_seeds for method in self.methods if len(method.variants) > 1]
         most = max([0, *own, *(method.winner.seeds for method in self.methods if method.winner is not None)])
-        searched = [FIRST_SEED, FIRST_SEED + most - 1]
-        if most and self.first_seed <= searched[1] and searched[0] < self.first_seed + self.seeds:
+        searched = range(FIRST_SEED, FIRST_SEED + most)
+        if any(seed in searched for seed in self._seeds):
             raise UsageError(
-                f"The seeds {self.first_seed} to {self.first_seed + self.seeds - 1} include some of the search's "
-                f"({searched[0]} to {searched[1]}), so the chosen values would be tested on the runs that chose them: "
-                "give another --first-seed."
+                f"The seeds {self._seeds[0]} to {self._seeds[-1]} include some of the search's ({searched[0]} to "
+                f"{searched[-1]}), so the chosen values would be tested on the runs that chose them: give another "
+                "--first-seed."
             )
-        for method in self.methods:
-            for variant in method.variants:
-                if common := variant.command.given(variant.options) & OF_ALL:
-                    option = min(common).replace("_", "-")
-                    raise UsageError(f"--{option} must be the same for all methods: remove it from {variant.text!r}.")
-                self._run(variant, "final", 0).settings  # noqa: B018 (refuses a wrong option)
+        for variant in (variant for method in self.methods for variant in method.variants):
+            if common := variant.command.given(variant.options) & OF_ALL:
+                option = min(common).replace("_", "-")
+                raise UsageError(f"--{option} must be the same for all methods: remove it from {variant.text!r}.")
+            self.final_runs(variant)[0].settings  # noqa: B018 (refuses a wrong option)
         self._output.check()
         for run in self.runs():
             run.check()
@@ -82,20 +81,20 @@ class Comparison:
             chosen = self.chosen(method)
             runs += self.search_runs(method) + ([] if chosen is None else self.final_runs(chosen))
         for longer in self.equal_time_methods().values():
-            runs += self.equal_time_runs(longer)
+            runs += self.final_runs(longer, "equal time")
         return list({run.folder: run for run in reversed(runs)}.values())[::-1]  # two methods may come to the same run
 
     def set_outdated_aside(self) -> list[str]:
         """Move known runs whose data, recipe or attnreg has changed to ``outdated``; say what is made anew."""
         reasons = Counter[str]()
-        first = 1 + max((int(path.name) for path in (self.folder / "outdated").glob("[0-9]*")), default=0)
+        old = self.folder / "outdated"
+        place = old / str(1 + max((int(path.name) for path in old.glob("[0-9]*")), default=0))
         for run in self.runs():
             if new := run.changed:
                 reasons[" and ".join(new)] += 1
-                run.set_aside(self.folder / "outdated" / str(first) / run.folder.relative_to(self.folder))
+                run.set_aside(place / run.folder.relative_to(self.folder))
         return [
-            f"Since {count} of the runs, {reason} changed: they are made anew. The old ones are in "
-            f"{self.folder / 'outdated' / str(first)}."
+            f"Since {count} of the runs, {reason} changed: they are made anew. The old ones are in {place}."
             for reason, count in reasons.items()
         ]
 
@@ -115,10 +114,8 @@ class Comparison:
     def chosen(self, method: Method) -> Method | None:
         """Return the variant with the best mean score on held-out rows, or ``None`` until its search has finished."""
         trials = self.trials(method)
-        if not trials:
-            return method.variants[0]
-        first = best(trials)
-        return first.method if first is not None and all(trial.state == "complete" for trial in trials) else None
+        first = best(trials) if all(trial.state == "complete" for trial in trials) else None
+        return (None if first is None else first.method) if trials else method.variants[0]
 
     def best_of(self, names: Sequence[str]) -> str | None:
         """Return the method with the best score on held-out rows; ``None`` until the searches of all have finished."""
@@ -126,25 +123,25 @@ class Comparison:
         scores = {method.name: max(trial.mean for trial in self.trials(method)) for method in methods}
         return max(scores, key=lambda name: scores[name]) if scores.keys() == {*names} else None
 
-    def final_runs(self, method: Method) -> list[PlannedRun]:
-        """Return the runs of a method that are reported."""
-        return [self._run(method, "final", seed) for seed in self._seeds]
-
-    def equal_time_runs(self, method: Method) -> list[PlannedRun]:
-        """Return the runs of a baseline with more epochs."""
-        return [self._run(method, "equal time", seed) for seed in self._seeds]
+    def final_runs(self, method: Method, role: Role = "final") -> list[PlannedRun]:
+        """Return the runs of a method that are reported, or those of a baseline with more epochs."""
+        folder = self.folder / method.slug
+        return [
+            PlannedRun(method, role, seed, self.options, folder / f"seed{seed}", self.keep_models)
+            for seed in self._seeds
+        ]
 
     def groups(self) -> dict[Method, Group]:
         """Return the finished runs that are reported, of each method that has some."""
         chosen = {method: self.chosen(method) for method in self.methods}
-        runs = {method: finished_of(self.final_runs(one)) for method, one in chosen.items() if one is not None}
-        return {method: Group(method.name, some) for method, some in runs.items() if some}
+        runs = {method: self.final_runs(one) for method, one in chosen.items() if one is not None}
+        return {method: group for method, some in runs.items() if (group := Group.of(method.name, some)) is not None}
 
     def missing(self) -> Iterator[str]:
         """Say which runs have not finished, why, and how to go on; nothing for a complete comparison."""
         runs = self.runs()
         chosen = {method.name: self.chosen(method) for method in self.methods}
-        done = len(finished_of(runs))
+        done = sum(run.finished for run in runs)
         if done == len(runs) and None not in chosen.values():
             return
         yield (
@@ -182,9 +179,9 @@ class Comparison:
         if sum(len(group.runs) for group in groups.values()) < len(self.methods) * self.seeds:
             return
         decided, plain = self._decided(), groups[self.baseline]
-        if plain.results[0]["config"]["patience"] is not None:
+        if plain.config("patience") is not None:
             return  # more epochs would not make an early-stopped baseline train for longer
-        epochs = int(plain.results[0]["config"]["epochs"])
+        epochs = int(plain.config("epochs"))
         for method, group in groups.items():
             if self._pair(method) not in decided and method != self.baseline:
                 ratio = group.training_time / plain.training_time
@@ -206,21 +203,12 @@ class Comparison:
 
     def _decided(self) -> dict[str, int | None]:
         """Return the equal-time epochs of the baseline per method; ``None`` for a method that takes no longer."""
-        return self._output.read(lambda content: dict(content["equal_time_epochs"])) or {}
+        return dict(self._output.read().get("equal_time_epochs", {}))
 
     def _write(self, decided: dict[str, int | None]) -> None:
-        content = {
-            "methods": [method.typed for method in self.methods],
-            "baseline": self.baseline.typed,
-            "options": list(self.options),
-            **self.design,
-            "equal_time_epochs": decided,
-        }
-        self._output.write(content)
-
-    def _run(self, method: Method, role: Role, seed: int) -> PlannedRun:
-        folder = self.folder / method.slug / f"seed{seed}"
-        return PlannedRun(method, role, seed, tuple(self.options), folder, self.keep_models)
+        methods, options = [method.typed for method in self.methods], typed_words(self.options)
+        content = {"methods": methods, "baseline": self.baseline.typed, "options": options, **self.design}
+        self._output.write({**content, "equal_time_epochs": decided})
 
 
 DESIGN = {each.name: each.default for each in fields(Comparison) if each.default is not MISSING}

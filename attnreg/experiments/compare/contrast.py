@@ -3,46 +3,50 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from statistics import fmean, stdev
+from typing import TypeVar
 
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.statistics import Difference, detectable, holm, paired_difference
 
+Label = TypeVar("Label", bound=Hashable)
 LEVEL = 0.05  # of p, after correction
 ONE_SEED = "One seed is no evidence: repeat the command with --seeds 5 or more."
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Runs of a method, and those with the same seeds that they are compared with."""
+    """Runs of a method, those with the same seeds that they are compared with, and their paired difference.
+
+    ``p`` is corrected over all contrasts that were made with it; NaN without a test.
+    """
 
     mine: Group
     other: Group
+    difference: Difference
+    p: float
 
     @property
     def gaps(self) -> list[float]:
         """The difference of the scores, per seed."""
         return [a - b for a, b in zip(self.mine.scores, self.other.scores, strict=True)]
 
-    @cached_property
-    def difference(self) -> Difference:
-        """The mean difference, paired by seed."""
-        return paired_difference(self.mine.scores, self.other.scores)
+    @property
+    def cells(self) -> dict[str, str]:
+        """The cells of a table of differences, by column."""
+        columns = ("difference", "95 % over seeds", "p", "p (Holm)")
+        return dict(zip(columns, difference_cells(self.difference, self.p, len(self.gaps)), strict=True))
 
 
-def contrasts(pairs: Iterable[tuple[Group, Group]]) -> list[Contrast]:
+def contrasts(pairs: Mapping[Label, tuple[Group, Group]]) -> dict[Label, Contrast]:
     """Compare the groups of each pair on the seeds that both have; leave out pairs without a common seed."""
-    both = [(mine.on(other), other.on(mine)) for mine, other in pairs]
-    return [Contrast(mine, other) for mine, other in both if mine is not None and other is not None]
-
-
-def difference_rows(found: Sequence[Contrast]) -> list[list[str]]:
-    """Return the :func:`difference_cells` of each, with p adjusted over all of these contrasts."""
-    adjusted = holm([each.difference.p for each in found])
-    return [difference_cells(each.difference, p, len(each.gaps)) for each, p in zip(found, adjusted, strict=True)]
+    both = {label: (mine.on(other), other.on(mine)) for label, (mine, other) in pairs.items()}
+    known = {label: (mine, other) for label, (mine, other) in both.items() if mine is not None and other is not None}
+    differences = [paired_difference(mine.scores, other.scores) for mine, other in known.values()]
+    tested = zip(known.items(), differences, holm([each.p for each in differences]), strict=True)
+    return {label: Contrast(*groups, difference, p) for (label, groups), difference, p in tested}
 
 
 def difference_cells(result: Difference, adjusted: float, seeds: int) -> list[str]:
@@ -61,10 +65,7 @@ def p_cell(value: float) -> str:
 def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Sequence[Contrast]) -> str | None:
     """Say whether anything was learned, which methods differ from the baseline, and what the seeds could have shown.
 
-    Args:
-        groups: the runs of all methods.
-        found: the methods against the baseline; without any, there is a verdict only if nothing was learned.
-        same_time: methods against the baseline with the same training time.
+    ``found`` are the methods against the baseline, ``same_time`` those against the baseline with the same time.
     """
     if not any(map(_learned, groups)):
         return "No method learned the task: train for more epochs, or on more rows."
@@ -72,15 +73,22 @@ def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Seque
         return None
     if max(len(each.gaps) for each in found) < 2:
         return ONE_SEED
-    baseline, corrected = found[0].other.name, _corrected(found)
-    rest = [each for each in found if corrected[each.mine.name] >= LEVEL]
-    said = [_sentence(each, corrected[each.mine.name]) for each in found if each not in rest]
-    better = {each.mine.name for each in found if each not in rest and each.difference.mean > 0}
-    if lost := sorted(name for name, p in _corrected(same_time).items() if name in better and p >= LEVEL):
+    baseline, said = found[0].other.name, list[str]()
+    hold = [each for each in found if each.p < LEVEL]
+    for each in hold:
+        gap = each.difference
+        side = f"{abs(gap.mean):.4f} {'above' if gap.mean > 0 else 'below'} {baseline}"
+        interval = f"95 % interval {gap.low:+.4f} to {gap.high:+.4f}"
+        said.append(f"{each.mine.name} scores {side} ({interval}, corrected p {p_cell(each.p)}).")
+    better = [each.mine.name for each in hold if each.difference.mean > 0]
+    if lost := sorted(each.mine.name for each in same_time if each.mine.name in better and not each.p < LEVEL):
         said.append(f"With the same training time, no difference to {baseline} found for {', '.join(lost)}.")
-    if rest:
+    if rest := [each for each in found if each not in hold]:
         names = f" for {', '.join(each.mine.name for each in rest)}" if len(found) > 1 else ""
-        said.append(f"No difference to {baseline} found{names}{_could_be_found(rest)}.")
+        known = [(detectable(stdev(each.gaps), len(each.gaps)), len(each.gaps)) for each in rest if len(each.gaps) > 1]
+        largest, seeds = max(known, default=(math.nan, 0))
+        detects = f"; {seeds} seeds detect one of {largest:.2g}" if largest > 1e-12 else ""
+        said.append(f"No difference to {baseline} found{names}{detects}.")
     return " ".join(said)
 
 
@@ -88,24 +96,3 @@ def _learned(group: Group) -> bool:
     """Whether a method is better than the trivial predictor, and at least one network has not collapsed."""
     better = group.trivial is None or fmean(group.scores) > fmean(group.trivial[1])
     return better and len(group.collapsed) < len(group.runs)
-
-
-def _corrected(found: Sequence[Contrast]) -> dict[str, float]:
-    """Return p after correction by method; 1 without a test."""
-    adjusted = holm([each.difference.p for each in found])
-    return {each.mine.name: 1.0 if math.isnan(p) else p for each, p in zip(found, adjusted, strict=True)}
-
-
-def _sentence(each: Contrast, p: float) -> str:
-    gap = each.difference
-    return (
-        f"{each.mine.name} scores {abs(gap.mean):.4f} {'above' if gap.mean > 0 else 'below'} {each.other.name} "
-        f"(95 % interval {gap.low:+.4f} to {gap.high:+.4f}, corrected p {p_cell(p)})."
-    )
-
-
-def _could_be_found(rest: Sequence[Contrast]) -> str:
-    """Say which true difference so many seeds would find with a probability of 0.8; the largest of several."""
-    known = [(detectable(stdev(each.gaps), len(each.gaps)), len(each.gaps)) for each in rest if len(each.gaps) > 1]
-    largest, seeds = max(known, default=(math.nan, 0))
-    return f"; {seeds} seeds detect one of {largest:.2g}" if largest > 1e-12 else ""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from attnreg._files import replaced_file
 from attnreg.errors import InputError
 from attnreg.experiments.folder.lock import LOCK, locked
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,12 @@ class OutputFolder:
         if held - {LOCK} and self.file not in held:
             raise InputError(f"--output-dir {self.path} holds files but no {self.kind}: choose another folder.")
 
-    def read(self, part: Callable[[dict[str, Any]], T]) -> T | None:
-        """Return a part of what the folder was made with, as a function of it gives it; ``None`` for a new folder."""
+    def read(self) -> dict[str, Any]:
+        """Return what the folder was made with; empty for a new folder."""
         path = self.path / self.file
         try:
-            return part(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        except (OSError, ValueError, TypeError) as error:
             raise InputError(f"Cannot read the {self.kind} from {path}: {error!r}.") from error
 
     def write(self, content: Mapping[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import getitem
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from attnreg.errors import InputError
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.results.report import collapsed
-from attnreg.experiments.tasks.metrics import CONFUSION
+from attnreg.experiments.tasks.metrics import CONFUSION, METRICS
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,11 @@ class Group:
     runs: Sequence[PlannedRun]
     further: Mapping[int, float] | None = None
 
-    @cached_property
-    def results(self) -> list[dict[str, Any]]:
-        """``result.json`` of each run, with the run's options under ``config``."""
-        return [run.result for run in self.runs]
+    @classmethod
+    def of(cls, name: str, runs: Iterable[PlannedRun]) -> Group | None:
+        """Return the finished ones of these runs, if there are any."""
+        finished = [run for run in runs if run.finished]
+        return cls(name, finished) if finished else None
 
     def on(self, other: Group) -> Group | None:
         """Return these runs with only the seeds that another method has too, if there are any."""
@@ -41,10 +43,29 @@ class Group:
         common = [run for run in self.runs if run.seed in seeds]
         return replace(self, runs=common) if common else None
 
+    @cached_property
+    def results(self) -> list[dict[str, Any]]:
+        """``result.json`` of each run, with the run's options under ``config``."""
+        return [run.result for run in self.runs]
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The result of the first run, for what all of them have in common."""
+        return self.results[0]
+
+    def config(self, name: str) -> Any:
+        """Return an option of the runs."""
+        return self.first["config"][name]
+
     @property
     def metric(self) -> str:
         """The name of the metric that methods are compared by."""
-        return str(self.results[0]["metric"])
+        return str(self.first["metric"])
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The worst and the best value of the metric, as far as they are known."""
+        return METRICS[self.metric].bounds if self.metric in METRICS else (-math.inf, math.inf)
 
     @property
     def scores(self) -> list[float]:
@@ -52,15 +73,15 @@ class Group:
         return self.values("dev", self.metric) if self.further is None else [self.further[r.seed] for r in self.runs]
 
     @property
-    def trivial(self) -> tuple[str, list[float]] | None:
-        """Name and dev scores, per seed, of a predictor that ignores its input.
+    def by_seed(self) -> dict[int, float]:
+        """The score of the returned network, by seed."""
+        return {run.seed: score for run, score in zip(self.runs, self.scores, strict=True)}
 
-        ``None`` if the kind of task has none, or if the runs are from before it was measured.
-        """
-        found: list[dict[str, Any]] = [result.get("trivial") or {} for result in self.results]
-        if not all(found):
-            return None
-        return found[0]["predictor"], [float(each["dev"][self.metric]) for each in found]
+    @property
+    def trivial(self) -> tuple[str, list[float]] | None:
+        """Name and dev scores, per seed, of a predictor that ignores its input, if it was measured."""
+        known = all(result.get("trivial") for result in self.results)
+        return (self.first["trivial"]["predictor"], self.values("trivial", "dev", self.metric)) if known else None
 
     @property
     def collapsed(self) -> list[int]:
@@ -72,14 +93,14 @@ class Group:
         results: list[Any] = self.results
         return [float(reduce(getitem, path, result)) for result in results]
 
+    def mean(self, *path: str) -> float:
+        """Return the mean over seeds of the number under these keys."""
+        return fmean(self.values(*path))
+
     @property
     def calibrated(self) -> bool:
         """Whether every result has a calibration error on dev."""
         return all(result["dev"]["calibration_error"] is not None for result in self.results)
-
-    def mean(self, *path: str) -> float:
-        """Return the mean over seeds of the number under these keys."""
-        return fmean(self.values(*path))
 
     @property
     def training_time(self) -> float:
@@ -89,14 +110,14 @@ class Group:
         return self.mean("training_cpu_seconds" if on_cpu and told else "training_seconds")
 
     @cached_property
+    def records(self) -> list[list[dict[str, Any]]]:
+        """Label and prediction of each dev row, per seed."""
+        return [run.predictions for run in self.runs]
+
+    @cached_property
     def labels(self) -> NDArray[np.int64]:
         """Labels of the dev rows."""
         return np.array([row["label"] for row in self.records[0]])
-
-    @cached_property
-    def records(self) -> list[list[dict[str, Any]]]:
-        """Label and prediction of each dev row, per seed."""
-        return [run.predictions() for run in self.runs]
 
     @cached_property
     def predictions(self) -> list[NDArray[np.int64]]:
@@ -111,10 +132,9 @@ class Group:
     @property
     def own_rows(self) -> str | None:
         """The rows that each seed is scored on instead of dev; ``None`` if all are scored on dev."""
-        config = self.results[0]["config"]
-        if config.get("folds") is not None:
-            return f"its seed's part of train, one of {config['folds']}"
-        held = config.get("validation_rows")
+        folds, held = self.config("folds"), self.config("validation_rows")
+        if folds is not None:
+            return f"its seed's part of train, one of {folds}"
         return None if held is None else f"{held} rows held out of train, drawn by the seed"
 
     @property
@@ -131,18 +151,15 @@ class Group:
         """Return precision (0 for a class that is never predicted), recall and F1 of each class, means over seeds."""
         from sklearn.metrics import precision_recall_fscore_support  # late: it is slow to import
 
-        numbers = list(range(classes))
-        each = [
-            precision_recall_fscore_support(self.labels, predicted, labels=numbers, zero_division=0.0)[:3]
-            for predicted in self.predictions
-        ]
+        options = {"labels": range(classes), "zero_division": 0.0}
+        each = [precision_recall_fscore_support(self.labels, one, **options)[:3] for one in self.predictions]
         return np.mean(each, axis=0).T.tolist()
 
 
 def class_names(groups: Sequence[Group]) -> list[str]:
     """Return the names of the task's classes; numbers if the runs do not name them."""
     highest = max(int(max(group.labels.max(), *(p.max() for p in group.predictions))) for group in groups)
-    names = groups[0].results[0].get("classes") or []
+    names = groups[0].first.get("classes") or []
     return list(names) if len(names) > highest else [str(number) for number in range(highest + 1)]
 
 
@@ -152,8 +169,7 @@ def check_rows(groups: Sequence[Group]) -> None:
     for group in groups:
         for run, records in zip(group.runs, group.records, strict=True):
             labels = [row["label"] for row in records]
-            part = 0 if group.own_rows is None else run.seed
-            folder, expected = first.setdefault(part, (run.folder, labels))
+            folder, expected = first.setdefault(0 if group.own_rows is None else run.seed, (run.folder, labels))
             if labels != expected:
                 raise InputError(
                     f"{run.folder} has other dev labels than {folder}: the data changed between the runs. Remove the "

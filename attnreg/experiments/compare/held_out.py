@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun
@@ -17,9 +17,9 @@ State = Literal["running", "complete", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Trial:
-    """A method that is tried, and its scores on held-out rows so far, in the order of the seeds.
+    """A method that is tried, its scores on held-out rows so far, by seed, and why it has failed, if so.
 
-    ``failure`` is why it has failed; ``ended_after`` is the number of runs that the search had made when it ended.
+    ``ended_after`` is the number of runs that the search had made when the trial ended.
     """
 
     number: int
@@ -34,19 +34,11 @@ class Trial:
         """The mean score over the seeds so far."""
         return fmean(self.scores)
 
-    @property
-    def runs(self) -> int:
-        """The number of runs that the trial has made."""
-        return len(self.scores) + (self.state == "failed")
-
-    @property
-    def cells(self) -> list[str]:
-        """The mean and the scores for a table."""
-        return score_cells(self.scores) if self.scores else ["none", "none"]
-
 
 def score_cells(scores: Sequence[float]) -> list[str]:
     """Return the mean and the scores of single seeds for a table."""
+    if not scores:
+        return ["none", "none"]
     return [f"{fmean(scores):.4f}", "  ".join(f"{score:.3f}" for score in scores)]
 
 
@@ -58,12 +50,9 @@ def best(trials: Sequence[Trial]) -> Trial | None:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How trials are scored: on rows held out from train, with the same seeds (from 1000) for all.
+    """How trials are scored: on rows held out from train, with the same seeds (from 1000) and options for all."""
 
-    ``options`` are those of every run, as typed; ``folder`` is the output folder of the comparison or the search.
-    """
-
-    options: Sequence[str]
+    options: Mapping[str, Any]
     folder: Path
     seeds: int
     rows: int
@@ -71,8 +60,8 @@ class HeldOut:
     def run(self, method: Method, number: int) -> PlannedRun:
         """Return the run of a method with a seed, given by its number from 0."""
         seed = FIRST_SEED + number
-        options = (*self.options, "--validation-rows", str(self.rows))
-        return PlannedRun(method, "search", seed, options, self.folder / "search" / method.slug / f"seed{seed}")
+        folder = self.folder / "search" / method.slug / f"seed{seed}"
+        return PlannedRun(method, "search", seed, {**self.options, "validation_rows": self.rows}, folder)
 
     def runs(self, method: Method) -> list[PlannedRun]:
         """Return the runs of a complete trial."""
@@ -80,8 +69,6 @@ class HeldOut:
 
     def grid(self, methods: Sequence[Method]) -> list[Trial]:
         """Return a trial for each of several given methods, from the runs that have finished."""
-        trials = []
-        for number, method in enumerate(methods):
-            scores = [run.score for run in self.runs(method) if run.finished]
-            trials.append(Trial(number, method, scores, "complete" if len(scores) == self.seeds else "running"))
-        return trials
+        scores = [[run.score for run in self.runs(method) if run.finished] for method in methods]
+        states: list[State] = ["complete" if len(each) == self.seeds else "running" for each in scores]
+        return list(map(Trial, range(len(methods)), methods, scores, states))

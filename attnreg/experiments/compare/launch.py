@@ -29,15 +29,10 @@ def _make(
 ) -> None:
     """Run one command in a child process, which ends when this process ends."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-m", "attnreg.experiments.cli.child", *words]
     with Path(log).open("wb") as file:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "attnreg.experiments.cli.child", *words],
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            cwd=folder,
-        )
+        stdin, stderr = subprocess.PIPE, subprocess.STDOUT
+        child = subprocess.Popen(command, stdin=stdin, stdout=file, stderr=stderr, env=environment, cwd=folder)
         if begun is not None:
             begun(child)
         child.wait()
@@ -55,10 +50,7 @@ def usual_jobs(threads: int, on_cpu: bool) -> int:
 
 
 def local(jobs: int, threads: int) -> Launcher:
-    """Return a launcher that runs several processes at a time on this machine.
-
-    ``threads`` of each do not depend on ``jobs``, because results depend on them in their last bits.
-    """
+    """Return a launcher that runs several processes at a time on this machine, each with so many threads."""
 
     def launch(runs: Sequence[PlannedRun], board: Board) -> None:
         children: list[subprocess.Popen[bytes]] = []
@@ -83,8 +75,7 @@ def local(jobs: int, threads: int) -> Launcher:
 
         with ThreadPoolExecutor(jobs) as pool:
             try:
-                for _ in pool.map(make, runs):
-                    pass
+                list(pool.map(make, runs))
             except BaseException:
                 stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -96,10 +87,7 @@ def local(jobs: int, threads: int) -> Launcher:
 
 
 def ray(threads: int, on_cpu: bool) -> Launcher:
-    """Return a launcher for the Ray cluster at ``RAY_ADDRESS``, or on this machine. All nodes must share the folder.
-
-    Each run gets ``threads`` CPUs and, unless ``on_cpu``, one GPU, if the cluster has any.
-    """
+    """Return a launcher for the Ray cluster at ``RAY_ADDRESS``, or on this machine. All nodes must share the folder."""
     try:
         import ray as engine
     except ImportError as error:

@@ -31,11 +31,7 @@ _SEARCHED_OPTION = re.compile(r"(--[\w-]+)[ =]['\"]?\{([^{}]*)\}")
 
 @dataclass(frozen=True)
 class Winner:
-    """The best method of a search, and what finding it took.
-
-    ``score`` is the mean over ``seeds`` (per complete trial, from 1000) on ``rows`` held out from train; ``trials`` and
-    ``runs`` are how many were made.
-    """
+    """The best method of a search, its mean score over seeds (from 1000) on held-out rows, and what finding it took."""
 
     method: str
     score: float
@@ -50,8 +46,7 @@ class Winner:
         """Read the winner from the folder of a search."""
         path = folder / WINNER
         try:
-            content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**content)
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise InputError(
                 f"Expected the folder of a search after @, got {folder}: it has no {WINNER}; see `attnreg search`."
@@ -67,10 +62,9 @@ class Winner:
 
 @dataclass(frozen=True)
 class Method:
-    """A recipe and its options, as typed after ``attnreg recipe``.
+    """A recipe and its options, as typed after ``attnreg recipe``; values in braces are searched on held-out rows.
 
-    Values in braces, as in ``ad-drop --q {0.1,0.3}``, are searched with rows held out from train. ``alias`` is a short
-    name for reports and folders, ``folder`` that of the search that the method won, if any.
+    ``alias`` is a short name for reports and folders, ``folder`` that of the search that the method won, if any.
 
     Example:
         >>> [variant.text for variant in Method("ad-drop --p 0.3 --q {0.1,0.3}").variants]
@@ -89,12 +83,10 @@ class Method:
         found = _ALIAS.match(typed)
         if found is None or Path(typed.split()[0]).is_file():  # one's own recipe, in a file with such a name
             return cls(typed)
-        if found[1] in _FOLDERS:
-            raise UsageError(f"A comparison has a folder {found[1]}: choose another name than in {typed!r}.")
-        text = typed[found.end() :]
-        if text.startswith("@"):
-            return cls(Winner.read(Path(text[1:])).method, found[1], text[1:])
-        return cls(text, found[1])
+        alias, text = found[1], typed[found.end() :]
+        if alias in _FOLDERS:
+            raise UsageError(f"A comparison has a folder {alias}: choose another name than in {typed!r}.")
+        return cls(Winner.read(Path(text[1:])).method, alias, text[1:]) if text[0] == "@" else cls(text, alias)
 
     @property
     def name(self) -> str:
@@ -187,27 +179,13 @@ def default_baseline(methods: Sequence[Method]) -> Method:
     return next((method for method in methods if method.words[0] == "finetune"), methods[0])
 
 
-def common_options(options: Mapping[str, object]) -> list[str]:
+def typed_words(options: Mapping[str, object]) -> list[str]:
     """Return options as they are typed, from their values by name; ``None`` and ``False`` are left out.
 
     Example:
-        >>> common_options({"train_size": 500, "model": None, "stratified": True, "report_to": ("a", "b")})
+        >>> typed_words({"train_size": 500, "model": None, "stratified": True, "report_to": ("a", "b")})
         ['--train-size', '500', '--stratified', '--report-to', 'a', '--report-to', 'b']
     """
     pairs = [(name, each) for name, v in options.items() for each in (v if isinstance(v, tuple) else [v])]
     given = [(f"--{name.replace('_', '-')}", each) for name, each in pairs if each is not None and each is not False]
     return [word for flag, each in given for word in ([flag] if each is True else [flag, str(each)])]
-
-
-def values_of(words: Sequence[str]) -> dict[str, str | bool]:
-    """Return the values by name of options that :func:`common_options` returned; the last one of a repeated option.
-
-    Example:
-        >>> values_of(["--train-size", "500", "--stratified"])
-        {'train_size': '500', 'stratified': True}
-    """
-    values: dict[str, str | bool] = {}
-    for word, following in zip(words, [*words[1:], "--"], strict=True):
-        if word.startswith("--"):
-            values[word[2:].replace("-", "_")] = True if following.startswith("--") else following
-    return values

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare.method import Method
+from attnreg.experiments.compare.method import Method, typed_words
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.content import changed
 from attnreg.experiments.options.settings import Settings, with_defaults
@@ -21,22 +22,21 @@ Role = Literal["final", "search", "equal time"]
 class PlannedRun:
     """A run that the comparison needs, finished or not.
 
-    Its role is ``"final"`` (reported), ``"search"`` or ``"equal time"`` (longer baseline); ``options`` are those of all
-    runs of the comparison, and those that the role adds.
+    It is reported, part of a search, or of a longer baseline; ``options`` are by name, with those that the role adds.
     """
 
     method: Method
     role: Role
     seed: int
-    options: tuple[str, ...]
+    options: Mapping[str, Any]
     folder: Path
     keep_model: bool = False
 
     @property
     def arguments(self) -> list[str]:
         """Arguments of ``attnreg recipe NAME``, without ``--resume``."""
-        own = [*self.options, *self.method.options]
-        return [*own, "--seed", str(self.seed), "--output-dir", str(self.folder)]
+        place = typed_words({"seed": self.seed, "output_dir": self.folder})
+        return [*typed_words(self.options), *self.method.options, *place]
 
     @property
     def settings(self) -> Settings:
@@ -83,8 +83,9 @@ class PlannedRun:
         """Duration of the run in seconds, without start-up."""
         return float(self.reader.result["seconds"])
 
+    @property
     def predictions(self) -> list[dict[str, Any]]:
-        """Return label and prediction of each dev row, in order."""
+        """Label and prediction of each dev row, in order."""
         self.reader.check_files()
         return self.reader.predictions
 
@@ -142,15 +143,17 @@ class PlannedRun:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
 
     def tidy(self) -> None:
-        """Remove a finished run's checkpoints and, unless it is to be kept, its model and provider.
-
-        A run without checkpoints has been tidied before and is left alone.
-        """
+        """Remove a finished run's checkpoints and, unless it is to be kept, its model and provider, once."""
         if self.finished and (self.folder / "checkpoints").is_dir() and not self.reader.running:
-            for name in (*(() if self.keep_model else ("model", "provider")), "checkpoints"):
+            for name in ("checkpoints",) if self.keep_model else ("model", "provider", "checkpoints"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
 
-def finished_of(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Return the runs that have a result."""
-    return [run for run in runs if run.finished]
+def seconds_left(runs: Sequence[PlannedRun], more: int = 0) -> list[float]:
+    """Estimate the duration of each unfinished run, and of more runs, by those of its recipe, or else of all."""
+    known: dict[str, list[float]] = {}
+    for run in (run for run in runs if run.finished):
+        known.setdefault(run.method.words[0], []).append(run.seconds)
+    usual = [seconds for times in known.values() for seconds in times]
+    left = [known.get(run.method.words[0], usual) for run in runs if not run.finished]
+    return [fmean(times) for times in [*left, *[usual] * more]] if usual else []

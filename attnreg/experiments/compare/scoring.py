@@ -32,10 +32,8 @@ class Scoring:
     @staticmethod
     def usual_name(entry: Mapping[str, Any]) -> str:
         """Return the name of an entry in a study file: its own, or that of its data folder, task or split."""
-        usual = (
-            Path(entry["data_dir"]).name if "data_dir" in entry else entry.get("task", entry.get("split", "validation"))
-        )
-        return str(entry.get("name", usual))
+        folder = Path(entry["data_dir"]).name if "data_dir" in entry else None
+        return str(entry.get("name", folder or entry.get("task", entry.get("split", "validation"))))
 
     @property
     def _file(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,8 +17,7 @@ POWER = 0.8
 MOST_SEEDS = 100_000
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """A mean paired difference, the ends of its confidence interval, and the two-sided p-value that the mean is 0."""
 
     mean: float
@@ -26,27 +25,22 @@ class Difference:
     high: float
     p: float
 
-    @property
-    def estimate(self) -> tuple[float, float, float]:
-        """The mean and its interval."""
-        return self.mean, self.low, self.high
-
 
 def paired_difference(scores: ArrayLike, others: ArrayLike, confidence: float = 0.95) -> Difference:
-    """Student's paired t-test and confidence interval, over seeds, from one score per seed of each method.
+    """Student's paired t-test and interval, from one score per seed of each method: what other seeds would change.
 
-    It tells what other seeds (other data orders and head initializations) would change on the same dev rows. Interval
-    and p are NaN for a single seed, or if all differences are equal.
+    Interval and p are NaN for a single seed, or if all differences are equal.
     """
     a, b = np.asarray(scores, float), np.asarray(others, float)
     if a.shape != b.shape or a.ndim != 1 or not len(a):
         raise InputError(f"Expected one score per seed from both methods, got shapes {a.shape} and {b.shape}.")
     gaps = a - b
+    mean = float(gaps.mean())
     if len(gaps) < 2 or np.ptp(gaps) <= 1e-12 * max(np.abs(a).max(), np.abs(b).max()):  # only rounding
-        return Difference(float(gaps.mean()), math.nan, math.nan, math.nan)
+        return Difference(mean, math.nan, math.nan, math.nan)
     test = stats.ttest_rel(a, b)
-    interval = test.confidence_interval(confidence)
-    return Difference(float(gaps.mean()), float(interval.low), float(interval.high), float(test.pvalue))
+    low, high = test.confidence_interval(confidence)
+    return Difference(mean, float(low), float(high), float(test.pvalue))
 
 
 def bootstrap_over_rows(
@@ -58,11 +52,10 @@ def bootstrap_over_rows(
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap over dev rows, for the difference of a metric between two methods, averaged over seeds.
+    """Percentile bootstrap of a difference, averaged over seeds: what other dev rows would change for these networks.
 
-    It tells what other dev rows would change for the same networks. Both methods are scored on the same resampled rows.
-    Return the ends of the 95 % interval. ``metric`` is a function of confusion matrices ``(..., C, C)``; both methods
-    give predicted classes ``(n,)`` for each seed.
+    Return the ends of the 95 % interval. Both methods are scored on the same resampled rows. ``metric`` is a function
+    of confusion matrices ``(..., C, C)``; both methods give predicted classes ``(n,)`` for each seed.
     """
     gold, ours, theirs = np.asarray(labels), np.asarray(predictions), np.asarray(others)
     classes = 1 + int(max(gold.max(), ours.max(), theirs.max()))
@@ -78,23 +71,15 @@ def bootstrap_over_rows(
         gaps = [scores(a, flat) - scores(b, flat) for a, b in zip(ours, theirs, strict=True)]
         return np.mean(gaps, axis=0).reshape(rows.shape[:-1])
 
-    result = stats.bootstrap(
-        (np.arange(len(gold)),),
-        difference,
-        vectorized=True,
-        batch=200,
-        n_resamples=resamples,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+    options = {"vectorized": True, "batch": 200, "method": "percentile", "rng": np.random.default_rng(seed)}
+    interval = stats.bootstrap(
+        (np.arange(len(gold)),), difference, n_resamples=resamples, **options
+    ).confidence_interval
+    return float(interval.low), float(interval.high)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values for multiple comparisons; NaN stays NaN and does not count.
-
-    The family-wise error rate is controlled by Holm's step-down method: Holm, A Simple Sequentially Rejective Multiple
-    Test Procedure (1979).
+    """Adjust p-values for multiple comparisons by Holm's step-down method (1979); NaN stays NaN and does not count.
 
     Example:
         >>> holm([0.01, 0.04, 0.03])
@@ -109,10 +94,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def practically_equal(gaps: ArrayLike, region: float) -> float:
-    """Test that a mean paired difference lies between -``region`` and ``region`` (two one-sided t-tests).
+    """Return p of two one-sided t-tests (Schuirmann, 1987); if it is small, the mean is within +-``region``.
 
-    Return the p-value of the hypothesis that it does not: if it is small, the methods are equal in practice. NaN for
-    one seed. Reference: Schuirmann, A comparison of the two one-sided tests procedure (1987).
+    The methods are then equal in practice. NaN for one seed.
     """
     each = np.asarray(gaps, float)
     if len(each) < 2:
@@ -168,9 +152,8 @@ def detectable(deviation: float, seeds: int) -> float:
 def mean_over_tasks(gaps: Sequence[ArrayLike], *, resamples: int = 10_000, seed: int = 0) -> tuple[float, float, float]:
     """Mean of the tasks' mean differences, and the ends of its 95 % bootstrap interval; NaN for a single task.
 
-    Each resample draws tasks, and for each drawn task its seeds, with replacement. The interval tells what other tasks
-    of this sort and other seeds would change; with few tasks it is too narrow. ``gaps`` are the paired differences of
-    the seeds, for each task.
+    Each resample draws tasks, and for each drawn task its seeds, with replacement; with few tasks, the interval is too
+    narrow. ``gaps`` are the paired differences of the seeds, for each task.
     """
     each = [np.asarray(gap, float) for gap in gaps]
     if not each or not all(len(gap) for gap in each):
@@ -192,11 +175,8 @@ def probability_of_improvement(scores: Sequence[ArrayLike], others: Sequence[Arr
     Both give the scores of the seeds for each task. Reference: Agarwal et al., Deep Reinforcement Learning at the Edge
     of the Statistical Precipice (2021).
     """
-    each = []
-    for mine, theirs in zip(scores, others, strict=True):
-        a, b = np.asarray(mine, float)[:, None], np.asarray(theirs, float)[None]
-        each.append(((a > b) + 0.5 * (a == b)).mean())
-    return float(np.mean(each))
+    pairs = [np.subtract.outer(mine, theirs) for mine, theirs in zip(scores, others, strict=True)]
+    return float(np.mean([((gaps > 0) + 0.5 * (gaps == 0)).mean() for gaps in pairs]))
 
 
 def mean_ranks(scores: Sequence[Sequence[ArrayLike]]) -> NDArray[np.float64]:

@@ -10,32 +10,23 @@ from typing import Any
 
 import yaml
 
-from attnreg.errors import InputError, did_you_mean
+from attnreg.arguments import one_of, positive, true_or_false, whole_number
+from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.change import change
 from attnreg.experiments.compare.comparison import DESIGN, Comparison
-from attnreg.experiments.compare.method import Method, common_options, default_baseline, texts_of, values_of
+from attnreg.experiments.compare.method import Method, default_baseline, texts_of
 from attnreg.experiments.compare.scoring import Scoring
+from attnreg.experiments.compare.yaml_file import load_yaml, mapping
 from attnreg.experiments.options.settings import SHARED
 
+_SEARCH = ("seeds", "rows")
 _KEYS = {
-    *("methods", "baseline", "tasks", "options", "search", *DESIGN.keys() - {"search_seeds", "search_rows"}),
+    *("methods", "baseline", "tasks", "options", "search", *DESIGN.keys() - {f"search_{name}" for name in _SEARCH}),
     *("primary", "rungs", "equivalence", "score_on", "report_on", "output_dir", "summary", "published"),
 }
 _OPTIONS = {*SHARED, "validation_rows"}  # without dev, rows of train stand in for it
+_OF_TASK = {"name", "score_on", "published", "measured"}  # besides options
 _SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
-
-
-@dataclass(frozen=True)
-class Published:
-    """Figures of a paper, to set beside the measured ones: where they are from, and those of each comparison.
-
-    ``figures`` are by comparison, method and the data that they are of (``dev``, or a name in ``score_on``), and
-    ``metrics`` by comparison, where they are of another metric than the task's first.
-    """
-
-    source: str
-    figures: Mapping[str, Mapping[str, Mapping[str, float]]]
-    metrics: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -47,6 +38,9 @@ class Study:
     ``report_on`` the name of the one that the report compares scores on, if not on dev. ``rungs`` are baselines; the
     best of them on held-out rows is what the other methods are also compared with. ``notes`` say what differs from the
     study file.
+
+    ``published`` says where figures of a paper are from; ``figures`` are by comparison, method and the data that they
+    are of (``dev``, or a name in ``score_on``), ``metrics`` by comparison, where they are not of the task's first one.
     """
 
     comparisons: Mapping[str, Comparison]
@@ -55,9 +49,16 @@ class Study:
     equivalence: float | None = None
     score_on: Mapping[str, Sequence[Scoring]] = field(default_factory=dict)
     report_on: str | None = None
-    published: Published | None = None
+    published: str | None = None
+    figures: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    metrics: Mapping[str, str] = field(default_factory=dict)
     rungs: Sequence[str] = ()
     notes: Sequence[str] = ()
+
+    @property
+    def first(self) -> Comparison:
+        """The first comparison; all have the same methods and baseline."""
+        return next(iter(self.comparisons.values()))
 
 
 def read_study(
@@ -65,171 +66,149 @@ def read_study(
 ) -> Study:
     """Read a study file; the output folder is by default the file's ``output_dir``, or else ``runs/NAME`` after it.
 
-    ``changed`` holds options as typed, which replace those of the file; ``small`` makes it small before. See
-    :mod:`attnreg.experiments.compare.change`.
+    ``changed`` and ``small`` are as in :func:`attnreg.experiments.compare.change.change`.
     """
+    content = load_yaml(path, f"the study {path}")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"Cannot read the study {path}: {' '.join(str(error).split())}") from error
-    whole = _mapping(content, _KEYS, f"the study {path}")
-    for name, kind, expected in (("tasks", list, "a list"), ("options", dict, "a mapping of names to values")):
-        _check(isinstance(whole.get(name) or kind(), kind), name, path, expected, whole.get(name))
-    for number, task in enumerate(whole.get("tasks") or [], 1):
-        _mapping(task, None, f"task {number} in {path}")
-    whole, notes = change(whole, dict(changed or {}), small=small)
-    methods = _methods(whole.get("methods"), path)
-    named = whole.get("baseline")
-    baseline = default_baseline(methods) if named is None else _named(named, methods, "baseline", path)
-    search = _mapping(whole.get("search", {}), {"seeds", "rows"}, f"`search` in {path}")
-    design = {name: whole[name] for name in DESIGN if name in whole} | {f"search_{k}": v for k, v in search.items()}
-    for name, value in design.items():
-        key = name.replace("search_", "search: ")
-        if isinstance(DESIGN[name], bool):
-            _check(isinstance(value, bool), key, path, "true or false", value)
-        else:
-            _number(value, key, path, least=0 if name == "first_seed" else 1)
-    place = folder or Path(whole.get("output_dir") or Path("runs") / (f"{path.stem}-small" if small else path.stem))
-    common = _options(whole.get("options", {}), f"`options` in {path}")
-    tasks = whole.get("tasks") or [{}]
-    shared_scores = _scorings(whole.get("score_on", []), path)
-    comparisons: dict[str, Comparison] = {}
-    score_on: dict[str, list[Scoring]] = {}
-    figures: dict[str, Any] = {}
-    metrics: dict[str, str] = {}
-    for number, task in enumerate(tasks, 1):
-        where = f"task {number} in {path}"
-        given = _mapping(task, {*_OPTIONS, "name", "score_on", "published", "measured"}, where)
-        entry = {key.replace("-", "_"): value for key, value in given.items()}
-        scorings = [*shared_scores, *_scorings(entry.pop("score_on", []), path)]
-        published, measured = entry.pop("published", {}), entry.pop("measured", None)
-        for name in _mapping(published, None, f"`published` of {where}"):
-            _named(name, methods, "published", path)
-        for name, options in _expanded(entry, common, where):
-            if name in comparisons:
-                raise InputError(f"Two comparisons in {path} are called {name!r}: give one of them another `name`.")
-            comparisons[name] = Comparison(
-                methods=methods,
-                baseline=baseline,
-                options=common_options(options),
-                folder=place / name,
-                **{"keep_models": bool(scorings), **design},
-            )
-            score_on[name] = scorings
-            figures |= {name: published} if published else {}
-            metrics |= {name: str(measured)} if measured else {}
-    if any(score_on[name] and not comparison.keep_models for name, comparison in comparisons.items()):
-        raise InputError(f"`score_on` in {path} needs the models: remove `keep_models: false`.")
-    region = whole.get("equivalence")
-    number = isinstance(region, (int, float)) and not isinstance(region, bool)
-    _check(region is None or (number and region > 0), "equivalence", path, "a number above 0", region)
-    report_on = whole.get("report_on")
-    for scorings in score_on.values():
-        names = [scoring.name for scoring in scorings]
-        known = f"a name in `score_on` of each task ({', '.join(names) or 'none'})"
-        _check(report_on is None or report_on in names, "report_on", path, known, report_on)
-    source = whole.get("published")
-    paper = None if source is None else Published(str(source), figures, metrics)
-    primary = _contrast(whole.get("primary"), methods, path)
-    rungs = whole.get("rungs", [])
-    _check(isinstance(rungs, list), "rungs", path, "a list of methods", rungs)
-    chosen = [_named(name, methods, "rungs", path) for name in rungs]
-    for method in chosen:
-        tries = len(method.variants)
-        _check(tries > 1, "rungs", path, "methods with values in braces, which held-out rows choose from", method.name)
-    names = [method.name for method in chosen]
-    return Study(comparisons, place, primary, region, score_on, report_on, paper, names, notes)
+        whole, notes = change(_checked(content), changed or {}, small=small)
+        place = folder or Path(whole.get("output_dir") or f"runs/{path.stem}{'-small' if small else ''}")
+        return _study(whole, place, notes)
+    except InputError as error:
+        raise type(error)(f"In {path}: {error}") from error
+
+
+def typed_study(
+    typed: Sequence[str], baseline: str | None, options: Mapping[str, Any], folder: Path, design: Mapping[str, Any]
+) -> Study:
+    """Return the comparison that was given on the command line, as a study."""
+    if not typed:
+        raise UsageError("Expected METHODs to compare, or --study FILE.")
+    methods = [Method.parse(text) for text in typed]
+    named = (method for method in methods if baseline in (method.name, method.text, method.typed))
+    chosen = default_baseline(methods) if baseline is None else next(named, None)
+    if chosen is None:
+        raise UsageError(f"Expected --baseline to be one of the methods, got {baseline!r}.")
+    return Study({options["task"]: Comparison(methods, chosen, options, folder, **design)}, folder)
 
 
 def written(comparison: Comparison) -> str:
     """Return the study file of a comparison that was given on the command line."""
-    options = values_of(comparison.options)
+    options = dict(comparison.options)
+    design = comparison.design
     content = {
         "methods": {method.name: method.text for method in comparison.methods},
         "baseline": comparison.baseline.name,
         "tasks": [{name: options.pop(name) for name in ("task", "data_dir", "model", "train_size") if name in options}],
-        "options": options,
-        **{name: value for name, value in comparison.design.items() if not name.startswith("search_")},
-        "search": {"seeds": comparison.search_seeds, "rows": comparison.search_rows},
+        "options": {name: value[0] if isinstance(value, tuple) else value for name, value in options.items()},
+        "search": {name: design.pop(f"search_{name}") for name in _SEARCH},
+        **design,
     }
     return yaml.safe_dump({name: value for name, value in content.items() if value != {}}, sort_keys=False)
 
 
-def _methods(content: Any, path: Path) -> list[Method]:
-    if texts := texts_of(content):
-        return [Method.parse(text) for text in texts]
-    raise InputError(
-        f"Expected `methods` in {path} to map names to recipes with options, as in `high: ad-drop --p 0.3`, got "
-        f"{content!r}."
+def _checked(content: Any) -> dict[str, Any]:
+    """Return the content of a study file, whose keys are known; those of a search are named as its options are."""
+    whole = mapping(content, "the study", _KEYS)
+    tasks = _list(whole, "tasks") or [{}]
+    whole["tasks"] = [mapping(task, f"task {number}", {*_OPTIONS, *_OF_TASK}) for number, task in enumerate(tasks, 1)]
+    whole["options"] = mapping(whole.get("options"), "`options`", _OPTIONS)
+    for entry in (whole, *whole["tasks"]):
+        scored = [mapping(each, "`score_on`", _SCORING) for each in _list(entry, "score_on")]
+        entry |= {"score_on": scored} if scored else {}
+    search = mapping(whole.pop("search", None), "`search`", _SEARCH)
+    return whole | {f"search_{name}": value for name, value in search.items()}
+
+
+def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Study:
+    texts = texts_of(whole.get("methods"))
+    recipes = "a mapping of names to recipes with options, as in `high: ad-drop --p 0.3`"
+    _check(texts, "methods", recipes, whole.get("methods"))
+    methods = [Method.parse(text) for text in texts]
+    by_name = {each: method for method in reversed(methods) for each in (method.text, method.name)}
+
+    def named(key: str, name: Any) -> Method:
+        return by_name[one_of(key, name, list(by_name))]
+
+    baseline = default_baseline(methods) if whole.get("baseline") is None else named("baseline", whole["baseline"])
+    design = {name: whole[name] for name in DESIGN if name in whole}
+    for name, value in design.items():
+        key = name.replace("search_", "search: ")
+        if isinstance(DESIGN[name], bool):
+            true_or_false(key, value)
+        else:
+            whole_number(key, value, least=0 if name == "first_seed" else 1)
+    comparisons: dict[str, Comparison] = {}
+    score_on: dict[str, list[Scoring]] = {}
+    figures: dict[str, Any] = {}
+    metrics: dict[str, str] = {}
+    for number, task in enumerate(whole["tasks"], 1):
+        scorings = _scorings([*whole.get("score_on", []), *task.get("score_on", [])])
+        of_paper = mapping(task.get("published"), "`published`")
+        for name in of_paper:
+            named("published", name)
+        for name, options in _expanded(task, whole["options"], f"task {number}"):
+            if name in comparisons:
+                raise InputError(f"Two comparisons are called {name!r}: give one of them another `name`.")
+            kept = {"keep_models": bool(scorings), **design}
+            comparisons[name] = Comparison(methods, baseline, options, folder / name, **kept)
+            if scorings and not comparisons[name].keep_models:
+                raise InputError("`score_on` needs the models: remove `keep_models: false`.")
+            score_on[name] = scorings
+            figures |= {name: of_paper} if of_paper else {}
+            metrics |= {name: str(task["measured"])} if task.get("measured") else {}
+    equivalence, report_on, published = (whole.get(name) for name in ("equivalence", "report_on", "published"))
+    if equivalence is not None:
+        positive("equivalence", equivalence)
+    for scorings in score_on.values() if report_on is not None else ():
+        names = [scoring.name for scoring in scorings]
+        known = f"a name in `score_on` of each task ({', '.join(names) or 'none'})"
+        _check(report_on in names, "report_on", known, report_on)
+    primary = whole.get("primary")
+    if primary is not None:
+        _check(isinstance(primary, list) and len(primary) == 2, "primary", "a list of two methods", primary)
+        primary = tuple(named("primary", name).name for name in primary)
+    rungs = [named("rungs", name) for name in _list(whole, "rungs")]
+    for rung in rungs:
+        searched = "methods with values in braces, which held-out rows choose from"
+        _check(len(rung.variants) > 1, "rungs", searched, rung.name)
+    names = [rung.name for rung in rungs]
+    return Study(
+        comparisons, folder, primary, equivalence, score_on, report_on, published, figures, metrics, names, notes
     )
 
 
-def _named(name: Any, methods: Sequence[Method], key: str, path: Path) -> Method:
-    found = [method for method in methods if name in (method.name, method.text)]
-    _check(found, key, path, f"one of the methods, {', '.join(method.name for method in methods)}", name)
-    return found[0]
+def _check(right: object, key: str, expected: str, value: object) -> None:
+    if not right:
+        raise InputError(f"Expected `{key}` to be {expected}, got {value!r}.")
 
 
-def _contrast(content: Any, methods: Sequence[Method], path: Path) -> tuple[str, str] | None:
-    if content is None:
-        return None
-    _check(isinstance(content, list) and len(content) == 2, "primary", path, "a list of two methods", content)
-    first, second = (_named(name, methods, "primary", path).name for name in content)
-    return first, second
+def _list(content: Mapping[str, Any], key: str) -> list[Any]:
+    found = content.get(key) or []
+    _check(isinstance(found, list), key, "a list", found)
+    return list(found)
 
 
-def _options(content: Any, where: str) -> dict[str, Any]:
-    return {name.replace("-", "_"): value for name, value in _mapping(content, _OPTIONS, where).items()}
-
-
-def _expanded(entry: dict[str, Any], common: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _expanded(task: Mapping[str, Any], common: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name and the options of each comparison of a task; a list of values makes one for each of them."""
-    options = {"task": "agreement", **common, **{k: v for k, v in entry.items() if k != "name"}}
+    options = {"task": "agreement", **common, **{name: value for name, value in task.items() if name not in _OF_TASK}}
     lists = {name: value for name, value in options.items() if isinstance(value, list)}
     if empty := [name for name, values in lists.items() if not values]:
         raise InputError(f"Expected values for `{empty[0]}` of {where}, got an empty list.")
     for values in itertools.product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
-        name = "-".join([str(entry.get("name", options["task"])), *(f"{key}={value}" for key, value in chosen.items())])
+        name = "-".join([str(task.get("name", options["task"])), *(f"{key}={value}" for key, value in chosen.items())])
         yield name.replace("/", "_"), {**options, **chosen}
 
 
-def _scorings(content: Any, path: Path) -> list[Scoring]:
-    _check(isinstance(content, list), "score_on", path, "a list", content)
-    made = []
-    for each in content:
-        given = _mapping(each, _SCORING, f"`score_on` in {path}")
-        entry = {key.replace("-", "_"): value for key, value in given.items()}
-        split = entry.get("split", "validation")
-        _check(split in ("validation", "test"), "split", path, "validation or test", split)
-        pairs = _mapping(entry.get("classes", {}), None, f"`classes` in {path}")
-        classes = {str(theirs): str(ours) for theirs, ours in pairs.items()}
+def _scorings(entries: Sequence[Mapping[str, Any]]) -> list[Scoring]:
+    made = list[Scoring]()
+    for entry in entries:
+        split = one_of("split", entry.get("split", "validation"), ("validation", "test"))
+        classes = {theirs: str(ours) for theirs, ours in mapping(entry.get("classes"), "`classes`").items()}
         if (length := entry.get("max_length")) is not None:
-            _number(length, "max_length", path, least=4)
-        made.append(
-            Scoring(Scoring.usual_name(entry), entry.get("task"), entry.get("data_dir"), split, classes, length)
-        )
-    names = [scoring.name for scoring in made]
-    if len(set(names)) < len(names):
-        raise InputError(f"Expected different names in `score_on` of {path}, got {', '.join(names)}.")
+            whole_number("max_length", length, least=4)
+        name = Scoring.usual_name(entry)
+        if name in (each.name for each in made):
+            raise InputError(f"Expected different names in `score_on`, got {name} twice.")
+        made.append(Scoring(name, entry.get("task"), entry.get("data_dir"), split, classes, length))
     return made
-
-
-def _mapping(content: Any, known: set[str] | None, where: str) -> dict[Any, Any]:
-    if not isinstance(content, dict):
-        raise InputError(f"Expected {where} to map names to values, got {content!r}.")
-    for key in content:
-        if known is not None and str(key).replace("-", "_") not in known:
-            raise InputError(f"Unknown key {key!r} in {where}.{did_you_mean(str(key), known)}")
-    return dict(content)
-
-
-def _number(value: Any, key: str, path: Path, least: int) -> int:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    _check(whole and value >= least, key, path, f"a whole number of at least {least}", value)
-    return int(value)
-
-
-def _check(right: object, key: str, path: Path, expected: str, value: object) -> None:
-    if not right:
-        raise InputError(f"Expected `{key}` in {path} to be {expected}, got {value!r}.")

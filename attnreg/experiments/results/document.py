@@ -165,10 +165,13 @@ def print_table(console: Console, table: Table, title: str | None = None) -> Non
     console.print(grid)
 
 
-def say(console: Console, *texts: str) -> None:
-    """Print each text as one line, as it is."""
+def say(console: Console, *texts: str | Table) -> None:
+    """Print each text as one line, as it is, and each table."""
     for text in texts:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        if isinstance(text, Table):
+            print_table(console, text)
+        else:
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def save(blocks: Sequence[Block], folder: Path) -> None:

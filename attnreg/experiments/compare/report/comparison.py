@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast, contrasts, verdict
 from attnreg.experiments.compare.group import Group, check_rows, class_names
-from attnreg.experiments.compare.planned import finished_of
+from attnreg.experiments.compare.method import typed_words
 from attnreg.experiments.compare.report import figures, tables
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Code, Contents, Heading, Paragraph, Table
@@ -20,42 +19,44 @@ from attnreg.experiments.results.report import COLLAPSED, rounds_played
 _MOST_CLASSES = 20  # to show one by one
 _COST = (
     "Values are means over seeds; ratios are relative to the baseline. Time is training time, without evaluation, "
-    "checkpoints and searches; on a CPU it is CPU time, which other work on the machine hardly changes. Forward "
-    "and backward passes are counted in rows of the fine-tuned networks; a Generator's passes appear only in the "
-    "time. Memory is the peak of the process on a CPU, and of tensors on a GPU. The drop rate is the mean over "
-    "active steps and over the layers in the column before it; a method without "
-    "an attention regularizer has none."
+    "checkpoints and searches; on a CPU it is CPU time, which other work on the machine hardly changes. Forward and "
+    "backward passes are counted in rows of the fine-tuned networks; a Generator's passes appear only in the time. "
+    "Memory is the peak of the process on a CPU, and of tensors on a GPU. The drop rate is the mean over active steps "
+    "and over the layers in the column before it; a method without an attention regularizer has none."
+)
+_CLASSES = (
+    "Values are means over seeds. Precision: of the rows that are predicted to be in the class, the share that is. "
+    "Recall: of the rows of the class, the share that is predicted. F1 is their harmonic mean."
 )
 
 
-def write_report(comparison: Comparison) -> list[Paragraph | Table]:
+def write_report(comparison: Comparison) -> list[str | Table]:
     """Write the report of the runs that have finished, if there are any; return what to print on the screen."""
     groups = list(comparison.groups().values())
     if not groups:
         return []
     baseline = next((group for group in groups if group.name == comparison.baseline.name), groups[0])
     others = [group for group in groups if group is not baseline] if baseline.name == comparison.baseline.name else []
-    compared = contrasts((group, baseline) for group in others)
-    longer = {method.name: (more, finished_of(comparison.equal_time_runs(more)))
-              for method, more in comparison.equal_time_methods().items()}  # fmt: skip
-    plain = {name: Group(more.name, runs) for name, (more, runs) in longer.items() if runs}
-    equal = contrasts((group, plain[group.name]) for group in others if group.name in plain)
+    compared = list(contrasts({group.name: (group, baseline) for group in others}).values())
+    longer = {
+        method.name: Group.of(more.name, comparison.final_runs(more, "equal time"))
+        for method, more in comparison.equal_time_methods().items()
+    }
+    plain = {name: group for name, group in longer.items() if group is not None}
+    same_time = {group.name: (group, plain[group.name]) for group in others if group.name in plain}
+    equal = list(contrasts(same_time).values())
     if baseline.has_classes:
         check_rows([*groups, *plain.values()])
     _write_csv(comparison)
-    folder = comparison.folder / "plots"
-    scores = tables.scores(groups, baseline)
+    folder, said = comparison.folder / "plots", verdict(groups, compared, equal)
+    opening = [] if said is None else [said]
+    scores, names = tables.scores(groups, baseline), ", ".join(group.name for group in groups)
     shown = [tables.differences(compared, baseline)] if compared else []
-    said = verdict(groups, compared, equal)
-    opening = [] if said is None else [Paragraph(said)]
-    names = ", ".join(group.name for group in groups)
     blocks: list[Block] = [
-        Heading(f"{names} on {_config(baseline, 'task')}: {baseline.metric.replace('_', ' ')} on dev"),
-        *opening,
-        *map(Paragraph, comparison.missing()),
+        Heading(f"{names} on {baseline.config('task')}: {baseline.metric.replace('_', ' ')} on dev"),
+        *map(Paragraph, (*opening, *comparison.missing())),
         Code([_command(comparison)]),
-        *map(Paragraph, _setting(groups, baseline)),
-        Paragraph(_made(comparison)),
+        *map(Paragraph, _setting(comparison, groups, baseline)),
         Contents(),
         *(block for table in shown for block in _differences(table, compared, baseline, folder)),
         Heading("Scores"),
@@ -63,7 +64,7 @@ def write_report(comparison: Comparison) -> list[Paragraph | Table]:
         *map(Paragraph, _trivial(groups, baseline)),
         figures.seeds([*groups, *plain.values()], baseline, folder),
         Heading("Learning curves"),
-        *figures.learning(groups, folder),
+        figures.learning(groups, folder),
         *_titled("Drop rates", figures.drop_rates(groups, folder)),
         Heading("Fit"),
         tables.fit(groups, baseline),
@@ -78,7 +79,9 @@ def write_report(comparison: Comparison) -> list[Paragraph | Table]:
         *_tries(comparison, groups, folder),
     ]
     document.save(blocks, comparison.folder)
-    return [*opening, scores, *map(_narrow, shown)]
+    # A terminal is too narrow for the columns of detectable differences.
+    narrow = [Table(table.header[:-2], [row[:-2] for row in table.rows], table.texts) for table in shown]
+    return [*opening, scores, *narrow]
 
 
 def _titled(title: str, blocks: Sequence[Block]) -> list[Block]:
@@ -86,13 +89,22 @@ def _titled(title: str, blocks: Sequence[Block]) -> list[Block]:
 
 
 def _differences(table: Table, compared: Sequence[Contrast], baseline: Group, folder: Path) -> Iterator[Block]:
+    over_rows = (
+        f"There is no interval over dev rows: a confusion matrix does not determine {baseline.metric} on this task. "
+        "The interval over seeds does not show what other dev rows would change."
+    )
+    if baseline.counts_rows:
+        bootstrap = "The interval over dev rows is a percentile bootstrap with 2000 resamples"
+        over_rows = f"{bootstrap}: it shows what other dev rows would change for the same networks."
+    elif baseline.own_rows is not None:
+        over_rows = "There is no interval over dev rows, because each seed is scored on its own rows of train."
     yield Heading(f"Differences to {baseline.name}")
     yield figures.differences(compared, baseline, folder)
     yield table
     yield Paragraph(
         "A difference is the method's score minus the baseline's, paired by seed. The interval over seeds and p "
         "come from Student's paired t-test: they show what other seeds would change on the same dev rows. "
-        f"{_over_rows(baseline)} p (Holm) is corrected for the number of methods in this table; intervals are not."
+        f"{over_rows} p (Holm) is corrected for the number of methods in this table; intervals are not."
         f"{_no_interval(table)} Detectable is the true difference that a test over these seeds would find with "
         f"a probability of 0.8, as far as these differences vary; seeds for {tables.one_point(baseline):g} is the "
         "number of seeds that would find one point."
@@ -100,14 +112,16 @@ def _differences(table: Table, compared: Sequence[Contrast], baseline: Group, fo
 
 
 def _fit(groups: Sequence[Group], baseline: Group) -> str:
-    text = f"Train is the score on {baseline.results[0]['train_rows_scored']} of the training rows. "
-    if baseline.calibrated:
-        text += "The calibration error is the expected calibration error on dev, with 15 bins."
-    else:
-        text += "There is no calibration error, because predictions are not one class per row."
-    if any(group.results[0].get("other_text") for group in groups):
+    text = f"Train is the score on {baseline.first['train_rows_scored']} of the training rows. "
+    measured = "The calibration error is the expected calibration error on dev, with 15 bins."
+    text += (
+        measured
+        if baseline.calibrated
+        else "There is no calibration error, because predictions are not one class per row."
+    )
+    if any(group.first.get("other_text") for group in groups):
         text += " Forgetting is the loss per token on the text of --score-on, after training minus before."
-    if any(group.results[0].get("mislabelled") for group in groups):
+    if any(group.first.get("mislabelled") for group in groups):
         text += (
             " Some training rows had a wrong label, drawn by the seed: memorized is the share of them that the network "
             "gives this label, recovered the share that it gives the true one."
@@ -127,31 +141,21 @@ def _same_time(
             "as long as the method's. The measured times of the first runs set the number of epochs. The time ratio "
             f"is the baseline's time over the method's. p (Holm) is corrected within this table.{_no_interval(table)}"
         )
-    elif comparison.equal_time and _config(baseline, "patience") is not None:
+    elif comparison.equal_time and baseline.config("patience") is not None:
         yield Paragraph(
             f"There is no table with the same training time: --patience decides how long {baseline.name} trains, so "
             "more epochs would not make it train for longer."
         )
 
 
-def _narrow(table: Table) -> Table:
-    """Leave the columns of detectable differences to the report; a terminal is too narrow for them."""
-    return Table(table.header[:-2], [row[:-2] for row in table.rows], table.texts)
-
-
-def _classes(groups: Sequence[Group], folder: Path) -> Iterator[Block]:
+def _classes(groups: Sequence[Group], folder: Path) -> list[Block]:
     """Show each class and the calibration, for tasks with one class per row."""
     names = class_names(groups)
+    shown: list[Block] = []
     if len(names) <= _MOST_CLASSES:
-        text = (
-            "Values are means over seeds. Precision: of the rows that are predicted to be in the class, the share that "
-            "is. Recall: of the rows of the class, the share that is predicted. F1 is their harmonic mean."
-        )
-        yield Heading("Classes")
-        yield figures.confusion(groups, names, folder)
-        yield tables.classes(groups, names)
-        yield Paragraph(text)
-    yield from _titled("Calibration", figures.calibration(groups, folder))
+        table = tables.classes(groups, names)
+        shown = [Heading("Classes"), figures.confusion(groups, names, folder), table, Paragraph(_CLASSES)]
+    return [*shown, *_titled("Calibration", figures.calibration(groups, folder))]
 
 
 def _trivial(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
@@ -162,8 +166,7 @@ def _trivial(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
         yield f"{name.capitalize()} predicts the {answer} of the training rows for every row."
     for group in groups:
         if group.collapsed:
-            seeds = tables.seeds_of(group.collapsed)
-            yield f"{COLLAPSED.format(group.name)} ({seeds})."
+            yield f"{COLLAPSED.format(group.name)} ({tables.seeds_of(group.collapsed)})."
 
 
 def _no_interval(table: Table) -> str:
@@ -174,105 +177,71 @@ def _no_interval(table: Table) -> str:
     return " All equal: the difference is the same for every seed, so there is no test." if "all equal" in cells else ""
 
 
-def _config(group: Group, name: str) -> object:
-    return group.results[0]["config"][name]
-
-
 def _command(comparison: Comparison) -> str:
-    words = ["attnreg", "compare", *(method.typed for method in comparison.methods), *comparison.options]
-    words += [
-        "--seeds",
-        str(comparison.seeds),
-        *(["--first-seed", str(comparison.first_seed)] if comparison.first_seed else []),
-    ]
-    words += ["--baseline", comparison.baseline.name, "--output-dir", str(comparison.folder)]
-    if any(comparison.search_runs(method) for method in comparison.methods):
-        words += ["--search-seeds", str(comparison.search_seeds), "--search-rows", str(comparison.search_rows)]
-    switches = {"--keep-models": comparison.keep_models, "--no-equal-time": not comparison.equal_time}
-    return shlex.join([*words, *(switch for switch, on in switches.items() if on)])
+    searched = any(comparison.search_runs(method) for method in comparison.methods)
+    own: dict[str, object] = {"seeds": comparison.seeds, "first_seed": comparison.first_seed or None}
+    own |= {"baseline": comparison.baseline.name, "output_dir": comparison.folder}
+    own |= {"search_seeds": comparison.search_seeds, "search_rows": comparison.search_rows} if searched else {}
+    own |= {"keep_models": comparison.keep_models, "no_equal_time": not comparison.equal_time}
+    methods = [method.typed for method in comparison.methods]
+    return shlex.join(["attnreg", "compare", *methods, *typed_words({**comparison.options, **own})])
 
 
-def _over_rows(baseline: Group) -> str:
-    if baseline.counts_rows:
-        return (
-            "The interval over dev rows is a percentile bootstrap with 2000 resamples: it shows what other dev rows "
-            "would change for the same networks."
-        )
-    if baseline.own_rows is not None:
-        return "There is no interval over dev rows, because each seed is scored on its own rows of train."
-    return (
-        f"There is no interval over dev rows: a confusion matrix does not determine {baseline.metric} on this task. "
-        "The interval over seeds does not show what other dev rows would change."
-    )
-
-
-def _setting(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
-    shown = {
-        "epochs": _count(_config(baseline, "epochs"), "epoch"),
-        **{
-            name: f"{name.replace('_', ' ')} {_config(baseline, name) or 'of the task'}"
-            for name in ("model", "batch_size", "learning_rate", "max_length")
-        },
-        "mixed_precision": _config(baseline, "mixed_precision") or "float32",
-    }
+def _setting(comparison: Comparison, groups: Sequence[Group], baseline: Group) -> Iterator[str]:
+    """Say what the methods have in common, in what they differ, and in which environment they ran."""
     different = tables.not_common(groups)
+    shown = {"epochs": _count(baseline.config("epochs"), "epoch")}
+    for name in ("model", "batch_size", "learning_rate", "max_length"):
+        shown[name] = f"{name.replace('_', ' ')} {baseline.config(name) or 'of the task'}"
+    shown["mixed_precision"] = baseline.config("mixed_precision") or "float32"
     common = "; ".join(str(text) for name, text in shown.items() if name not in different)
-    stopping = {group.results[0]["config"]["stop_on"] is not None for group in groups}
-    when = "at the end of training" if True in stopping else "after the last epoch"
+    stops = any(group.config("stop_on") is not None for group in groups)
+    when = "at the end of training" if stops else "after the last epoch"
     scored = "dev" if baseline.own_rows is None else f"{baseline.own_rows}, instead of dev,"
     yield (
-        f"{_count(len(baseline.runs), 'seed')}; {baseline.results[0]['rows']} training rows, "
+        f"{_count(len(baseline.runs), 'seed')}; {baseline.first['rows']} training rows, "
         f"{len(baseline.records[0])} dev rows; {common}. Each method is scored on {scored} {when}, with the network "
         "that it returns."
     )
-    if "label_noise" not in different and (noise := _config(baseline, "label_noise")):
+    if "label_noise" not in different and (noise := baseline.config("label_noise")):
         yield f"{noise:.0%} of the training rows, and of rows held out of train, had a wrong label."
     if different:
         names = ", ".join(name.replace("_", " ") for name in different)
         yield f"The methods differ in {names}: see the options below."
     for group in groups:
-        if group.results[0]["config"]["own"].get("reward_data") in ("dev", "half-dev"):
+        if group.config("own").get("reward_data") in ("dev", "half-dev"):
             yield f"Warning: {group.name} took its rewards from the dev rows, so its dev scores are biased."
-        events = Counter[str]()
-        for result in group.results:
-            events.update(result.get("events", {}))
+        events = sum((Counter(result.get("events", {})) for result in group.results), Counter[str]())
         if played := rounds_played(events, len(group.results)):
             yield f"{group.name}: {played}"
-        yield from _stopped(group)
-        if held := group.results[0]["held_out"]:
+        if group.config("stop_on") is not None:
+            yield from _stopped(group)
+        if held := group.first["held_out"]:
             first = "first epoch" if held["epochs"] == 1 else f"first {held['epochs']} epochs"
             yield (
                 f"In its {first}, {group.name} held out {_count(held['rows'], 'training row')} for its reward, so it "
                 "trained on fewer rows, in another order."
             )
+    environments = {tuple(run.result["environment"].items()) for run in comparison.runs() if run.finished}
+    described = ("; ".join(" ".join(map(str, pair)) for pair in environment) for environment in sorted(environments))
+    start = "Environment" if len(environments) == 1 else "Warning: the environments of the runs differ"
+    yield f"{start}: {' | '.join(described)}."
 
 
 def _stopped(group: Group) -> Iterator[str]:
     """Say when the runs of a method with ``--patience`` or ``--select best`` stopped, and which rows decided."""
-    config = group.results[0]["config"]
-    if config["stop_on"] is None:
-        return
-    on_dev = config["stop_on"] == "dev"
-    rows = "the dev rows" if on_dev else f"{_count(group.results[0]['stopping']['rows'], 'row')} held out of train"
+    on_dev, best = group.config("stop_on") == "dev", group.config("select") == "best"
+    rows = "the dev rows" if on_dev else f"{_count(group.first['stopping']['rows'], 'row')} held out of train"
     last, returned = (f"{group.mean('stopping', f'{name}_epoch'):.1f}" for name in ("last", "returned"))
-    epochs = _count(config["epochs"], "epoch")
-    which = "best evaluation" if config["select"] == "best" else "last evaluation"
-    end = f"{group.name} trained for {epochs}"
-    if config["patience"] is not None:
-        without = f"{_count(config['patience'], 'evaluation')} without a better score on {rows}"
-        end = f"{group.name} stopped after {without}, {last} of {epochs} on average"
+    epochs, which = _count(group.config("epochs"), "epoch"), "best evaluation" if best else "last evaluation"
+    if (patience := group.config("patience")) is None:
+        end, which = f"{group.name} trained for {epochs}", f"{which} on {rows}"
     else:
-        which += f" on {rows}"
+        without = f"{_count(patience, 'evaluation')} without a better score on {rows}"
+        end = f"{group.name} stopped after {without}, {last} of {epochs} on average"
     yield f"{end}, and returned the network of the {which}, in epoch {returned} on average."
-    if on_dev and config["select"] == "best":
+    if on_dev and best:
         yield f"Warning: {group.name} chose its epoch by the dev scores, so they are biased upward."
-
-
-def _made(comparison: Comparison) -> str:
-    environments = {tuple(run.result["environment"].items()) for run in finished_of(comparison.runs())}
-    described = ("; ".join(" ".join(map(str, pair)) for pair in environment) for environment in sorted(environments))
-    start = "Environment" if len(environments) == 1 else "Warning: the environments of the runs differ"
-    return f"{start}: {' | '.join(described)}."
 
 
 def _tries(comparison: Comparison, groups: Sequence[Group], folder: Path) -> Iterator[Block]:
@@ -305,19 +274,16 @@ def _count(number: object, noun: str) -> str:
 def _write_csv(comparison: Comparison) -> None:
     """Write one line per run, including search runs."""
     rows = []
-    for run in finished_of(comparison.runs()):
+    for run in (run for run in comparison.runs() if run.finished):
         result = run.result
         row = {"method": run.method.name, "role": run.role, "seed": run.seed, "scored_on": result["scored_on"]}
         row |= {"metric": result["metric"], "score": run.score}
-        row |= _prefixed(result, "dev") | _prefixed(result, "train") | {"best_epoch": result["best_epoch"]["epoch"]}
-        row |= _prefixed(result, "stopping") | _prefixed(result, "mislabelled")
-        row["best_epoch_score"] = result["best_epoch"][result["metric"]]
+        for part in ("dev", "train", "stopping", "mislabelled"):
+            row |= {f"{part}_{name}": value for name, value in (result.get(part) or {}).items()}
+        best = result["best_epoch"]
+        row |= {"best_epoch": best["epoch"], "best_epoch_score": best[result["metric"]]}
         row |= {name: result["config"][name] for name in ("epochs", "batch_size", "learning_rate", "train_size")}
         row |= {name: value for name, value in result.items() if isinstance(value, (int, float))}
         row |= result["environment"]  # the commit, CPU, torch and so on
         rows.append(row | {"folder": run.folder.relative_to(comparison.folder).as_posix()})
     document.save_csv(rows, comparison.folder / "results.csv")  # search runs have fewer metrics
-
-
-def _prefixed(result: Mapping[str, Any], part: str) -> dict[str, Any]:
-    return {f"{part}_{name}": value for name, value in (result.get(part) or {}).items()}

@@ -14,26 +14,16 @@ from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.results.document import Block, Paragraph, Picture
-from attnreg.experiments.results.plots.comparison import (
-    ANYTHING,
-    Reliability,
-    plot_confusion,
-    plot_forest,
-    plot_learning,
-    plot_reliability,
-    plot_search,
-    plot_seeds,
-)
+from attnreg.experiments.results.plots import comparison as plots
 from attnreg.experiments.results.plots.run import plot_drop_rates
-from attnreg.experiments.tasks.metrics import BINS, METRICS
+from attnreg.experiments.tasks.metrics import BINS
 
 
 def differences(found: Sequence[Contrast], baseline: Group, folder: Path) -> Picture:
     """Plot the paired differences to the baseline."""
-    low, high = _bounds(baseline)
-    estimates = {each.mine.name: each.difference.estimate for each in found}
-    path = folder / "differences.png"
-    plot_forest(estimates, baseline.name, baseline.metric, path, largest=high - low)
+    low, high = baseline.bounds
+    estimates, path = {each.mine.name: each.difference[:3] for each in found}, folder / "differences.png"
+    plots.plot_forest(estimates, baseline.name, baseline.metric, path, largest=high - low)
     return Picture(
         path,
         f"Mean difference to {baseline.name}, paired by seed, with its 95 % interval over seeds (Student's t). Filled: "
@@ -45,44 +35,42 @@ def seeds(groups: Sequence[Group], baseline: Group, folder: Path) -> Picture:
     """Plot the score of every seed."""
     trivial = None if baseline.trivial is None else (baseline.trivial[0], fmean(baseline.trivial[1]))
     scores, path = {group.name: group.scores for group in groups}, folder / "seeds.png"
-    plot_seeds(scores, baseline.metric, path, trivial=trivial, bounds=_bounds(baseline))
-    return Picture(
-        path, "Points: seeds, in the same order for each method. Bars: mean and 95 % interval (Student's t)."
-    )
+    plots.plot_seeds(scores, baseline.metric, path, trivial=trivial, bounds=baseline.bounds)
+    caption = "Points: seeds, in the same order for each method. Bars: mean and 95 % interval (Student's t)."
+    return Picture(path, caption)
 
 
 def drop_rates(groups: Sequence[Group], folder: Path) -> list[Block]:
     """Plot the drop rates by layer over steps of each method's first seed, where it has some."""
     found: list[Block] = []
     for number, group in enumerate(groups, 1):
-        run = group.runs[0]
-        if (run.folder / "telemetry.jsonl").is_file() and any(line["drop_rate"] for line in run.reader.telemetry):
-            path = folder / f"drop-rates-{number}.png"
+        run, path = group.runs[0], folder / f"drop-rates-{number}.png"
+        if any(line["drop_rate"] for line in run.reader.telemetry):
             plot_drop_rates(run.reader, path, published=True)
             found.append(Picture(path, f"Drop rate by layer over steps: {group.name}, seed {run.seed}."))
     return found
 
 
-def learning(groups: Sequence[Group], folder: Path) -> list[Block]:
+def learning(groups: Sequence[Group], folder: Path) -> Block:
     """Plot dev score, training loss and dev loss by epoch, if they were measured in more than one epoch."""
     curves = {group.name: [_returned(run) for run in group.runs] for group in groups}
     known = {name: runs for name, runs in curves.items() if all(runs)}
     if not any(len(records) > 1 for runs in known.values() for records in runs):
-        return [Paragraph("There are no learning curves: dev was scored in a single epoch (see --evaluate-every).")]
+        return Paragraph("There are no learning curves: dev was scored in a single epoch (see --evaluate-every).")
     path = folder / "learning.png"
-    plot_learning(known, groups[0].metric, path)
-    text = (
+    plots.plot_learning(known, groups[0].metric, path)
+    return Picture(
+        path,
         "Dev score, training loss (the mean since the last evaluation, with dropout, masks and penalties) and dev loss "
         "by epoch, of the network that the method returns. Means over seeds; the bands reach from the lowest to the "
-        "highest seed."
+        "highest seed.",
     )
-    return [Picture(path, text)]
 
 
 def confusion(groups: Sequence[Group], names: Sequence[str], folder: Path) -> Picture:
     """Plot which classes the networks confuse."""
     path = folder / "confusion.png"
-    plot_confusion({group.name: group.confusion(len(names)) for group in groups}, names, path)
+    plots.plot_confusion({group.name: group.confusion(len(names)) for group in groups}, names, path)
     return Picture(path, "Dev rows by true and predicted class, over all seeds, as shares of the true class.")
 
 
@@ -92,7 +80,7 @@ def calibration(groups: Sequence[Group], folder: Path) -> list[Block]:
     if not found:
         return []
     path = folder / "reliability.png"
-    plot_reliability(found, path)
+    plots.plot_reliability(found, path)
     text = (
         f"Accuracy of the dev rows whose prediction has this confidence, in {BINS} bins, over all seeds. "
         "A larger point stands for more rows. Below the dotted line, networks are too sure of themselves."
@@ -100,7 +88,7 @@ def calibration(groups: Sequence[Group], folder: Path) -> list[Block]:
     return [Picture(path, text)]
 
 
-def _reliability(group: Group) -> Reliability | None:
+def _reliability(group: Group) -> plots.Reliability | None:
     """Return accuracy by confidence, over the rows of all seeds; ``None`` if the networks have no probabilities."""
     if not group.has_classes or not group.calibrated or "logits" not in group.records[0][0]:
         return None
@@ -112,7 +100,7 @@ def _reliability(group: Group) -> Reliability | None:
     rows = np.bincount(number, minlength=BINS)
     held = rows > 0
     sure, accurate = (np.bincount(number, weights=each, minlength=BINS)[held] for each in (confidence, right))
-    return Reliability(sure / rows[held], accurate / rows[held], rows[held])
+    return plots.Reliability(sure / rows[held], accurate / rows[held], rows[held])
 
 
 def searches(comparison: Comparison, metric: str, folder: Path) -> list[Picture]:
@@ -122,24 +110,19 @@ def searches(comparison: Comparison, metric: str, folder: Path) -> list[Picture]
         trials, chosen = comparison.trials(method), comparison.chosen(method)
         if len(method.searched) == 2 and chosen is not None:
             path, means = folder / f"search-{method.slug}.png", [trial.mean for trial in trials]
-            plot_search(method.searched, means, method.variants.index(chosen), metric, comparison.search_seeds, path)
+            best = method.variants.index(chosen)
+            plots.plot_search(method.searched, means, best, metric, comparison.search_seeds, path)
             caption = f"Search of {method.name}: the mean score of each try. The framed one was chosen."
             pictures.append(Picture(path, caption))
     return pictures
 
 
-def _bounds(group: Group) -> tuple[float, float]:
-    metric = METRICS.get(group.metric)
-    return ANYTHING if metric is None else metric.bounds
-
-
 def _returned(run: PlannedRun) -> list[dict[str, Any]]:
     """Return the evaluations of the network that a run returned (a game evaluates two), with its training loss."""
     network, lines = run.result["best_epoch"].get("network"), run.reader.telemetry
-    steps = np.array([line["step"] for line in lines])
-    weights, losses = np.diff(steps, prepend=0), np.array([line["loss"] for line in lines])
+    steps, losses = (np.array([line[name] for line in lines]) for name in ("step", "loss"))
+    weights, begin = np.diff(steps, prepend=0), 0
     records = [dict(record) for record in run.reader.metrics if record["network"] == network]
-    begin = 0
     for record in records:
         inside = (steps > begin) & (steps <= record["step"])
         if inside.any():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from attnreg.experiments.compare.held_out import FIRST_SEED, Trial
-from attnreg.experiments.compare.method import Winner
-from attnreg.experiments.compare.planned import finished_of
+from attnreg.errors import InputError
+from attnreg.experiments.compare.held_out import FIRST_SEED, Trial, best, score_cells
+from attnreg.experiments.compare.method import Winner, typed_words
 from attnreg.experiments.compare.search.rounds import Search
 from attnreg.experiments.compare.search.trials import Trials
 from attnreg.experiments.results import document
@@ -19,52 +19,66 @@ _BEST = 5
 _ENOUGH = 10  # complete trials, to say which parameters matter
 
 
-def write_report(search: Search, trials: Trials, command: Sequence[str]) -> Table | None:
-    """Write the winner and the report; return the table of the best trials, or ``None`` if no trial is complete.
+def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list[str | Table]:
+    """Write the winner and the report; return what to show: nothing, if no trial is complete.
 
-    ``command`` are the words of the command that made the search.
+    ``command`` are the words of the command that made the search. Raises an ``InputError`` if trials have failed and
+    none is complete.
     """
-    winner = search.winner(trials)
-    if winner is None:
-        return None
-    winner.write(search.held_out.folder)
-    best = _table(_ranked(trials)[:_BEST])
-    metric = str(search.runs_of(_ranked(trials)[0])[0].reader.result["metric"])
+    failures = [f"trial-{trial.number} failed: {trial.failure}" for trial in trials.all if trial.failure is not None]
+    if (first := best(trials.all)) is None:
+        if failures:
+            raise InputError(f"No trial has finished. {failures[0]}")
+        return []
+    held_out, said = search.held_out, _summary(search, trials)
+    run = held_out.run(first.method, 0)
+    counts = len(trials.all), trials.runs, held_out.seeds, held_out.rows
+    winner = Winner(first.method.text, first.mean, run.settings.task, *counts)
+    folder, last = held_out.folder, FIRST_SEED + held_out.seeds - 1
+    seeds = f"seeds {FIRST_SEED} to {last}" if held_out.seeds > 1 else f"seed {FIRST_SEED}"
+    winner.write(folder)
+    ranked = sorted((trial for trial in trials.all if trial.state == "complete"), key=lambda trial: -trial.mean)
+    leaders, metric = _table(ranked[:_BEST]), str(run.reader.result["metric"])
+    words, options = ["attnreg", "compare", "finetune"], typed_words(held_out.options)
+    by_folder, pasted = (shlex.join([*words, f"best={each}", *options]) for each in (f"@{folder}", winner.method))
     blocks: list[Block] = [
         Heading(f"Search on {winner.task}: {metric} on held-out rows"),
         Code([shlex.join(command)]),
-        Paragraph(summary(search, trials)),
-        Paragraph(_scored(search)),
+        Paragraph(said),
+        Paragraph(
+            f"Each trial is scored on {held_out.rows} rows held out from train, with {seeds}. Dev was not used. The "
+            f"sampler's seed is {search.sampler_seed}."
+        ),
         Heading("Winner"),
         Paragraph(
             "The best mean of many is too high by chance. Compare the winner on dev, with other seeds, in one of these "
             "ways; the first also tells the number of tries."
         ),
-        Code(to_compare(search, winner)),
-        Heading(f"The best {len(best.rows)} trials"),
-        best,
+        Code([by_folder, pasted]),
+        Heading(f"The best {len(leaders.rows)} trials"),
+        leaders,
         Heading("Progress"),
-        _progress(trials, metric, search.held_out.seeds, search.held_out.folder / "plots"),
-        *_importances(trials),
+        _progress(trials, metric, held_out.seeds, folder / "plots"),
+        *(_importances(trials) if len(ranked) >= _ENOUGH else ()),
         Heading("All trials"),
         _table(trials.all),
         Paragraph(
             "Complete: scored with all seeds. Stopped: worse than the best trial at that time, seed by seed "
             f"(Wilcoxon's signed-rank test, p < {search.prune_p:g}). Failed: a run ended without a result."
         ),
+        *map(Paragraph, failures),
     ]
-    failed = (trial for trial in trials.all if trial.failure is not None)
-    blocks += [Paragraph(f"trial-{trial.number} failed: {trial.failure}") for trial in failed]
-    document.save(blocks, search.held_out.folder)
-    return best
+    document.save(blocks, folder)
+    compare = "The winner as a method of `attnreg compare`:"
+    return [leaders, said, compare, pasted, f"or {by_folder}", f"Report saved to {folder}/report.md and report.html."]
 
 
-def summary(search: Search, trials: Trials) -> str:
+def _summary(search: Search, trials: Trials) -> str:
     """Say how many trials and runs there were, and what they cost."""
     states = [trial.state for trial in trials.all]
     names = {"complete": "complete", "stopped": "stopped early", "failed": "failed", "running": "unfinished"}
     told = ", ".join(f"{states.count(state)} {name}" for state, name in names.items() if state in states)
-    results = [run.reader.result for run in finished_of(search.known(trials))]
+    results = [run.reader.result for run in search.known(trials) if run.finished]
     cost = f"{sum(float(result['seconds']) for result in results) / 60:.1f} min, one after another"
     if all("training_cpu_seconds" in result for result in results):
         cpu = sum(float(result["training_cpu_seconds"]) for result in results)
@@ -72,52 +86,27 @@ def summary(search: Search, trials: Trials) -> str:
     return f"{len(states)} trials ({told}) in {trials.runs} runs of at most {search.runs}. The runs took {cost}."
 
 
-def to_compare(search: Search, winner: Winner) -> tuple[str, str]:
-    """Return two commands that compare the winner: by the folder of the search, and with all its options."""
-    methods = [f"best=@{search.held_out.folder}", f"best={winner.method}"]
-    first, second = (shlex.join(["attnreg", "compare", "finetune", each, *search.held_out.options]) for each in methods)
-    return first, second
-
-
-def _scored(search: Search) -> str:
-    last = FIRST_SEED + search.held_out.seeds - 1
-    seeds = f"seeds {FIRST_SEED} to {last}" if search.held_out.seeds > 1 else f"seed {FIRST_SEED}"
-    return (
-        f"Each trial is scored on {search.held_out.rows} rows held out from train, with {seeds}. Dev was not used. The "
-        f"sampler's seed is {search.sampler_seed}."
-    )
-
-
-def _ranked(trials: Trials) -> list[Trial]:
-    return sorted((trial for trial in trials.all if trial.state == "complete"), key=lambda trial: -trial.mean)
-
-
 def _table(trials: Sequence[Trial]) -> Table:
-    rows = [[str(trial.number), *trial.cells, trial.state, trial.method.text] for trial in trials]
+    rows = [[str(trial.number), *score_cells(trial.scores), trial.state, trial.method.text] for trial in trials]
     return Table(["trial", "mean", f"seeds, from {FIRST_SEED}", "state", "method"], rows, texts=(0, 2, 3, 4))
 
 
 def _progress(trials: Trials, metric: str, seeds: int, folder: Path) -> Picture:
-    points: dict[str, list[tuple[int, float]]] = {"complete": [], "stopped": []}
-    for trial in sorted(trials.all, key=lambda trial: trial.ended_after or 0):
-        if trial.state in points and trial.ended_after is not None:
-            points[trial.state].append((trial.ended_after, trial.mean))
-    path = folder / "progress.png"
-    plot_progress(points["complete"], points["stopped"], metric, seeds, path)
-    caption = "Mean score of each trial at the number of runs when it ended; the line is the best so far."
-    return Picture(path, caption)
-
-
-def _importances(trials: Trials) -> Iterator[Block]:
-    """Say which parameters explain the scores, if there are enough."""
-    found = trials.importances if len(_ranked(trials)) >= _ENOUGH else {}
-    if not found:
-        return
-    yield Heading("Which parameters matter")
-    yield Table(
-        ["parameter", "importance"], [[name, f"{value:.2f}"] for name, value in found.items() if value >= 0.005]
+    complete, stopped = (
+        sorted((trial.ended_after or 0, trial.mean) for trial in trials.all if trial.state == state)
+        for state in ("complete", "stopped")
     )
-    yield Paragraph(
+    path = folder / "progress.png"
+    plot_progress(complete, stopped, metric, seeds, path)
+    return Picture(path, "Mean score of each trial at the number of runs when it ended; the line is the best so far.")
+
+
+def _importances(trials: Trials) -> list[Block]:
+    """Say which parameters explain the scores, if optuna can tell."""
+    rows = [[name, f"{value:.2f}"] for name, value in trials.importances.items() if value >= 0.005]
+    text = (
         "Optuna's estimate of how much each parameter explains of the complete trials' scores, as shares of 1. It is "
         "rough with few trials. A provider's own name stands for whether it is in the composition."
     )
+    shown: list[Block] = [Heading("Which parameters matter"), Table(["parameter", "importance"], rows), Paragraph(text)]
+    return shown if rows else []

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from attnreg._files import replaced_file
-from attnreg.experiments.compare.contrast import LEVEL, ONE_SEED, Contrast, contrasts, difference_rows, p_cell
+from attnreg.experiments.compare import statistics
+from attnreg.experiments.compare.contrast import LEVEL, ONE_SEED, Contrast, contrasts, p_cell
 from attnreg.experiments.compare.group import Group
-from attnreg.experiments.compare.report.latex import latex
-from attnreg.experiments.compare.report.tables import one_point
-from attnreg.experiments.compare.statistics import (
-    holm,
-    mean_over_tasks,
-    mean_ranks,
-    practically_equal,
-    probability_of_improvement,
-)
+from attnreg.experiments.compare.report.tables import one_point, table
+from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Contents, Heading, Paragraph, Picture, Reports, Table
 from attnreg.experiments.results.plots.comparison import plot_forest
 
 Groups = Mapping[str, Mapping[str, Group]]  # by comparison and method
+Declared = Mapping[tuple[tuple[str, str], str], Contrast]  # by methods (the second is subtracted) and task
+_COMMANDS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$"}
+_COMMANDS |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 _OVER_TASKS = (
     "The mean difference to the baseline is over tasks, with a bootstrap over tasks and seeds; with few tasks its "
     "interval is too narrow. P(improvement) is the probability that a run of the method scores higher than a run of "
@@ -42,41 +40,35 @@ def write_study_report(study: Study) -> list[Table]:
     groups = {name: {group.name: group for group in some} for name, some in found.items() if some}
     if not groups:
         return []
-    missing = [
-        Paragraph(f"{name}: {text}") for name, comparison in study.comparisons.items() for text in comparison.missing()
-    ]
+    missing = [f"{name}: {text}" for name, each in study.comparisons.items() for text in each.missing()]
     reported = groups if study.report_on is None else _scored_on(study, groups, study.report_on)
-    blocks: list[Block] = [
-        Heading(f"Study {study.folder.name}"),
-        *_verdict(study, reported),
-        *map(Paragraph, study.notes),
-        *missing,
-        Contents(),
-    ]
-    tables: list[tuple[str, Table]] = []
+    declared = _declared(study, reported)
+    opening = [*_verdict(declared), *study.notes, *missing]
+    blocks: list[Block] = [Heading(f"Study {study.folder.name}"), *map(Paragraph, opening), Contents()]
+    shown: list[tuple[str, Table]] = []
     primary = " (primary contrast)" if study.primary else ""
     on = f" on {study.report_on}" if study.report_on else ""
-    for title, pictures, table, texts in (
+    for title, pictures, found_table, texts in (
         (f"Scores{on}: means over seeds", (), _scores(study, reported), ()),
-        (f"Differences by task{primary}", _pictures(study, reported), _differences(study, reported), _tests(study)),
+        (f"Differences by task{primary}", _pictures(study, declared), _differences(study, declared), _tests(study)),
         ("Against the best rung", (), _against_best_rung(study, reported), [_RUNGS]),
         ("Over tasks", (), _across(study, reported), [_OVER_TASKS]),
         ("Scores on further data: means over seeds", (), _further(study, groups), ()),
         ("Published figures", (), _published(study, groups), ()),
     ):
-        if table is not None:
-            blocks += [Heading(title.partition(" (")[0]), *pictures, table, *map(Paragraph, texts)]
-            tables.append((title, table))
+        if found_table is not None and found_table.header:
+            blocks += [Heading(title.partition(" (")[0]), *pictures, found_table, *map(Paragraph, texts)]
+            shown.append((title, found_table))
     if study.published is not None:
-        blocks += [Heading("The paper"), Paragraph(study.published.source)]
-    blocks += [Heading("Each comparison")]
-    blocks += [Reports({name: comparison.folder for name, comparison in study.comparisons.items() if name in groups})]
+        blocks += [Heading("The paper"), Paragraph(str(study.published))]
+    folders = {name: comparison.folder for name, comparison in study.comparisons.items() if name in groups}
+    blocks += [Heading("Each comparison"), Reports(folders)]
     study.folder.mkdir(parents=True, exist_ok=True)
     document.save(blocks, study.folder)
     with replaced_file(study.folder / "tables.tex") as file:
-        file.write("\n".join(latex(table, title) for title, table in tables))
+        file.write("\n".join(latex(each, title) for title, each in shown))
     document.save_csv(list(_csv_rows(study, groups)), study.folder / "results.csv")
-    return [table for _, table in tables]
+    return [each for _, each in shown]
 
 
 def _scored_on(study: Study, groups: Groups, name: str) -> Groups:
@@ -93,164 +85,136 @@ def _scored_on(study: Study, groups: Groups, name: str) -> Groups:
     return made
 
 
-def _declared(study: Study) -> list[tuple[str, str]]:
-    """Return the pairs of methods whose differences were declared: the primary one, or else all with the baseline."""
-    if study.primary is not None:
-        return [study.primary]
-    comparison = next(iter(study.comparisons.values()))
-    return [(method.name, comparison.baseline.name) for method in comparison.methods if method != comparison.baseline]
-
-
-def _by_task(groups: Groups, pair: tuple[str, str]) -> dict[str, Contrast]:
-    """Return the contrast of two methods on each task."""
-    both = {task: [methods[name] for name in pair] for task, methods in groups.items() if set(pair) <= methods.keys()}
-    return {task: each for task, (mine, other) in both.items() for each in contrasts([(mine, other)])}
+def _declared(study: Study, groups: Groups) -> Declared:
+    """Return the contrasts that were declared, the primary one or else all with the baseline, on each task."""
+    baseline = study.first.baseline.name
+    others = [(method.name, baseline) for method in study.first.methods if method.name != baseline]
+    pairs = others if study.primary is None else [study.primary]
+    known = [(pair, task) for pair in pairs for task, methods in groups.items() if {*pair} <= methods.keys()]
+    return contrasts({(pair, task): (groups[task][pair[0]], groups[task][pair[1]]) for pair, task in known})
 
 
 def _scores(study: Study, groups: Groups) -> Table:
-    names = [method.name for method in next(iter(study.comparisons.values())).methods]
     rows = []
     for task, methods in groups.items():
         first = next(iter(methods.values()))
-        cells = [_mean(methods[name].scores) if name in methods else "not run" for name in names]
+        names = [method.name for method in study.first.methods]
+        means = {name: _mean(methods[name].scores) if name in methods else "not run" for name in names}
         trivial = "none" if first.trivial is None or study.report_on else _mean(first.trivial[1])
-        rows.append([task, first.metric.replace("_", " "), *cells, trivial])
-    return Table(["task", "metric", *names, "trivial"], rows, texts=(0, 1))
+        rows.append({"task": task, "metric": first.metric.replace("_", " "), **means, "trivial": trivial})
+    return table(rows, texts=(0, 1))
 
 
 def _mean(values: Sequence[float]) -> str:
     return f"{np.mean(values):.4f}"
 
 
-def _found(study: Study, groups: Groups) -> list[tuple[tuple[str, str], str, Contrast]]:
-    """The declared pairs of methods, with the task and the difference on each."""
-    return [(pair, task, each) for pair in _declared(study) for task, each in _by_task(groups, pair).items()]
-
-
-def _verdict(study: Study, groups: Groups) -> list[Block]:
+def _verdict(declared: Declared) -> Iterator[str]:
     """Say in one sentence which of the declared differences hold."""
-    found = _found(study, groups)
-    if not found:
-        return []
-    if max(len(each.gaps) for *_, each in found) < 2:
-        return [Paragraph(ONE_SEED)]
-    adjusted = holm([each.difference.p for *_, each in found])
-    hold = [
-        f"{' - '.join(pair)} on {task} ({each.difference.mean:+.4f})"
-        for (pair, task, each), p in zip(found, adjusted, strict=True)
-        if p < LEVEL
-    ]
-    if not hold:
-        return [Paragraph(f"No difference found: none of {len(found)} holds after one correction over all of them.")]
-    return [Paragraph(f"Of {len(found)} differences, {len(hold)} hold after correction: {'; '.join(hold)}.")]
+    hold = {label: each for label, each in declared.items() if each.p < LEVEL}
+    if declared and max(len(each.gaps) for each in declared.values()) < 2:
+        yield ONE_SEED
+    elif hold:
+        names = [f"{' - '.join(pair)} on {task} ({each.difference.mean:+.4f})" for (pair, task), each in hold.items()]
+        yield f"Of {len(declared)} differences, {len(hold)} hold after correction: {'; '.join(names)}."
+    elif declared:
+        yield f"No difference found: none of {len(declared)} holds after one correction over all of them."
 
 
-def _differences(study: Study, groups: Groups) -> Table | None:
+def _differences(study: Study, declared: Declared) -> Table:
     """The declared differences on each task, with one correction over all of them."""
-    found = _found(study, groups)
-    if not found:
-        return None
-    header = ["difference of", "task", "difference", "95 % over seeds", "p", "p (Holm)"]
-    cells = difference_rows([each for *_, each in found])
-    rows = [[" - ".join(pair), task, *row] for (pair, task, _), row in zip(found, cells, strict=True)]
-    if study.equivalence is not None:
-        header.append(f"p (equal within {study.equivalence:g})")
-        for row, (*_, each) in zip(rows, found, strict=True):
-            equal = practically_equal(each.gaps, study.equivalence)
-            row.append("1 seed" if math.isnan(equal) else p_cell(equal))
-    return Table(header, rows, texts=(0, 1))
+    rows = []
+    for (pair, task), each in declared.items():
+        row = {"difference of": " - ".join(pair), "task": task, **each.cells}
+        if study.equivalence is not None:
+            equal = statistics.practically_equal(each.gaps, study.equivalence)
+            row[f"p (equal within {study.equivalence:g})"] = "1 seed" if math.isnan(equal) else p_cell(equal)
+        rows.append(row)
+    return table(rows, texts=(0, 1))
 
 
-def _against_best_rung(study: Study, groups: Groups) -> Table | None:
+def _against_best_rung(study: Study, groups: Groups) -> Table:
     """Each method that is no rung minus the best rung of each task, with one correction over all of them."""
-    found: list[tuple[list[str], Contrast]] = []
-    for task, methods in groups.items():
-        rung = study.comparisons[task].best_of(study.rungs) if study.rungs else None
-        others = [name for name in methods if name not in study.rungs] if rung in methods else []
-        for name, other in ((name, methods[rung]) for name in others if rung is not None):
-            time = methods[name].training_time / other.training_time
-            found += [([task, name, other.name, f"{time:.2f}"], each) for each in contrasts([(methods[name], other)])]
-    header = ["task", "method", "best rung", "time / rung's", "difference", "95 % over seeds", "p", "p (Holm)"]
-    cells = difference_rows([each for _, each in found])
-    rows = [[*names, *row] for (names, _), row in zip(found, cells, strict=True)]
-    return Table(header, rows, texts=(0, 1, 2)) if rows else None
+    best = {task: study.comparisons[task].best_of(study.rungs) if study.rungs else None for task in groups}
+    rungs = {task: groups[task][name] for task, name in best.items() if name is not None and name in groups[task]}
+    others = [(task, each) for task in rungs for each in groups[task].values() if each.name not in study.rungs]
+    found = contrasts({(task, each.name): (each, rungs[task]) for task, each in others})
+    rows = []
+    for (task, name), each in found.items():
+        time = f"{groups[task][name].training_time / rungs[task].training_time:.2f}"
+        rows.append({"task": task, "method": name, "best rung": each.other.name, "time / rung's": time, **each.cells})
+    return table(rows, texts=(0, 1, 2))
 
 
 def _across(study: Study, groups: Groups) -> Table | None:
     """Means over tasks, with only the seeds that all methods have; ``None`` for a single task or method."""
-    comparison = next(iter(study.comparisons.values()))
-    if len(groups) < 2 or len(comparison.methods) < 2:
+    if len(groups) < 2 or len(study.first.methods) < 2:
         return None
-    names = [method.name for method in comparison.methods if all(method.name in methods for methods in groups.values())]
-    whole = groups if comparison.baseline.name in names else {}
-    seeds = {task: set.intersection(*({run.seed for run in methods[name].runs} for name in names))
-             for task, methods in whole.items()}  # fmt: skip
-    whole = {task: methods for task, methods in whole.items() if seeds[task]}
-    if not whole:
+    names = [each.name for each in study.first.methods if all(each.name in methods for methods in groups.values())]
+    baseline = study.first.baseline.name
+    scores = []  # by task and method
+    for methods in groups.values() if baseline in names else ():
+        by_seed = [methods[name].by_seed for name in names]
+        if common := set.intersection(*map(set, by_seed)):
+            scores.append([[score for seed, score in each.items() if seed in common] for each in by_seed])
+    if not scores:
         return None
-    scores = [
-        [[s for run, s in zip(methods[name].runs, methods[name].scores, strict=True) if run.seed in seeds[task]]
-         for name in names] for task, methods in whole.items()
-    ]  # fmt: skip
-    ranks, base = mean_ranks(scores), names.index(comparison.baseline.name)
     rows = []
-    for number, name in enumerate(names):
-        mine, plain = [task[number] for task in scores], [task[base] for task in scores]
+    for name, mine, rank in zip(names, zip(*scores, strict=True), statistics.mean_ranks(scores), strict=True):
+        plain = [task[names.index(baseline)] for task in scores]
         cells = ["baseline"] * 3
-        if number != base:
-            mean, low, high = mean_over_tasks([np.subtract(a, b) for a, b in zip(mine, plain, strict=True)])
+        if name != baseline:
+            mean, low, high = statistics.mean_over_tasks([np.subtract(a, b) for a, b in zip(mine, plain, strict=True)])
             interval = "1 task" if math.isnan(low) else f"[{low:+.4f}, {high:+.4f}]"
-            cells = [f"{mean:+.4f}", interval, f"{probability_of_improvement(mine, plain):.2f}"]
-        rows.append([name, *cells, f"{ranks[number]:.2f}"])
+            cells = [f"{mean:+.4f}", interval, f"{statistics.probability_of_improvement(mine, plain):.2f}"]
+        rows.append([name, *cells, f"{rank:.2f}"])
     header = ["method", "mean difference", "95 % over tasks and seeds", "P(improvement)", "mean rank"]
     return Table(header, rows)
 
 
-def _further(study: Study, groups: Groups) -> Table | None:
+def _measured(group: Group, scoring: Scoring | None, metric: str) -> list[float]:
+    """Return the scores of the runs that are scored on further data, or on dev without any."""
+    found = [run.result["dev"] if scoring is None else scoring.of(run) for run in group.runs]
+    return [each[metric] for each in found if each is not None and metric in each]
+
+
+def _further(study: Study, groups: Groups) -> Table:
     rows = []
     for task, methods in groups.items():
         for scoring in study.score_on.get(task, ()):
             for name, group in methods.items():
-                found = [scoring.of(run) for run in group.runs]
-                known = [each[group.metric] for each in found if each is not None and group.metric in each]
-                text = _mean(known) if known else "not scored"
-                rows.append([task, scoring.name, name, text, f"{len(known)} of {len(found)}", _mean(group.scores)])
-    header = ["task", "scored on", "method", "mean", "seeds", "on dev"]
-    return Table(header, rows, texts=(0, 1, 2)) if rows else None
+                known = _measured(group, scoring, group.metric)
+                row = {"task": task, "scored on": scoring.name, "method": name}
+                row |= {"mean": _mean(known) if known else "not scored", "seeds": f"{len(known)} of {len(group.runs)}"}
+                rows.append(row | {"on dev": _mean(group.scores)})
+    return table(rows, texts=(0, 1, 2))
 
 
-def _published(study: Study, groups: Groups) -> Table | None:
+def _published(study: Study, groups: Groups) -> Table:
     """The figures of a paper beside the measured means, as percentages where the paper has them so."""
-    if study.published is None or not study.published.figures:
-        return None
     rows = []
-    for task, methods in groups.items():
-        scorings = {scoring.name: scoring for scoring in study.score_on.get(task, ())}
-        for method, figures in study.published.figures.get(task, {}).items():
+    for task, methods in groups.items() if study.published is not None else ():
+        scorings = {"dev": None, **{scoring.name: scoring for scoring in study.score_on.get(task, ())}}
+        for method, figures in study.figures.get(task, {}).items():
             for data, figure in figures.items():
-                group = methods.get(method)
-                metric = study.published.metrics.get(task) or (group.metric if group else "")
-                measured, seeds = "not run", "0"
-                if group is not None:
-                    found = [
-                        run.result["dev"] if data == "dev" else scorings[data].of(run) if data in scorings else None
-                        for run in group.runs
-                    ]
+                mean, values = "not run", list[float]()
+                if (group := methods.get(method)) is not None:
+                    if data in scorings:
+                        values = _measured(group, scorings[data], study.metrics.get(task) or group.metric)
                     scale = 1 / one_point(group)
-                    values = [scale * each[metric] for each in found if each is not None and metric in each]
-                    measured, seeds = f"{np.mean(values):.1f}" if values else "not scored", str(len(values))
-                rows.append([task, method, data, f"{figure:.1f}", measured, seeds])
-    return Table(["task", "method", "data", "published", "measured", "seeds"], rows, texts=(0, 1, 2))
+                    mean = f"{np.mean([scale * value for value in values]):.1f}" if values else "not scored"
+                row = {"task": task, "method": method, "data": data, "published": f"{figure:.1f}"}
+                rows.append({**row, "measured": mean, "seeds": str(len(values))})
+    return table(rows, texts=(0, 1, 2))
 
 
-def _pictures(study: Study, groups: Groups) -> Iterator[Picture]:
-    for number, pair in enumerate(_declared(study), 1):
-        if found := _by_task(groups, pair):
-            estimates = {task: each.difference.estimate for task, each in found.items()}
-            metrics = dict.fromkeys(each.mine.metric for each in found.values())
-            path = study.folder / "plots" / f"difference-{number}.png"
-            plot_forest(estimates, pair[1], " or ".join(metrics), path)
-            yield Picture(path, f"{pair[0]} minus {pair[1]} by task, with 95 % intervals over seeds.")
+def _pictures(study: Study, declared: Declared) -> Iterator[Picture]:
+    for number, pair in enumerate(dict.fromkeys(pair for pair, _ in declared), 1):
+        found = {task: each for (both, task), each in declared.items() if both == pair}
+        metrics = dict.fromkeys(each.mine.metric for each in found.values())
+        path = study.folder / "plots" / f"difference-{number}.png"
+        plot_forest({task: each.difference[:3] for task, each in found.items()}, pair[1], " or ".join(metrics), path)
+        yield Picture(path, f"{pair[0]} minus {pair[1]} by task, with 95 % intervals over seeds.")
 
 
 def _tests(study: Study) -> Iterator[str]:
@@ -262,6 +226,39 @@ def _tests(study: Study) -> Iterator[str]:
             f"p (equal within {study.equivalence:g}) is of two one-sided tests: if it is small, the true difference "
             f"is less than {study.equivalence:g} either way, which the study file calls equal in practice."
         )
+
+
+def latex(table: Table, caption: str) -> str:
+    r"""Return a table in LaTeX with booktabs' rules; put ``\usepackage{booktabs}`` in the preamble.
+
+    Example:
+        >>> print(latex(Table(["method", "a_b"], [["50 %", "[-0.5, 0.1]"]]), "Scores"))
+        \begin{table}
+        \centering
+        \caption{Scores}
+        \begin{tabular}{lr}
+        \toprule
+        method & a\_b \\
+        \midrule
+        50 \% & $[-0.5, 0.1]$ \\
+        \bottomrule
+        \end{tabular}
+        \end{table}
+        <BLANKLINE>
+    """
+    from pandas import DataFrame  # late: it is slow to import
+
+    columns = "".join(table.align(column, "l", "r") for column in range(len(table.header)))
+    cells = DataFrame([list(map(_cell, row)) for row in table.rows], columns=list(map(_cell, table.header)))
+    options = {"column_format": columns, "caption": _cell(caption), "position_float": "centering", "hrules": True}
+    return str(cells.style.hide(axis="index").to_latex(**options))
+
+
+def _cell(text: str) -> str:
+    """Escape what LaTeX reads as commands; numbers and intervals go to math mode, which has a minus sign."""
+    if re.fullmatch(r"[\[\]+\-0-9., <]*\d[\[\]+\-0-9., <]*", text) and "-" in text:
+        return f"${text}$"
+    return "".join(_COMMANDS.get(sign, sign) for sign in text)
 
 
 def _csv_rows(study: Study, groups: Groups) -> Iterator[dict[str, object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ from rich.console import Console
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.board import Board
 from attnreg.experiments.compare.folder import OutputFolder
-from attnreg.experiments.compare.held_out import HeldOut, Trial
+from attnreg.experiments.compare.held_out import HeldOut, Trial, best
 from attnreg.experiments.compare.launch import Launcher
-from attnreg.experiments.compare.method import OF_ALL, Method, Winner, values_of
+from attnreg.experiments.compare.method import OF_ALL, Method
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.compare.search.space import Space
 from attnreg.experiments.compare.search.trials import Trials
@@ -25,36 +26,32 @@ from attnreg.experiments.results.document import say
 class Search:
     """A search for the best options and the best composition of providers.
 
-    ``layers`` is the number of layers of the model, if known; ``runs`` the budget; ``prune_p`` the p below which a
-    trial is stopped.
+    ``runs`` is the budget; ``prune_p`` the p below which a trial is stopped.
     """
 
     space: Space
-    layers: int | None
     held_out: HeldOut
     runs: int
     sampler_seed: int
     prune_p: float
 
     def check(self, model: Any) -> None:
-        """Check the space, its lowest and highest values, the folder and the data, before any run starts.
-
-        Each provider is built once for ``model``, that of the task; ``None`` if there are no providers.
-        """
+        """Check the space, the folder and the data; providers are built with extreme values for the task's model."""
         from attnreg.regularizer.expressions import parse_provider  # late: it imports torch
 
         if self.runs < self.held_out.seeds:
             raise UsageError(f"Expected --runs of at least --seeds ({self.held_out.seeds}), got {self.runs}.")
         for flag in self.space.options:
-            if (name := flag.lstrip("-").replace("-", "_")) in OF_ALL or (name == "provider" and self.space.candidates):
+            if (name := flag.lstrip("-").replace("-", "_")) in OF_ALL or (name == "provider" and self.space.providers):
                 raise UsageError(f"{flag} cannot be in the search space.")
         self._output.check()
-        if different := self._output.read(lambda old: [name for name, v in self._settings.items() if old[name] != v]):
+        old = self._output.read()
+        if different := [name for name, value in self._settings.items() if old and old.get(name) != value]:
             raise InputError(
                 f"The search in {self._output.path} has other {', '.join(different)}. Give the same, or another "
                 "--output-dir; only --runs may differ."
             )
-        for text in self.space.extremes(self.layers):
+        for text in self.space.extremes():
             expression = self.held_out.run(Method(text), 0).settings.own.get("provider")
             if expression is not None and model is not None:
                 parse_provider(expression, model, total_steps=1)
@@ -63,14 +60,10 @@ class Search:
     @property
     def _settings(self) -> dict[str, Any]:
         """What must be the same when a search goes on."""
-        return {
-            "space": self.space.content,
-            "options": values_of(self.held_out.options),  # in any order
-            "seeds": self.held_out.seeds,
-            "search_rows": self.held_out.rows,
-            "sampler_seed": self.sampler_seed,
-            "prune_p": self.prune_p,
-        }
+        options = {name: value if value is True else str(value) for name, value in self.held_out.options.items()}
+        held_out = {"options": options, "seeds": self.held_out.seeds, "search_rows": self.held_out.rows}
+        drawn = {"sampler_seed": self.sampler_seed, "prune_p": self.prune_p}
+        return {"space": self.space.content, **held_out, **drawn}
 
     @property
     def _output(self) -> OutputFolder:
@@ -82,24 +75,20 @@ class Search:
         with self._output.locked():
             self._output.write(self._settings)
             path = self._output.path / "optuna.log"
-            trials = Trials(path, self.space, self.layers, self.held_out.seeds, self.sampler_seed, self.prune_p)
-            self._check_runs(trials)
+            trials = Trials(path, self.space, self.held_out.seeds, self.sampler_seed, self.prune_p)
+            for run in self.known(trials):
+                run.check()
+                if changed := run.changed:
+                    raise InputError(
+                        f"{' and '.join(changed).capitalize()} changed since the search in {self._output.path} began, "
+                        "so its scores cannot be compared: choose another --output-dir."
+                    )
             yield trials
-
-    def _check_runs(self, trials: Trials) -> None:
-        for run in self.known(trials):
-            run.check()
-            if changed := run.changed:
-                raise InputError(
-                    f"{' and '.join(changed).capitalize()} changed since the search in {self._output.path} began, so "
-                    "its scores cannot be compared: choose another --output-dir."
-                )
 
     def make(self, trials: Trials, launch: Launcher, jobs: int, console: Console) -> None:
         """Make runs until the budget is spent, or nothing is left to try.
 
-        The runs of a round are made at the same time, one per trial, and their scores are told in order. So the draws
-        do not depend on how long the runs take.
+        The runs of a round are told in order, so that the draws do not depend on how long they take.
         """
         while pending := self._round(trials, jobs, console):
             running = {trial.number: trial for trial in trials.running}
@@ -118,7 +107,11 @@ class Search:
         left = {(trial.number, len(trial.scores)) for trial in trials.running}
         if rest := [entry for entry in trials.round if entry in left]:
             return rest
-        while len(trials.running) < jobs and self._affords(trials):
+        seeds = self.held_out.seeds
+        while len(trials.running) < jobs:
+            reserved = sum(seeds - len(trial.scores) for trial in trials.running)
+            if trials.runs + reserved + seeds > self.runs:  # the budget is not enough for another trial
+                break
             if (new := trials.ask()) is None:
                 say(console, "The search space has nothing left to try.")
                 break
@@ -126,41 +119,23 @@ class Search:
         trials.round = [(trial.number, len(trial.scores)) for trial in trials.running]
         return trials.round
 
-    def _affords(self, trials: Trials) -> bool:
-        """Whether the budget is enough for another trial, besides what the present ones may need."""
-        reserved = sum(self.held_out.seeds - len(trial.scores) for trial in trials.running)
-        return trials.runs + reserved + self.held_out.seeds <= self.runs
-
     def _told(self, trials: Trials, trial: Trial, run: PlannedRun) -> Iterator[str]:
         """Tell how a run has ended; say what that means for its trial."""
-        best, name = trials.best, f"trial-{trial.number}"
+        name, leader = f"trial-{trial.number}", best(trials.all)
         if not run.finished:
             reason = run.failure or "no output"
             trials.fail(trial, reason)
             yield f"{name} failed: {reason} (see {run.log})"
             return
         trial = trials.report(trial, run.score)
+        other, top = ("", -math.inf) if leader is None else (f"trial-{leader.number}", leader.mean)
         if trial.state == "stopped":
-            assert best is not None
-            yield f"{name} stopped after {len(trial.scores)} seeds: it is worse than trial-{best.number}."
+            yield f"{name} stopped after {len(trial.scores)} seeds: it is worse than {other}."
         elif trial.state == "complete":
-            rank = ", the best so far"
-            if best is not None and trial.mean <= best.mean:
-                rank = f" (best: trial-{best.number}, {best.mean:.4f})"
+            rank = ", the best so far" if trial.mean > top else f" (best: {other}, {top:.4f})"
             yield f"{name}: mean {trial.mean:.4f}{rank}"
 
-    def runs_of(self, trial: Trial) -> list[PlannedRun]:
-        """Return the runs that a trial has made, and the next one of a running trial."""
-        count = len(trial.scores) + (trial.state in ("running", "failed"))
-        return self.held_out.runs(trial.method)[:count]
-
     def known(self, trials: Trials) -> list[PlannedRun]:
-        """Return the runs of all trials so far."""
-        return [run for trial in trials.all for run in self.runs_of(trial)]
-
-    def winner(self, trials: Trials) -> Winner | None:
-        """Return the best method and what finding it took; ``None`` before any trial is complete."""
-        if (best := trials.best) is None:
-            return None
-        task, each = self.held_out.run(best.method, 0).settings.task, self.held_out
-        return Winner(best.method.text, best.mean, task, len(trials.all), trials.runs, each.seeds, each.rows)
+        """Return the runs of all trials so far, and the next one of each running trial."""
+        made = [(each.method, len(each.scores) + (each.state in ("running", "failed"))) for each in trials.all]
+        return [run for method, count in made for run in self.held_out.runs(method)[:count]]

@@ -6,15 +6,14 @@ import json
 import math
 import random
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from attnreg.errors import InputError, did_you_mean
+from attnreg.errors import InputError
+from attnreg.experiments.compare.yaml_file import load_yaml, mapping
 from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.runs.command import load_command
 
@@ -45,10 +44,6 @@ class Range:
     log: bool = False
 
     @property
-    def _whole(self) -> bool:
-        return isinstance(self.low, int) and isinstance(self.high, int)
-
-    @property
     def extremes(self) -> Sequence[Any]:
         """The values to check before the search starts."""
         return [self.low, self.high]
@@ -57,11 +52,11 @@ class Range:
     def start(self) -> Any:
         """The value of a first trial, as optuna stores it: the middle."""
         middle = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
-        return round(middle) if self._whole else middle
+        return round(middle) if isinstance(self.low + self.high, int) else middle
 
     def draw(self, trial: Trial, name: str) -> Any:
         """Draw a number; one that is not whole has three significant digits, so that it is easy to read and type."""
-        if self._whole:
+        if isinstance(self.low + self.high, int):
             return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
         value = trial.suggest_float(name, self.low, self.high, log=self.log)
         return min(max(float(f"{value:.3g}"), self.low), self.high)
@@ -90,87 +85,67 @@ Values = Range | Choice
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A provider that a composition may contain, and the values of its arguments.
-
-    The last "argument", ``layers``, is where it may act: words of ``LAYERS``, or lists of layer indices.
-    """
-
-    name: str
-    arguments: Mapping[str, Values]
-
-    def draw(self, trial: Trial, layers: int | None) -> str:
-        """Draw the arguments and the layers; return an expression."""
-        drawn = {name: values.draw(trial, f"{self.name} {name}") for name, values in self._distinct(layers).items()}
-        return self._expression(drawn, layers)
-
-    def start(self, layers: int | None) -> dict[str, Any]:
-        """The parameters of a first trial: the middle of each range, and the first of each list."""
-        return _starts({f"{self.name} {name}": values for name, values in self._distinct(layers).items()})
-
-    def extremes(self, layers: int | None) -> list[str]:
-        """Return the expressions to check before the search starts."""
-        ends = {name: values.extremes for name, values in self.arguments.items()}
-        return [self._expression(drawn, layers) for drawn in _cycled(ends)]
-
-    def _expression(self, drawn: dict[str, Any], layers: int | None) -> str:
-        indices = layer_indices(drawn.pop("layers"), layers)
-        call = f"{self.name}({', '.join(f'{name}={literal(value)}' for name, value in drawn.items())})"
-        return call if indices is None else f"OnLayers({call}, {indices})"
-
-    def _distinct(self, layers: int | None) -> dict[str, Values]:
-        """The arguments without choices of layers that are the same in a model of so few layers."""
-        found = {str(layer_indices(each, layers)): each for each in reversed(self.arguments["layers"].extremes)}
-        return {**self.arguments, "layers": Choice(list(found.values())[::-1])}
-
-
-@dataclass(frozen=True)
 class Space:
-    """What a search varies: options of a recipe, by flag, and which candidates, at most ``most``, are in a composition.
+    """What a search varies: options of a recipe, by flag, and which providers, at most ``most``, are in a composition.
 
-    ``content`` is the space as JSON can store it, to tell whether it has changed.
+    ``providers`` has the values of each one's arguments; the last "argument", ``layers``, is where it may act: words of
+    ``LAYERS``, or lists of layer indices. ``content`` is the space as JSON can store it, to tell whether it has
+    changed; ``layers`` is the number of layers of the model, if known.
     """
 
     recipe: str
     options: Mapping[str, Values]
-    candidates: Sequence[Candidate]
+    providers: Mapping[str, Mapping[str, Values]]
     most: int
     content: Mapping[str, Any]
-
-    def starts(self, layers: int | None) -> list[dict[str, Any]]:
-        """Return the parameters of the first trials: no provider, which is plain fine-tuning, and each one alone."""
-        if not self.candidates:
-            return []
-        plain = _starts(self.options) | {candidate.name: False for candidate in self.candidates}
-        return [plain, *({**plain, each.name: True, **each.start(layers)} for each in self.candidates)]
+    layers: int | None = None
 
     @property
     def needs_layers(self) -> bool:
         """Whether the number of layers must be known."""
-        return any(where in HALVES for each in self.candidates for where in each.arguments["layers"].extremes)
+        return any(where in HALVES for each in self.providers.values() for where in each["layers"].extremes)
 
-    def draw(self, trial: Trial, layers: int | None, order: random.Random) -> str:
-        """Draw a method: a recipe with its options.
+    def for_layers(self, layers: int | None) -> Space:
+        """Return the space for a model with so many layers, with one of those choices that come to the same in it."""
+        providers = {}
+        for name, arguments in self.providers.items():
+            found = {str(layer_indices(each, layers)): each for each in reversed(arguments["layers"].extremes)}
+            providers[name] = {**arguments, "layers": Choice(list(found.values())[::-1])}
+        return replace(self, providers=providers, layers=layers)
 
-        The candidates are asked for in a random ``order``, which matters if not all may be in.
-        """
-        drawn = {flag: values.draw(trial, flag) for flag, values in self.options.items()}
+    def starts(self) -> list[dict[str, Any]]:
+        """Return the parameters of the first trials: no provider, which is plain fine-tuning, and each one alone."""
+        if not self.providers:
+            return []
+        plain = _starts(self.options) | dict.fromkeys(self.providers, False)
+        named = {name: {f"{name} {key}": each for key, each in own.items()} for name, own in self.providers.items()}
+        return [plain, *({**plain, name: True, **_starts(own)} for name, own in named.items())]
+
+    def draw(self, trial: Trial, order: random.Random) -> str:
+        """Draw a method; providers are asked for in a random ``order``, which matters if not all may be in."""
+        options = {flag: values.draw(trial, flag) for flag, values in self.options.items()}
         parts: dict[str, str] = {}
-        for candidate in order.sample(self.candidates, len(self.candidates)):
-            if len(parts) < self.most and trial.suggest_categorical(candidate.name, [False, True]):
-                parts[candidate.name] = candidate.draw(trial, layers)
-        return self._method(drawn, [parts[each.name] for each in self.candidates if each.name in parts])
+        for name in order.sample(list(self.providers), len(self.providers)):
+            if len(parts) < self.most and trial.suggest_categorical(name, [False, True]):
+                drawn = {key: values.draw(trial, f"{name} {key}") for key, values in self.providers[name].items()}
+                parts[name] = self._expression(name, drawn)
+        return self._method(options, [parts[name] for name in self.providers if name in parts])
 
-    def extremes(self, layers: int | None) -> Iterator[str]:
+    def extremes(self) -> Iterator[str]:
         """Return the methods to check before the search starts."""
-        parts = [[text] for candidate in self.candidates for text in candidate.extremes(layers)] or [[]]
-        for drawn in _cycled({"": parts, **{flag: values.extremes for flag, values in self.options.items()}}):
+        parts = [[self._expression(name, drawn)] for name, own in self.providers.items() for drawn in _cycled(own)]
+        for drawn in _cycled({"": Choice(parts or [[]]), **self.options}):
             part = drawn.pop("")
             yield self._method(drawn, part)
 
+    def _expression(self, name: str, drawn: dict[str, Any]) -> str:
+        indices = layer_indices(drawn.pop("layers"), self.layers)
+        call = f"{name}({', '.join(f'{key}={literal(value)}' for key, value in drawn.items())})"
+        return call if indices is None else f"OnLayers({call}, {indices})"
+
     def _method(self, drawn: Mapping[str, Any], parts: Sequence[str]) -> str:
         recipe = self.recipe
-        if self.candidates and not parts:
+        if self.providers and not parts:
             recipe, known = _PLAIN, {param.opts[0] for param in load_command(_PLAIN).params}
             drawn = {flag: value for flag, value in drawn.items() if flag in known}
         # Without single quotes, so that a shell needs only those.
@@ -186,15 +161,11 @@ def layer_indices(where: Any, layers: int | None) -> list[int] | None:
         >>> [layer_indices(where, 5) for where in LAYERS]
         [None, [0, 1], [2, 3, 4], [0], [-1]]
     """
-    if where == "all":
-        return None
-    if isinstance(where, list):
-        return where
     if where in HALVES:
         assert layers is not None
         middle = layers // 2
         return list(range(middle) if where == HALVES[0] else range(middle, layers))
-    return [0] if where == "first" else [-1]
+    return where if isinstance(where, list) else {"all": None, "first": [0], "last": [-1]}[where]
 
 
 def read_space(text: str | None) -> Space:
@@ -205,25 +176,21 @@ def read_space(text: str | None) -> Space:
         >>> space.recipe, space.options
         ('ad-drop', {'--q': Range(low=0.1, high=0.5, log=False)})
     """
-    try:
-        is_file = text is not None and text.lower().endswith((".yaml", ".yml"))
-        content = yaml.safe_load(Path(str(text)).read_text(encoding="utf-8") if is_file else text or DEFAULT)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"Cannot read the search space: {' '.join(str(error).split())}") from error
-    content = _mapping(content, "The search space", _KEYS)
-    options = _mapping(content.get("options"), "`options` of the search space")
-    providers = _mapping(content.get("providers"), "`providers` of the search space")
-    if not options and not providers:
+    source = text or DEFAULT
+    is_file = source.lower().endswith((".yaml", ".yml"))
+    content = mapping(load_yaml(Path(source) if is_file else source, "the search space"), "the search space", _KEYS)
+    options, given = (mapping(content.get(key), f"`{key}` of the search space") for key in ("options", "providers"))
+    if not options and not given:
         raise InputError("The search space is empty: give `options`, `providers`, or both.")
     layers = content.get("layers", list(LAYERS))
-    candidates = [_candidate(name, arguments, layers) for name, arguments in providers.items()]
-    most = content.get("most", max(1, len(candidates)))
+    providers = {name: _arguments(name, arguments, layers) for name, arguments in given.items()}
+    most = content.get("most", max(1, len(providers)))
     if not isinstance(most, int) or most < 1:
         raise InputError(f"Expected `most` in the search space as a number of providers of at least 1, got {most!r}.")
-    recipe = content.get("recipe", "regularize" if candidates else _PLAIN)
-    flags = {f"--{str(name).lstrip('-').replace('_', '-')}": value for name, value in options.items()}
+    recipe = content.get("recipe", "regularize" if providers else _PLAIN)
+    flags = {f"--{name.lstrip('-').replace('_', '-')}": value for name, value in options.items()}
     values = {flag: read_values(value, flag) for flag, value in flags.items()}
-    return Space(str(recipe), values, candidates, most, content)
+    return Space(str(recipe), values, providers, most, content)
 
 
 def read_values(value: Any, name: str) -> Values:
@@ -236,22 +203,17 @@ def read_values(value: Any, name: str) -> Values:
         Range(low=1e-05, high=0.001, log=True)
     """
     if isinstance(value, str) and (found := _RANGE.fullmatch(value.strip())):
-        low, high = _number(found[1]), _number(found[2])
-        log = found[3] == "log"
+        low, high, log = _number(found[1]), _number(found[2]), found[3] == "log"
         numbers = not isinstance(low, str) and not isinstance(high, str) and (log or found[3] is None)
-        if not numbers or not low < high or (log and low <= 0):
-            raise InputError(
-                f"Expected {name} in the search space as a range from low to high, such as 0.1..0.5 or "
-                f"1e-5..1e-3 log (above 0), got {value!r}."
-            )
-        return Range(low, high, log)
-    values = [_number(each) for each in (value if isinstance(value, list) else [value])]
-    if not values or any(isinstance(each, dict) for each in values):
-        raise InputError(
-            f"Expected {name} in the search space as a range such as 0.1..0.5, a list of values, or a value, got "
-            f"{value!r}."
-        )
-    return Choice(values)
+        if numbers and low < high and (low > 0 or not log):
+            return Range(low, high, log)
+        forms = "a range from low to high, such as 0.1..0.5 or 1e-5..1e-3 log (above 0)"
+    else:
+        values = [_number(each) for each in (value if isinstance(value, list) else [value])]
+        if values and not any(isinstance(each, dict) for each in values):
+            return Choice(values)
+        forms = "a range such as 0.1..0.5, a list of values, or a value"
+    raise InputError(f"Expected {name} in the search space as {forms}, got {value!r}.")
 
 
 def literal(value: Any) -> str:
@@ -266,38 +228,17 @@ def literal(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def _candidate(name: str, arguments: Any, layers: Any) -> Candidate:
-    arguments = _mapping(arguments, f"{name} in the search space")
+def _arguments(name: str, content: Any, layers: Any) -> dict[str, Values]:
+    arguments = mapping(content, f"{name} in the search space")
     where = arguments.pop("layers", layers)
     choices = where if isinstance(where, list) else [where]
-    if not choices or not all((isinstance(each, str) and each in LAYERS) or _is_indices(each) for each in choices):
+    indices = [each for each in choices if isinstance(each, list) and each and all(type(one) is int for one in each)]
+    if not choices or not all(each in indices or each in LAYERS for each in choices):
         raise InputError(
             f"Expected `layers` in the search space as choices among {', '.join(LAYERS)} and lists of layer indices, "
             f"got {where!r}."
         )
-    values = {key: read_values(each, f"{name} {key}") for key, each in arguments.items()}
-    return Candidate(name, {**values, "layers": Choice(choices)})
-
-
-def _is_indices(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
-
-
-def _mapping(content: Any, what: str, keys: Collection[str] = ()) -> dict[str, Any]:
-    """Return a copy of a mapping; an absent one is empty."""
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise InputError(
-            f"{what} must be a mapping, such as `providers: {{DropHead: {{p: 0.1..0.5}}}}`, got {content!r}."
-        )
-    for key in content:
-        if keys and key not in keys:
-            raise InputError(
-                f"Expected a key among {', '.join(keys)} in the search space, got {key!r}."
-                + did_you_mean(str(key), keys)
-            )
-    return {str(key): value for key, value in content.items()}
+    return {**{key: read_values(each, f"{name} {key}") for key, each in arguments.items()}, "layers": Choice(choices)}
 
 
 def _number(value: Any) -> Any:
@@ -313,7 +254,8 @@ def _starts(values: Mapping[str, Values]) -> dict[str, Any]:
     return {name: each.start for name, each in values.items() if each.start is not None}
 
 
-def _cycled(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Combine each value with some of the others, so that all of them are there."""
-    count = max(map(len, values.values()))
-    return [{name: each[number % len(each)] for name, each in values.items()} for number in range(count)]
+def _cycled(values: Mapping[str, Values]) -> list[dict[str, Any]]:
+    """Combine each extreme value with some of the others, so that all of them are there."""
+    ends = {name: each.extremes for name, each in values.items()}
+    count = max(map(len, ends.values()))
+    return [{name: each[number % len(each)] for name, each in ends.items()} for number in range(count)]

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare.held_out import State, Trial, best
+from attnreg.experiments.compare.held_out import State, Trial
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.search.space import Space
 
 try:
     import optuna
+    from optuna.exceptions import ExperimentalWarning
     from optuna.importance import PedAnovaImportanceEvaluator
+    from optuna.pruners import WilcoxonPruner
     from optuna.samplers import TPESampler
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -40,21 +42,17 @@ class Trials:
     A trial is stopped at a p below ``prune_p`` (Wilcoxon's signed-rank test against the best trial).
     """
 
-    def __init__(
-        self, path: Path, space: Space, layers: int | None, seeds: int, sampler_seed: int, prune_p: float
-    ) -> None:
-        self._space, self._layers, self._seeds, self._sampler_seed = space, layers, seeds, sampler_seed
+    def __init__(self, path: Path, space: Space, seeds: int, sampler_seed: int, prune_p: float) -> None:
+        self._space, self._seeds, self._sampler_seed = space, seeds, sampler_seed
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.filterwarnings("ignore", module="optuna")
+        warnings.simplefilter("ignore", ExperimentalWarning)  # of the pruner, and of parts of the sampler
         _mend(path)
-        with _quiet():
-            self._study = optuna.create_study(
-                storage=JournalStorage(JournalFileBackend(str(path))),
-                study_name="search",
-                pruner=optuna.pruners.WilcoxonPruner(p_threshold=prune_p),
-                direction="maximize",
-                load_if_exists=True,
-            )
-        for start in space.starts(layers)[len(self._study.get_trials(deepcopy=False)) :]:  # a kill may have left a part
+        storage, pruner = JournalStorage(JournalFileBackend(str(path))), WilcoxonPruner(p_threshold=prune_p)
+        self._study = optuna.create_study(
+            storage=storage, study_name="search", pruner=pruner, direction="maximize", load_if_exists=True
+        )
+        for start in space.starts()[len(self._study.get_trials(deepcopy=False)) :]:  # a kill may have left a part
             self._study.enqueue_trial(start)
 
     @property
@@ -73,22 +71,16 @@ class Trials:
         return [trial for trial in self.all if trial.state == "running"]
 
     @property
-    def best(self) -> Trial | None:
-        """The complete trial with the best mean score; the first of several."""
-        return best(self.all)
-
-    @property
     def runs(self) -> int:
         """The number of runs that have been made."""
-        return sum(trial.runs for trial in self.all)
+        return sum(len(trial.scores) + (trial.state == "failed") for trial in self.all)
 
     @property
     def importances(self) -> dict[str, float]:
         """How much of the scores' variation each parameter explains; empty if optuna cannot tell."""
         try:
-            with _quiet():
-                evaluator = PedAnovaImportanceEvaluator()  # needs no scikit-learn, and has no chance
-                return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+            evaluator = PedAnovaImportanceEvaluator()  # needs no scikit-learn, and has no chance
+            return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
         except (ImportError, ValueError, RuntimeError):
             return {}
 
@@ -102,28 +94,26 @@ class Trials:
 
     @property
     def _repeats(self) -> int:
-        """The number of last draws in a row that were repeated ones."""
-        frozen = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
+        """The number of last draws in a row that were not new."""
         last = max((trial.number for trial in self._frozen), default=-1)
-        return sum(trial.number > last for trial in frozen)
+        trials = self._study.get_trials(deepcopy=False)
+        return sum(trial.number > last for trial in trials if trial.state.is_finished())
 
     def _draw(self, known: Collection[str]) -> bool:
         """Draw a trial, or finish the draw that a kill has cut off; return whether its method is new."""
         frozen = self._study.get_trials(deepcopy=False)
         cut = [trial for trial in frozen if trial.state == TrialState.RUNNING and "method" not in trial.user_attrs]
         number = cut[0].number if cut else sum(trial.state != TrialState.WAITING for trial in frozen)
+        # A sampler per trial, whose seed depends on nothing else: so a search that goes on draws the same.
         order = random.Random(f"{self._sampler_seed} {number}")
-        with _quiet():
-            # A sampler per trial, whose seed depends on nothing else: so a search that goes on draws the same.
-            seed = order.getrandbits(31)
-            start = RANDOM_TRIALS if self._repeats < REPEATS else sys.maxsize
-            self._study.sampler = TPESampler(n_startup_trials=start, seed=seed, constant_liar=True)
-            trial = self._opened(cut[0]) if cut else self._study.ask()
-            method = self._space.draw(trial, self._layers, order)
-            if method in known:
-                self._study.tell(trial, state=TrialState.FAIL)  # optuna learns nothing from a repeated one
-            else:
-                trial.set_user_attr("method", method)
+        seed, start = order.getrandbits(31), RANDOM_TRIALS if self._repeats < REPEATS else sys.maxsize
+        self._study.sampler = TPESampler(n_startup_trials=start, seed=seed, constant_liar=True)
+        trial = self._opened(cut[0]) if cut else self._study.ask()
+        method = self._space.draw(trial, order)
+        if method in known:
+            self._study.tell(trial, state=TrialState.FAIL)  # optuna learns nothing from a repeated one
+        else:
+            trial.set_user_attr("method", method)
         return method not in known
 
     def _opened(self, trial: FrozenTrial) -> optuna.trial.Trial:
@@ -131,19 +121,16 @@ class Trials:
 
     def report(self, tried: Trial, score: float) -> Trial:
         """Add the score of a trial's next seed; the trial may end with it."""
-        trial = self._opened(self._frozen[tried.number])
-        with _quiet():
-            trial.report(score, len(tried.scores))
+        self._opened(self._frozen[tried.number]).report(score, len(tried.scores))
         return self.settle(tried.number)
 
     def settle(self, number: int) -> Trial:
         """End a trial that has all its runs, or that is worse than the best one."""
         tried, trial = self.all[number], self._opened(self._frozen[number])
-        with _quiet():
-            if len(tried.scores) == self._seeds:
-                self._end(trial, TrialState.COMPLETE, tried.mean)
-            elif len(tried.scores) > 1 and trial.should_prune():  # optuna 4.0 cannot test a single score
-                self._end(trial, TrialState.PRUNED)
+        if len(tried.scores) == self._seeds:
+            self._end(trial, TrialState.COMPLETE, tried.mean)
+        elif len(tried.scores) > 1 and trial.should_prune():  # optuna 4.0 cannot test a single score
+            self._end(trial, TrialState.PRUNED)
         return self.all[number]
 
     def fail(self, tried: Trial, reason: str) -> None:
@@ -178,11 +165,3 @@ def _mend(path: Path) -> None:
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
         path.write_bytes(content[: content.rfind(b"\n") + 1])
-
-
-class _quiet(warnings.catch_warnings):  # noqa: N801 (it is used as a function)
-    """Hide warnings within the block: optuna calls the pruner and parts of the sampler experimental."""
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        warnings.simplefilter("ignore")

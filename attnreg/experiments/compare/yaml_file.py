@@ -1,0 +1,41 @@
+"""What people write as YAML: study files and search spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from attnreg.errors import InputError, did_you_mean, one_line
+
+
+def load_yaml(source: Path | str, what: str) -> Any:
+    """Read YAML from a file, or from a text."""
+    try:
+        return yaml.safe_load(source.read_text(encoding="utf-8") if isinstance(source, Path) else source)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"Cannot read {what}: {one_line(error)}") from error
+
+
+def mapping(content: Any, what: str, known: Collection[str] | None = None) -> dict[str, Any]:
+    """Return a copy of a mapping; known keys may be written with dashes. What is left empty has no keys.
+
+    Example:
+        >>> mapping({"train-size": 64}, "`options`", ["train_size"]), mapping(None, "`options`")
+        ({'train_size': 64}, {})
+        >>> mapping({"task": 3}, "`options`", ["tasks"])
+        Traceback (most recent call last):
+            ...
+        attnreg.errors.InputError: Unknown key 'task' in `options`. Did you mean tasks?
+    """
+    if content is not None and not isinstance(content, dict):
+        raise InputError(f"Expected {what} to map names to values, got {content!r}.")
+    found = {str(key): value for key, value in (content or {}).items()}
+    if known is None:
+        return found
+    for key in found:
+        if key.replace("-", "_") not in known:
+            raise InputError(f"Unknown key {key!r} in {what}.{did_you_mean(key, known)}")
+    return {key.replace("-", "_"): value for key, value in found.items()}
