@@ -20,6 +20,9 @@ from attnreg.experiments.options.content import changed
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.tasks.models.lora import save_model
 
+# What a run leaves if it fails before its first checkpoint; there is nothing to lose.
+_UNBEGUN = {LOCK, "config.json", "metrics.jsonl", "telemetry.jsonl"}
+
 
 class RunFolder:
     """The folder that a run writes to. Of several processes, only one is the writer."""
@@ -36,44 +39,40 @@ class RunFolder:
             InputError: if the folder is not empty and ``--resume`` is not given; or if it is given, and the folder
                 holds no run, a run with other options, or one of another version, recipe file or data.
         """
-        config = self.path / "config.json"
         if not settings.resume:
-            if self.path.exists() and (
-                not self.path.is_dir() or {each.name for each in self.path.iterdir()} - self._unbegun()
-            ):
-                raise InputError(
-                    f"Expected --output-dir to be new or empty, got {self.path}: {self._instead(config, settings)}."
-                )
+            names = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set()
+            if self.path.is_file() or names - (set() if self.begun else _UNBEGUN):
+                instead = self._instead(settings)
+                raise InputError(f"Expected --output-dir to be new or empty, got {self.path}: {instead}.")
             return
-        if not config.is_file():
+        if not (self.path / "config.json").is_file():
             raise InputError(f"No run to resume in {self.path}. Start it without --resume.")
-        try:
-            differences = settings.differences(RunReader(self.path).config)
-        except (TypeError, AttributeError) as error:
-            raise InputError(f"Cannot read the run's options in {config}: {error}.") from error
-        if differences:
+        if others := self._differences(settings):
             raise InputError(
-                f"The run in {self.path} was started with other options: resume with {', '.join(differences)}, or pass "
-                "--output-dir for another run."
+                f"The run in {self.path} was started with other options: resume with {others}, or pass --output-dir "
+                "for another run."
             )
         if new := changed(settings.content(), RunReader(self.path).config):
             raise InputError(
                 f"Since the run in {self.path} was started, {' and '.join(new)} changed: start it in a new folder."
             )
 
-    def _unbegun(self) -> set[str]:
-        """The names of files that a run leaves if it fails before its first checkpoint; there is nothing to lose."""
-        return set() if self.begun else {LOCK, "config.json", "metrics.jsonl", "telemetry.jsonl"}
+    def _differences(self, settings: Settings) -> str:
+        """The options in which the run in the folder differs, as typed on the command line."""
+        try:
+            return ", ".join(settings.differences(RunReader(self.path).config).values())
+        except (TypeError, AttributeError) as error:
+            raise InputError(f"Cannot read the run's options in {self.path / 'config.json'}: {error}.") from error
 
-    def _instead(self, config: Path, settings: Settings) -> str:
+    def _instead(self, settings: Settings) -> str:
         """Say what to do about a run in the folder of a new one."""
-        if not config.is_file():
+        if not (self.path / "config.json").is_file():
             return "choose another folder"
         finished = RunReader(self.path).finished
-        with suppress(InputError, TypeError, AttributeError):
-            if differences := settings.differences(RunReader(self.path).config):
+        with suppress(InputError):
+            if others := self._differences(settings):
                 ended = "is finished, with" if finished else "has"
-                return f"its run {ended} other options, {', '.join(differences)}; pass --output-dir for this one"
+                return f"its run {ended} other options, {others}; pass --output-dir for this one"
         return "choose another folder, or pass --resume to " + ("print its report" if finished else "continue its run")
 
     def create(self, settings: Settings, parameters: Mapping[str, int], max_length: int) -> None:

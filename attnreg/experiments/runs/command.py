@@ -147,10 +147,9 @@ def _settings(recipe: str, options: dict[str, Any]) -> Settings:
     data = data_name(task.name, shared["data_dir"])
     shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{recipe}-{data}-seed{shared['seed']}"
     params = click.get_current_context().command.params
-    flags = {str(parameter.name): parameter.opts[0] for parameter in params}
-    off_flags = {str(each.name): each.secondary_opts[0] for each in params if each.secondary_opts}
+    flags = {str(each.name): "/".join((each.opts[0], *each.secondary_opts[:1])) for each in params}
     source = inspect.unwrap(click.get_current_context().command.callback or _settings).__code__.co_filename
-    return Settings(recipe=recipe, own=own, flags=flags, off_flags=off_flags, recipe_file=source, **shared)
+    return Settings(recipe=recipe, own=own, flags=flags, recipe_file=source, **shared)
 
 
 def _is_given(name: str) -> bool:
