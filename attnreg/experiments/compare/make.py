@@ -102,7 +102,7 @@ def _show(comparison: Comparison, console: Console) -> None:
     if shown := write_report(comparison):
         for block in shown:
             if isinstance(block, Paragraph):
-                say(console, block.text)
+                say(console, block)
             else:
                 print_table(console, block)
         say(

@@ -22,6 +22,11 @@ from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
 from attnreg.training.method import TrainingMethod
 
+_OF_HISTORY = (
+    *("trivial", "mislabelled", "other_text", "drop_rates", "active_steps", "events"),
+    *("seconds", "training_seconds", "training_cpu_seconds"),
+)
+
 
 def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
     """Evaluate the returned network at the end of training and write the results, and its model card.
@@ -45,7 +50,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         history.other_text |= {"after": after, "forgetting": after["loss"] - history.other_text["before"]["loss"]}
     history.collapsed = collapsed(dev.records)
     history.trivial = _trivial_scores(run, some)
-    records = history.of(method.returned_name)
+    records, selection = history.of(method.returned_name), run.selection()
     forward, backward = run.total(history.forward_rows, history.backward_rows)
     result: dict[str, Any] = {
         "metric": run.task.metric,
@@ -54,26 +59,18 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "train": evaluate(method.model, run.labelled(some), kind, run.accelerator),
         "train_rows_scored": len(some),
         "classes": list(run.task.labels),
-        "trivial": history.trivial,
-        "mislabelled": history.mislabelled,
-        "other_text": history.other_text,
+        **{name: getattr(history, name) for name in _OF_HISTORY},
         "best_epoch": history.best(run.task.metric, method.returned_name),
         "rows": len(run.train_rows),
         "parameters": run.parameters,
         "steps": history.step,
-        "seconds": history.seconds,
-        "training_seconds": history.training_seconds,
-        "training_cpu_seconds": history.training_cpu_seconds,
         "peak_memory_bytes": history.peak_memory,
         "forward_rows": forward,
         "backward_rows": backward,
-        "drop_rates": history.drop_rates,
-        "active_steps": history.active_steps,
-        "events": history.events,
         "held_out": run.held_out,
         "returned": {
             "select": "best" if run.settings.returns_best else "last",
-            "epoch": run.selection().returned(records)["epoch"],
+            "epoch": selection.returned(records)["epoch"],
         },
         "stopping": _stopping(run, records),
         "environment": {
@@ -97,9 +94,7 @@ def _commit() -> dict[str, str]:
         return {}
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):  # without git, say
-        return {
-            "commit": subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-        }
+        return {"commit": subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10).strip()}
     return {}
 
 

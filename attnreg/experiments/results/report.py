@@ -34,12 +34,11 @@ def report(
     shown |= {heading: Table(first, others) for heading, (first, *others) in tables.items()}
     said = [*notes, *_notes(run, history, plain)]
     console = Console(quiet=not run.folder.writer)
+    blocks: list[Block] = []
     for heading, table in shown.items():
         print_table(console, table, title=heading)
+        blocks += [Paragraph(f"{' '.join(heading.split())}:") if blocks else Heading(title), table]
     say(console, *said, f"Results saved to {run.folder.path}/.")
-    blocks: list[Block] = [Heading(title), shown.pop(title)]
-    for heading, table in shown.items():
-        blocks += [Paragraph(f"{' '.join(heading.split())}:"), table]
     with run.folder.written():
         run.folder.write_text("report.md", markdown([*blocks, *map(Paragraph, said)], run.folder.path))
     if not settings.keep_checkpoints:
@@ -49,7 +48,7 @@ def report(
 
 def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Table:
     """Return the scores of each network, of plain fine-tuning and of the trivial predictor."""
-    metric, stopping = run.task.metric, run.settings.stop_on is not None
+    metric = run.task.metric
     networks = dict.fromkeys(record["network"] for record in history.evaluations)
     entries = [(name if len(networks) > 1 else run.settings.recipe, run, history, name) for name in networks]
     if plain is not None:
@@ -60,14 +59,18 @@ def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -
         best, last = its_history.best(metric, network), records[-1]
         # AttendOut's other network stops when the game ends.
         ended = f"{last[metric]:.4f}" + (f" (epoch {last['epoch']})" if last["epoch"] != its_run.epochs else "")
-        returned = [_returned(its_run, its_history, network)] if stopping else []
+        is_returned = network == its_history.returned  # or it is the other one of a game
+        returned = _at(its_run.selection().returned(records), metric) if is_returned else "not returned"
         size, seconds = str(len(its_run.train_rows)), f"{its_history.seconds:.0f}"
-        rows.append([name, *returned, ended, _at(best, metric), f"{last['loss']:.4f}", size, seconds])
+        rows.append([name, returned, ended, _at(best, metric), f"{last['loss']:.4f}", size, seconds])
     if (trivial := history.trivial) is not None:
-        cells = [f"{trivial['dev'][metric]:.4f}", "none", "none", str(len(run.train_rows)), "0"]
-        rows.append([trivial["predictor"], *(["none"] if stopping else []), *cells])
-    header = ["network", *(["returned epoch"] if stopping else []), "last epoch", "best epoch", "loss", "rows"]
-    return Table([*header, "time (s)"], rows)
+        score, size = f"{trivial['dev'][metric]:.4f}", str(len(run.train_rows))
+        rows.append([trivial["predictor"], "none", score, "none", "none", size, "0"])
+    header = ["network", "returned epoch", "last epoch", "best epoch", "loss", "rows", "time (s)"]
+    left_out = slice(1, 1) if run.settings.stop_on is not None else slice(1, 2)  # without a choice of epochs
+    for row in (header, *rows):
+        del row[left_out]
+    return Table(header, rows)
 
 
 def _notes(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Iterator[str]:
@@ -115,13 +118,6 @@ def _at(record: Mapping[str, Any], metric: str) -> str:
     return f"{record[metric]:.4f} ({record['epoch']})"
 
 
-def _returned(run: Setup, history: History, network: str) -> str:
-    """Return the score of the network that the run returned, with its epoch, or that it is the other one of a game."""
-    if network != history.returned:
-        return "not returned"
-    return _at(run.selection().returned(history.of(network)), run.task.metric)
-
-
 def _stopped(run: Setup, history: History) -> str:
     """Say at which epoch a run with ``--patience`` or ``--select best`` stopped, and to which it returned."""
     records, patience = history.of(history.returned), run.settings.patience
@@ -164,13 +160,11 @@ def rounds_played(events: Mapping[str, int], runs: int = 1) -> str:
         >>> rounds_played({"winner: attacker": 3, "winner: defender": 1})
         'The game had 4 rounds: the Attacker won 3, the Defender 1.'
     """
-    attacker, defender = (events.get(f"winner: {name}", 0) for name in ("attacker", "defender"))
+    attacker, defender = (events.get(f"winner: {name}", 0) / runs for name in ("attacker", "defender"))
     if not attacker + defender:
         return ""
-    if runs > 1:
-        return (
-            f"The game had {(attacker + defender) / runs:.1f} rounds on average: the Attacker won "
-            f"{attacker / runs:.1f}, the Defender {defender / runs:.1f}."
-        )
-    plural = "s" * (attacker + defender > 1)
-    return f"The game had {attacker + defender} round{plural}: the Attacker won {attacker}, the Defender {defender}."
+    digits, rounds = (1, "rounds on average") if runs > 1 else (0, "round" + "s" * (attacker + defender > 1))
+    return (
+        f"The game had {attacker + defender:.{digits}f} {rounds}: the Attacker won {attacker:.{digits}f}, the Defender "
+        f"{defender:.{digits}f}."
+    )
