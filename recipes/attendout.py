@@ -1,5 +1,3 @@
-"""AttendOut: a Generator learns dropout masks from a game of two models."""
-
 from typing import Any
 
 import click
