@@ -102,21 +102,13 @@ def plot_attention(
     choice: int = 0,
     seed: int = 0,
 ) -> None:
-    """Plot the attention of one sample and the positions that a provider drops.
+    """Plot the attention of one row, ``batch`` with ``labels``, and the positions that a provider drops.
 
     The grey of attention weights grows with their square root, from 0 to 1, in every plot: the small weights of a long
-    or untrained attention stay apart, and plots can be compared.
-
-    Args:
-        model: the model, with nothing attached.
-        batch: model inputs of one row, with ``labels``.
-        tokens: the tokens to plot; positions after them (padding) are left out.
-        provider: an :class:`attnreg.AttributionProvider` also shows attributions and candidate region.
-        path: the PNG file to save.
-        layer: index of the layer.
-        head: index of the head (default: the head with the most attribution, or the first).
-        choice: for multiple choice, index of the choice to plot; only the predicted choice has attributions.
-        seed: seed of the masks; the ``handle.seed`` of a training pass on this batch gives the masks of that pass.
+    or untrained attention stay apart, and plots can be compared. An :class:`attnreg.AttributionProvider` also shows
+    attributions and candidate region. Positions after the ``tokens`` are left out. The default head has the most
+    attribution. Of multiple choice, only the predicted ``choice`` has attributions. With the ``handle.seed`` of a
+    training pass on this batch, the masks are those of that pass.
     """
     watched = _Watched(provider.train())
     with attnreg.attach(model, watched) as handle, torch.random.fork_rng():
