@@ -22,14 +22,10 @@ from attnreg.training.method import Batch
 
 
 class Predictions(NamedTuple):
-    """A network's loss and predictions on labelled rows.
+    """A network's predictions on labelled rows."""
 
-    The loss is the mean over labelled rows, words or tokens; ``None`` if the network returns no loss. Each row has a
-    record: ``label``, ``prediction`` and further values that depend on the kind of task.
-    """
-
-    loss: float | None
-    records: list[Record]
+    loss: float | None  #: mean over labelled rows, words or tokens; ``None`` if the network returns no loss
+    records: list[Record]  #: of each row: ``label``, ``prediction`` and further values of the kind of task
 
 
 @torch.no_grad()
