@@ -1,4 +1,4 @@
-"""The final report of a run: scores and drop rates, on the screen and in ``report.md``."""
+"""What the final report of a run shows and says: scores and drop rates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from attnreg.experiments.results.document import Block, Heading, Paragraph, Table, markdown, print_table, say
+from attnreg.experiments.results.document import Table
 from attnreg.experiments.setup.stopping import biased
 
 if TYPE_CHECKING:  # `attnreg compare` needs only the tables
@@ -18,32 +16,13 @@ if TYPE_CHECKING:  # `attnreg compare` needs only the tables
 COLLAPSED = "Collapsed: {} predicts the same class for all dev rows"
 
 
-def report(
-    run: Setup,
-    history: History,
-    plain: tuple[Setup, History] | None,
-    notes: Sequence[str],
-    tables: Mapping[str, Sequence[Sequence[str]]],
-) -> None:
-    """Print the results of a run and write them to ``report.md``; see :meth:`attnreg.experiments.Run.report`."""
+def tables_of(run: Setup, history: History, plain: tuple[Setup, History] | None) -> dict[str, Table]:
+    """Return the tables of a run by heading; the first heading is the title of the report."""
     settings = run.settings
     title = f"{settings.recipe} on {settings.task}: {run.task.metric} on {run.scored_on} rows, seed {settings.seed}"
-    shown = {title: _scores(run, history, plain)}
-    if rates := [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]:
-        shown["Drop rate per layer\n(mean while active)"] = Table(["layer", "drop rate"], rates)
-    shown |= {heading: Table(first, others) for heading, (first, *others) in tables.items()}
-    said = [*notes, *_notes(run, history, plain)]
-    console = Console(quiet=not run.folder.writer)
-    blocks: list[Block] = []
-    for heading, table in shown.items():
-        print_table(console, table, title=heading)
-        blocks += [Paragraph(f"{' '.join(heading.split())}:") if blocks else Heading(title), table]
-    say(console, *said, f"Results saved to {run.folder.path}/.")
-    with run.folder.written():
-        run.folder.write_text("report.md", markdown([*blocks, *map(Paragraph, said)], run.folder.path))
-    if not settings.keep_checkpoints:
-        for each in (run, *(() if plain is None else plain[:1])):
-            each.folder.remove_checkpoints()
+    rates = [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]
+    by_layer = {"Drop rate per layer\n(mean while active)": Table(["layer", "drop rate"], rates)} if rates else {}
+    return {title: _scores(run, history, plain), **by_layer}
 
 
 def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Table:
@@ -73,7 +52,7 @@ def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -
     return Table(header, rows)
 
 
-def _notes(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Iterator[str]:
+def notes_of(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Iterator[str]:
     """Say what the tables do not, after the recipe's own notes."""
     settings = run.settings
     if history.drop_rates or (run.folder.path / "provider").is_dir():
@@ -154,12 +133,7 @@ def collapsed(records: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def rounds_played(events: Mapping[str, int], runs: int = 1) -> str:
-    """Say in one sentence how many rounds of AttendOut's game were played and who won them; empty without a game.
-
-    Example:
-        >>> rounds_played({"winner: attacker": 3, "winner: defender": 1})
-        'The game had 4 rounds: the Attacker won 3, the Defender 1.'
-    """
+    """Say in one sentence how many rounds of AttendOut's game were played and who won them; empty without a game."""
     attacker, defender = (events.get(f"winner: {name}", 0) / runs for name in ("attacker", "defender"))
     if not attacker + defender:
         return ""

@@ -77,7 +77,8 @@ def fit(method: TrainingMethod, run: Setup) -> History:
             run.folder.create(run.settings, run.parameters, run.kind.max_length)
             if run.other_text is not None:
                 loop.history.other_text = {"before": evaluate(method.model, *run.other_text, run.accelerator)}
-        with run.tracked(), Progress(run, loop.history) as loop.progress:
+        loop.progress = Progress(run, loop.history)
+        with run.tracked(), loop.progress.shown:
             while loop.history.epoch < run.epochs and not loop.selection.is_over(loop.records):
                 loop.epoch()
         loop.selection.give_back(method.model)

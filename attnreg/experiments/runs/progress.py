@@ -29,7 +29,7 @@ class Progress:
         self._console = Console(quiet=not run.folder.writer)
         self._bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._state = Text(no_wrap=True, overflow="ellipsis")
-        self._live = Live(Group(self._bar, self._state), console=self._console, transient=True)
+        self.shown = Live(Group(self._bar, self._state), console=self._console, transient=True)
         self._task = self._bar.add_task(run.settings.recipe, total=run.total_steps, completed=history.step)
         self._metrics: dict[str, float] = {}
         self._history, self._began = history, history.step
@@ -72,10 +72,3 @@ class Progress:
             return ""
         seconds = (time.monotonic() - self._clock) * left / done
         return f"  about {seconds:.0f} s left" if seconds < 100 else f"  about {seconds / 60:.0f} min left"
-
-    def __enter__(self) -> Progress:
-        self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._live.stop()
