@@ -28,10 +28,10 @@ PAPER = {
     provider_option(required=False, summary="Providers that act on the Attacker besides the Generator"),
     option("--initial-keep", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=None,
            help="Initial mean probability of keeping a position, of the default Generator (default: 0.9)."),
-    expression_option("--credit", f"{GAME}:read_credit", metavar="EXPRESSION",
+    expression_option("--credit", f"{GAME}:credit_of", metavar="EXPRESSION",
                       help="How the Generator learns: Reinforce(...) or GradientCredit(...), with their arguments "
                            "(default: Reinforce())."),
-    expression_option("--rewards", f"{GAME}:read_rewards", metavar="EXPRESSION",
+    expression_option("--rewards", f"{GAME}:rewards_of", metavar="EXPRESSION",
                       help="Rewards(score, batches_per_round, noise, fresh_rows): score 'loss', 'accuracy' or "
                            "'metric' (the task's, of all scored rows), batches per round (default: half as many as "
                            "steps), share of tokens that noisy-train replaces (default: 0.15), rows drawn anew for "

@@ -48,14 +48,18 @@ def expression_option(flag: str, reader: str, **kwargs: Any) -> Callable[[Any], 
 
     Args:
         flag: the option's flag.
-        reader: module and name, such as ``my_module:read``, of a function that checks the text and returns it in a
-            uniform spelling. It is imported only where the option is given, because it may import torch.
+        reader: module and name, such as ``my_module:read``, of a function that checks the text. If it returns a text,
+            such as another spelling, this is the value. It is imported only where the option is given, because it may
+            import torch.
         kwargs: arguments of :func:`attnreg.experiments.option`.
     """
 
     def read(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+        if text is None:
+            return None
         module, _, name = reader.partition(":")
-        return None if text is None else getattr(importlib.import_module(module), name)(text)
+        value = getattr(importlib.import_module(module), name)(text)
+        return value if isinstance(value, str) else text
 
     return option(flag, callback=read, **kwargs)
 
