@@ -41,8 +41,7 @@ def summary(path: Path) -> str:
 
 def find_recipe(name: str) -> Path:
     """Return the file of a built-in recipe."""
-    files = recipe_files()
-    return _found(name, files, f"a recipe among {', '.join(files)}", "recipes")
+    return _found(name, recipe_files(), f"a recipe among {', '.join(recipe_files())}", "recipes")
 
 
 def _found(name: str, files: Mapping[str, Path], expected: str, what: str) -> Path:

@@ -64,12 +64,7 @@ def content_of(
 
 
 def changed(mine: Mapping[str, str | None], config: Mapping[str, Any]) -> list[str]:
-    """Name what has changed since a run was started; what its ``config.json`` does not tell counts as unchanged.
-
-    Example:
-        >>> changed({"recipe": "a", "data": None}, {"attnreg": "0.0.1", "content": {"recipe": "b"}})
-        ["the recipe's file", "attnreg's version"]
-    """
+    """Name what has changed since a run was started; what its ``config.json`` does not tell counts as unchanged."""
     theirs = {**config.get("content", {}), **{name: config[name] for name in ("attnreg",) if name in config}}
     both = {**mine, "attnreg": __version__}
     return [NAMES[name] for name, value in both.items() if name in theirs and theirs[name] != value]

@@ -255,12 +255,7 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def data_name(task: str, data_dir: str | None) -> str:
-    """Return the name of the data for a folder of results: the task's, or that of the folder of a custom task.
-
-    Example:
-        >>> data_name("cola", "/data/glue"), data_name("custom", "/data/reviews")
-        ('cola', 'reviews')
-    """
+    """Return the name of the data for a folder of results: the task's, or that of the folder of a custom task."""
     return (task == "custom" and data_dir and Path(data_dir).resolve().name) or task
 
 

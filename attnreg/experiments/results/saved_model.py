@@ -214,29 +214,23 @@ def _classes(model: Path) -> tuple[str, ...]:
 def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: str | None) -> Path:
     """Choose the file of an evaluation, so that only the same evaluation, made again, replaces it."""
     if name is not None:
-        path = folder / f"{name}.json"
         if Path(name).name != name or name in ("", ".", ".."):
             raise InputError(f"Expected --name to be a file name, got {name!r}.")
-        if _made_before(path, what) is False:
+        if not _may_be_in(path := folder / f"{name}.json", what):
             raise InputError(f"{path} is the evaluation of other data, or at another length: choose another name.")
         return path
     other = "" if what["data_dir"] in (None, own_folder) else Path(what["data_dir"]).name
     usual = {"", what["task"], "validation"}
-    parts = [what["task"], *(part for part in (other, what["split"]) if part not in usual)]
-    path = folder / f"{'-'.join(parts)}.json"
-    if _made_before(path, what) is not False:
-        return path
+    words = "-".join([what["task"], *(part for part in (other, what["split"]) if part not in usual)])
     mark = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]  # another folder of the same name, say
-    return folder / f"{'-'.join([*parts, mark])}.json"
+    path = folder / f"{words}.json"
+    return path if _may_be_in(path, what) else folder / f"{words}-{mark}.json"
 
 
-def _made_before(path: Path, what: Mapping[str, Any]) -> bool | None:
-    """Whether a file holds an evaluation of the same data; ``None`` if there is no file."""
-    if not path.is_file():
-        return None
+def _may_be_in(path: Path, what: Mapping[str, Any]) -> bool:
+    """Whether a file holds an evaluation of the same data, or none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return all(content.get(key) == value for key, value in what.items())
+        return not path.is_file() or what.items() <= json.loads(path.read_text(encoding="utf-8")).items()
     except (OSError, ValueError, AttributeError):
         return False
 
