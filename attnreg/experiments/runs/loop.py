@@ -21,7 +21,7 @@ from attnreg.experiments.results.evaluation import evaluate, evaluate_all
 from attnreg.experiments.results.outcome import conclude
 from attnreg.experiments.runs.checkpoint import read_state, recover_states, rng_state, set_rng_state, write_state
 from attnreg.experiments.runs.progress import Progress
-from attnreg.experiments.runs.telemetry import DivergenceCheck, PassCounter, Telemetry, growing_loss
+from attnreg.experiments.runs.telemetry import PassCounter, Telemetry, growing_loss
 from attnreg.experiments.setup.device import peak_memory
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.setup.stopping import biased
@@ -98,11 +98,9 @@ class _Loop:
     signals: list[signal.Signals]
 
     def __init__(self, method: TrainingMethod, run: Setup) -> None:
-        self.method = method
-        self.run = run
-        self.history = History()
-        self.telemetry = Telemetry(run.log_telemetry, Updater(accelerator=run.accelerator).mean)
-        self.divergence = DivergenceCheck(method, run.folder)
+        self.method, self.run, self.history = method, run, History()
+        mean = Updater(accelerator=run.accelerator).mean
+        self.telemetry = Telemetry(run.log_telemetry, mean, run.folder.last_good)
         self.selection = run.selection()
 
     @property
@@ -124,7 +122,6 @@ class _Loop:
             history.step += 1
             history.batch += 1
             history.forward_rows, history.backward_rows = passes.forward, passes.backward
-            self.divergence.note(history.step, result)
             self.telemetry.note(history.step, result, method.drop_rates(by_head=True))
             now = time.perf_counter()
             history.seconds, history.training_seconds = now - begin, history.training_seconds + now - clock
@@ -138,7 +135,7 @@ class _Loop:
             clock, cpu = time.perf_counter(), time.process_time()
         self.telemetry.flush(history.step)  # waits for the device
         history.training_seconds += time.perf_counter() - clock
-        self.divergence.check(history.step)
+        self._check()
         history.drop_rates, rates = self.telemetry.mean_drop_rates(), self.telemetry.end_epoch()
         history.active_steps = self.telemetry.active_steps()
         history.events = dict(self.telemetry.event_counts)
@@ -165,6 +162,11 @@ class _Loop:
             run.log_evaluation(record)
             self.progress.evaluated(record)
 
+    def _check(self) -> None:
+        """Raise if training has diverged."""
+        provider = [] if self.method.provider is None else [self.method.provider]
+        self.telemetry.check(self.history.step, [*self.method.learners, *provider])
+
     def _is_to_stop(self) -> bool:
         accelerator, asked = self.run.accelerator, bool(self.signals)
         if accelerator.num_processes == 1:
@@ -186,7 +188,7 @@ class _Loop:
     def save(self) -> None:
         """Write a checkpoint, unless training has diverged."""
         run = self.run
-        self.divergence.check(self.history.step)
+        self._check()
         state = self._state()
         if run.folder.writer:
             write_state(run.folder.checkpoints, self.history.step, state)
