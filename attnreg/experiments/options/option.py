@@ -54,8 +54,7 @@ class Option(click.Option):
 
     def __init__(self, *args: Any, group: str = METHOD, further: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.group = group
-        self.further = further
+        self.group, self.further = group, further
 
 
 class GroupedCommand(click.Command):
@@ -82,8 +81,7 @@ class GroupedCommand(click.Command):
 
     def instead(self, ctx: click.Context, flag: str, typed: Sequence[str]) -> str:
         """Return what to write instead of an unknown option, of all that was typed, with a space before; or nothing."""
-        options = (each for each in self.params if isinstance(each, click.Option))
-        known = [each.opts[0].lstrip("-") for each in options]
+        known = [each.opts[0].lstrip("-") for each in self.params if isinstance(each, click.Option)]
         name = flag.lstrip("-").replace("_", "-").lower()
         near = {each for each in known if f"-{each}-" in f"-{name}-" or f"-{name}-" in f"-{each}-"}
         near |= {*difflib.get_close_matches(name, known)}
@@ -139,9 +137,8 @@ class Numbers(click.ParamType):
     name = "numbers"
 
     def __init__(self, number: click.ParamType, example: str, word: str | None = None) -> None:
-        self._number = number
+        self._number, self._word = number, word
         self._expected = example if word is None else f"{word!r} or {example}"
-        self._word = word
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return a list of numbers, or the word."""
@@ -157,10 +154,7 @@ class Numbers(click.ParamType):
 
 
 class Rates(click.FloatRange):
-    """A rate below 1, or rates by pattern, which stay text."""
-
-    def __init__(self) -> None:
-        super().__init__(0, 1, max_open=True)
+    """A rate in a range, or rates by pattern, which stay text."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return a number, or the text."""
@@ -224,11 +218,10 @@ def as_typed(flag: str, value: Any) -> str:
 
 
 def argument(target: str, name: str, flag: str | None = None, **kwargs: Any) -> Callable[[Any], Any]:
-    """Make an option from an argument of a class, dataclass or method, with the same type, default and help.
+    """Make an option from an argument of a class or dataclass, with the same type, default and help.
 
     Args:
-        target: a public name, such as ``attnreg:AttributionProvider`` or ``attnreg:GNetProvider.for_model``, or a name
-            in a module.
+        target: the public name of a class, such as ``attnreg:AttributionProvider``, or its name in a module.
         name: name of the argument; the recipe's function receives the value under this name.
         flag: the option's flag (default: ``--`` and the name with dashes).
         kwargs: arguments of :func:`option` that replace those from the source.
@@ -290,10 +283,9 @@ def preset(flag: str, presets: Mapping[str, Preset], **kwargs: Any) -> Callable[
     return option(flag, type=click.Choice(list(presets)), callback=choose, is_eager=True, expose_value=False, **kwargs)
 
 
-def _source(target: str) -> tuple[ast.ClassDef | ast.FunctionDef, Mapping[str, ast.expr]]:
-    """Return the definition of a public name, and the type aliases that its module defines or imports."""
-    package, _, path = target.partition(":")
-    name, _, method = path.partition(".")
+def _source(target: str) -> tuple[ast.ClassDef, Mapping[str, ast.expr]]:
+    """Return the definition of a class, and the type aliases that its module defines or imports."""
+    package, _, name = target.partition(":")
     file = _file(package)
     tree = parsed(listed_names(str(file))[name] if file.name == "__init__.py" else package)
     aliases = _assigned(tree)
@@ -301,8 +293,7 @@ def _source(target: str) -> tuple[ast.ClassDef | ast.FunctionDef, Mapping[str, a
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("attnreg."):
             theirs = _assigned(parsed(str(node.module)))
             aliases.update({each.name: theirs[each.name] for each in node.names if each.name in theirs})
-    found = _defined(tree, name, ast.ClassDef)
-    return _defined(found, method, ast.FunctionDef) if method else found, aliases
+    return _defined(tree, name, ast.ClassDef), aliases
 
 
 def _defined(tree: ast.Module | ast.ClassDef, name: str, kind: type[Node]) -> Node:
@@ -336,15 +327,16 @@ def parsed(module: str) -> ast.Module:
     return ast.parse(_file(module).read_text(encoding="utf-8"))
 
 
-def _argument(source: ast.ClassDef | ast.FunctionDef, name: str) -> tuple[ast.expr, Any]:
+def _argument(source: ast.ClassDef, name: str) -> tuple[ast.expr, Any]:
     """Return the annotation and the default of an argument, which must be a literal."""
-    fields = source.body if isinstance(source, ast.ClassDef) else []
-    arguments = {ast.unparse(n.target): (n.annotation, n.value) for n in fields if isinstance(n, ast.AnnAssign)}
+    fields = (node for node in source.body if isinstance(node, ast.AnnAssign))
+    arguments: dict[str, tuple[Any, ast.expr | None]]
+    arguments = {ast.unparse(each.target): (each.annotation, each.value) for each in fields}
     if name not in arguments:  # no dataclass
-        spec = (_defined(source, "__init__", ast.FunctionDef) if isinstance(source, ast.ClassDef) else source).args
-        defaults = [None] * (len(spec.args) - len(spec.defaults)) + list(spec.defaults)
-        pairs = [*zip(spec.args, defaults, strict=True), *zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]
-        arguments = {arg.arg: (arg.annotation, default) for arg, default in pairs if arg.annotation}
+        spec = _defined(source, "__init__", ast.FunctionDef).args
+        defaults = [*[None] * (len(spec.args) - len(spec.defaults)), *spec.defaults, *spec.kw_defaults]
+        named = zip([*spec.args, *spec.kwonlyargs], defaults, strict=True)
+        arguments = {each.arg: (each.annotation, default) for each, default in named}
     annotation, default = arguments[name]
     return annotation, None if default is None else ast.literal_eval(default)
 
@@ -360,7 +352,7 @@ def _click_type(annotation: ast.expr, aliases: Mapping[str, ast.expr]) -> click.
     return _TYPES[ast.unparse(annotation)]
 
 
-def _help(source: ast.ClassDef | ast.FunctionDef, name: str) -> str:
+def _help(source: ast.ClassDef, name: str) -> str:
     """Return the entry of an argument in the section ``Args``, as plain text."""
     section = re.search(r"^Args:\n((?:[ ]{4,}.*\n|\n)+)", f"{ast.get_docstring(source)}\n", re.M)
     entry = section and re.search(rf"^    {name}: ((?:.*\n)(?:        .*\n)*)", section[1], re.M)
