@@ -28,17 +28,10 @@ class RunFolder:
     """The folder that a run writes to. Of several processes, only one is the writer."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.writer = True
-        self.checkpoints = path / "checkpoints"
+        self.path, self.checkpoints, self.writer = path, path / "checkpoints", True
 
     def check(self, settings: Settings) -> None:
-        """Check, before anything is written, that the run can start or resume here.
-
-        Raises:
-            InputError: if the folder is not empty and ``--resume`` is not given; or if it is given, and the folder
-                holds no run, a run with other options, or one of another version, recipe file or data.
-        """
+        """Check, before anything is written, that the run can start or, with the same options and data, resume here."""
         if not settings.resume:
             names = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set()
             if self.path.is_file() or names - (set() if self.begun else _UNBEGUN):
@@ -71,8 +64,8 @@ class RunFolder:
         finished = RunReader(self.path).finished
         with suppress(InputError):
             if others := self._differences(settings):
-                ended = "is finished, with" if finished else "has"
-                return f"its run {ended} other options, {others}; pass --output-dir for this one"
+                run = "run is finished, with" if finished else "run has"
+                return f"its {run} other options, {others}; pass --output-dir for this one"
         return "choose another folder, or pass --resume to " + ("print its report" if finished else "continue its run")
 
     def create(self, settings: Settings, parameters: Mapping[str, int], max_length: int) -> None:
@@ -101,10 +94,8 @@ class RunFolder:
         except ConnectionError:  # from a tracker, or a pipe whose reader has gone
             raise
         except (OSError, SafetensorError) as error:
-            raise StoppedError(
-                f"Cannot write the run's files: {error}. {self.last_good()}",
-                can_go_on=RunReader(self.path).resumable,
-            ) from error
+            what = f"Cannot write the run's files: {error}. {self.last_good()}"
+            raise StoppedError(what, can_go_on=RunReader(self.path).resumable) from error
 
     def remove_checkpoints(self) -> None:
         """Remove the checkpoints of a finished run."""
@@ -121,9 +112,8 @@ class RunFolder:
     def last_good(self) -> str:
         """Return a sentence that names the last checkpoint."""
         steps = [int(path.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*")]
-        if not steps:
-            return "The run has no checkpoint yet."
-        return f"The last good checkpoint (step {max(steps)}) is in {self.checkpoints}."
+        good = f"The last good checkpoint (step {max(steps, default=0)}) is in {self.checkpoints}."
+        return good if steps else "The run has no checkpoint yet."
 
     @property
     def begun(self) -> bool:
@@ -143,10 +133,8 @@ class RunFolder:
 
     def write_outcome(self, result: Mapping[str, Any], predictions: Iterable[Mapping[str, Any]]) -> None:
         """Write the checksums, then ``predictions.jsonl``, then ``result.json``, each atomically."""
-        texts = {
-            "predictions.jsonl": "".join(json.dumps(record) + "\n" for record in predictions),
-            "result.json": json.dumps(result, indent=2) + "\n",
-        }
+        rows = "".join(json.dumps(record) + "\n" for record in predictions)
+        texts = {"predictions.jsonl": rows, "result.json": json.dumps(result, indent=2) + "\n"}
         for name, text in {SUMS: checksums_of(texts), **texts}.items():
             self.write_text(name, text)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import click
 
 from attnreg.experiments.options.catalogue import is_built_in
-from attnreg.experiments.options.content import content_of
+from attnreg.experiments.options.content import checksum, code_of
 from attnreg.experiments.options.option import Rates, as_typed, attribute_texts, flag_of, names_like, option
 from attnreg.experiments.tasks.built_in import TASKS
 from attnreg.experiments.tasks.choice import choose_task
@@ -144,10 +144,10 @@ class Settings:
     """Scale of the adapters, divided by their rank (default: the rank)."""
     lora_dropout: BelowOne = 0.0
     """Rate of dropout on the adapters' inputs."""
-    lora_matrix_dropout: Annotated[float | str, Rates()] = 0.0
+    lora_matrix_dropout: Annotated[float | str, Rates(0, 1, max_open=True)] = 0.0
     """Rate at which input and output features of the adapters' matrices are dropped, or rates by pattern of module
     names, such as query=0.5,value=0.1."""
-    lora_rank_dropout: Annotated[float | str, Rates()] = 0.0
+    lora_rank_dropout: Annotated[float | str, Rates(0, 1, max_open=True)] = 0.0
     """Rate at which ranks of the adapters are dropped, or rates by pattern."""
     gradient_accumulation: Annotated[Positive, {"metavar": "N"}] = 1
     """Split each batch into N micro-batches to save memory; the update is that of the whole batch."""
@@ -219,8 +219,14 @@ class Settings:
         }
 
     def content(self) -> dict[str, str | None]:
-        """Return what the results depend on besides these options; see :func:`.content.content_of`."""
-        return content_of(self.recipe_file, self.data_dir, self.own.values(), self.score_on)
+        """Return checksums of what the results depend on besides the options: the recipe, own classes and the data."""
+        recipe = self.recipe_file
+        return {
+            "provider": code_of(self.own.values()),
+            "recipe": checksum(recipe) if recipe and Path(recipe).is_file() else None,
+            "data": None if self.data_dir is None else checksum(self.data_dir),
+            **({} if self.score_on is None else {"score_on": checksum(self.score_on)}),
+        }
 
     def command(self) -> str:
         """Return the command that repeats the run: its recipe, and all options that affect the results."""

@@ -30,10 +30,7 @@ class Predictions(NamedTuple):
 
 @torch.no_grad()
 def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Accelerator | None = None) -> Predictions:
-    """Predict in eval mode, then restore the network's mode. An accelerator splits the same rows over its processes.
-
-    The network returns ``logits``, and ``loss`` when it is given labels.
-    """
+    """Predict in eval mode, then restore the network's mode; arguments are as in :func:`evaluate`."""
     rank, processes = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
     training = network.training
     network.eval()
@@ -95,11 +92,9 @@ class _Probed(nn.Module):
 
     def __init__(self, network: nn.Module, handle: AttachHandle) -> None:
         super().__init__()
-        self.network = network
-        self._handle = handle  # not the provider itself: `eval()` of this module must not reach it
+        self.network, self._handle = network, handle  # not the provider: `eval()` of this module must not reach it
 
     def forward(self, **batch: Any) -> Any:
-        """Make the first pass, if the provider needs one, then the masked one."""
         self._handle.provider.attribute(self.network, batch)
         return self.network(**batch)
 
@@ -107,8 +102,7 @@ class _Probed(nn.Module):
 def probed_scores(run: Setup, network: nn.Module, provider: Regularizer) -> dict[str, float]:
     """Score a network in eval mode on dev, under a provider's masks, which depend only on the run's seed.
 
-    Returns the metrics, and ``"dropped"``: the share of attention dropped in this process, mean over layers and
-    batches. The random state is the same afterwards.
+    ``"dropped"`` is the share of attention dropped in this process, mean over layers and batches.
     """
     cuda = [run.accelerator.device] if run.accelerator.device.type == "cuda" else []
     with torch.random.fork_rng(cuda), attach(network, provider) as handle, handle.probing():

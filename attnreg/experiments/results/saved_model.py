@@ -101,11 +101,7 @@ class SavedModel:
         return path, result
 
     def submit(self, folder: Path) -> dict[Path, int]:
-        """Write predictions on the test split of a GLUE task, as GLUE's server takes them.
-
-        The data is a folder with ``test``, or a single file. Returns the number of rows in each written file, such as
-        ``CoLA.tsv``.
-        """
+        """Write predictions on the test split of a GLUE task, as GLUE's server takes them; return how many by file."""
         task, source = self._task, self._folder
         files = submission_files(task.name)
         if source is not None and len(files) > 1 and Path(source).is_file():
@@ -119,11 +115,7 @@ class SavedModel:
         return {folder / file: len(rows) for file, rows in tests.items()}
 
     def predict(self, file: Path, split: str = "test") -> int:
-        """Write rows, which need no label, with the prediction for each; return their number.
-
-        ``file`` is ``.csv`` or ``.jsonl``; it gets all columns but that of labels. A prediction is a class name or a
-        number.
-        """
+        """Write all columns but that of labels, and a class name or number as prediction; return how many rows."""
         task = replace(self._task, labels=self._task.labels or self._classes)
         cls = kind_class(task.kind)
         if cls.reads_images or not (cls.one_class_per_row or cls.one_number_per_row):

@@ -45,10 +45,7 @@ STATE, TENSORS = "state.json", "tensors.safetensors"
 
 
 def write_state(folder: Path, step: int, state: Mapping[str, Any]) -> None:
-    """Write ``folder/step-N`` atomically, then remove older checkpoints.
-
-    The state is of nested dicts and lists of tensors, numbers, strings and ``None``.
-    """
+    """Write nested dicts and lists of tensors and plain values to ``folder/step-N``, then remove older checkpoints."""
     tensors: dict[str, Tensor] = {}
     plain = _split(state, tensors)
     path = folder / f"step-{step:07d}"
@@ -69,8 +66,7 @@ def recover_states(folder: Path) -> None:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """Read the newest checkpoint onto the CPU."""
-    paths = sorted(folder.glob("step-*"))
-    if not paths:
+    if not (paths := sorted(folder.glob("step-*"))):
         raise InputError(
             f"No checkpoint in {folder}, although the run has evaluations. Start it again in a new folder."
         )

@@ -146,11 +146,10 @@ class Run(Setup):
 
 def _arguments(method: Callable[..., Any]) -> set[str]:
     """Return the names of a method's arguments, with those that ``**options`` pass on; empty if that is unknown."""
-    found: set[str] = set()
     calls = [vars(cls).get("__init__") for cls in method.__mro__] if isinstance(method, type) else [method]
-    for call in calls:
-        known = {} if call is None else inspect.signature(call).parameters
-        found |= {name for name, each in known.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-        if known and not any(each.kind is each.VAR_KEYWORD for each in known.values()):
+    found = {"self"}
+    for known in (inspect.signature(call).parameters.values() for call in calls if call is not None):
+        found |= {each.name for each in known if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+        if not any(each.kind is each.VAR_KEYWORD for each in known):
             return found - {"self"}
     return set()

@@ -45,10 +45,8 @@ def plot_sample(run: RunReader, path: Path, layer: int) -> None:
     rows = kind.encode(splits.get("validation", splits.get("train"))).remove_columns(REFERENCE)
     number = next((i for i, ids in enumerate(rows["input_ids"]) if 8 <= kind.length(ids) <= LONGEST_SAMPLE), 0)
     batch = kind.collate([rows[number]])
-    choice = 0
-    if task.choices:
-        with torch.no_grad():
-            choice = int(model.eval()(**batch).logits.argmax())
+    with torch.no_grad():
+        choice = int(model.eval()(**batch).logits.argmax()) if task.choices else 0
     ids = batch["input_ids"].reshape(-1, batch["input_ids"].shape[-1])[choice]
     length = int(batch["attention_mask"].reshape(-1, len(ids))[choice].nonzero().max()) + 1
     tokens = tokenizer.convert_ids_to_tokens(ids[:length])
@@ -78,8 +76,7 @@ class _Watched(MaskProvider):
 
     def __init__(self, provider: Regularizer) -> None:
         super().__init__()
-        self.provider = provider
-        self.label = ""
+        self.provider, self.label = provider, ""
         self.site: AttentionSite | None = None
         self.mask: Mask | None = None
 
@@ -156,7 +153,7 @@ def _matrix(axes: Any, values: Tensor, colors: str, tokens: Sequence[str], title
     axes.set_title(title)
     axes.set_xticks(range(len(tokens)), tokens, rotation=90)
     axes.set_yticks(range(len(tokens)), tokens if with_rows else [])
-    axes.set_xticks([n - 0.5 for n in range(1, len(tokens))], minor=True)
-    axes.set_yticks([n - 0.5 for n in range(1, len(tokens))], minor=True)
+    for set_ticks in (axes.set_xticks, axes.set_yticks):
+        set_ticks([n - 0.5 for n in range(1, len(tokens))], minor=True)
     axes.grid(which="minor", color="#e0e0e0", lw=0.4)
     axes.tick_params(which="minor", length=0)

@@ -26,10 +26,7 @@ def plot_seeds(
     trivial: tuple[str, float] | None = None,
     bounds: tuple[float, float] = ANYTHING,
 ) -> None:
-    """Plot the scores of methods: seeds as points, mean and 95 % interval (Student's t) as a bar, within ``bounds``.
-
-    ``trivial`` is the name and the score of a predictor that ignores its input, drawn as a thin line.
-    """
+    """Plot scores: seeds as points, mean and 95 % interval (Student's t) as a bar, a trivial predictor as a line."""
     names = [folded(name) for name in scores]
     height = 0.9 + sum(0.45 + 0.14 * name.count("\n") for name in names)
     with picture(path, width=5.4, height=height, grid="x", published=True) as (axes,):
@@ -113,10 +110,7 @@ WITH_NUMBERS = 6
 
 
 def plot_confusion(counts: Mapping[str, NDArray[np.int64]], classes: Sequence[str], path: Path) -> None:
-    """Plot one confusion matrix per method, as the share of each true class.
-
-    The counts are numbers of rows by class (first) and predicted class (second), ``(C, C)``.
-    """
+    """Plot one confusion matrix per method, as the share of each true class; counts are by class, then prediction."""
     names = [folded(name) for name in counts]
     columns = min(2, len(names))
     rows = -(-len(names) // columns)
@@ -204,11 +198,7 @@ def plot_search(
 def plot_progress(
     complete: Sequence[tuple[int, float]], stopped: Sequence[tuple[int, float]], metric: str, seeds: int, path: Path
 ) -> None:
-    """Plot the mean score of each trial, and the best one so far as a line.
-
-    A trial is the number of runs when it ended, and its mean score: over all seeds if it is complete, or over fewer if
-    it was stopped early.
-    """
+    """Plot the mean score of each trial over the number of runs when it ended, and the best one so far as a line."""
     with picture(path, width=6.0, height=3.4, grid="y", published=True) as (axes,):
         if stopped:
             axes.plot(*zip(*stopped, strict=True), "x", color=COLORS[2], ms=6, label="stopped early (fewer seeds)")
