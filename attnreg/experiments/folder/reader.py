@@ -21,7 +21,8 @@ class RunReader:
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """The run's options; an error if the folder holds no run."""
-        if "recipe" not in (config := self._object("config.json") if (self.folder / "config.json").is_file() else {}):
+        config = self._object("config.json") if (self.folder / "config.json").is_file() else {}
+        if "recipe" not in config:
             raise InputError(f"Expected a run folder, got {self.folder}: it has no config.json with a run's options.")
         return config
 

@@ -93,7 +93,7 @@ class GroupedCommand(click.Command):
         """Write the options group by group."""
         groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
         named: dict[str, list[str]] = defaultdict(list)
-        for parameter in self.get_params(ctx):
+        for parameter in (each for each in self.get_params(ctx) if isinstance(each, click.Option)):
             record, group = parameter.get_help_record(ctx), getattr(parameter, "group", "Other")
             if record and getattr(parameter, "further", False) and not ctx.meta.get(_ALL):
                 named[group].append(parameter.opts[0])

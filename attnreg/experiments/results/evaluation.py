@@ -18,7 +18,6 @@ from attnreg.experiments.tasks.kinds.kind import IGNORED, Kind, Record
 from attnreg.injection import AttachHandle, attach
 from attnreg.outputs import rows_of
 from attnreg.regularizer.base import Regularizer
-from attnreg.training.method import Batch
 
 
 class Predictions(NamedTuple):
@@ -37,8 +36,10 @@ def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Acc
     mine = []
     for number in range(rank, len(labelled.batches), processes):
         batch = labelled.batches[number]
+        labels: Tensor | None = batch.get("labels")
         if kind.reading is None:
-            output, weight = network(**batch), _labels_in(batch)
+            output = network(**batch)
+            weight = rows_of(batch) if labels is None or labels.is_floating_point() else int((labels != IGNORED).sum())
         else:  # labels number the task's classes, which differ from the network's
             output, weight = network(**{name: tensor for name, tensor in batch.items() if name != "labels"}), 0
         loss = float(output.loss) * weight if weight else 0.0
@@ -78,13 +79,6 @@ def evaluate_all(
         for name, labelled in sets.items()
         for key, value in evaluate(network, labelled, kind, accelerator).items()
     }
-
-
-def _labels_in(batch: Batch) -> int:
-    labels: Tensor | None = batch.get("labels")
-    if labels is None:
-        return rows_of(batch)
-    return len(labels) if labels.is_floating_point() else int((labels != IGNORED).sum())
 
 
 class _Probed(nn.Module):

@@ -87,11 +87,12 @@ class SavedModel:
         path = _place(self.run / "evaluations", what, name, absolute(self._own_folder))
         if not (reader := RunReader(self.run)).finished:
             raise InputError(f"The run in {self.run} has not finished: continue it with --resume.")
+        asked = {"data_dir": self.data_dir, "split": split, "max_length": self.max_length, "classes": classes}
         result = {
             **what,
             # Runs of earlier versions saved the network of the best epoch, although they scored that of the last.
             "network": reader.result.get("returned", {"select": "best", "epoch": reader.result["best_epoch"]["epoch"]}),
-            "request": request(self.options, self.data_dir, split, self.max_length, classes),
+            "request": request(self.options, **asked),
             "rows": len(sets[""].references),
             "metrics": evaluate_all(model, sets, kind),
             "classes": kind.reading and dict(zip(self._classes, (task.labels[i] for i in kind.reading), strict=True)),
@@ -227,21 +228,11 @@ def _may_be_in(path: Path, what: Mapping[str, Any]) -> bool:
         return False
 
 
-def request(
-    options: Mapping[str, str | None],
-    data_dir: str | None,
-    split: str,
-    max_length: int | None,
-    classes: Mapping[str, str] | None,
-) -> dict[str, Any]:
-    """Return the arguments of :meth:`SavedModel.score` as they are written to its file."""
-    return {
-        "options": {name: value for name, value in options.items() if value is not None},
-        "data_dir": absolute(data_dir),
-        "split": split,
-        "max_length": max_length,
-        "classes": dict(classes or {}),
-    }
+def request(options: Mapping[str, str | None], **asked: Any) -> dict[str, Any]:
+    """Return what a model was asked to be scored on, as it is written to the file of the scores."""
+    given = {name: value for name, value in options.items() if value is not None}
+    folder, classes = absolute(asked["data_dir"]), dict(asked["classes"] or {})
+    return {"options": given, **asked, "data_dir": folder, "classes": classes}
 
 
 def absolute(folder: str | None) -> str | None:
