@@ -201,7 +201,9 @@ def test_a_report_may_compare_scores_on_further_data(tmp_path, monkeypatch):
             if run.method.name != "random":
                 score = 0.5 + 0.01 * run.seed * (1 + (run.method.name == "high"))
                 content = {
-                    "request": saved_model.request({"task": None}, None, "test", None, {}),
+                    "request": saved_model.request(
+                        {"task": None}, data_dir=None, split="test", max_length=None, classes={}
+                    ),
                     "metrics": {"accuracy": score},
                 }
                 (run.folder / "evaluations").mkdir()

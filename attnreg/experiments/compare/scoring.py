@@ -46,12 +46,13 @@ class Scoring:
         from attnreg.experiments.results.saved_model import request  # late: it imports torch
 
         path = run.folder / "evaluations" / f"{self._file}.json"
-        asked = {name: getattr(self, name) for name in ("data_dir", "split", "max_length", "classes")}
+        names = ("data_dir", "split", "max_length", "classes")
+        asked = request({"task": self.task}, **{name: getattr(self, name) for name in names})
         try:
             if not path.is_file():
                 return None
             content = json.loads(path.read_text(encoding="utf-8"))
-            return dict(content["metrics"]) if content.get("request") == request({"task": self.task}, **asked) else None
+            return dict(content["metrics"]) if content.get("request") == asked else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"Cannot read the evaluation {path}: {error!r}.") from error
 
